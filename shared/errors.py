@@ -1,0 +1,100 @@
+"""The errors Afterimage raises: each says what was wrong, which rule it broke, and what to do."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class AfterimageError(Exception):
+    """Base of every error Afterimage raises on purpose.
+
+    `code` is the gRPC status name that `shared.rpc` answers with; `retry_after_s` tells clients when to come back.
+    """
+
+    code: ClassVar[str] = "INTERNAL"
+
+    def __init__(self, message: str = "", *, retry_after_s: float | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or type(self).__name__).splitlines()[0])
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequestError(AfterimageError):
+    """A field of the request breaks a rule."""
+
+    code = "INVALID_ARGUMENT"
+
+    def __init__(self, field: str, rule: str, value: object = None) -> None:
+        shown = "" if value is None else f" (got {str(value)[:120]!r})"
+        super().__init__(f"{field}: {rule}{shown}")
+        self.field = field
+        self.rule = rule
+
+
+class NotFoundError(AfterimageError):
+    """Nothing is stored under this name."""
+
+    code = "NOT_FOUND"
+
+
+class ConflictError(AfterimageError):
+    """The same idempotency key came with another request."""
+
+    code = "ALREADY_EXISTS"
+
+
+class OverloadedError(AfterimageError):
+    """The service takes no more work now; come back after the stated delay."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+
+class StorageFullError(OverloadedError):
+    """The disk behind the data directory is full."""
+
+
+class UnavailableError(AfterimageError):
+    """A service this one needs does not answer."""
+
+    code = "UNAVAILABLE"
+
+
+class CancelledError(AfterimageError):
+    """The job was cancelled."""
+
+    code = "CANCELLED"
+
+
+class DeadlineError(AfterimageError):
+    """The deadline passed before the picture was done."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+class ConfigurationError(AfterimageError):
+    """The settings cannot work together; the message names the setting."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class CatalogVersionError(ConfigurationError):
+    """The catalog was written by a newer Afterimage than this one."""
+
+
+class DataDirectoryLockedError(ConfigurationError):
+    """Another process works in this data directory."""
+
+
+class ModelError(AfterimageError):
+    """A model cannot be loaded or cannot do what was asked."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class BlobMissingError(NotFoundError):
+    """The blob is not there (for the cache: a hole)."""
+
+
+class BlobCorruptError(AfterimageError):
+    """The blob's content does not have the hash it was stored under (for the cache: a hole)."""
+
+    code = "DATA_LOSS"

@@ -1,0 +1,341 @@
+"""The five nouns of Afterimage as frozen values: Request, Plan, Job, Entry, State (docs: The five nouns)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import TypeAdapter
+
+Vector = npt.NDArray[np.float32]
+"""A unit-length embedding, shape (dim,), float32."""
+
+
+class Modality(StrEnum):
+    IMAGE = "image"
+    VIDEO = "video"
+
+
+class CacheMode(StrEnum):
+    """What a request may do with the cache."""
+
+    AUTO = "auto"  # read and write
+    READ = "read"
+    WRITE = "write"
+    OFF = "off"
+
+
+class Scope(StrEnum):
+    """Who may start from an entry; reuse never crosses it."""
+
+    PRIVATE = "private"  # the same user of the same tenant
+    TENANT = "tenant"
+    PUBLIC = "public"
+
+
+class PlanSource(StrEnum):
+    """Where a picture starts."""
+
+    NOISE = "noise"
+    LATENT = "latent"
+    IMAGE = "image"
+    STITCHED = "stitched"
+    EXACT = "exact"
+
+
+class JobState(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def final(self) -> bool:
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Pixels, width × height."""
+
+    width: int
+    height: int
+
+    def __str__(self) -> str:
+        return f"{self.width}x{self.height}"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asked for, validated and with every default filled in (a Job keeps it unchanged)."""
+
+    prompt: str
+    size: Size
+    steps: int
+    guidance: float
+    seed: int
+    """Always set: drawn at random by the gateway when the client gave none."""
+    seed_given: bool = True
+    """False when the gateway drew the seed: such a request is never an exact repeat."""
+    negative_prompt: str = ""
+    modality: Modality = Modality.IMAGE
+    frames: int = 1
+    quality: str = "auto"
+    """`auto`, `large`, `small` or a model id."""
+    cache: CacheMode = CacheMode.AUTO
+    scope: Scope = Scope.TENANT
+    tenant: str = "default"
+    user: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+    """Relative to acceptance."""
+    drop_if_late: bool = False
+    savings: float = 0.5
+    """The savings ↔ quality knob, 0 = best quality … 1 = most steps saved; .5 is the profiled table (NIRVANA §5.3.1)."""
+    fresh_noise: float = 0.0
+    """Share of a reused state's noise replaced by the request's own, 0–1 (NIRVANA §9, image diversity)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """What one model may do with a plan: `model` starts after `start_step` of the request's T steps."""
+
+    model: str
+    start_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One thing the planner looked at, kept so that every choice can be read later."""
+
+    entry_id: str
+    kind: str
+    """latent | image | exact"""
+    similarity: float
+    wished_step: int
+    """K the table allows for this similarity (0: none)."""
+    start_step: int
+    """Largest K present and not above the wished one (0: a hole all the way down)."""
+    prompt: str = ""
+    chosen: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where to start, and why. A picture is a function of its request and its plan."""
+
+    source: PlanSource
+    model: str
+    """The model that draws it (later, with image hits that any model may run: the first of `may_run`)."""
+    start_step: int = 0
+    """Steps already behind the picture when it starts: K of T."""
+    entry_id: str = ""
+    state_key: str = ""
+    """Blob key of the state the picture starts from (empty from noise)."""
+    similarity: float = 0.0
+    capture_steps: tuple[int, ...] = ()
+    """Steps of T after which the latent is kept for the cache."""
+    may_run: tuple[ModelPlan, ...] = ()
+    fresh_noise: float = 0.0
+    noise_seed: int = 0
+    """Seed of the noise injected into a reused state."""
+    weights_hash: str = ""
+    """Weights of `model` when the plan was made; another hash at claim makes it a plan from noise."""
+    candidates: tuple[Candidate, ...] = ()
+    reason: str = ""
+    """One sentence for people."""
+    degraded: tuple[str, ...] = ()
+    """Every service or blob that was away, late or wrong, as `service: what happened`."""
+    predicted_hit: bool | None = None
+    """The match predictor's verdict; None when it was not asked."""
+    looked_up: bool = False
+    """Whether the index was searched."""
+    found: bool | None = None
+    """Whether the search found a similar enough entry; None when it was not searched."""
+    sampled: bool = False
+    """Looked up although a miss was predicted (so that recall is known), or drawn from noise although a hit (ε)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A latent kept during a run: `step` steps of T are behind it."""
+
+    step: int
+    key: str
+    bytes: int
+    codec: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds spent, by stage; each is monotonic-clock time inside one service."""
+
+    embed_s: float = 0.0
+    predict_s: float = 0.0
+    plan_s: float = 0.0
+    accept_s: float = 0.0
+    queue_s: float = 0.0
+    fetch_s: float = 0.0
+    encode_s: float = 0.0
+    denoise_s: float = 0.0
+    decode_s: float = 0.0
+    store_s: float = 0.0
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a finished job produced."""
+
+    picture_key: str
+    picture_sha256: str
+    picture_bytes: int
+    model: str
+    weights_hash: str
+    steps_run: int
+    timings: Timings = Timings()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A Request's life."""
+
+    id: str
+    request: Request
+    plan: Plan
+    state: JobState
+    attempt: int = 0
+    crashes: int = 0
+    worker: str = ""
+    lane: str = ""
+    error: str = ""
+    result: Result | None = None
+    created_at: float = 0.0
+    """Unix seconds by the catalog's clock."""
+    updated_at: float = 0.0
+    lease_until: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CompatKey:
+    """What must be equal for a latent of one request to start another (design §2, Compatibility)."""
+
+    weights_hash: str
+    sampler: str
+    """Name and configuration hash of the sampler."""
+    dtype: str
+    size: Size
+    steps: int
+    """The schedule. Not part of the filter key: a state after K of T steps also fits K' of T' where K/T = K'/T'
+    gives exactly the same noise level, which the planner checks."""
+
+    def __str__(self) -> str:
+        """The key that index searches filter by: everything but the schedule's length."""
+        return f"{self.weights_hash}/{self.sampler}/{self.dtype}/{self.size}"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One reusable piece of an Entry: the latent after `step` steps."""
+
+    entry_id: str
+    step: int
+    key: str
+    bytes: int
+    codec: str
+    sha256: str
+    uses: int = 0
+    created_at: float = 0.0
+    used_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One finished generation in the cache."""
+
+    id: str
+    job_id: str
+    prompt: str
+    tenant: str
+    user: str
+    scope: Scope
+    model: str
+    compat: CompatKey
+    exact_key: str
+    picture_key: str
+    picture_sha256: str
+    encoder_hash: str
+    created_at: float
+    states: tuple[State, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One answer of an index search."""
+
+    entry_id: str
+    similarity: float
+    """Cosine, re-scored in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFilter:
+    """Which entries a search may return: `compat` as str(CompatKey), `owners` the scope keys visible to the caller."""
+
+    compat: str = ""
+    owners: tuple[str, ...] = ()
+    encoder_hash: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexItem:
+    """What the index stores for an entry: its named vectors and what searches filter by."""
+
+    entry_id: str
+    vectors: dict[str, Vector] = field(default_factory=dict)
+    compat: str = ""
+    owner: str = ""
+    encoder_hash: str = ""
+
+
+def owner_key(scope: Scope, tenant: str, user: str) -> str:
+    """The scope key an entry is stored under; a caller sees `visible_owners`."""
+    match scope:
+        case Scope.PRIVATE:
+            return f"private:{tenant}:{user}"
+        case Scope.TENANT:
+            return f"tenant:{tenant}"
+        case Scope.PUBLIC:
+            return "public"
+
+
+def visible_owners(tenant: str, user: str) -> tuple[str, ...]:
+    """Every scope key this caller may start from."""
+    return tuple(owner_key(scope, tenant, user) for scope in Scope)
+
+
+T = TypeVar("T")
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+
+
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
+
+
+def to_json(value: object) -> bytes:
+    """A frozen value as JSON; `from_json` gives an equal one back."""
+    return _adapter(type(value)).dump_json(value)
+
+
+def from_json(kind: type[T], data: bytes | str) -> T:
+    """The value that `to_json` wrote; raises pydantic.ValidationError for anything else."""
+    return _adapter(kind).validate_json(data)
