@@ -1,0 +1,30 @@
+"""The small world that the bundled models draw: scenes, their captions, and edits that change one thing at a time."""
+
+from shared.scenes.edits import EDITS, edit
+from shared.scenes.grammar import (
+    ATTRIBUTES,
+    VALUES,
+    WORDINGS,
+    Scene,
+    all_held_out,
+    all_triples,
+    caption,
+    held_out,
+    known_words,
+    random_scene,
+)
+
+__all__ = [
+    "ATTRIBUTES",
+    "EDITS",
+    "VALUES",
+    "WORDINGS",
+    "Scene",
+    "all_held_out",
+    "all_triples",
+    "caption",
+    "edit",
+    "held_out",
+    "known_words",
+    "random_scene",
+]

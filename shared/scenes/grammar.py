@@ -1,0 +1,200 @@
+"""What a scene can be, how it is said in words, and which combinations no model is ever trained on."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import product
+from types import MappingProxyType
+
+OBJECTS = (
+    "fox", "dog", "panda", "rabbit", "frog", "penguin", "elephant", "whale", "fish", "turtle", "butterfly", "snail",
+    "duck", "car", "bus", "rocket", "sailboat", "umbrella", "balloon", "house", "castle", "tree", "mushroom",
+    "sunflower", "hamburger", "cupcake", "donut", "snowman", "robot", "ghost", "star", "heart", "gift", "crown", "hat",
+    "moon",
+)  # fmt: skip
+COUNTS = (1, 2, 3)
+COLOURS = ("natural", "red", "yellow", "green", "blue", "purple", "black")
+SIZES = ("small", "medium", "large")
+POSITIONS = ("left", "centre", "right")
+BACKGROUNDS = ("beach", "desert", "snow", "meadow", "mountains", "forest", "city", "clouds", "room", "underwater")
+LIGHTS = ("day", "sunset", "night")
+STYLES = ("3d", "pixel", "sketch", "watercolour")
+
+VALUES: Mapping[str, tuple[str | int, ...]] = MappingProxyType(
+    {
+        "object": OBJECTS,
+        "count": COUNTS,
+        "colour": COLOURS,
+        "size": SIZES,
+        "position": POSITIONS,
+        "background": BACKGROUNDS,
+        "light": LIGHTS,
+        "style": STYLES,
+    }
+)
+"""Every attribute of a scene and the values it takes, in the order of the fields of `Scene`."""
+
+ATTRIBUTES = tuple(VALUES)
+
+HELD_OUT_SHARE = 0.10
+
+_IRREGULAR = {"fox": "foxes", "butterfly": "butterflies", "fish": "fish", "bus": "buses"}
+_COUNT_WORDS = {2: ("two", "a pair of", "2"), 3: ("three", "a group of three", "3")}
+_SIZE_WORDS = {"small": ("small", "little", "tiny"), "medium": ("", "medium", ""), "large": ("large", "big", "huge")}
+_POSITION_WORDS = {
+    "left": ("on the left", "on the left side", "at the left"),
+    "centre": ("", "in the middle", "in the centre"),
+    "right": ("on the right", "on the right side", "at the right"),
+}
+_BACKGROUND_WORDS = {
+    "beach": ("on a beach", "on the beach", "at the beach"),
+    "desert": ("in the desert", "in a desert", "in a sandy desert"),
+    "snow": ("in the snow", "in a snowy field", "in deep snow"),
+    "meadow": ("in a meadow", "in a green meadow", "on the grass of a meadow"),
+    "mountains": ("in the mountains", "in front of mountains", "near the mountains"),
+    "forest": ("in a forest", "in the forest", "in a forest of firs"),
+    "city": ("in a city", "in the city", "on a city street"),
+    "clouds": ("above the clouds", "in the clouds", "on the clouds"),
+    "room": ("in a room", "in a living room", "inside a room"),
+    "underwater": ("under water", "underwater", "under the sea"),
+}
+_LIGHT_WORDS = {
+    "day": ("", "by day", "in daylight"),
+    "sunset": ("at sunset", "in the evening sun", "at dusk"),
+    "night": ("at night", "by night", "in the dark of night"),
+}
+_STYLE_WORDS = {
+    "3d": ("", "3d render", "3d picture"),
+    "pixel": ("pixel art", "8-bit pixel art", "pixel graphics"),
+    "sketch": ("pencil sketch", "pencil drawing", "sketch"),
+    "watercolour": ("watercolour", "watercolour painting", "watercolor"),
+}
+_ORDERS = (
+    ("things", "position", "background", "light", ",style"),
+    ("style of", "things", "background", "light", ",position"),
+    ("things", "background", "position", ",light", ",style"),
+    ("background", ",things", "position", "light", ",style"),
+    ("light", "background", ",things", "position", ",style"),
+    ("style of", "things", "position", "light", "background"),
+)
+"""Orders of the parts of a caption; a comma stands for itself, `style of` for "a … of"."""
+
+WORDINGS = len(_ORDERS) * 3
+"""How many wordings `caption` knows; wording 0 is the plainest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One picture's content; every field takes one of `VALUES`."""
+
+    object: str
+    count: int = 1
+    colour: str = "natural"
+    size: str = "medium"
+    position: str = "centre"
+    background: str = "meadow"
+    light: str = "day"
+    style: str = "3d"
+
+    def __post_init__(self) -> None:
+        for name, allowed in VALUES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"scene {name} must be one of {allowed}, not {getattr(self, name)!r}")
+
+    def labels(self) -> dict[str, int]:
+        """The index of each attribute's value in `VALUES`."""
+        return {name: allowed.index(getattr(self, name)) for name, allowed in VALUES.items()}
+
+
+def caption(scene: Scene, wording: int = 0) -> str:
+    """Say a scene in words, in one of `WORDINGS` ways; what goes unsaid is the default of `Scene`.
+
+    Every wording names every attribute that differs from its default; count 1, natural colour, and (in some
+    wordings) medium, centre, day and 3d are silent.
+    """
+    order, pick = _ORDERS[wording % len(_ORDERS)], wording // len(_ORDERS) % 3
+    size = _SIZE_WORDS[scene.size][pick]
+    colour = "" if scene.colour == "natural" else scene.colour
+    style = _STYLE_WORDS[scene.style][pick]
+    parts = {
+        "things": _things(scene, size, colour, pick),
+        "position": _POSITION_WORDS[scene.position][pick],
+        "background": _BACKGROUND_WORDS[scene.background][pick],
+        "light": _LIGHT_WORDS[scene.light][pick],
+        "style": style,
+        "style of": f"{_article(style)} {style} of" if style else "",
+    }
+    text = ""
+    for slot in order:
+        words = parts[slot.removeprefix(",")]
+        if words:
+            text += (", " if slot.startswith(",") and text else " ") + words
+    return text.strip()
+
+
+def random_scene(rng: random.Random, natural_share: float = 1 / len(COLOURS)) -> Scene:
+    """Draw a scene, every value of every attribute equally likely but for natural colour's own share."""
+    natural = rng.random() < natural_share
+    return Scene(
+        object=rng.choice(OBJECTS),
+        count=rng.choice(COUNTS),
+        colour="natural" if natural else rng.choice(COLOURS[1:]),
+        size=rng.choice(SIZES),
+        position=rng.choice(POSITIONS),
+        background=rng.choice(BACKGROUNDS),
+        light=rng.choice(LIGHTS),
+        style=rng.choice(STYLES),
+    )
+
+
+def held_out(scene: Scene) -> bool:
+    """Whether a scene's object × background × style combination is kept from every training run."""
+    return _triple_held_out(scene.object, scene.background, scene.style)
+
+
+def all_triples() -> list[tuple[str, str, str]]:
+    """Every (object, background, style)."""
+    return list(product(OBJECTS, BACKGROUNDS, STYLES))
+
+
+def all_held_out() -> list[tuple[str, str, str]]:
+    """The (object, background, style) combinations that no model is trained on, about a tenth of all."""
+    return [triple for triple in all_triples() if _triple_held_out(*triple)]
+
+
+def known_words() -> list[str]:
+    """Every word that some wording of some scene uses, sorted, in lower case."""
+    tables: Sequence[Mapping[str, Sequence[str]]] = (_SIZE_WORDS, _POSITION_WORDS, _BACKGROUND_WORDS, _LIGHT_WORDS)
+    phrases = [phrase for table in tables for choices in table.values() for phrase in choices]
+    phrases += [phrase for choices in _STYLE_WORDS.values() for phrase in choices]
+    phrases += [phrase for choices in _COUNT_WORDS.values() for phrase in choices]
+    phrases += [*OBJECTS, *(_plural(name) for name in OBJECTS), *COLOURS[1:], "a", "an", "of"]
+    return sorted({word for phrase in phrases for word in re.findall(r"[a-z0-9]+", phrase.lower())})
+
+
+def _triple_held_out(*triple: str) -> bool:
+    digest = hashlib.sha256("|".join(triple).encode()).digest()
+    return int.from_bytes(digest[:4], "big") / 2**32 < HELD_OUT_SHARE
+
+
+def _things(scene: Scene, size: str, colour: str, pick: int) -> str:
+    adjectives = [word for word in (size, colour) if word]
+    if scene.count == 1:
+        words = " ".join([*adjectives, scene.object])
+        return f"{_article(words)} {words}"
+    return " ".join([_COUNT_WORDS[scene.count][pick], *adjectives, _plural(scene.object)])
+
+
+def _article(words: str) -> str:
+    return "an" if words[:1] in "aeiou8" else "a"
+
+
+def _plural(name: str) -> str:
+    return _IRREGULAR.get(name, name + "s")
+
+
+assert tuple(field.name for field in fields(Scene)) == ATTRIBUTES
