@@ -136,7 +136,9 @@ class Plan:
     """Steps already behind the picture when it starts: K of T."""
     entry_id: str = ""
     state_key: str = ""
-    """Blob key of the state the picture starts from (empty from noise)."""
+    """Blob key of the state the picture starts from (empty from noise); of the picture itself for an exact repeat."""
+    state_sha256: str = ""
+    state_codec: str = ""
     similarity: float = 0.0
     capture_steps: tuple[int, ...] = ()
     """Steps of T after which the latent is kept for the cache."""
@@ -159,6 +161,24 @@ class Plan:
     """Whether the search found a similar enough entry; None when it was not searched."""
     sampled: bool = False
     """Looked up although a miss was predicted (so that recall is known), or drawn from noise although a hit (ε)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompatKey:
+    """What must be equal for a latent of one request to start another (design §2, Compatibility)."""
+
+    weights_hash: str
+    sampler: str
+    """Name and configuration hash of the sampler."""
+    dtype: str
+    size: Size
+    steps: int
+    """The schedule. Not part of the filter key: a state after K of T steps also fits K' of T' where K/T = K'/T'
+    gives exactly the same noise level, which the planner checks."""
+
+    def __str__(self) -> str:
+        """The key that index searches filter by: everything but the schedule's length."""
+        return f"{self.weights_hash}/{self.sampler}/{self.dtype}/{self.size}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +221,9 @@ class Result:
     steps_run: int
     timings: Timings = Timings()
     warnings: tuple[str, ...] = ()
+    captured: tuple[Captured, ...] = ()
+    compat: CompatKey | None = None
+    """What the captured states fit; None where nothing was captured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,24 +244,13 @@ class Job:
     """Unix seconds by the catalog's clock."""
     updated_at: float = 0.0
     lease_until: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class CompatKey:
-    """What must be equal for a latent of one request to start another (design §2, Compatibility)."""
-
-    weights_hash: str
-    sampler: str
-    """Name and configuration hash of the sampler."""
-    dtype: str
-    size: Size
-    steps: int
-    """The schedule. Not part of the filter key: a state after K of T steps also fits K' of T' where K/T = K'/T'
-    gives exactly the same noise level, which the planner checks."""
-
-    def __str__(self) -> str:
-        """The key that index searches filter by: everything but the schedule's length."""
-        return f"{self.weights_hash}/{self.sampler}/{self.dtype}/{self.size}"
+    vector: bytes = b""
+    """The prompt's embedding (float32, little endian), so that a cache entry can be made from the row alone."""
+    encoder_hash: str = ""
+    exact_key: str = ""
+    checkpoint_key: str = ""
+    checkpoint_step: int = 0
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +315,16 @@ class IndexItem:
     compat: str = ""
     owner: str = ""
     encoder_hash: str = ""
+
+
+def vector_bytes(vector: Vector) -> bytes:
+    """float32, little endian: how embeddings travel in messages and rows."""
+    return np.ascontiguousarray(vector, dtype="<f4").tobytes()
+
+
+def vector_from(data: bytes) -> Vector:
+    """The embedding that `vector_bytes` wrote, shape (dim,)."""
+    return np.frombuffer(data, dtype="<f4").astype(np.float32)
 
 
 def owner_key(scope: Scope, tenant: str, user: str) -> str:

@@ -20,9 +20,7 @@ def edit(scene: Scene, kind: str, rng: random.Random) -> Scene:
         return scene
     if kind == "unrelated":
         other = random_scene(rng)
-        return replace(
-            other, object=_another(scene, "object", rng), background=_another(scene, "background", rng)
-        )
+        return replace(other, object=_another(scene, "object", rng), background=_another(scene, "background", rng))
     if kind not in EDITS:
         raise ValueError(f"kind of edit must be one of {EDITS}, not {kind!r}")
     return replace(scene, **{kind: _another(scene, kind, rng)})  # type: ignore[arg-type]  # one table, two value types

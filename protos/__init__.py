@@ -1,0 +1,1 @@
+"""The wire contract: one .proto per service, generated code beside it (`make protos`)."""

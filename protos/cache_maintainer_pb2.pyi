@@ -1,0 +1,125 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StatsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatsResponse(_message.Message):
+    __slots__ = ("entries", "states", "bytes", "max_bytes", "policy", "inserted", "evicted", "holes", "states_by_step", "uses_by_step")
+    class StatesByStepEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class UsesByStepEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    INSERTED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    HOLES_FIELD_NUMBER: _ClassVar[int]
+    STATES_BY_STEP_FIELD_NUMBER: _ClassVar[int]
+    USES_BY_STEP_FIELD_NUMBER: _ClassVar[int]
+    entries: int
+    states: int
+    bytes: int
+    max_bytes: int
+    policy: str
+    inserted: int
+    evicted: int
+    holes: int
+    states_by_step: _containers.ScalarMap[int, int]
+    uses_by_step: _containers.ScalarMap[int, int]
+    def __init__(self, entries: _Optional[int] = ..., states: _Optional[int] = ..., bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., policy: _Optional[str] = ..., inserted: _Optional[int] = ..., evicted: _Optional[int] = ..., holes: _Optional[int] = ..., states_by_step: _Optional[_Mapping[int, int]] = ..., uses_by_step: _Optional[_Mapping[int, int]] = ...) -> None: ...
+
+class PurgeRequest(_message.Message):
+    __slots__ = ("entry_id", "tenant", "model", "everything")
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    EVERYTHING_FIELD_NUMBER: _ClassVar[int]
+    entry_id: str
+    tenant: str
+    model: str
+    everything: bool
+    def __init__(self, entry_id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., everything: bool = ...) -> None: ...
+
+class PurgeResponse(_message.Message):
+    __slots__ = ("entries", "states", "bytes")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    entries: int
+    states: int
+    bytes: int
+    def __init__(self, entries: _Optional[int] = ..., states: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class InspectRequest(_message.Message):
+    __slots__ = ("entry_id", "page_size", "page_token")
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    entry_id: str
+    page_size: int
+    page_token: str
+    def __init__(self, entry_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class InspectResponse(_message.Message):
+    __slots__ = ("entries", "next_page_token")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[Entry]
+    next_page_token: str
+    def __init__(self, entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class Entry(_message.Message):
+    __slots__ = ("id", "prompt", "tenant", "model", "width", "height", "steps", "created_at", "states")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    prompt: str
+    tenant: str
+    model: str
+    width: int
+    height: int
+    steps: int
+    created_at: float
+    states: _containers.RepeatedCompositeFieldContainer[State]
+    def __init__(self, id: _Optional[str] = ..., prompt: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., steps: _Optional[int] = ..., created_at: _Optional[float] = ..., states: _Optional[_Iterable[_Union[State, _Mapping]]] = ...) -> None: ...
+
+class State(_message.Message):
+    __slots__ = ("step", "bytes", "uses", "codec", "score")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    USES_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    bytes: int
+    uses: int
+    codec: str
+    score: float
+    def __init__(self, step: _Optional[int] = ..., bytes: _Optional[int] = ..., uses: _Optional[int] = ..., codec: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...

@@ -1,0 +1,251 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class CacheMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CACHE_MODE_UNSPECIFIED: _ClassVar[CacheMode]
+    CACHE_MODE_AUTO: _ClassVar[CacheMode]
+    CACHE_MODE_READ: _ClassVar[CacheMode]
+    CACHE_MODE_WRITE: _ClassVar[CacheMode]
+    CACHE_MODE_OFF: _ClassVar[CacheMode]
+
+class Scope(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SCOPE_UNSPECIFIED: _ClassVar[Scope]
+    SCOPE_PRIVATE: _ClassVar[Scope]
+    SCOPE_TENANT: _ClassVar[Scope]
+    SCOPE_PUBLIC: _ClassVar[Scope]
+
+class Modality(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MODALITY_UNSPECIFIED: _ClassVar[Modality]
+    MODALITY_IMAGE: _ClassVar[Modality]
+    MODALITY_VIDEO: _ClassVar[Modality]
+
+class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    JOB_STATE_UNSPECIFIED: _ClassVar[JobState]
+    JOB_STATE_QUEUED: _ClassVar[JobState]
+    JOB_STATE_RUNNING: _ClassVar[JobState]
+    JOB_STATE_SUCCEEDED: _ClassVar[JobState]
+    JOB_STATE_FAILED: _ClassVar[JobState]
+    JOB_STATE_CANCELLED: _ClassVar[JobState]
+
+class PlanSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PLAN_SOURCE_UNSPECIFIED: _ClassVar[PlanSource]
+    PLAN_SOURCE_NOISE: _ClassVar[PlanSource]
+    PLAN_SOURCE_LATENT: _ClassVar[PlanSource]
+    PLAN_SOURCE_IMAGE: _ClassVar[PlanSource]
+    PLAN_SOURCE_STITCHED: _ClassVar[PlanSource]
+    PLAN_SOURCE_EXACT: _ClassVar[PlanSource]
+CACHE_MODE_UNSPECIFIED: CacheMode
+CACHE_MODE_AUTO: CacheMode
+CACHE_MODE_READ: CacheMode
+CACHE_MODE_WRITE: CacheMode
+CACHE_MODE_OFF: CacheMode
+SCOPE_UNSPECIFIED: Scope
+SCOPE_PRIVATE: Scope
+SCOPE_TENANT: Scope
+SCOPE_PUBLIC: Scope
+MODALITY_UNSPECIFIED: Modality
+MODALITY_IMAGE: Modality
+MODALITY_VIDEO: Modality
+JOB_STATE_UNSPECIFIED: JobState
+JOB_STATE_QUEUED: JobState
+JOB_STATE_RUNNING: JobState
+JOB_STATE_SUCCEEDED: JobState
+JOB_STATE_FAILED: JobState
+JOB_STATE_CANCELLED: JobState
+PLAN_SOURCE_UNSPECIFIED: PlanSource
+PLAN_SOURCE_NOISE: PlanSource
+PLAN_SOURCE_LATENT: PlanSource
+PLAN_SOURCE_IMAGE: PlanSource
+PLAN_SOURCE_STITCHED: PlanSource
+PLAN_SOURCE_EXACT: PlanSource
+
+class Size(_message.Message):
+    __slots__ = ("width", "height")
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    width: int
+    height: int
+    def __init__(self, width: _Optional[int] = ..., height: _Optional[int] = ...) -> None: ...
+
+class Request(_message.Message):
+    __slots__ = ("prompt", "negative_prompt", "width", "height", "frames", "steps", "guidance", "seed", "quality", "modality", "cache", "scope", "priority", "deadline_s", "drop_if_late", "savings", "fresh_noise", "user")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVE_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    GUIDANCE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    QUALITY_FIELD_NUMBER: _ClassVar[int]
+    MODALITY_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    DROP_IF_LATE_FIELD_NUMBER: _ClassVar[int]
+    SAVINGS_FIELD_NUMBER: _ClassVar[int]
+    FRESH_NOISE_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    prompt: str
+    negative_prompt: str
+    width: int
+    height: int
+    frames: int
+    steps: int
+    guidance: float
+    seed: int
+    quality: str
+    modality: Modality
+    cache: CacheMode
+    scope: Scope
+    priority: int
+    deadline_s: float
+    drop_if_late: bool
+    savings: float
+    fresh_noise: float
+    user: str
+    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., steps: _Optional[int] = ..., guidance: _Optional[float] = ..., seed: _Optional[int] = ..., quality: _Optional[str] = ..., modality: _Optional[_Union[Modality, str]] = ..., cache: _Optional[_Union[CacheMode, str]] = ..., scope: _Optional[_Union[Scope, str]] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., drop_if_late: bool = ..., savings: _Optional[float] = ..., fresh_noise: _Optional[float] = ..., user: _Optional[str] = ...) -> None: ...
+
+class ModelPlan(_message.Message):
+    __slots__ = ("model", "start_step")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    START_STEP_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    start_step: int
+    def __init__(self, model: _Optional[str] = ..., start_step: _Optional[int] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("entry_id", "kind", "similarity", "wished_step", "start_step", "prompt", "chosen", "reason")
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SIMILARITY_FIELD_NUMBER: _ClassVar[int]
+    WISHED_STEP_FIELD_NUMBER: _ClassVar[int]
+    START_STEP_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    entry_id: str
+    kind: str
+    similarity: float
+    wished_step: int
+    start_step: int
+    prompt: str
+    chosen: bool
+    reason: str
+    def __init__(self, entry_id: _Optional[str] = ..., kind: _Optional[str] = ..., similarity: _Optional[float] = ..., wished_step: _Optional[int] = ..., start_step: _Optional[int] = ..., prompt: _Optional[str] = ..., chosen: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("source", "model", "start_step", "entry_id", "state_key", "similarity", "capture_steps", "may_run", "fresh_noise", "noise_seed", "weights_hash", "candidates", "reason", "degraded", "predicted_hit", "looked_up", "found", "sampled", "state_sha256", "state_codec")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    START_STEP_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_KEY_FIELD_NUMBER: _ClassVar[int]
+    SIMILARITY_FIELD_NUMBER: _ClassVar[int]
+    CAPTURE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    MAY_RUN_FIELD_NUMBER: _ClassVar[int]
+    FRESH_NOISE_FIELD_NUMBER: _ClassVar[int]
+    NOISE_SEED_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_HASH_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_HIT_FIELD_NUMBER: _ClassVar[int]
+    LOOKED_UP_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_FIELD_NUMBER: _ClassVar[int]
+    STATE_SHA256_FIELD_NUMBER: _ClassVar[int]
+    STATE_CODEC_FIELD_NUMBER: _ClassVar[int]
+    source: PlanSource
+    model: str
+    start_step: int
+    entry_id: str
+    state_key: str
+    similarity: float
+    capture_steps: _containers.RepeatedScalarFieldContainer[int]
+    may_run: _containers.RepeatedCompositeFieldContainer[ModelPlan]
+    fresh_noise: float
+    noise_seed: int
+    weights_hash: str
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    reason: str
+    degraded: _containers.RepeatedScalarFieldContainer[str]
+    predicted_hit: bool
+    looked_up: bool
+    found: bool
+    sampled: bool
+    state_sha256: str
+    state_codec: str
+    def __init__(self, source: _Optional[_Union[PlanSource, str]] = ..., model: _Optional[str] = ..., start_step: _Optional[int] = ..., entry_id: _Optional[str] = ..., state_key: _Optional[str] = ..., similarity: _Optional[float] = ..., capture_steps: _Optional[_Iterable[int]] = ..., may_run: _Optional[_Iterable[_Union[ModelPlan, _Mapping]]] = ..., fresh_noise: _Optional[float] = ..., noise_seed: _Optional[int] = ..., weights_hash: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., reason: _Optional[str] = ..., degraded: _Optional[_Iterable[str]] = ..., predicted_hit: bool = ..., looked_up: bool = ..., found: bool = ..., sampled: bool = ..., state_sha256: _Optional[str] = ..., state_codec: _Optional[str] = ...) -> None: ...
+
+class Timings(_message.Message):
+    __slots__ = ("embed_s", "predict_s", "plan_s", "accept_s", "queue_s", "fetch_s", "encode_s", "denoise_s", "decode_s", "store_s", "total_s")
+    EMBED_S_FIELD_NUMBER: _ClassVar[int]
+    PREDICT_S_FIELD_NUMBER: _ClassVar[int]
+    PLAN_S_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_S_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    FETCH_S_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_S_FIELD_NUMBER: _ClassVar[int]
+    DENOISE_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    STORE_S_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_S_FIELD_NUMBER: _ClassVar[int]
+    embed_s: float
+    predict_s: float
+    plan_s: float
+    accept_s: float
+    queue_s: float
+    fetch_s: float
+    encode_s: float
+    denoise_s: float
+    decode_s: float
+    store_s: float
+    total_s: float
+    def __init__(self, embed_s: _Optional[float] = ..., predict_s: _Optional[float] = ..., plan_s: _Optional[float] = ..., accept_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., fetch_s: _Optional[float] = ..., encode_s: _Optional[float] = ..., denoise_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., store_s: _Optional[float] = ..., total_s: _Optional[float] = ...) -> None: ...
+
+class Job(_message.Message):
+    __slots__ = ("id", "state", "request", "plan", "attempt", "error", "model", "steps_run", "timings", "warnings", "created_at", "updated_at", "seed_given", "picture_bytes", "picture_sha256")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    STEPS_RUN_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    UPDATED_AT_FIELD_NUMBER: _ClassVar[int]
+    SEED_GIVEN_FIELD_NUMBER: _ClassVar[int]
+    PICTURE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PICTURE_SHA256_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    state: JobState
+    request: Request
+    plan: Plan
+    attempt: int
+    error: str
+    model: str
+    steps_run: int
+    timings: Timings
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    created_at: float
+    updated_at: float
+    seed_given: bool
+    picture_bytes: int
+    picture_sha256: str
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., model: _Optional[str] = ..., steps_run: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ..., created_at: _Optional[float] = ..., updated_at: _Optional[float] = ..., seed_given: bool = ..., picture_bytes: _Optional[int] = ..., picture_sha256: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,49 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Embedding(_message.Message):
+    __slots__ = ("vector", "unknown_words", "truncated")
+    VECTOR_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_WORDS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    vector: bytes
+    unknown_words: _containers.RepeatedScalarFieldContainer[str]
+    truncated: bool
+    def __init__(self, vector: _Optional[bytes] = ..., unknown_words: _Optional[_Iterable[str]] = ..., truncated: bool = ...) -> None: ...
+
+class EmbedTextRequest(_message.Message):
+    __slots__ = ("texts",)
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EmbedTextResponse(_message.Message):
+    __slots__ = ("embeddings", "encoder_hash", "encode_s")
+    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_HASH_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_S_FIELD_NUMBER: _ClassVar[int]
+    embeddings: _containers.RepeatedCompositeFieldContainer[Embedding]
+    encoder_hash: str
+    encode_s: float
+    def __init__(self, embeddings: _Optional[_Iterable[_Union[Embedding, _Mapping]]] = ..., encoder_hash: _Optional[str] = ..., encode_s: _Optional[float] = ...) -> None: ...
+
+class EmbedImageRequest(_message.Message):
+    __slots__ = ("images",)
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    images: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, images: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class EmbedImageResponse(_message.Message):
+    __slots__ = ("embeddings", "encoder_hash", "encode_s")
+    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_HASH_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_S_FIELD_NUMBER: _ClassVar[int]
+    embeddings: _containers.RepeatedCompositeFieldContainer[Embedding]
+    encoder_hash: str
+    encode_s: float
+    def __init__(self, embeddings: _Optional[_Iterable[_Union[Embedding, _Mapping]]] = ..., encoder_hash: _Optional[str] = ..., encode_s: _Optional[float] = ...) -> None: ...

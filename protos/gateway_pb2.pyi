@@ -1,0 +1,110 @@
+from protos import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: _common_pb2.Request
+    def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ...) -> None: ...
+
+class GenerateResponse(_message.Message):
+    __slots__ = ("job", "picture")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PICTURE_FIELD_NUMBER: _ClassVar[int]
+    job: _common_pb2.Job
+    picture: bytes
+    def __init__(self, job: _Optional[_Union[_common_pb2.Job, _Mapping]] = ..., picture: _Optional[bytes] = ...) -> None: ...
+
+class GenerateStreamRequest(_message.Message):
+    __slots__ = ("request", "previews")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PREVIEWS_FIELD_NUMBER: _ClassVar[int]
+    request: _common_pb2.Request
+    previews: bool
+    def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ..., previews: bool = ...) -> None: ...
+
+class GenerateStreamResponse(_message.Message):
+    __slots__ = ("accepted", "progress", "result")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    accepted: Accepted
+    progress: Progress
+    result: GenerateResponse
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., result: _Optional[_Union[GenerateResponse, _Mapping]] = ...) -> None: ...
+
+class Accepted(_message.Message):
+    __slots__ = ("job_id", "queue_position", "plan")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_POSITION_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    queue_position: int
+    plan: _common_pb2.Plan
+    def __init__(self, job_id: _Optional[str] = ..., queue_position: _Optional[int] = ..., plan: _Optional[_Union[_common_pb2.Plan, _Mapping]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("job_id", "step", "steps", "preview", "queue_position")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    PREVIEW_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_POSITION_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    step: int
+    steps: int
+    preview: bytes
+    queue_position: int
+    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., preview: _Optional[bytes] = ..., queue_position: _Optional[int] = ...) -> None: ...
+
+class GetJobRequest(_message.Message):
+    __slots__ = ("job_id", "picture")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    PICTURE_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    picture: bool
+    def __init__(self, job_id: _Optional[str] = ..., picture: bool = ...) -> None: ...
+
+class GetJobResponse(_message.Message):
+    __slots__ = ("job", "picture")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PICTURE_FIELD_NUMBER: _ClassVar[int]
+    job: _common_pb2.Job
+    picture: bytes
+    def __init__(self, job: _Optional[_Union[_common_pb2.Job, _Mapping]] = ..., picture: _Optional[bytes] = ...) -> None: ...
+
+class ListJobsRequest(_message.Message):
+    __slots__ = ("state", "page_size", "page_token")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    state: _common_pb2.JobState
+    page_size: int
+    page_token: str
+    def __init__(self, state: _Optional[_Union[_common_pb2.JobState, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListJobsResponse(_message.Message):
+    __slots__ = ("jobs", "next_page_token")
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.Job]
+    next_page_token: str
+    def __init__(self, jobs: _Optional[_Iterable[_Union[_common_pb2.Job, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class CancelJobRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class CancelJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: _common_pb2.Job
+    def __init__(self, job: _Optional[_Union[_common_pb2.Job, _Mapping]] = ...) -> None: ...

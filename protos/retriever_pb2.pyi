@@ -1,0 +1,31 @@
+from protos import common_pb2 as _common_pb2
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PlanRequest(_message.Message):
+    __slots__ = ("request", "tenant", "seed_given", "vector", "encoder_hash", "predicted_hit", "model")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SEED_GIVEN_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_HASH_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_HIT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    request: _common_pb2.Request
+    tenant: str
+    seed_given: bool
+    vector: bytes
+    encoder_hash: str
+    predicted_hit: bool
+    model: str
+    def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ..., tenant: _Optional[str] = ..., seed_given: bool = ..., vector: _Optional[bytes] = ..., encoder_hash: _Optional[str] = ..., predicted_hit: bool = ..., model: _Optional[str] = ...) -> None: ...
+
+class PlanResponse(_message.Message):
+    __slots__ = ("plan",)
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    plan: _common_pb2.Plan
+    def __init__(self, plan: _Optional[_Union[_common_pb2.Plan, _Mapping]] = ...) -> None: ...
