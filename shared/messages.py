@@ -39,7 +39,7 @@ class JobCancelled:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`step` of `steps` are behind the picture; `preview` is the blob-free small latent preview, base64 PNG or empty."""
+    """`step` of `steps` are behind the picture; `preview` is a small base64 PNG made from the latent, or empty."""
 
     job_id: str
     step: int

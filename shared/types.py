@@ -95,7 +95,7 @@ class Request:
     """Relative to acceptance."""
     drop_if_late: bool = False
     savings: float = 0.5
-    """The savings ↔ quality knob, 0 = best quality … 1 = most steps saved; .5 is the profiled table (NIRVANA §5.3.1)."""
+    """The savings ↔ quality knob, 0 best quality … 1 most steps saved; .5 is the profiled table (NIRVANA §5.3.1)."""
     fresh_noise: float = 0.0
     """Share of a reused state's noise replaced by the request's own, 0–1 (NIRVANA §9, image diversity)."""
 

@@ -1,0 +1,14 @@
+"""Ids for jobs and entries: opaque, unique, and in time order when sorted as text."""
+
+from __future__ import annotations
+
+import os
+import time
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no letter that reads as a digit
+
+
+def new_id() -> str:
+    """26 characters: 48 bits of milliseconds, then 80 random bits (the ULID layout)."""
+    number = (time.time_ns() // 1_000_000 << 80) | int.from_bytes(os.urandom(10), "big")
+    return "".join(_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))

@@ -1,0 +1,160 @@
+"""Errors ↔ gRPC status, in one shape for every service: status code, message, field, rule, retry delay."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from shared.errors import (
+    AfterimageError,
+    CancelledError,
+    ConflictError,
+    DeadlineError,
+    InvalidRequestError,
+    ModelError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
+from shared.telemetry import METRICS, log
+
+OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", 1000))
+
+
+def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+    ]
+
+
+def to_status(error: AfterimageError) -> Any:
+    """The error as a gRPC status with details (BadRequest for a field, RetryInfo for a delay)."""
+    details = []
+    if isinstance(error, InvalidRequestError):
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.rule)
+        details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
+    if error.retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    code = getattr(grpc.StatusCode, error.code)
+    return rpc_status.to_status(status_pb2.Status(code=code.value[0], message=str(error), details=details))
+
+
+def _packed(message: Any) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+_BY_CODE: dict[str, type[AfterimageError]] = {
+    "NOT_FOUND": NotFoundError,
+    "ALREADY_EXISTS": ConflictError,
+    "RESOURCE_EXHAUSTED": OverloadedError,
+    "UNAVAILABLE": UnavailableError,
+    "CANCELLED": CancelledError,
+    "DEADLINE_EXCEEDED": DeadlineError,
+    "FAILED_PRECONDITION": ModelError,
+}
+
+
+def from_rpc_error(error: grpc.RpcError) -> AfterimageError:
+    """The error a server raised, on the client's side of the call."""
+    status = rpc_status.from_call(error) if hasattr(error, "trailing_metadata") else None
+    retry_after_s: float | None = None
+    for detail in status.details if status is not None else ():
+        bad, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        if detail.Unpack(bad) and bad.field_violations:
+            return _invalid(bad.field_violations[0].field, error.details())
+        if detail.Unpack(retry):
+            retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
+    kind = _BY_CODE.get(error.code().name, AfterimageError)
+    return kind(error.details() or error.code().name, retry_after_s=retry_after_s)
+
+
+def _invalid(field: str, message: str) -> InvalidRequestError:
+    error = InvalidRequestError(field, message.removeprefix(f"{field}: "))
+    error.args = (message,)
+    return error
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Turns AfterimageError into its status, logs anything else once, and times every call."""
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(details)
+        if handler is None or details.method.startswith("/grpc."):
+            return handler
+        if handler.unary_unary:
+            return grpc.unary_unary_rpc_method_handler(
+                _guard_unary(handler.unary_unary, details.method),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        if handler.unary_stream:
+            return grpc.unary_stream_rpc_method_handler(
+                _guard_stream(handler.unary_stream, details.method),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        return handler
+
+
+def _guard_unary(call: Callable[[Any, Any], Awaitable[Any]], method: str) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def guarded(request: Any, context: Any) -> Any:
+        start, code = time.monotonic(), "OK"
+        try:
+            return await call(request, context)
+        except (AfterimageError, Exception) as error:
+            code = await _abort(error, context, method)
+        finally:
+            METRICS.rpc_seconds.labels(method.rsplit("/", 1)[-1], code).observe(time.monotonic() - start)
+
+    return guarded
+
+
+def _guard_stream(call: Callable[[Any, Any], AsyncIterator[Any]], method: str) -> Callable[[Any, Any], Any]:
+    async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
+        start, code = time.monotonic(), "OK"
+        try:
+            async for response in call(request, context):
+                yield response
+        except (AfterimageError, Exception) as error:
+            code = await _abort(error, context, method)
+        finally:
+            METRICS.rpc_seconds.labels(method.rsplit("/", 1)[-1], code).observe(time.monotonic() - start)
+
+    return guarded
+
+
+async def _abort(error: Exception, context: Any, method: str) -> str:
+    """Ends the call with the error's status; gRPC's own abort is passed through untouched."""
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if not isinstance(error, AfterimageError):
+        log("rpc").error("unexpected error", method=method, error=repr(error), exc_info=error)
+        error = AfterimageError(f"internal error: {type(error).__name__}")
+    status = to_status(error)
+    context.set_trailing_metadata(status.trailing_metadata)
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    return error.code
+
+
+async def call(method: Callable[..., Any], request: Any, *, timeout_s: float) -> Any:
+    """One unary call to another service; raises the server's own AfterimageError, UnavailableError when it is away."""
+    try:
+        return await method(request, timeout=timeout_s)
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from error
+    except asyncio.InvalidStateError as error:  # the channel was closed under the call
+        raise UnavailableError(str(error)) from error

@@ -1,0 +1,175 @@
+"""One way to run services: open the ports, start, serve gRPC with health and reflection, drain on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from shared import rpc, telemetry
+from shared.backends import Backends, open_backends, require_shared
+from shared.clock import Clock, SystemClock
+from shared.errors import AfterimageError, ConfigurationError
+from shared.settings import Settings
+
+PUBLIC = frozenset({"gateway"})
+"""Services that clients may reach; the others listen on the internal address only."""
+
+
+class Service(Protocol):
+    name: ClassVar[str]
+
+    async def start(self, context: Context) -> None:
+        """Opens what it needs and subscribes; after this it can serve."""
+        ...
+
+    def register(self, server: grpc.aio.Server) -> str | None:
+        """Adds its servicer; returns the full gRPC service name, None when it has no rpc."""
+        ...
+
+    async def drain(self) -> None:
+        """Takes no new work and finishes or hands back what it has."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
+@dataclass
+class Context:
+    """What a service is given: settings, ports, clock, and channels to the other services."""
+
+    settings: Settings
+    backends: Backends
+    clock: Clock = field(default_factory=SystemClock)
+    internal_address: str = ""
+    _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
+
+    def channel(self, service: str) -> grpc.aio.Channel:
+        """The gRPC channel to a service: its own address from the settings, else the internal one."""
+        address = getattr(self.settings, f"{service}_address", "") or self.internal_address
+        if address not in self._channels:
+            options = rpc.channel_options(self.settings.max_message_bytes)
+            self._channels[address] = grpc.aio.insecure_channel(address, options=options)
+        return self._channels[address]
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+
+@dataclass
+class Running:
+    """A started set of services and the addresses they listen on."""
+
+    address: str
+    context: Context
+    services: Sequence[Service]
+    stopping: asyncio.Event
+
+
+@contextlib.asynccontextmanager
+async def running(
+    services: Sequence[Service], settings: Settings, *, clock: Clock | None = None
+) -> AsyncIterator[Running]:
+    """Starts the services in this process, yields while they serve, then drains and stops them in reverse order."""
+    backends = await open_backends(settings)
+    socket_dir = Path(tempfile.mkdtemp(prefix="afterimage-"))
+    internal_address = settings.internal_listen or f"unix:{socket_dir}/internal.sock"
+    context = Context(settings, backends, clock or SystemClock(), internal_address)
+    servers: list[grpc.aio.Server] = []
+    names: list[str] = []
+    started: list[Service] = []
+    health_servicer = health.aio.HealthServicer()
+    try:
+        alone = len(services) == 1
+        public = [service for service in services if service.name in PUBLIC or alone]
+        internal = [service for service in services if service not in public]
+        if internal:
+            servers.append(_server(internal, settings, health_servicer, names))
+            _bind(servers[-1], internal_address, "internal_listen")
+        servers.append(_server(public, settings, health_servicer, names))
+        port = _bind(servers[-1], settings.listen, "listen")
+        for service in reversed(services):  # the gateway is named first and opens last
+            await service.start(context)
+            started.append(service)
+        for server in servers:
+            await server.start()
+        for name in ("", *names):
+            await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+        host = settings.listen.rpartition(":")[0]
+        yield Running(f"{host}:{port}", context, services, asyncio.Event())
+    finally:
+        await health_servicer.enter_graceful_shutdown()
+        for service in reversed(started):
+            await service.drain()
+        for server in reversed(servers):
+            await server.stop(grace=2.0)
+        for service in reversed(started):
+            await service.stop()
+        await context.close()
+        await backends.close()
+        shutil.rmtree(socket_dir, ignore_errors=True)
+
+
+def _server(services: Sequence[Service], settings: Settings, health_servicer: Any, names: list[str]) -> grpc.aio.Server:
+    """A server with these services, health and reflection; adds the services' full names to `names`."""
+    server = grpc.aio.server(
+        interceptors=(rpc.ErrorInterceptor(),),
+        options=[*rpc.channel_options(settings.max_message_bytes), *rpc.OPTIONS],
+    )
+    own = [name for service in services if (name := service.register(server)) is not None]
+    names.extend(own)
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    reflection.enable_server_reflection((*own, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    return server
+
+
+def _bind(server: grpc.aio.Server, address: str, setting: str) -> int:
+    try:
+        return int(server.add_insecure_port(address))
+    except RuntimeError as error:
+        raise ConfigurationError(f"{setting}: cannot listen on {address}; is something else there?") from error
+
+
+async def serve(services: Sequence[Service], settings: Settings, *, announce: bool = True) -> None:
+    """Runs until SIGTERM or SIGINT, then drains."""
+    metrics = telemetry.serve_metrics(settings.metrics_listen) if settings.metrics_listen else None
+    try:
+        async with running(services, settings) as process:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, process.stopping.set)
+            if announce:
+                names = ", ".join(service.name for service in services)
+                telemetry.log("afterimage").info(
+                    "ready", address=process.address, metrics=settings.metrics_listen or "off", services=names
+                )
+            await process.stopping.wait()
+            telemetry.log("afterimage").info("draining")
+    finally:
+        if metrics is not None:
+            metrics[0].shutdown()
+
+
+def main(service: type[Service]) -> None:
+    """Runs one service alone (`python -m services.<name>`)."""
+    try:
+        settings = Settings()
+        telemetry.configure_logging(settings.log_level)
+        require_shared(settings, service.name)
+        asyncio.run(serve([service()], settings))
+    except (AfterimageError, ValueError) as error:
+        sys.stderr.write(f"{service.name}: {error}\n")
+        raise SystemExit(os.EX_CONFIG) from None

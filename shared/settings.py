@@ -1,0 +1,95 @@
+"""Every knob of Afterimage as one frozen value, read once from AFTERIMAGE_* variables and the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Seconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Settings(BaseSettings):
+    """Defaults run on a laptop: one process, one data directory, the bundled models."""
+
+    model_config = SettingsConfigDict(env_prefix="AFTERIMAGE_", frozen=True, extra="forbid", populate_by_name=True)
+
+    # ---- where things are ----
+    data_dir: Path = Field(Path(".afterimage"), description="Folder of the embedded mode: catalog, blobs, lock.")
+    bus_url: str = Field("inprocess:", description="inprocess:")
+    index_url: str = Field("memory:", description="memory:")
+    blobs_url: str = Field("", description="file:/path; empty: the data directory.")
+    catalog_url: str = Field("", description="sqlite+aiosqlite:///path; empty: the data directory.")
+
+    # ---- who listens where ----
+    listen: str = Field("127.0.0.1:50051", description="Public gRPC address (gateway, or the service started alone).")
+    metrics_listen: str = Field("127.0.0.1:9464", description="host:port of /metrics; empty: off.")
+    internal_listen: str = Field("", description="Address services call each other on; empty: a private unix socket.")
+    embedder_address: str = ""
+    match_predictor_address: str = ""
+    retriever_address: str = ""
+    cache_maintainer_address: str = ""
+    gpu_worker_address: str = ""
+    max_message_bytes: int = Field(64 * 2**20, ge=2**16)
+
+    # ---- models ----
+    large: str = Field("bundled:large", description="Model that draws: bundled:NAME, a folder, or a hub name.")
+    encoder: str = Field("bundled:clip", description="Text/image encoder: bundled:NAME, a folder, or a hub name.")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:0 …")
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    torch_threads: int = Field(0, ge=0, le=256, description="Threads of the denoiser; 0: every core.")
+    max_rows: int = Field(8, ge=1, le=512, description="Requests that share one step batch.")
+    batch_invariant: int = Field(
+        0, ge=0, le=512, description="N: pad every group to N rows on one thread, so that results are bit-equal."
+    )
+
+    # ---- requests ----
+    max_prompt_chars: int = Field(2000, ge=1)
+    max_steps: int = Field(1000, ge=1)
+    max_queued: int = Field(256, ge=1, description="Jobs waiting before new ones are refused with a retry delay.")
+    idempotency_keep_s: Seconds = 24 * 3600.0
+    results_keep_s: Seconds = 7 * 24 * 3600.0
+
+    # ---- jobs ----
+    lease_s: Seconds = Field(60.0, description="A running job not renewed for this long goes to another worker.")
+    max_attempts: int = Field(3, ge=1)
+    checkpoint_every_steps: int = Field(0, ge=0, description="Crash checkpoints every m steps; 0: off.")
+    sweep_s: Seconds = Field(15.0, description="How often unconfirmed jobs and dead leases are looked for.")
+    progress_per_s: float = Field(5.0, gt=0, le=60)
+
+    # ---- cache ----
+    cache_max_bytes: int = Field(1 * 2**30, ge=0)
+    eviction_policy: Literal["lcbfu", "lru", "lfu", "fifo"] = "lcbfu"
+    capture_steps: tuple[int, ...] = Field((5, 10, 15, 20, 25), description="K kept, of T = 50 (NIRVANA §5.3).")
+    state_codec: Literal["fp16", "fp32", "int8"] = "fp16"
+    insert_on_hit: bool = Field(True, description="Keep the states after a hit's start step too.")
+    blob_grace_s: Seconds = Field(60.0, description="An evicted blob lives this much longer than its index entry.")
+    cache_batch_s: float = Field(0.05, ge=0, description="Entries are inserted in batches at most this far apart.")
+    cache_batch_max: int = Field(64, ge=1)
+
+    # ---- lookup ----
+    k_table_alpha: Annotated[float, Field(gt=0, le=1)] = 0.95
+    candidates: int = Field(8, ge=1, le=200, description="Nearest entries the planner looks at.")
+    epsilon: Share = Field(0.0, description="Share of hits drawn from noise all the same (NIRVANA §9).")
+    predictor: Literal["sketch", "svm", "always"] = "sketch"
+    sample_predicted_misses: Share = Field(0.05, description="Predicted misses looked up anyway, to know recall.")
+    call_timeout_s: Seconds = Field(2.0, description="Limit of one call to embedder, predictor or retriever.")
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_prompts: bool = False
+
+    @model_validator(mode="after")
+    def _derived_urls(self) -> Settings:
+        data = self.data_dir.absolute()
+        derived = {
+            "catalog_url": self.catalog_url or f"sqlite+aiosqlite:///{data}/catalog.sqlite3",
+            "blobs_url": self.blobs_url or f"file:{data}/blobs",
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+        if any(not 0 < k < 50 for k in self.capture_steps):
+            raise ValueError(f"capture_steps: every K lies between 1 and 49 of 50 (got {self.capture_steps})")
+        return self

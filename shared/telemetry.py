@@ -1,0 +1,83 @@
+"""Metrics with bounded labels, structured logs, and the HTTP page that serves them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import start_http_server as _start_http_server
+
+_LATENCY_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+
+
+class Metrics:
+    """Every metric in one place; the prefix is `afterimage_`."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"afterimage_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"afterimage_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"afterimage_{name}", text, labels, buckets=buckets, registry=registry)
+
+        self.requests = counter("requests", "Finished requests.", "status", "source", "model")
+        self.refused = counter("refused", "Requests refused before acceptance.", "reason")
+        self.stage_seconds = histogram("stage_seconds", "Seconds a request spent in a stage.", _LATENCY_S, "stage")
+        self.queue_seconds = histogram("queue_seconds", "Seconds between acceptance and the first step.", _LATENCY_S)
+        self.queued = gauge("queued_jobs", "Jobs waiting for a worker.")
+        self.batch_rows = histogram("batch_rows", "Requests in one denoising step.", (1, 2, 4, 8, 16, 32, 64), "model")
+        self.step_seconds = histogram("step_seconds", "Seconds of one denoising step of a batch.", _LATENCY_S, "model")
+        self.steps_run = counter("steps_run", "Denoising steps run.", "model")
+        self.steps_saved = counter("steps_saved", "Denoising steps a cached state made unnecessary.", "model")
+        self.lookups = counter("lookups", "Plans by source and start step K (of T = 50).", "source", "k")
+        self.degraded = counter("degraded", "Plans made without a service that was away, late or wrong.", "service")
+        self.cache_bytes = gauge("cache_bytes", "Bytes of cached states.")
+        self.cache_entries = gauge("cache_entries", "Entries in the cache.")
+        self.cache_states = gauge("cache_states", "States in the cache.")
+        self.inserted = counter("states_inserted", "States added to the cache.", "k")
+        self.evicted = counter("states_evicted", "States evicted.", "policy", "k")
+        self.holes = counter("holes", "Plans that wished a K that was not there.")
+        self.predictor_precision = gauge("predictor_precision", "Share of predicted hits that were hits.")
+        self.predictor_recall = gauge("predictor_recall", "Share of hits that were predicted (misses are sampled).")
+        self.predictions = counter("predictions", "Match predictions.", "predicted")
+        self.job_attempts = counter("job_attempts", "Jobs claimed by a worker.", "redelivered")
+        self.rpc_seconds = histogram("rpc_seconds", "Seconds in a gRPC handler.", _LATENCY_S, "method", "code")
+
+
+METRICS = Metrics()
+
+
+def configure_logging(level: str = "info", *, pretty: bool | None = None) -> None:
+    """JSON lines on stderr, or coloured text on a terminal. Prompts are logged only where settings say so."""
+    pretty = sys.stderr.isatty() if pretty is None else pretty
+    renderer: Any = structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.StackInfoRenderer(),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+
+
+def log(service: str) -> Any:
+    """A structured logger bound to a service's name."""
+    return structlog.get_logger(service=service)
+
+
+def serve_metrics(listen: str) -> Any:
+    """Serves /metrics on host:port; returns (server, thread)."""
+    host, _, port = listen.rpartition(":")
+    return _start_http_server(int(port), addr=host or "127.0.0.1")
