@@ -1,0 +1,40 @@
+# Every target is one readable line or a script.
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+.PHONY: help install dev demo up test check format protos lock bench clean
+
+help:            ## what can be made
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
+
+install:         ## .venv with what running needs
+	@./scripts/install.sh run
+
+dev:             ## .venv with what tests and checks need
+	@./scripts/install.sh dev
+
+demo: install    ## draw a short session of prompts, with and without the cache; see out/demo/report.html
+	@$(PY) -m services demo
+
+up: install      ## start Afterimage on 127.0.0.1:50051
+	@$(PY) -m services up
+
+test: dev        ## install what tests need and run them all
+	@$(PY) -m pytest
+
+check: dev       ## formatting, lint, types, import arrows, contracts, generated code
+	@./scripts/check.sh
+
+format: dev      ## format and fix what can be fixed
+	@.venv/bin/ruff check --fix . ; .venv/bin/ruff format .
+
+protos: dev      ## generate the gRPC code beside the .proto files
+	@PYTHON=$(PY) ./scripts/protos.sh
+
+lock: dev        ## write constraints.txt anew
+	@PATH=$$PWD/.venv/bin:$$PATH ./scripts/lock.sh
+
+bench: dev       ## measure every figure of bench/README.md on this machine
+	@$(PY) -m bench
+
+clean:           ## remove what was built here (not your data)
+	@rm -rf out .cache .mypy_cache .ruff_cache .pytest_cache dist

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Every rule that is executed rather than remembered.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PATH="$PWD/.venv/bin:$PATH"
+ruff format --check .
+ruff check .
+mypy services shared load bench tests
+lint-imports
+(cd protos && buf lint)
+PYTHON=python ./scripts/protos.sh --check

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Writes constraints.txt: every package's name, version and hashes, and no address. Run it when pyproject.toml changes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# torch is pinned without hashes: its builds (CPU, CUDA) differ by machine and are chosen by scripts/install.sh;
+# the CUDA packages a GPU build brings along come with it.
+uv pip compile pyproject.toml --extra train --extra load --extra dev --universal --python-version 3.11 \
+  --constraint <(echo "torch==2.13.0") \
+  --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet \
+  ${PREFER:+--constraint "$PREFER"} |
+  awk '
+    /^[a-zA-Z0-9]/ { skip = ($0 ~ /^(torch|triton|nvidia-|cuda-)/) }
+    !skip { print }
+    END { print "torch==2.13.0" }' > constraints.txt.new
+mv constraints.txt.new constraints.txt
+echo "constraints.txt: $(grep -c '^[a-z0-9]' constraints.txt) packages"

@@ -1,0 +1,1 @@
+"""The services of Afterimage, one folder each."""
