@@ -1,0 +1,45 @@
+"""Settings are read once, checked by range, and named in their errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from shared.backends import require_shared
+from shared.errors import ConfigurationError
+from shared.settings import Settings
+
+
+def test_urls_follow_the_data_directory(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    assert settings.catalog_url == f"sqlite+aiosqlite:///{tmp_path}/catalog.sqlite3"
+    assert settings.blobs_url == f"file:{tmp_path}/blobs"
+
+
+def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AFTERIMAGE_MAX_ROWS", "3")
+    monkeypatch.setenv("AFTERIMAGE_CAPTURE_STEPS", "[5, 25]")
+    settings = Settings()
+    assert settings.max_rows == 3
+    assert settings.capture_steps == (5, 25)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_rows", 0), ("epsilon", 1.5), ("lease_s", 0), ("capture_steps", (0,)), ("capture_steps", (50,)), ("nope", 1)],
+)
+def test_a_value_out_of_range_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=name):
+        Settings(**{name: value})  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().max_rows = 2  # type: ignore[misc]  # wrong on purpose
+
+
+def test_a_service_alone_refuses_process_local_ports_and_names_the_setting() -> None:
+    with pytest.raises(ConfigurationError, match="bus_url=inprocess:"):
+        require_shared(Settings(), "retriever")
