@@ -235,6 +235,8 @@ class Job:
     plan: Plan
     state: JobState
     attempt: int = 0
+    failures: int = 0
+    """Errors raised by the task itself; `attempt` is a fencing token that only grows, so it cannot count them."""
     crashes: int = 0
     worker: str = ""
     lane: str = ""

@@ -1,0 +1,48 @@
+"""The catalog: jobs, cache entries and profiles, in SQLite or PostgreSQL by URL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from shared.catalog.database import Database, open_database
+from shared.catalog.entries import Entries, Totals
+from shared.catalog.jobs import Jobs
+from shared.catalog.migrate import migrate
+from shared.catalog.profiles import Profiles
+from shared.clock import Clock, SystemClock
+
+__all__ = ["Catalog", "Entries", "Jobs", "Profiles", "Totals", "open_catalog"]
+
+
+class Catalog:
+    """The rows behind every service; times are Unix seconds by the database's clock (SQLite: this process's)."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.process_local = database.process_local
+        self.jobs = Jobs(database)
+        self.entries = Entries(database)
+        self.profiles = Profiles(database)
+
+    async def close(self) -> None:
+        await self._database.close()
+
+
+async def open_catalog(url: str, *, clock: Clock | None = None) -> Catalog:
+    """`sqlite+aiosqlite:///path` (made when missing; without a path: in memory) or `postgresql+asyncpg://…`.
+
+    Migrates an older catalog first. CatalogVersionError for a newer one, ConfigurationError for what is no catalog.
+    `clock` is the SQLite catalog's clock.
+    """
+    database = open_database(url, clock or SystemClock())
+    path = sa.make_url(url).database
+    if database.process_local and path and path != ":memory:":
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        await database.write(migrate)
+    except BaseException:
+        await database.close()
+        raise
+    return Catalog(database)

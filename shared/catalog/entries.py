@@ -1,0 +1,279 @@
+"""Cache entries, their states and their vectors: what can be rebuilt, committed lazily."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from shared.catalog.database import Database
+from shared.catalog.jobs import CHUNK
+from shared.catalog.tables import captured, entries, jobs, now_s, states, vectors
+from shared.errors import NotFoundError
+from shared.types import CompatKey, Entry, IndexItem, Scope, Size, State, owner_key, vector_from
+
+e, s, v = entries.c, states.c, vectors.c
+_NOW: Any = now_s()
+_USED = (
+    sa.update(states)
+    .where(s.entry_id == sa.bindparam("of_entry"), s.step == sa.bindparam("of_step"))
+    .values(
+        uses=s.uses + 1,
+        used_at=sa.case((s.used_at < sa.bindparam("at"), sa.bindparam("at")), else_=s.used_at),
+    )
+)
+_ALIVE = sa.exists().where(s.entry_id == e.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    entries: int
+    states: int
+    bytes: int
+    """Of the states."""
+
+
+def _state_of(row: Any) -> State:
+    return State(
+        entry_id=row.entry_id,
+        step=row.step,
+        key=row.key,
+        bytes=row.bytes,
+        codec=row.codec,
+        sha256=row.sha256,
+        uses=row.uses,
+        created_at=row.created_at,
+        used_at=row.used_at,
+    )
+
+
+def _compat_of(row: Any) -> CompatKey:
+    return CompatKey(row.weights_hash, row.sampler, row.dtype, Size(row.width, row.height), row.steps)
+
+
+def _entry_of(row: Any, live: Sequence[State]) -> Entry:
+    return Entry(
+        id=row.id,
+        job_id=row.job_id or "",
+        prompt=row.prompt,
+        tenant=row.tenant,
+        user=row.user,
+        scope=Scope(row.scope),
+        model=row.model,
+        compat=_compat_of(row),
+        exact_key=row.exact_key,
+        picture_key=row.picture_key,
+        picture_sha256=row.picture_sha256,
+        encoder_hash=row.encoder_hash,
+        created_at=row.created_at,
+        states=tuple(live),
+    )
+
+
+def _row_of(entry: Entry) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "job_id": entry.job_id or None,
+        "prompt": entry.prompt,
+        "tenant": entry.tenant,
+        "user": entry.user,
+        "scope": entry.scope.value,
+        "owner": owner_key(entry.scope, entry.tenant, entry.user),
+        "model": entry.model,
+        "weights_hash": entry.compat.weights_hash,
+        "sampler": entry.compat.sampler,
+        "dtype": entry.compat.dtype,
+        "width": entry.compat.size.width,
+        "height": entry.compat.size.height,
+        "steps": entry.compat.steps,
+        "exact_key": entry.exact_key,
+        "picture_key": entry.picture_key,
+        "picture_sha256": entry.picture_sha256,
+        "encoder_hash": entry.encoder_hash,
+    }
+
+
+def _chunks(values: Iterable[Any]) -> Iterable[list[Any]]:
+    rest = list(values)
+    return (rest[at : at + CHUNK] for at in range(0, len(rest), CHUNK))
+
+
+def _with_states(connection: sa.Connection, rows: Sequence[Any]) -> list[Entry]:
+    """The entries in the rows' order, each with its live states by step."""
+    live: dict[str, list[State]] = {row.id: [] for row in rows}
+    for ids in _chunks(live):
+        query = sa.select(states).where(s.entry_id.in_(ids)).order_by(s.entry_id, s.step)
+        for row in connection.execute(query):
+            live[row.entry_id].append(_state_of(row))
+    return [_entry_of(row, live[row.id]) for row in rows]
+
+
+def _add(connection: sa.Connection, entry: Entry, named: Mapping[str, bytes]) -> bool:
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    created = entry.created_at or _NOW
+    once = insert(entries).values(created_at=created, **_row_of(entry)).on_conflict_do_nothing().returning(e.created_at)
+    at = connection.execute(once).scalar()
+    if at is None:
+        return False
+    if entry.states:
+        rows = [
+            {
+                "entry_id": entry.id,
+                "step": state.step,
+                "key": state.key,
+                "bytes": state.bytes,
+                "codec": state.codec,
+                "sha256": state.sha256,
+                "uses": state.uses,
+                "created_at": state.created_at or at,
+                "used_at": state.used_at or at,
+            }
+            for state in entry.states
+        ]
+        connection.execute(sa.insert(states), rows)
+    if named:
+        rows = [{"entry_id": entry.id, "name": name, "data": data} for name, data in named.items()]
+        connection.execute(sa.insert(vectors), rows)
+    if entry.job_id:
+        # the entry answers for the job's latents from here on
+        connection.execute(sa.delete(captured).where(captured.c.job_id == entry.job_id))
+    return True
+
+
+def _by_ids(connection: sa.Connection, ids: Sequence[str]) -> dict[str, Entry]:
+    rows = [row for some in _chunks(ids) for row in connection.execute(sa.select(entries).where(e.id.in_(some)))]
+    return {entry.id: entry for entry in _with_states(connection, rows)}
+
+
+def _get(connection: sa.Connection, entry_id: str) -> Entry:
+    found = _by_ids(connection, [entry_id])
+    if entry_id not in found:
+        raise NotFoundError(f"entry {entry_id!r}: not in the cache")
+    return found[entry_id]
+
+
+def _exact(connection: sa.Connection, exact_key: str, owners: Sequence[str]) -> Entry | None:
+    query = sa.select(entries).where(e.exact_key == exact_key, e.owner.in_(owners)).order_by(e.id.desc()).limit(1)
+    found = _with_states(connection, connection.execute(query).all())
+    return found[0] if found else None
+
+
+def _use(connection: sa.Connection, uses: Sequence[tuple[str, int, float]]) -> None:
+    if uses:
+        rows = [{"of_entry": entry_id, "of_step": step, "at": at} for entry_id, step, at in uses]
+        connection.execute(_USED, rows)
+
+
+def _drop_states(connection: sa.Connection, pairs: Sequence[tuple[str, int]]) -> list[State]:
+    dropped: list[State] = []
+    for some in _chunks(pairs):
+        gone = sa.delete(states).where(sa.tuple_(s.entry_id, s.step).in_(some)).returning(states)
+        dropped.extend(_state_of(row) for row in connection.execute(gone))
+    return sorted(dropped, key=lambda state: (state.entry_id, state.step))
+
+
+def _drop_entries(connection: sa.Connection, ids: Sequence[str]) -> list[Entry]:
+    dropped = _by_ids(connection, ids)
+    for some in _chunks(dropped):
+        connection.execute(sa.delete(entries).where(e.id.in_(some)))
+    return list(dropped.values())
+
+
+def _states(connection: sa.Connection) -> list[State]:
+    return [_state_of(row) for row in connection.execute(sa.select(states).order_by(s.entry_id, s.step))]
+
+
+def _items(connection: sa.Connection, after: str, limit: int) -> list[IndexItem]:
+    rows = connection.execute(sa.select(entries).where(e.id > after, _ALIVE).order_by(e.id).limit(limit)).all()
+    named: dict[str, dict[str, Any]] = {row.id: {} for row in rows}
+    for ids in _chunks(named):
+        for row in connection.execute(sa.select(vectors).where(v.entry_id.in_(ids))):
+            named[row.entry_id][row.name] = vector_from(row.data)
+    return [
+        IndexItem(
+            entry_id=row.id,
+            vectors=named[row.id],
+            compat=str(_compat_of(row)),
+            owner=row.owner,
+            encoder_hash=row.encoder_hash,
+        )
+        for row in rows
+    ]
+
+
+def _page(connection: sa.Connection, limit: int, after: str) -> tuple[list[Entry], str]:
+    query = sa.select(entries).order_by(e.id.desc()).limit(limit + 1)
+    rows = connection.execute(query.where(e.id < after) if after else query).all()
+    return _with_states(connection, rows[:limit]), rows[limit - 1].id if len(rows) > limit else ""
+
+
+def _totals(connection: sa.Connection) -> Totals:
+    count = int(connection.execute(sa.select(sa.func.count()).select_from(entries)).scalar_one())
+    of_states = connection.execute(sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(s.bytes), 0))).one()
+    return Totals(entries=count, states=int(of_states[0]), bytes=int(of_states[1]))
+
+
+def _referenced(connection: sa.Connection, keys: Sequence[str]) -> set[str]:
+    named: set[str] = set()
+    columns = (e.picture_key, s.key, captured.c.key, jobs.c.picture_key, jobs.c.checkpoint_key)
+    for some in _chunks(key for key in keys if key):
+        for column in columns:
+            named.update(connection.execute(sa.select(column).where(column.in_(some))).scalars())
+    return named
+
+
+class Entries:
+    """The cache entries of a catalog."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, entry: Entry, vectors: Mapping[str, bytes]) -> bool:
+        """The entry with its states and named vectors (float32, little endian); False, and nothing written, when the
+        entry or another of the same job is already there. A `created_at` or `used_at` of 0 becomes now."""
+        return await self._database.write_lazily(_add, entry, vectors)
+
+    async def by_ids(self, ids: Sequence[str]) -> dict[str, Entry]:
+        """Those that are there, with their live states by step."""
+        return await self._database.read(_by_ids, ids)
+
+    async def get(self, entry_id: str) -> Entry:
+        return await self._database.read(_get, entry_id)
+
+    async def exact(self, exact_key: str, owners: Sequence[str]) -> Entry | None:
+        """The newest entry of the same request that one of these scope keys may see."""
+        return await self._database.read(_exact, exact_key, owners)
+
+    async def used(self, uses: Sequence[tuple[str, int, float]]) -> None:
+        """(entry id, step, Unix seconds) each; states that are gone are skipped."""
+        await self._database.write_lazily(_use, uses)
+
+    async def drop_states(self, pairs: Sequence[tuple[str, int]]) -> list[State]:
+        """Removes (entry id, step) each; returns the rows that were there, so that their blobs can go."""
+        return await self._database.write_lazily(_drop_states, pairs)
+
+    async def drop_entries(self, ids: Sequence[str]) -> list[Entry]:
+        """Removes entries with their states and vectors; returns what was there."""
+        return await self._database.write_lazily(_drop_entries, ids)
+
+    async def states(self) -> list[State]:
+        """Every live state."""
+        return await self._database.read(_states)
+
+    async def items(self, after: str = "", limit: int = 1000) -> list[IndexItem]:
+        """A page, by entry id, of what the index must hold: the entries with at least one live state."""
+        return await self._database.read(_items, after, limit)
+
+    async def page(self, limit: int, after: str = "") -> tuple[list[Entry], str]:
+        """Newest first, and the token of the next page (empty at the end)."""
+        return await self._database.read(_page, limit, after)
+
+    async def totals(self) -> Totals:
+        return await self._database.read(_totals)
+
+    async def referenced(self, keys: Sequence[str]) -> set[str]:
+        """Which of these blob keys a job, an entry, a state or an uncached capture still names."""
+        return await self._database.read(_referenced, keys)

@@ -1,0 +1,385 @@
+"""Job rows: accepted once, claimed and finished by one-row compare-and-set on (state, attempt)."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from shared.catalog.database import Database
+from shared.catalog.tables import captured, entries, idempotency_keys, jobs, now_s
+from shared.errors import ConflictError, NotFoundError
+from shared.types import Job, JobState, Plan, Request, Result, from_json, to_json
+
+URGENT = 5
+"""Priorities from here up are the first of a lane's two bands."""
+CHUNK = 500
+"""Rows per statement where a list of keys is bound: far below every driver's limit."""
+
+QUEUED, RUNNING, SUCCEEDED, FAILED, CANCELLED = (state.value for state in JobState)
+FINAL = (SUCCEEDED, FAILED, CANCELLED)
+
+c = jobs.c
+_ID = c.id == sa.bindparam("job_id")
+_MINE = sa.and_(_ID, c.state == RUNNING, c.attempt == sa.bindparam("of_attempt"))
+_NOW: Any = now_s()
+_ENDED = {"updated_at": _NOW, "lease_until": 0.0, "checkpoint_key": None, "checkpoint_step": 0}
+
+_GET = sa.select(jobs).where(_ID)
+_INSERT = sa.insert(jobs).values(created_at=_NOW, updated_at=_NOW).returning(c.created_at)
+_CLAIM = (
+    sa.update(jobs)
+    .where(_ID, sa.or_(c.state == QUEUED, sa.and_(c.state == RUNNING, c.lease_until < _NOW)))
+    .values(
+        state=RUNNING,
+        worker=sa.bindparam("by_worker"),
+        attempt=c.attempt + 1,
+        # whoever held it under a lease that ran out is taken for dead
+        crashes=c.crashes + sa.case((c.state == RUNNING, 1), else_=0),
+        lease_until=_NOW + sa.bindparam("lease_s", type_=sa.Double),
+        updated_at=_NOW,
+    )
+    .returning(jobs)
+)
+_RENEW = sa.update(jobs).where(_MINE).values(lease_until=_NOW + sa.bindparam("lease_s", type_=sa.Double))
+_CHECKPOINT = (
+    sa.update(jobs)
+    .where(_MINE)
+    .values(checkpoint_key=sa.bindparam("key"), checkpoint_step=sa.bindparam("step"), updated_at=_NOW)
+)
+_FINISH = (
+    sa.update(jobs)
+    .where(_MINE)
+    .values(
+        state=SUCCEEDED, error="", result=sa.bindparam("json"), picture_key=sa.bindparam("picture"), **_ENDED
+    )
+)  # fmt: skip
+_FINISH_REPLANNED = _FINISH.values(plan=sa.bindparam("as_run"))
+_CAPTURE = sa.insert(captured)
+_BACK = {"state": QUEUED, "worker": "", "lease_until": 0.0, "updated_at": _NOW}
+_FAIL = (
+    sa.update(jobs)
+    .where(_MINE)
+    .values(state=FAILED, error=sa.bindparam("said"), failures=c.failures + 1, **_ENDED)
+)  # fmt: skip
+_RETRY = sa.update(jobs).where(_MINE).values(error=sa.bindparam("said"), failures=c.failures + 1, **_BACK)
+_RELEASE = sa.update(jobs).where(_MINE).values(**_BACK)
+_CANCEL = (
+    sa.update(jobs).where(_ID, c.state.in_((QUEUED, RUNNING))).values(state=CANCELLED, **_ENDED).returning(jobs)
+)  # fmt: skip
+_CRASHED = {**_BACK, "crashes": c.crashes + 1, "confirmed": False}
+_EXPIRED_LEASES = sa.update(jobs).where(c.state == RUNNING, c.lease_until < _NOW).values(**_CRASHED).returning(jobs)
+_UNCONFIRMED = (
+    sa.update(jobs)
+    .where(c.state == QUEUED, sa.not_(c.confirmed), c.updated_at < _NOW - sa.bindparam("after_s", type_=sa.Double))
+    .values(updated_at=_NOW)
+    .returning(jobs)
+)
+_KEY = sa.select(idempotency_keys).where(
+    idempotency_keys.c.caller == sa.bindparam("by_caller"), idempotency_keys.c.key == sa.bindparam("by_key")
+)
+
+
+def job_of(row: Any) -> Job:
+    """The row as a value."""
+    return Job(
+        id=row.id,
+        request=from_json(Request, row.request),
+        plan=from_json(Plan, row.plan),
+        state=JobState(row.state),
+        attempt=row.attempt,
+        failures=row.failures,
+        crashes=row.crashes,
+        worker=row.worker,
+        lane=row.lane,
+        error=row.error,
+        result=from_json(Result, row.result) if row.result else None,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        lease_until=row.lease_until,
+        vector=bytes(row.vector),
+        encoder_hash=row.encoder_hash,
+        exact_key=row.exact_key,
+        checkpoint_key=row.checkpoint_key or "",
+        checkpoint_step=row.checkpoint_step,
+        warnings=tuple(json.loads(row.warnings)) if row.warnings else (),
+    )
+
+
+def _row_of(job: Job) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "tenant": job.request.tenant,
+        "state": job.state.value,
+        "lane": job.lane,
+        "priority": job.request.priority,
+        "attempt": job.attempt,
+        "failures": job.failures,
+        "crashes": job.crashes,
+        "worker": job.worker,
+        "error": job.error,
+        "confirmed": job.state.final,  # nothing is sent for a job that is born finished
+        "lease_until": job.lease_until,
+        "encoder_hash": job.encoder_hash,
+        "exact_key": job.exact_key,
+        "checkpoint_key": job.checkpoint_key or None,
+        "checkpoint_step": job.checkpoint_step,
+        "picture_key": job.result.picture_key if job.result else None,
+        "request": to_json(job.request).decode(),
+        "plan": to_json(job.plan).decode(),
+        "result": to_json(job.result).decode() if job.result else "",
+        "warnings": json.dumps(job.warnings) if job.warnings else "",
+        "vector": job.vector,
+    }
+
+
+def _take_key(connection: sa.Connection, job_id: str, caller: str, key: str, body_hash: str, lifetime_s: float) -> str:
+    """Empty when the key is now this job's, else the id of the job that has it; ConflictError for another body."""
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    statement = insert(idempotency_keys).values(
+        caller=caller, key=key, body_hash=body_hash, job_id=job_id, expires_at=_NOW + lifetime_s
+    )
+    new = statement.excluded
+    # one statement, so that two replicas with the same key meet on the row: the second waits, then finds it taken
+    taken = statement.on_conflict_do_update(
+        index_elements=["caller", "key"],
+        set_={"body_hash": new.body_hash, "job_id": new.job_id, "expires_at": new.expires_at},
+        where=idempotency_keys.c.expires_at <= _NOW,
+    ).returning(idempotency_keys.c.job_id)
+    if connection.execute(taken).first() is not None:
+        return ""
+    row = connection.execute(_KEY, {"by_caller": caller, "by_key": key}).one()
+    if row.body_hash != body_hash:
+        raise ConflictError(
+            f"idempotency-key {key!r}: {caller or 'this caller'} used it for another request (job {row.job_id})"
+        )
+    return str(row.job_id)
+
+
+def _accept(
+    connection: sa.Connection, job: Job, idempotency_key: str, caller: str, body_hash: str, key_lifetime_s: float
+) -> tuple[Job, bool]:
+    if idempotency_key:
+        first = _take_key(connection, job.id, caller, idempotency_key, body_hash, key_lifetime_s)
+        if first:
+            return _get(connection, first), False
+    at = connection.execute(_INSERT, _row_of(job)).scalar_one()
+    return dataclasses.replace(job, created_at=at, updated_at=at), True
+
+
+def _get(connection: sa.Connection, job_id: str) -> Job:
+    row = connection.execute(_GET, {"job_id": job_id}).first()
+    if row is None:
+        raise NotFoundError(f"job {job_id!r}: no such job; it never existed or its result expired")
+    return job_of(row)
+
+
+def _list(
+    connection: sa.Connection, tenant: str | None, state: JobState | None, limit: int, after: str
+) -> tuple[list[Job], str]:
+    query = sa.select(jobs).order_by(c.id.desc()).limit(limit + 1)
+    if tenant is not None:
+        query = query.where(c.tenant == tenant)
+    if state is not None:
+        query = query.where(c.state == state.value)
+    if after:
+        query = query.where(c.id < after)
+    rows = connection.execute(query).all()
+    return [job_of(row) for row in rows[:limit]], rows[limit - 1].id if len(rows) > limit else ""
+
+
+def _set(connection: sa.Connection, statement: sa.Update, parameters: dict[str, Any]) -> bool:
+    return connection.execute(statement, parameters).rowcount == 1
+
+
+def _claim(connection: sa.Connection, job_id: str, worker: str, lease_s: float) -> Job | None:
+    row = connection.execute(_CLAIM, {"job_id": job_id, "by_worker": worker, "lease_s": lease_s}).first()
+    return None if row is None else job_of(row)
+
+
+def _finish(connection: sa.Connection, job_id: str, attempt: int, result: Result, plan: Plan | None) -> bool:
+    parameters: dict[str, Any] = {
+        "job_id": job_id,
+        "of_attempt": attempt,
+        "json": to_json(result).decode(),
+        "picture": result.picture_key or None,
+    }
+    if plan is not None:
+        parameters["as_run"] = to_json(plan).decode()
+    if not _set(connection, _FINISH if plan is None else _FINISH_REPLANNED, parameters):
+        return False
+    if result.captured:
+        connection.execute(_CAPTURE, [{"key": latent.key, "job_id": job_id} for latent in result.captured])
+    return True
+
+
+def _cancel(connection: sa.Connection, job_id: str) -> Job:
+    row = connection.execute(_CANCEL, {"job_id": job_id}).first()
+    return _get(connection, job_id) if row is None else job_of(row)
+
+
+def _confirm(connection: sa.Connection, job_ids: Sequence[str]) -> None:
+    for at in range(0, len(job_ids), CHUNK):
+        connection.execute(sa.update(jobs).where(c.id.in_(job_ids[at : at + CHUNK])).values(confirmed=True))
+
+
+def _queued(connection: sa.Connection, lane: str | None) -> int:
+    query = sa.select(sa.func.count()).select_from(jobs).where(c.state == QUEUED)
+    return int(connection.execute(query if lane is None else query.where(c.lane == lane)).scalar_one())
+
+
+def _position(connection: sa.Connection, job_id: str) -> int:
+    row = connection.execute(sa.select(c.state, c.lane, c.priority).where(_ID), {"job_id": job_id}).first()
+    if row is None or row.state != QUEUED:
+        return 0
+    urgent, before = c.priority >= URGENT, c.id < job_id
+    ahead = sa.and_(urgent, before) if row.priority >= URGENT else sa.or_(urgent, before)
+    query = sa.select(sa.func.count()).select_from(jobs).where(c.state == QUEUED, c.lane == row.lane, ahead)
+    return int(connection.execute(query).scalar_one())
+
+
+def _in_order(rows: Sequence[Any]) -> list[Job]:
+    return [job_of(row) for row in sorted(rows, key=lambda row: str(row.id))]
+
+
+def _to_requeue(connection: sa.Connection, unconfirmed_after_s: float) -> list[Job]:
+    lost = connection.execute(_UNCONFIRMED, {"after_s": unconfirmed_after_s}).all()
+    return _in_order([*connection.execute(_EXPIRED_LEASES).all(), *lost])
+
+
+def _recover(connection: sa.Connection, worker_prefix: str) -> list[Job]:
+    running = sa.update(jobs).where(c.state == RUNNING).values(**_CRASHED)
+    if worker_prefix:
+        running = running.where(c.worker.startswith(worker_prefix, autoescape=True))
+    connection.execute(running)
+    # whatever a bus that died with its process had been told, it has forgotten
+    return _in_order(
+        connection.execute(
+            sa.update(jobs).where(c.state == QUEUED).values(confirmed=False, updated_at=_NOW).returning(jobs)
+        ).all()
+    )
+
+
+def _expire(connection: sa.Connection, older_than_s: float) -> list[str]:
+    connection.execute(sa.delete(idempotency_keys).where(idempotency_keys.c.expires_at <= _NOW))
+    old = sa.delete(jobs).where(c.state.in_(FINAL), c.updated_at < _NOW - older_than_s).returning(c.picture_key)
+    keys = sorted({key for key in connection.execute(old).scalars() if key})
+    named: set[str] = set()
+    for at in range(0, len(keys), CHUNK):
+        for column in (c.picture_key, entries.c.picture_key):
+            named.update(connection.execute(sa.select(column).where(column.in_(keys[at : at + CHUNK]))).scalars())
+    return [key for key in keys if key not in named]
+
+
+def _to_cache(connection: sa.Connection, limit: int) -> list[str]:
+    query = sa.select(captured.c.job_id).distinct().order_by(captured.c.job_id).limit(limit)
+    return list(connection.execute(query).scalars())
+
+
+def _drop_captured(connection: sa.Connection, job_ids: Sequence[str]) -> list[str]:
+    keys: list[str] = []
+    for at in range(0, len(job_ids), CHUNK):
+        chunk = sa.delete(captured).where(captured.c.job_id.in_(job_ids[at : at + CHUNK])).returning(captured.c.key)
+        keys.extend(connection.execute(chunk).scalars())
+    return sorted(keys)
+
+
+class Jobs:
+    """The jobs of a catalog. `attempt` is a fencing token: it only grows, and only the newest may write."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def accept(
+        self,
+        job: Job,
+        *,
+        idempotency_key: str = "",
+        caller: str = "",
+        body_hash: str = "",
+        key_lifetime_s: float = 86_400.0,
+    ) -> tuple[Job, bool]:
+        """(the job, whether it is new): the first job of a key that the caller used before; ConflictError when that
+        one had another body."""
+        return await self._database.write(_accept, job, idempotency_key, caller, body_hash, key_lifetime_s)
+
+    async def get(self, job_id: str) -> Job:
+        return await self._database.read(_get, job_id)
+
+    async def list(
+        self, *, tenant: str | None = None, state: JobState | None = None, limit: int = 50, after: str = ""
+    ) -> tuple[builtins.list[Job], str]:
+        """Newest first, and the token of the next page (empty at the end)."""
+        return await self._database.read(_list, tenant, state, limit, after)
+
+    async def confirm(self, job_ids: Sequence[str]) -> None:
+        """The broker has their tasks."""
+        # if this is lost the sweeper sends them again, and the duplicate loses the claim
+        await self._database.write_lazily(_confirm, job_ids)
+
+    async def claim(self, job_id: str, worker: str, lease_s: float) -> Job | None:
+        """The job, now running under the next attempt; None when it is final or another's lease is alive."""
+        # a power cut that undoes a claim on SQLite took the worker with it; a server must never give an attempt twice
+        write = self._database.write_lazily if self._database.process_local else self._database.write
+        return await write(_claim, job_id, worker, lease_s)
+
+    async def renew(self, job_id: str, attempt: int, lease_s: float) -> bool:
+        """False when the job is no longer this attempt's: stop drawing."""
+        parameters = {"job_id": job_id, "of_attempt": attempt, "lease_s": lease_s}
+        # undone by a power cut, the lease only ends earlier
+        return await self._database.write_lazily(_set, _RENEW, parameters)
+
+    async def checkpoint(self, job_id: str, attempt: int, key: str, step: int) -> bool:
+        """Names a checkpoint whose blob is already stored."""
+        parameters = {"job_id": job_id, "of_attempt": attempt, "key": key, "step": step}
+        return await self._database.write_lazily(_set, _CHECKPOINT, parameters)
+
+    async def finish(self, job_id: str, attempt: int, result: Result, plan: Plan | None = None) -> bool:
+        """Running → succeeded, with the plan as it was really run; False when this attempt lost."""
+        return await self._database.write(_finish, job_id, attempt, result, plan)
+
+    async def fail(self, job_id: str, attempt: int, error: str, *, final: bool) -> bool:
+        """Running → failed, or back to queued when not `final`; counts a failure."""
+        parameters = {"job_id": job_id, "of_attempt": attempt, "said": error}
+        return await self._database.write(_set, _FAIL if final else _RETRY, parameters)
+
+    async def release(self, job_id: str, attempt: int) -> bool:
+        """Handed back undone: running → queued, neither a failure nor a crash."""
+        return await self._database.write(_set, _RELEASE, {"job_id": job_id, "of_attempt": attempt})
+
+    async def cancel(self, job_id: str) -> Job:
+        """The row afterwards: cancelled, or as it already had ended."""
+        return await self._database.write(_cancel, job_id)
+
+    async def queued(self, lane: str | None = None) -> int:
+        return await self._database.read(_queued, lane)
+
+    async def position(self, job_id: str) -> int:
+        """Queued jobs that its lane serves before it; 0 when it is not queued."""
+        return await self._database.read(_position, job_id)
+
+    async def to_requeue(self, *, unconfirmed_after_s: float) -> builtins.list[Job]:
+        """Jobs whose task must be sent again: never confirmed, or running under a lease that ran out (now queued
+        again, crashes + 1). Only one caller gets each; call `confirm` when sent."""
+        return await self._database.write(_to_requeue, unconfirmed_after_s)
+
+    async def recover(self, worker_prefix: str = "") -> builtins.list[Job]:
+        """Embedded start: every running job back to queued (crashes + 1); all queued jobs, oldest first."""
+        return await self._database.write(_recover, worker_prefix)
+
+    async def expire(self, older_than_s: float) -> builtins.list[str]:
+        """Deletes final jobs; the picture keys that no job and no entry names any more."""
+        return await self._database.write(_expire, older_than_s)
+
+    async def to_cache(self, limit: int = 100) -> builtins.list[str]:
+        """Ids of succeeded jobs whose captured latents were neither cached nor dropped, oldest first."""
+        return await self._database.read(_to_cache, limit)
+
+    async def drop_captured(self, job_ids: Sequence[str]) -> builtins.list[str]:
+        """These jobs' latents will not be cached; their blob keys, for deletion."""
+        return await self._database.write_lazily(_drop_captured, job_ids)

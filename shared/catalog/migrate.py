@@ -1,0 +1,50 @@
+"""Brings a catalog to this version's revision, inside one transaction; refuses a newer one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from shared.errors import CatalogVersionError
+
+HEAD = "0001"
+"""The newest revision in migrations/versions (a test compares them); known here so that opening a catalog that is up
+to date does not import Alembic."""
+
+_LOCK = 0x41667465  # one migration at a time on PostgreSQL; SQLite's BEGIN IMMEDIATE already sees to it
+
+
+def revision(connection: sa.Connection) -> str:
+    """The catalog's revision; empty for a new database."""
+    if not sa.inspect(connection).has_table("alembic_version"):
+        return ""
+    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() or ""
+
+
+def migrate(connection: sa.Connection, target: str = "head") -> None:
+    """Up to `target`, or down to it; CatalogVersionError when the catalog's revision is not one of ours."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+    before = revision(connection)
+    if before == HEAD and target in ("head", HEAD):
+        return
+
+    from alembic import command
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.attributes["connection"] = connection
+    scripts = ScriptDirectory.from_config(config)
+    known = [script.revision for script in scripts.walk_revisions("base", "heads")]  # newest first
+    if before and before not in known:
+        raise CatalogVersionError(
+            f"the catalog is at revision {before!r}, which this Afterimage does not know (its newest is {HEAD!r}): "
+            "a newer version wrote it. Run that version or a newer one, or point catalog_url at another catalog"
+        )
+    if target == "base" or (before and target in known and known.index(target) > known.index(before)):
+        command.downgrade(config, target)
+    else:
+        command.upgrade(config, target)

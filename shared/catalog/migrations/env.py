@@ -1,0 +1,15 @@
+"""Alembic's entry: runs the migrations on the connection that `shared.catalog.migrate` hands over."""
+
+from alembic import context
+
+from shared.catalog.tables import METADATA
+
+# no begin_transaction() of its own: the caller's transaction makes the whole migration happen or not
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=METADATA,
+    render_as_batch=True,
+    transactional_ddl=True,
+)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,45 @@
+"""Measured tables by kind, model and weights: K tables, latencies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from shared.catalog.database import Database
+from shared.catalog.tables import now_s, profiles
+
+p = profiles.c
+
+
+def _put(connection: sa.Connection, kind: str, model: str, weights_hash: str, value: dict[str, Any]) -> None:
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    new = insert(profiles).values(
+        kind=kind, model=model, weights_hash=weights_hash, value=value, updated_at=now_s()
+    )  # fmt: skip
+    connection.execute(
+        new.on_conflict_do_update(
+            index_elements=["kind", "model", "weights_hash"],
+            set_={"value": new.excluded.value, "updated_at": new.excluded.updated_at},
+        )
+    )
+
+
+def _get(connection: sa.Connection, kind: str, model: str, weights_hash: str) -> dict[str, Any] | None:
+    query = sa.select(p.value).where(p.kind == kind, p.model == model, p.weights_hash == weights_hash)
+    return connection.execute(query).scalar()
+
+
+class Profiles:
+    """The profiles of a catalog; kinds: `k_table`, `latency`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def put(self, kind: str, model: str, weights_hash: str, value: dict[str, Any]) -> None:
+        """Adds or replaces; `value` is JSON."""
+        await self._database.write(_put, kind, model, weights_hash, value)
+
+    async def get(self, kind: str, model: str, weights_hash: str) -> dict[str, Any] | None:
+        return await self._database.read(_get, kind, model, weights_hash)

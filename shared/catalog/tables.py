@@ -1,0 +1,158 @@
+"""The catalog's tables, in SQLAlchemy Core, the same on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import GenericFunction
+
+METADATA = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+class now_s(GenericFunction[float]):  # noqa: N801 — SQLAlchemy names a function after its class
+    """The database's clock in Unix seconds; on SQLite a function that each connection registers."""
+
+    type = sa.Double()
+    inherit_cache = True
+
+
+@compiles(now_s, "postgresql")
+def _now_on_postgresql(_element: now_s, _compiler: SQLCompiler, **_kw: Any) -> str:
+    # clock_timestamp, not now(): a transaction that waited for a row lock must see the time after the wait
+    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
+
+
+jobs = sa.Table(
+    "jobs",
+    METADATA,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("lane", sa.Text, nullable=False),
+    sa.Column("priority", sa.Integer, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("failures", sa.Integer, nullable=False),
+    sa.Column("crashes", sa.Integer, nullable=False),
+    sa.Column("worker", sa.Text, nullable=False),
+    sa.Column("error", sa.Text, nullable=False),
+    sa.Column("confirmed", sa.Boolean, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("updated_at", sa.Double, nullable=False),
+    sa.Column("lease_until", sa.Double, nullable=False),
+    sa.Column("encoder_hash", sa.Text, nullable=False),
+    sa.Column("exact_key", sa.Text, nullable=False),
+    sa.Column("checkpoint_key", sa.Text, nullable=True),
+    sa.Column("checkpoint_step", sa.Integer, nullable=False),
+    sa.Column("picture_key", sa.Text, nullable=True),
+    sa.Column("request", sa.Text, nullable=False),  # JSON of shared.types.Request
+    sa.Column("plan", sa.Text, nullable=False),  # JSON of shared.types.Plan
+    sa.Column("result", sa.Text, nullable=False),  # JSON of shared.types.Result, empty until there is one
+    sa.Column("warnings", sa.Text, nullable=False),  # JSON list, empty for none
+    sa.Column("vector", sa.LargeBinary, nullable=False),
+    sa.Index(None, "state", "lane", "id"),
+    sa.Index(None, "tenant", "id"),
+    sa.Index(
+        "ix_jobs_picture_key",
+        "picture_key",
+        sqlite_where=sa.text("picture_key IS NOT NULL"),
+        postgresql_where=sa.text("picture_key IS NOT NULL"),
+    ),
+    sa.Index(
+        "ix_jobs_checkpoint_key",
+        "checkpoint_key",
+        sqlite_where=sa.text("checkpoint_key IS NOT NULL"),
+        postgresql_where=sa.text("checkpoint_key IS NOT NULL"),
+    ),
+)
+
+idempotency_keys = sa.Table(
+    "idempotency_keys",
+    METADATA,
+    sa.Column("caller", sa.Text, primary_key=True),
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("body_hash", sa.Text, nullable=False),
+    # deferred: the key is taken first, so that two replicas meet on it and not on the job
+    sa.Column(
+        "job_id",
+        sa.String(64),
+        sa.ForeignKey("jobs.id", ondelete="CASCADE", deferrable=True, initially="DEFERRED"),
+        nullable=False,
+        index=True,
+    ),
+    sa.Column("expires_at", sa.Double, nullable=False, index=True),
+)
+
+captured = sa.Table(
+    # latents that a finished job captured and nobody has yet cached or dropped
+    "captured",
+    METADATA,
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("job_id", sa.String(64), sa.ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False, index=True),
+)
+
+entries = sa.Table(
+    "entries",
+    METADATA,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("job_id", sa.String(64), nullable=True, unique=True),  # one entry per job; jobs expire before entries
+    sa.Column("prompt", sa.Text, nullable=False),
+    sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("user", sa.Text, nullable=False),
+    sa.Column("scope", sa.String(16), nullable=False),
+    sa.Column("owner", sa.Text, nullable=False),
+    sa.Column("model", sa.Text, nullable=False),
+    sa.Column("weights_hash", sa.Text, nullable=False),
+    sa.Column("sampler", sa.Text, nullable=False),
+    sa.Column("dtype", sa.Text, nullable=False),
+    sa.Column("width", sa.Integer, nullable=False),
+    sa.Column("height", sa.Integer, nullable=False),
+    sa.Column("steps", sa.Integer, nullable=False),
+    sa.Column("exact_key", sa.Text, nullable=False),
+    sa.Column("picture_key", sa.Text, nullable=False, index=True),
+    sa.Column("picture_sha256", sa.Text, nullable=False),
+    sa.Column("encoder_hash", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Index(None, "exact_key", "owner", "id"),
+)
+
+states = sa.Table(
+    "states",
+    METADATA,
+    sa.Column("entry_id", sa.String(64), sa.ForeignKey("entries.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("step", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("key", sa.Text, nullable=False, index=True),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+    sa.Column("codec", sa.Text, nullable=False),
+    sa.Column("sha256", sa.Text, nullable=False),
+    sa.Column("uses", sa.Integer, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("used_at", sa.Double, nullable=False),
+)
+
+vectors = sa.Table(
+    "vectors",
+    METADATA,
+    sa.Column("entry_id", sa.String(64), sa.ForeignKey("entries.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("name", sa.String(32), primary_key=True),
+    sa.Column("data", sa.LargeBinary, nullable=False),
+)
+
+profiles = sa.Table(
+    "profiles",
+    METADATA,
+    sa.Column("kind", sa.String(32), primary_key=True),
+    sa.Column("model", sa.Text, primary_key=True),
+    sa.Column("weights_hash", sa.Text, primary_key=True),
+    sa.Column("value", sa.JSON, nullable=False),
+    sa.Column("updated_at", sa.Double, nullable=False),
+)
