@@ -1,0 +1,53 @@
+"""Whether another job may wait, and when to come back if not (design §8, Accept)."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from shared.errors import OverloadedError, StorageFullError
+
+_MIN_DELAY_S, _MAX_DELAY_S, _UNKNOWN_DELAY_S = 0.1, 60.0, 1.0
+
+
+class FinishRate:
+    """Jobs finished per second over the last `window_s` seconds."""
+
+    def __init__(self, window_s: float = 30.0) -> None:
+        self._window_s = window_s
+        self._times: deque[float] = deque(maxlen=10_000)
+
+    def finished(self, now: float) -> None:
+        self._times.append(now)
+
+    def per_s(self, now: float) -> float:
+        while self._times and self._times[0] < now - self._window_s:
+            self._times.popleft()
+        if not self._times:
+            return 0.0
+        return len(self._times) / max(now - self._times[0], 1.0)
+
+
+def retry_delay_s(queued: int, max_queued: int, finished_per_s: float) -> float:
+    """Seconds until a place is free if jobs keep finishing as they did; 1 s when nothing is known, never above 60."""
+    if finished_per_s <= 0:
+        return _UNKNOWN_DELAY_S
+    ahead = max(queued - max_queued + 1, 1)
+    return min(max(ahead / finished_per_s, _MIN_DELAY_S), _MAX_DELAY_S)
+
+
+def check_queue(queued: int, max_queued: int, finished_per_s: float) -> None:
+    """Raises OverloadedError with a retry delay when the queue is full."""
+    if queued >= max_queued:
+        delay = retry_delay_s(queued, max_queued, finished_per_s)
+        message = f"{queued} jobs are waiting and max_queued is {max_queued}; come back in {delay:.1f} s"
+        raise OverloadedError(message, retry_after_s=delay)
+
+
+def check_disk(free_bytes: int, min_free_bytes: int) -> None:
+    """Raises StorageFullError before a job is accepted that could not be stored."""
+    if free_bytes < min_free_bytes:
+        raise StorageFullError(
+            f"the data directory's disk has {free_bytes >> 20} MiB left and min_free_bytes asks for "
+            f"{min_free_bytes >> 20} MiB; free some space",
+            retry_after_s=30.0,
+        )

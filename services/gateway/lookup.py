@@ -1,0 +1,151 @@
+"""Asks embedder, match predictor and retriever for a plan; whatever is away, late or wrong costs the hit only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from protos import embedder_pb2, match_predictor_pb2, retriever_pb2
+from protos.embedder_pb2_grpc import EmbedderServiceStub
+from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
+from protos.retriever_pb2_grpc import RetrieverServiceStub
+from services.gateway.breaker import Breaker
+from services.gateway.replies import check_plan, check_vector, noise_plan
+from shared import rpc
+from shared.errors import AfterimageError
+from shared.models.card import ModelCard
+from shared.rpc_types import plan_from_proto, request_to_proto
+from shared.service import Context
+from shared.telemetry import METRICS, log
+from shared.types import CacheMode, Plan, Request, Timings, visible_owners
+
+T = TypeVar("T")
+
+
+@dataclass
+class Planned:
+    """A request on its way to a job: its plan, its embedding, and what there is to say about them."""
+
+    request: Request
+    card: ModelCard
+    plan: Plan | None = None
+    vector: bytes = b""
+    encoder_hash: str = ""
+    predicted_hit: bool | None = None
+    warnings: list[str] = field(default_factory=list)
+    degraded: list[str] = field(default_factory=list)
+    timings: Timings = field(default_factory=Timings)
+
+    @property
+    def reads(self) -> bool:
+        return self.request.cache in (CacheMode.AUTO, CacheMode.READ)
+
+
+class Lookup:
+    """The three services in front of the queue, each behind its own circuit breaker."""
+
+    def __init__(self, context: Context) -> None:
+        self._settings, self._clock = context.settings, context.clock
+        self._embedder = EmbedderServiceStub(context.channel("embedder"))
+        self._predictor = MatchPredictorServiceStub(context.channel("match_predictor"))
+        self._retriever = RetrieverServiceStub(context.channel("retriever"))
+        self._breakers = {name: Breaker() for name in ("embedder", "match_predictor", "retriever")}
+
+    async def plan(self, request: Request, card: ModelCard) -> Planned:
+        """The request with its plan; never fails because of the cache."""
+        planned = Planned(request, card)
+        await self._embed(planned)
+        await self._predict(planned)
+        await self.replan(planned, exact=request.seed_given)
+        return planned
+
+    async def replan(self, planned: Planned, *, exact: bool) -> None:
+        """Asks the retriever (again); `exact` says whether a stored picture may be the answer."""
+        start = self._clock.monotonic()
+        plan = await self._try("retriever", planned, lambda: self._plan(planned, exact))
+        if plan is None:
+            reason = f"Drawn from noise: {planned.degraded[-1]}."
+            plan = noise_plan(planned.request, planned.card, self._settings, tuple(planned.degraded), reason)
+        else:
+            plan = replace(plan, degraded=tuple(dict.fromkeys((*planned.degraded, *plan.degraded))))
+        planned.plan = plan
+        planned.timings = replace(planned.timings, plan_s=self._clock.monotonic() - start)
+
+    async def _embed(self, planned: Planned) -> None:
+        start = self._clock.monotonic()
+        await self._try("embedder", planned, lambda: self._embed_text(planned))
+        planned.timings = replace(planned.timings, embed_s=self._clock.monotonic() - start)
+
+    async def _predict(self, planned: Planned) -> None:
+        if not planned.vector or not planned.reads:
+            return
+        start = self._clock.monotonic()
+        planned.predicted_hit = await self._try("match_predictor", planned, lambda: self._predict_hit(planned))
+        planned.timings = replace(planned.timings, predict_s=self._clock.monotonic() - start)
+
+    async def _embed_text(self, planned: Planned) -> bool:
+        message = embedder_pb2.EmbedTextRequest(texts=[planned.request.prompt])
+        reply = await self._call(self._embedder.EmbedText, message)
+        embedding = reply.embeddings[0]
+        planned.vector, planned.encoder_hash = check_vector(embedding.vector), reply.encoder_hash
+        if embedding.unknown_words:
+            words = ", ".join(embedding.unknown_words)
+            planned.warnings.append(f"the model was never shown these words: {words}")
+        if embedding.truncated:
+            planned.warnings.append("the prompt is longer than the encoder reads; its end is ignored")
+        return True
+
+    async def _predict_hit(self, planned: Planned) -> bool:
+        owners = visible_owners(planned.request.tenant, planned.request.user)
+        message = match_predictor_pb2.PredictRequest(
+            vector=planned.vector, encoder_hash=planned.encoder_hash, owners=owners
+        )
+        reply = await self._call(self._predictor.Predict, message)
+        return bool(reply.hit)
+
+    async def _plan(self, planned: Planned, exact: bool) -> Plan:
+        message = retriever_pb2.PlanRequest(
+            request=request_to_proto(planned.request),
+            tenant=planned.request.tenant,
+            seed_given=exact,
+            vector=planned.vector,
+            encoder_hash=planned.encoder_hash,
+            model=planned.card.name,
+        )
+        if planned.predicted_hit is not None:
+            message.predicted_hit = planned.predicted_hit
+        reply = await self._call(self._retriever.Plan, message)
+        return check_plan(plan_from_proto(reply.plan), planned.request, planned.card)
+
+    async def _call(self, method: Callable[..., Awaitable[Any]], message: Any) -> Any:
+        # the client's own timer too: a peer that accepts and then hangs must not hold the request
+        async with asyncio.timeout(self._settings.call_timeout_s * 1.5):
+            return await rpc.call(method, message, timeout_s=self._settings.call_timeout_s)
+
+    async def _try(self, service: str, planned: Planned, ask: Callable[[], Awaitable[T]]) -> T | None:
+        """The answer; or None, with a note on the plan of what happened."""
+        breaker = self._breakers[service]
+        if not breaker.allows(self._clock.monotonic()):
+            self._without(service, planned, "failed repeatedly and is not asked for a while")
+            return None
+        try:
+            answer = await ask()
+        except (AfterimageError, TimeoutError, IndexError, ValueError) as error:
+            breaker.failed(self._clock.monotonic())
+            self._without(service, planned, _said(error))
+            return None
+        breaker.succeeded()
+        return answer
+
+    def _without(self, service: str, planned: Planned, what: str) -> None:
+        if service != "retriever" and not planned.reads:
+            return  # nothing was lost that this request wanted
+        planned.degraded.append(f"{service}: {what}")
+        METRICS.degraded.labels(service).inc()
+        log("gateway").warning("planned without a service", service=service, error=what)
+
+
+def _said(error: Exception) -> str:
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__

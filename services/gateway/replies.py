@@ -1,0 +1,56 @@
+"""Whether what another service answered can be used: a wrong answer is treated like no answer (design §1)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shared.errors import AfterimageError
+from shared.models.card import ModelCard
+from shared.settings import Settings
+from shared.types import CacheMode, Plan, PlanSource, Request, vector_from
+
+_UNIT_TOLERANCE = 1e-2
+
+
+class NonsenseError(AfterimageError):
+    """A service answered something that cannot be true."""
+
+
+def check_vector(vector: bytes) -> bytes:
+    """The embedding, if it is float32 of unit length; raises NonsenseError."""
+    if not vector or len(vector) % 4:
+        raise NonsenseError(f"an embedding of {len(vector)} bytes")
+    norm = float(np.linalg.norm(vector_from(vector)))
+    if not abs(norm - 1.0) < _UNIT_TOLERANCE:  # also refuses nan
+        raise NonsenseError(f"an embedding of length {norm:.3g} instead of 1")
+    return vector
+
+
+def check_plan(plan: Plan, request: Request, card: ModelCard) -> Plan:
+    """The plan, if this request on this model can be drawn by it; raises NonsenseError."""
+    if plan.model != card.name:
+        raise NonsenseError(f"a plan for model {plan.model!r} instead of {card.name!r}")
+    if plan.source is not PlanSource.EXACT and not 0 <= plan.start_step < request.steps:
+        raise NonsenseError(f"a start after step {plan.start_step} of {request.steps}")
+    if plan.source is not PlanSource.NOISE and not plan.state_key:
+        raise NonsenseError(f"a plan from {plan.source} that names nothing to start from")
+    if any(not 0 < step < request.steps for step in plan.capture_steps):
+        raise NonsenseError(f"capture steps {plan.capture_steps} of {request.steps}")
+    return plan
+
+
+def noise_plan(request: Request, card: ModelCard, settings: Settings, degraded: tuple[str, ...], reason: str) -> Plan:
+    """The plan of a request nobody could plan: from noise, kept for the cache if the request allows it.
+
+    `settings.capture_steps` are K of 50; those that fall on a step of this request's T are captured.
+    """
+    writes = request.cache in (CacheMode.AUTO, CacheMode.WRITE)
+    captures = [k * request.steps // 50 for k in settings.capture_steps if k * request.steps % 50 == 0]
+    return Plan(
+        source=PlanSource.NOISE,
+        model=card.name,
+        weights_hash=card.weights_hash,
+        capture_steps=tuple(sorted(set(captures))) if writes else (),
+        degraded=degraded,
+        reason=reason,
+    )

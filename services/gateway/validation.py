@@ -1,0 +1,143 @@
+"""From what a client sent to a Request with every default filled in, or the field and the rule it breaks."""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from protos import common_pb2 as pb
+from shared.errors import InvalidRequestError
+from shared.models.card import ModelCard
+from shared.rpc_types import cache_from_proto, scope_from_proto
+from shared.settings import Settings
+from shared.types import Modality, Request, Scope, Size
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""Control characters; tabs and line ends are text."""
+_TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_MAX_USER_CHARS = 200
+_MAX_PRIORITY = 100
+
+
+@dataclass(frozen=True)
+class Models:
+    """What can be asked for: cards by model id, and which of them draws what asks for no model."""
+
+    cards: Mapping[str, ModelCard]
+    large: str
+    small: str | None = None
+
+    def choose(self, quality: str) -> ModelCard:
+        """The card behind `auto`, `large`, `small` or a model id; raises InvalidRequestError listing what exists."""
+        roles = {"": self.large, "auto": self.large, "large": self.large, "small": self.small}
+        name = roles.get(quality, quality)
+        if name is None or name not in self.cards:
+            offered = ["auto", "large", *(["small"] if self.small else []), *self.cards]
+            raise InvalidRequestError("quality", "must be one of " + ", ".join(dict.fromkeys(offered)), quality)
+        return self.cards[name]
+
+
+def validate(message: pb.Request, models: Models, settings: Settings, tenant: str) -> tuple[Request, ModelCard]:
+    """The Request and the card of the model that it is for.
+
+    Draws a random seed when the client gave none (then `seed_given` is False). Raises InvalidRequestError.
+    """
+    _check_text("prompt", message.prompt, settings.max_prompt_chars)
+    if not message.prompt.strip():
+        raise InvalidRequestError("prompt", "must not be empty")
+    _check_text("negative_prompt", message.negative_prompt, settings.max_prompt_chars)
+    _check_text("user", message.user, _MAX_USER_CHARS)
+    _check_enums(message)
+    card = models.choose(message.quality)
+    size = _size(message, card)
+    steps = message.steps if message.HasField("steps") else card.default_steps
+    guidance = message.guidance if message.HasField("guidance") else card.default_guidance
+    if steps > settings.max_steps:
+        raise InvalidRequestError("steps", f"must be at most {settings.max_steps}", steps)
+    card.check(size, steps, guidance)
+    if message.HasField("frames") and message.frames != 1:
+        raise InvalidRequestError("frames", "must be 1 for an image", message.frames)
+    if abs(message.priority) > _MAX_PRIORITY:
+        raise InvalidRequestError("priority", f"must be from -{_MAX_PRIORITY} to {_MAX_PRIORITY}", message.priority)
+    scope = scope_from_proto(message.scope)
+    if scope is Scope.PRIVATE and not message.user:
+        raise InvalidRequestError("user", "must name the user when scope is private")
+    request = Request(
+        prompt=message.prompt,
+        negative_prompt=message.negative_prompt,
+        size=size,
+        steps=steps,
+        guidance=guidance,
+        seed=message.seed if message.HasField("seed") else secrets.randbits(32),
+        seed_given=message.HasField("seed"),
+        modality=Modality.IMAGE,
+        quality=message.quality or "auto",
+        cache=cache_from_proto(message.cache),
+        scope=scope,
+        tenant=tenant,
+        user=message.user,
+        priority=message.priority,
+        deadline_s=_deadline(message),
+        drop_if_late=message.drop_if_late,
+        savings=_share(message, "savings", 0.5),
+        fresh_noise=_share(message, "fresh_noise", 0.0),
+    )
+    return request, card
+
+
+def check_tenant(tenant: str) -> str:
+    """The tenant of a call; one pattern, so that scope keys made from it are never ambiguous."""
+    if not _TENANT.fullmatch(tenant):
+        raise InvalidRequestError("tenant", "must be 1 to 64 letters, digits, dots, dashes or underscores", tenant)
+    return tenant
+
+
+def page_size(wanted: int) -> int:
+    """How many jobs a page holds: 1 to 1000, 0 means 50."""
+    if wanted > 1000:
+        raise InvalidRequestError("page_size", "must be from 1 to 1000, or 0 for 50", wanted)
+    return wanted or 50
+
+
+def _check_text(field: str, text: str, limit: int) -> None:
+    if len(text) > limit:
+        raise InvalidRequestError(field, f"must have at most {limit} characters", f"{len(text)} characters")
+    if found := _CONTROL.search(text):
+        rule = f"must not contain control characters (U+{ord(found[0]):04X} at position {found.start()})"
+        raise InvalidRequestError(field, rule)
+
+
+def _check_enums(message: pb.Request) -> None:
+    """proto3 lets unknown numbers through; taking them for the default would do something the client did not ask."""
+    for field, kind in (("cache", pb.CacheMode), ("scope", pb.Scope), ("modality", pb.Modality)):
+        value = getattr(message, field)
+        if value not in kind.values():
+            names = ", ".join(name.rsplit("_", 1)[1].lower() for name in kind.keys()[1:])  # not a dict
+            raise InvalidRequestError(field, f"must be one of {names}", value)
+    if message.modality == pb.MODALITY_VIDEO:
+        raise InvalidRequestError("modality", "must be image: no model here draws video")
+
+
+def _size(message: pb.Request, card: ModelCard) -> Size:
+    if message.HasField("width") != message.HasField("height"):
+        missing = "height" if message.HasField("width") else "width"
+        raise InvalidRequestError(missing, "width and height go together: give both or neither")
+    return Size(message.width, message.height) if message.HasField("width") else card.default_size
+
+
+def _deadline(message: pb.Request) -> float | None:
+    if not message.HasField("deadline_s"):
+        return None
+    if not (math.isfinite(message.deadline_s) and message.deadline_s > 0):
+        raise InvalidRequestError("deadline_s", "must be a number of seconds above 0", message.deadline_s)
+    return message.deadline_s
+
+
+def _share(message: pb.Request, field: str, default: float) -> float:
+    value = float(getattr(message, field)) if message.HasField(field) else default
+    if not 0.0 <= value <= 1.0:  # also refuses nan
+        raise InvalidRequestError(field, "must be from 0 to 1", value)
+    return value
