@@ -1,0 +1,108 @@
+"""What leaves the engine as bytes: captured states by codec, crash checkpoints, and PNG pictures."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from services.gpu_worker.rows import FromCheckpoint, Latent, Pixels
+from shared.errors import BlobCorruptError, ConfigurationError
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """A pair that turns a latent (C, h, w) float32 into arrays for safetensors and back."""
+
+    pack: Callable[[Latent], Arrays]
+    unpack: Callable[[Arrays], Latent]
+
+
+def _pack_int8(latent: Latent) -> Arrays:
+    scale = np.abs(latent).max(axis=(1, 2), keepdims=True).astype(np.float32) / 127
+    levels = np.round(latent / np.where(scale == 0, 1, scale)).astype(np.int8)
+    packed = np.frombuffer(zlib.compress(levels.tobytes(), 6), dtype=np.uint8)
+    return {"levels": packed, "scale": scale, "shape": np.array(latent.shape, dtype=np.int32)}
+
+
+def _unpack_int8(arrays: Arrays) -> Latent:
+    levels = np.frombuffer(zlib.decompress(arrays["levels"].tobytes()), dtype=np.int8)
+    return levels.reshape(arrays["shape"]).astype(np.float32) * arrays["scale"]
+
+
+CODECS = {
+    "fp16": Codec(
+        pack=lambda latent: {"latent": latent.astype(np.float16)},
+        unpack=lambda arrays: arrays["latent"].astype(np.float32),
+    ),
+    # the only one whose resumed run equals the uninterrupted one to the bit
+    "fp32": Codec(
+        pack=lambda latent: {"latent": np.ascontiguousarray(latent, dtype=np.float32)},
+        unpack=lambda arrays: arrays["latent"].astype(np.float32),
+    ),
+    # half a level of 127 per channel off at most
+    "int8": Codec(pack=_pack_int8, unpack=_unpack_int8),
+}
+"""By the name a State carries; a new format is one more line."""
+
+
+def encode_state(latent: Latent, codec: str) -> bytes:
+    """(C, h, w) float32 as safetensors; raises ConfigurationError for a codec nobody knows."""
+    return save(codec_named(codec).pack(latent))
+
+
+def decode_state(data: bytes, codec: str) -> Latent:
+    """The latent of `encode_state`; raises BlobCorruptError for bytes that are none."""
+    try:
+        latent = codec_named(codec).unpack(load(data))
+    except (SafetensorError, KeyError, ValueError, zlib.error) as error:
+        raise BlobCorruptError(f"not a state in codec {codec!r}: {error}") from error
+    if latent.ndim != 3 or not np.isfinite(latent).all():
+        raise BlobCorruptError(f"state in codec {codec!r}: shape {latent.shape} or values that are not finite")
+    return latent
+
+
+def codec_named(name: str) -> Codec:
+    if name not in CODECS:
+        raise ConfigurationError(f"codec must be one of {', '.join(CODECS)} (got {name!r})")
+    return CODECS[name]
+
+
+def encode_checkpoint(latent: Latent, step: int, generator_state: bytes) -> bytes:
+    """Everything the rest of a run depends on, lossless (design §8, Checkpoints)."""
+    state = np.frombuffer(generator_state, dtype=np.uint8)
+    return save({"latent": np.ascontiguousarray(latent), "generator": state, "step": np.array([step], dtype=np.int64)})
+
+
+def decode_checkpoint(data: bytes) -> FromCheckpoint:
+    """The start that continues a checkpointed run; raises BlobCorruptError for bytes that are none."""
+    try:
+        arrays = load(data)
+        step, generator = int(arrays["step"][0]), arrays["generator"].tobytes()
+        return FromCheckpoint(latent=arrays["latent"].astype(np.float32), step=step, generator_state=generator)
+    except (SafetensorError, KeyError, ValueError, IndexError) as error:
+        raise BlobCorruptError(f"not a checkpoint: {error}") from error
+
+
+def encode_png(pixels: Pixels) -> bytes:
+    """(h, w, 3) uint8 as PNG; equal pictures give equal bytes."""
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, format="PNG", compress_level=4)
+    return out.getvalue()
+
+
+def decode_png(data: bytes) -> Pixels:
+    """RGB (h, w, 3) uint8; raises BlobCorruptError for bytes that are no picture."""
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            return np.asarray(picture.convert("RGB")).copy()
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+        raise BlobCorruptError(f"not a picture: {error}") from error

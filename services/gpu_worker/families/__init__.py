@@ -1,0 +1,66 @@
+"""A family is six functions over stock diffusers components; the rest of the worker knows no architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from services.gpu_worker.rows import Pixels, PromptEncoding, Row, Stepped
+from services.gpu_worker.samplers import Sampler, Schedule
+from shared.errors import ModelError
+from shared.models import ModelCard
+from shared.types import Size
+
+MODULES = {"unet": "services.gpu_worker.families.unet", "noop": "services.gpu_worker.families.noop"}
+"""Where each family lives; its file is imported when a card names it."""
+
+
+class Family(Protocol):
+    """A loaded model. Latents are float32 (C, h, w) on `device`; every method runs on the engine's thread."""
+
+    card: ModelCard
+    sampler: Sampler
+    device: torch.device
+
+    def encode_prompt(self, prompt: str) -> PromptEncoding:
+        """What the denoiser is conditioned on; repeated prompts come from a cache."""
+        ...
+
+    def encode_picture(self, pixels: Pixels) -> Tensor:
+        """The picture's latent, (C, h, w), without noise."""
+        ...
+
+    def initial_noise(self, size: Size, generator: torch.Generator) -> Tensor:
+        """Where a run from noise begins; depends on the generator's state and the size only."""
+        ...
+
+    def add_noise(self, latent: Tensor, noise: Tensor, schedule: Schedule, done: int) -> Tensor:
+        """A clean latent brought to the noise level of a run with `done` steps behind it."""
+        ...
+
+    def step(self, rows: Sequence[Row]) -> list[Stepped]:
+        """One denoising step for rows of any sizes at their own timesteps; rows in, rows out, in order."""
+        ...
+
+    def decode(self, latent: Tensor) -> Pixels:
+        """The picture of a final latent."""
+        ...
+
+    def preview(self, clean: Tensor) -> Pixels:
+        """A picture of one pixel per latent cell, by a linear map (no VAE)."""
+        ...
+
+
+def load_family(card: ModelCard, *, device: str = "cpu", batch_invariant: int = 0, prompts_kept: int = 512) -> Family:
+    """Loads the card's weights (safetensors only) onto `device`.
+
+    Raises ModelError when the family is unknown or the weights are missing or are not of that family.
+    """
+    if card.family not in MODULES:
+        raise ModelError(f"model {card.name!r}: family must be one of {', '.join(MODULES)} (got {card.family!r})")
+    load = import_module(MODULES[card.family]).load
+    return load(card, device=torch.device(device), batch_invariant=batch_invariant, prompts_kept=prompts_kept)

@@ -1,0 +1,66 @@
+"""A denoiser that only waits a known time, so that benchmarks see what everything around it costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from urllib.parse import parse_qsl
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.gpu_worker.layout import groups
+from services.gpu_worker.rows import Pixels, PromptEncoding, Row, Stepped
+from services.gpu_worker.samplers import Schedule, make_sampler
+from shared.errors import ModelError
+from shared.models import ModelCard
+from shared.models.card import NOOP_PREFIX
+from shared.types import Size
+
+
+def load(card: ModelCard, *, device: torch.device, batch_invariant: int, prompts_kept: int) -> NoopFamily:
+    """`noop:?step_ms=1&row_ms=.2`: seconds a forward takes, and more for each row in it."""
+    options = dict(parse_qsl(card.path.removeprefix(NOOP_PREFIX).lstrip("?")))
+    try:
+        step_s, row_s = (float(options.get(key, 0)) / 1000 for key in ("step_ms", "row_ms"))
+    except ValueError as error:
+        raise ModelError(f"model path {card.path!r}: step_ms and row_ms must be numbers") from error
+    return NoopFamily(card, device, step_s, row_s)
+
+
+class NoopFamily:
+    """Every latent stays what it was; the picture is its first channels."""
+
+    def __init__(self, card: ModelCard, device: torch.device, step_s: float, row_s: float) -> None:
+        self.card = card
+        self.device = device
+        self.sampler = make_sampler(card.sampler, card.scheduler_config)
+        self._step_s = step_s
+        self._row_s = row_s
+        self._nothing = PromptEncoding(hidden=torch.zeros(1, 1))
+
+    def encode_prompt(self, prompt: str) -> PromptEncoding:
+        return self._nothing
+
+    def encode_picture(self, pixels: Pixels) -> Tensor:
+        scale = self.card.vae_scale
+        return torch.from_numpy(pixels[::scale, ::scale].astype(np.float32) / 127.5 - 1).permute(2, 0, 1)
+
+    def initial_noise(self, size: Size, generator: torch.Generator) -> Tensor:
+        scale = self.card.vae_scale
+        return torch.randn((self.card.latent_channels, size.height // scale, size.width // scale), generator=generator)
+
+    def add_noise(self, latent: Tensor, noise: Tensor, schedule: Schedule, done: int) -> Tensor:
+        return self.sampler.add_noise(latent, noise, schedule, done)
+
+    def step(self, rows: Sequence[Row]) -> list[Stepped]:
+        for members in groups([tuple(row.latent.shape) for row in rows]):
+            time.sleep(self._step_s + self._row_s * len(members))  # on the engine's own thread
+        return [Stepped(row.latent, row.latent) for row in rows]
+
+    def decode(self, latent: Tensor) -> Pixels:
+        return self.preview(latent).repeat(self.card.vae_scale, axis=0).repeat(self.card.vae_scale, axis=1)
+
+    def preview(self, clean: Tensor) -> Pixels:
+        return (clean[:3].clamp(-2, 2) * 63 + 127).to(torch.uint8).permute(1, 2, 0).contiguous().numpy()

@@ -1,0 +1,69 @@
+"""Decides who joins the batch before the next step and who leaves it: pure, over values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Queued(Protocol):
+    """What the decision reads of a task."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def deadline_at(self) -> float | None: ...
+    @property
+    def drop_if_late(self) -> bool: ...
+    @property
+    def alone(self) -> bool: ...
+    @property
+    def arrived(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Ids of tasks; a step acts on all three before it runs."""
+
+    join: tuple[str, ...] = ()
+    cancel: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
+
+
+def decide(
+    waiting: Sequence[Queued], running: Sequence[Queued], cancelled: frozenset[str], now: float, max_rows: int
+) -> Decision:
+    """Who joins: by priority, then earliest deadline, then arrival, as many as there are free rows.
+
+    Who leaves: the cancelled, and those past their deadline who asked to be dropped. A task that must ride alone waits
+    for an empty batch, and once it is first in line nobody overtakes it, else it would wait for ever.
+    """
+    late = tuple(task.id for task in [*waiting, *running] if _late(task, now) and task.id not in cancelled)
+    gone = cancelled.union(late)
+    riding = [task for task in running if task.id not in gone]
+    queue = sorted((task for task in waiting if task.id not in gone), key=_order)
+    return Decision(join=tuple(_joining(queue, riding, max_rows)), cancel=tuple(cancelled), late=late)
+
+
+def _joining(queue: Sequence[Queued], riding: Sequence[Queued], max_rows: int) -> list[str]:
+    if any(task.alone for task in riding):
+        return []
+    if queue and queue[0].alone:
+        return [] if riding else [queue[0].id]
+    joining = []
+    for task in queue[: max(max_rows - len(riding), 0)]:
+        if task.alone:
+            break
+        joining.append(task.id)
+    return joining
+
+
+def _order(task: Queued) -> tuple[int, float, int]:
+    return (-task.priority, float("inf") if task.deadline_at is None else task.deadline_at, task.arrived)
+
+
+def _late(task: Queued, now: float) -> bool:
+    return task.drop_if_late and task.deadline_at is not None and now > task.deadline_at

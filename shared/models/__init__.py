@@ -1,0 +1,16 @@
+"""What a model is, said without loading it: its card, its schedule, and the hash of its weights."""
+
+from shared.models.card import ModelCard, SizeRule, bundled_cards, find_card, served_card
+from shared.models.schedules import noise_level, same_noise_level
+from shared.models.weights import weights_hash
+
+__all__ = [
+    "ModelCard",
+    "SizeRule",
+    "bundled_cards",
+    "find_card",
+    "noise_level",
+    "same_noise_level",
+    "served_card",
+    "weights_hash",
+]

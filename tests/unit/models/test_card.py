@@ -1,0 +1,141 @@
+"""Cards are found by bundled name, folder, hub id or no-op, and say what is wrong when they are not."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared.errors import InvalidRequestError, ModelError
+from shared.models import ModelCard, SizeRule, find_card, noise_level, same_noise_level, tiny, weights_hash
+from shared.models.card import bundled_cards
+from shared.types import Size
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build(tmp_path_factory.mktemp("models"))
+
+
+def test_a_bundled_name_a_folder_and_a_hub_id(folder: Path) -> None:
+    by_name = find_card("bundled:large", root=folder)
+    assert by_name == find_card(str(folder / "large"))
+    assert by_name.folder == folder / "large"
+    assert set(bundled_cards(folder)) == {"large"}
+    assert find_card("stable-diffusion-v1-5/stable-diffusion-v1-5").name == "sd-1.5"
+    assert find_card("somebody/New-Model").path == "somebody/New-Model"
+
+
+def test_a_folder_without_a_card_takes_the_defaults(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "model_index.json").write_text("{}")
+    assert find_card(str(tmp_path / "mine")) == ModelCard(name="mine", path=str(tmp_path / "mine"))
+
+
+def test_missing_weights_and_models_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"bundled:huge: no .*huge/card.json; there are: none"):
+        find_card("bundled:huge", root=tmp_path)
+    with pytest.raises(ModelError, match="nowhere"):
+        find_card(str(tmp_path / "nowhere"))
+    (tmp_path / "card.json").write_text('{"name": "bare"}')
+    with pytest.raises(ModelError, match=f"model 'bare': no weights in {tmp_path}"):
+        _ = find_card(str(tmp_path)).weights_hash
+    (tmp_path / "card.json").write_text('{"name": "bad", "default_steps": "many"}')
+    with pytest.raises(ModelError, match="default_steps"):
+        find_card(str(tmp_path))
+
+
+def test_a_card_may_say_more_to_people(tmp_path: Path) -> None:
+    sizes = {"sizes": [{"width": 64, "height": 96}]}
+    (tmp_path / "card.json").write_text(json.dumps({"name": "m", "licence": "MIT", "sizes": sizes}))
+    card = find_card(str(tmp_path))
+    assert card.sizes.allows(Size(64, 96))
+    assert not card.sizes.allows(Size(96, 64))
+
+
+@pytest.mark.parametrize(
+    ("size", "steps", "guidance", "field"),
+    [
+        (Size(60, 64), 50, 2.0, "size"),
+        (Size(64, 4096), 50, 2.0, "size"),
+        (Size(64, 64), 0, 2.0, "steps"),
+        (Size(64, 64), 201, 2.0, "steps"),
+        (Size(64, 64), 50, 0.5, "guidance"),
+        (Size(64, 64), 50, math.nan, "guidance"),
+    ],
+)
+def test_what_a_model_cannot_draw_names_field_and_rule(size: Size, steps: int, guidance: float, field: str) -> None:
+    card = ModelCard(name="m", sizes=SizeRule(multiple_of=8, min_px=32, max_px=128))
+    card.check(Size(64, 64), 50, 2.0)
+    with pytest.raises(InvalidRequestError, match="model 'm'") as caught:
+        card.check(size, steps, guidance)
+    assert caught.value.field == field
+
+
+def test_the_weights_hash_follows_what_draws_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+    same = tiny.build(tmp_path / "same", clip=False) / "large"
+    first = weights_hash(folder / "large")
+    assert first == weights_hash(same)
+    assert len(first) == 16
+    assert first != weights_hash(tiny.build(tmp_path / "other", seed=1, clip=False) / "large")
+    (same / "card.json").write_text('{"name": "renamed"}')
+    (same / "k_table.json").write_text("[]")
+    assert weights_hash(same) == first
+    changed = same / "scheduler" / "scheduler_config.json"
+    changed.write_text(changed.read_text().replace("v_prediction", "epsilon"))
+    assert weights_hash(same) != first
+    with pytest.raises(ModelError, match=r"no \.safetensors"):
+        weights_hash(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
+def test_a_changed_weight_anywhere_changes_the_hash(tmp_path: Path, part: str) -> None:
+    copy = tiny.build(tmp_path, clip=False) / "large"
+    before = weights_hash(copy)
+    (path,) = (copy / part).glob("*.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert weights_hash(copy) != before
+
+
+def test_compat_keys_tell_weights_sampler_dtype_and_size_apart(folder: Path) -> None:
+    card = find_card(str(folder / "large"))
+    key = card.compat(Size(64, 64), 50)
+    assert key.sampler.startswith("ddim:")
+    assert str(key) != str(card.compat(Size(96, 64), 50))
+    assert str(key) == str(card.compat(Size(64, 64), 100))
+
+
+def test_noop_cards_need_no_weights() -> None:
+    card = find_card("noop:?step_ms=1")
+    assert card.weights_hash != find_card("noop:?step_ms=2").weights_hash
+    assert card.compat(Size(64, 64), 50).sampler.startswith("ddim:")
+
+
+TRAILING = {"timestep_spacing": "trailing"}
+
+
+def test_a_latent_fits_another_schedule_only_at_exactly_its_noise_level() -> None:
+    assert same_noise_level("ddim", TRAILING, (10, 50), (10, 50))
+    assert not same_noise_level("ddim", TRAILING, (10, 50), (11, 50))
+    assert same_noise_level("ddim", TRAILING, (10, 50), (20, 100))
+    assert same_noise_level("ddim", TRAILING, (10, 50), (4, 20))
+    assert same_noise_level("ddim", TRAILING, (10, 50), (6, 30))
+    assert not same_noise_level("ddim", TRAILING, (10, 50), (7, 30))
+    assert not same_noise_level("ddim", TRAILING, (2, 3), (20, 30))  # 333 + 333 is not 667
+    # leading spacing shifts with T: the same share of the steps is another level
+    assert not same_noise_level("ddim", {"timestep_spacing": "leading"}, (10, 50), (20, 100))
+    assert noise_level("ddim", TRAILING, 50, 50) == -1
+    assert same_noise_level("flow_match_euler", {}, (0, 50), (0, 28))
+    assert not same_noise_level("flow_match_euler", {}, (10, 50), (20, 100))
+
+
+def test_cards_are_read_without_torch() -> None:
+    import subprocess
+
+    code = "import sys; import shared.models; assert 'torch' not in sys.modules and 'diffusers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
