@@ -50,6 +50,7 @@ class Settings(BaseSettings):
     max_prompt_chars: int = Field(2000, ge=1)
     max_steps: int = Field(1000, ge=1)
     max_queued: int = Field(256, ge=1, description="Jobs waiting before new ones are refused with a retry delay.")
+    min_free_bytes: int = Field(64 * 2**20, ge=0, description="Free disk below which new jobs are refused.")
     idempotency_keep_s: Seconds = 24 * 3600.0
     results_keep_s: Seconds = 7 * 24 * 3600.0
 

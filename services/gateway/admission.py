@@ -51,3 +51,31 @@ def check_disk(free_bytes: int, min_free_bytes: int) -> None:
             f"{min_free_bytes >> 20} MiB; free some space",
             retry_after_s=30.0,
         )
+
+
+class QueueLength:
+    """Jobs waiting: counted now and then, and kept up with what this gateway let in since."""
+
+    def __init__(self, stale_after_s: float = 0.25) -> None:
+        self._stale_after_s = stale_after_s
+        self._counted_at = float("-inf")
+        self._counted = self._since = self._arriving = 0
+
+    @property
+    def length(self) -> int:
+        return self._counted + self._since + self._arriving
+
+    def stale(self, now: float) -> bool:
+        return now - self._counted_at > self._stale_after_s
+
+    def counted(self, queued: int, now: float) -> None:
+        self._counted, self._since, self._counted_at = queued, 0, now
+
+    def arriving(self) -> None:
+        """A request was admitted; its row is not written yet."""
+        self._arriving += 1
+
+    def arrived(self) -> None:
+        """Its row is written (or it came to nothing: the next count puts that right)."""
+        self._arriving -= 1
+        self._since += 1

@@ -1,0 +1,74 @@
+"""Jobs as clients see them: the row, its picture, and where the time went."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import fields, replace
+
+from protos import common_pb2 as pb
+from protos import gateway_pb2
+from shared.blobs import Blobs
+from shared.errors import BlobMissingError, NotFoundError
+from shared.messages import Progress
+from shared.rpc_types import job_to_proto, plan_to_proto
+from shared.types import Job, Timings
+
+_KEPT = 4096
+_OURS = ("embed_s", "predict_s", "plan_s", "accept_s")
+
+
+class Answers:
+    """Adds to each row what only this gateway knows: the seconds before acceptance, and in all."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self._timings: OrderedDict[str, Timings] = OrderedDict()
+
+    def timed(self, job_id: str, timings: Timings) -> None:
+        """Remembers the seconds of a job's stages in the gateway; only the last few thousand jobs' are kept."""
+        self._timings[job_id] = timings
+        while len(self._timings) > _KEPT:
+            self._timings.popitem(last=False)
+
+    def ended(self, job_id: str, total_s: float) -> None:
+        if job_id in self._timings:
+            self._timings[job_id] = replace(self._timings[job_id], total_s=total_s)
+
+    def job(self, job: Job) -> pb.Job:
+        known = self._timings.get(job.id)
+        if known is None or job.result is None:
+            return job_to_proto(job)
+        return job_to_proto(replace(job, result=replace(job.result, timings=merged(job.result.timings, known))))
+
+    async def picture(self, job: Job) -> bytes:
+        """The job's PNG; NotFoundError when it is not there (any more)."""
+        if job.result is None:
+            raise NotFoundError(f"job {job.id} is {job.state} and has no picture")
+        try:
+            return await self._blobs.get(job.result.picture_key, job.result.picture_sha256)
+        except BlobMissingError as error:
+            raise NotFoundError(f"the picture of job {job.id} is gone; results are kept results_keep_s") from error
+
+
+def merged(run: Timings, gateway: Timings) -> Timings:
+    """The worker's seconds with the gateway's own stages, and its total where it knows one."""
+    ours = {field.name: getattr(gateway, field.name) for field in fields(Timings) if field.name in _OURS}
+    return replace(run, **ours, total_s=gateway.total_s or run.total_s)
+
+
+def accepted_event(job: Job, position: int) -> gateway_pb2.GenerateStreamResponse:
+    return gateway_pb2.GenerateStreamResponse(
+        accepted=gateway_pb2.Accepted(job_id=job.id, queue_position=position, plan=plan_to_proto(job.plan))
+    )
+
+
+def progress_event(progress: Progress, preview: bytes = b"") -> gateway_pb2.GenerateStreamResponse:
+    return gateway_pb2.GenerateStreamResponse(
+        progress=gateway_pb2.Progress(job_id=progress.job_id, step=progress.step, steps=progress.steps, preview=preview)
+    )
+
+
+def waiting_event(job: Job, position: int) -> gateway_pb2.GenerateStreamResponse:
+    return gateway_pb2.GenerateStreamResponse(
+        progress=gateway_pb2.Progress(job_id=job.id, step=0, steps=job.request.steps, queue_position=position)
+    )

@@ -1,0 +1,66 @@
+"""When a job is given up: its client asked for that (`drop_if_late`) and its deadline passed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from shared.errors import AfterimageError, CancelledError, DeadlineError
+from shared.types import Job, JobState
+
+
+def time_left_s(job: Job, now: float) -> float | None:
+    """Seconds until the job is dropped, ≤ 0 when it is too late; None when it never is. `now`: the catalog's clock."""
+    request = job.request
+    if request.deadline_s is None or not request.drop_if_late or job.state.final:
+        return None
+    return job.created_at + request.deadline_s - now
+
+
+def outcome_error(job: Job) -> AfterimageError | None:
+    """The error that a final job means for whoever waits for it; None when there is a picture."""
+    request = job.request
+    if job.state is JobState.SUCCEEDED:
+        return None
+    if job.state is JobState.FAILED:
+        return AfterimageError(f"job {job.id} failed after {job.attempt} attempts: {job.error}")
+    late = request.deadline_s is not None and job.updated_at >= job.created_at + request.deadline_s
+    if late and request.drop_if_late:
+        return DeadlineError(
+            f"deadline_s: {request.deadline_s:g} s passed before job {job.id} was done; it was dropped"
+        )
+    return CancelledError(f"job {job.id} was cancelled")
+
+
+class DropTimers:
+    """One timer per job that may be dropped; a restart arms them again from the rows."""
+
+    def __init__(self, drop: Callable[[str], Awaitable[object]]) -> None:
+        self._drop = drop
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Future[object]] = set()
+
+    def arm(self, job: Job, now: float) -> None:
+        left = time_left_s(job, now)
+        if left is not None:
+            self.disarm(job.id)
+            # a moment later, so that the row's own times say that it was late
+            self._timers[job.id] = asyncio.get_running_loop().call_later(max(left, 0.0) + 0.01, self._late, job.id)
+
+    def disarm(self, job_id: str) -> None:
+        if (timer := self._timers.pop(job_id, None)) is not None:
+            timer.cancel()
+
+    def drop_soon(self, job_id: str) -> None:
+        """Drops now, in a task of its own: the caller may itself be being cancelled."""
+        task = asyncio.ensure_future(self._drop(job_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self) -> None:
+        for job_id in list(self._timers):
+            self.disarm(job_id)
+
+    def _late(self, job_id: str) -> None:
+        self._timers.pop(job_id, None)
+        self.drop_soon(job_id)

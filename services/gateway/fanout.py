@@ -1,0 +1,122 @@
+"""Who waits for which job: facts wake them, the row decides (design §8, Streams)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Protocol
+
+from shared.bus import Bus, Subscription
+from shared.errors import UnavailableError
+from shared.messages import JobCancelled, JobFailed, JobSucceeded, Message, Progress
+from shared.types import Job, JobState
+
+POLL_S = 1.0
+"""Facts may be lost (a broker restarts); the row is read this often all the same."""
+DRAINING_POLL_S = 0.2
+_KINDS: tuple[type[Message], ...] = (Progress, JobSucceeded, JobFailed, JobCancelled)
+
+
+class Rows(Protocol):
+    async def get(self, job_id: str) -> Job: ...
+
+
+class Watch:
+    """What one waiting call hears about its job; only the last few facts are kept."""
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        self._facts: deque[Message] = deque(maxlen=32)
+        self._news = asyncio.Event()
+
+    def hear(self, fact: Message) -> None:
+        self._facts.append(fact)
+        self._news.set()
+
+    def wake(self) -> None:
+        self._news.set()
+
+    async def next(self, timeout_s: float) -> Message | None:
+        """The next fact; None when there is none within `timeout_s` (or on `wake`)."""
+        if not self._facts:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._news.wait()
+        self._news.clear()
+        return self._facts.popleft() if self._facts else None
+
+
+class Fanout:
+    """One subscription per gateway, one watch per waiting call."""
+
+    def __init__(self, bus: Bus, on_end: Callable[[str], None]) -> None:
+        """`on_end` hears the id of every job that ended, waited for or not."""
+        self._bus, self._on_end = bus, on_end
+        self._watches: dict[str, set[Watch]] = defaultdict(set)
+        self._subscription: Subscription | None = None
+        self.draining = False
+
+    async def start(self) -> None:
+        self._subscription = await self._bus.subscribe(_KINDS, self._heard)
+
+    async def stop(self) -> None:
+        if self._subscription is not None:
+            await self._subscription.close()
+
+    def drain(self) -> None:
+        """From now on, waiting for a job that went back to its queue ends."""
+        self.draining = True
+        for watches in self._watches.values():
+            for watch in watches:
+                watch.wake()
+
+    def waited_for(self, job_id: str, *, besides: Watch) -> bool:
+        return bool(self._watches.get(job_id, set()) - {besides})
+
+    @contextlib.contextmanager
+    def watch(self, job_id: str) -> Iterator[Watch]:
+        """Hears from now on; open it before the row is written or read, and nothing is missed."""
+        watch = Watch(job_id)
+        self._watches[job_id].add(watch)
+        try:
+            yield watch
+        finally:
+            self._forget(watch)
+
+    def redirect(self, watch: Watch, job_id: str) -> None:
+        """From now on it hears of another job; the row is read at once, since that one may have ended before."""
+        self._forget(watch)
+        watch.job_id = job_id
+        self._watches[job_id].add(watch)
+        watch.wake()
+
+    def _forget(self, watch: Watch) -> None:
+        self._watches[watch.job_id].discard(watch)
+        if not self._watches[watch.job_id]:
+            del self._watches[watch.job_id]
+
+    async def follow(self, watch: Watch, rows: Rows) -> AsyncIterator[Progress | Job]:
+        """Progress as it is heard, the row on every slow poll, and last the row in its final state.
+
+        Raises UnavailableError when this gateway stops before the job ran to its end.
+        """
+        while True:
+            fact = await watch.next(DRAINING_POLL_S if self.draining else POLL_S)
+            if isinstance(fact, Progress):
+                yield fact
+                continue
+            job = await rows.get(watch.job_id)
+            if not job.state.final and self.draining and job.state is JobState.QUEUED:
+                raise UnavailableError(f"shutting down; job {job.id} goes on after the restart", retry_after_s=2.0)
+            yield job
+            if job.state.final:
+                return
+
+    async def _heard(self, fact: Message) -> None:
+        if isinstance(fact, JobSucceeded | JobFailed | JobCancelled):
+            self._on_end(fact.job_id)
+        job_id = getattr(fact, "job_id", "")
+        for watch in self._watches.get(job_id, ()):
+            watch.hear(fact)

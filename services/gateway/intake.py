@@ -1,0 +1,160 @@
+"""From a client's message to a job row with its plan, queued on its lane or answered at once (design §8, Accept)."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from protos import common_pb2 as pb
+from services.gateway.admission import FinishRate, QueueLength, check_disk, check_queue
+from services.gateway.idempotency import body_hash
+from services.gateway.lanes import lane_for
+from services.gateway.lookup import Lookup, Planned
+from services.gateway.sweeper import Confirmer
+from services.gateway.validation import Models, validate
+from shared.errors import BlobCorruptError, BlobMissingError
+from shared.exact import exact_key
+from shared.ids import new_id
+from shared.messages import GenerateImage, JobQueued, StateUsed
+from shared.service import Context
+from shared.telemetry import METRICS
+from shared.types import Job, JobState, Plan, PlanSource, Result, Timings
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who calls, as the call's metadata says it."""
+
+    tenant: str
+    idempotency_key: str = ""
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A job that is (or already was) accepted."""
+
+    job: Job
+    timings: Timings
+    picture: bytes = b""
+    """An exact repeat's picture, read before it was promised."""
+
+
+class Intake:
+    """Decides, plans, commits, sends: in this order, so that a client is never promised what could be lost."""
+
+    def __init__(self, context: Context, models: Models) -> None:
+        self._settings, self._clock, self._backends = context.settings, context.clock, context.backends
+        self._models = models
+        self._lookup = Lookup(context)
+        self._queue = QueueLength()
+        self._local_disk = context.settings.blobs_url.startswith("file:")
+        self._confirmer = Confirmer(context.backends.catalog)
+        self.rate = FinishRate()
+
+    async def accept(self, message: pb.Request, caller: Caller, job_id: str) -> Accepted:
+        """The job of this request: a new one named `job_id`, or the first one of the caller's idempotency key."""
+        start = self._clock.monotonic()
+        request, card = validate(message, self._models, self._settings, caller.tenant)
+        await self._admit()
+        try:
+            planned = await self._lookup.plan(request, card)
+            picture = await self._stored_picture(planned)
+            planning_s = self._clock.monotonic() - start
+            row, created = await self._backends.catalog.jobs.accept(
+                _job(job_id, planned, picture),
+                idempotency_key=caller.idempotency_key,
+                caller=caller.tenant,
+                body_hash=body_hash(message) if caller.idempotency_key else "",
+                key_lifetime_s=self._settings.idempotency_keep_s,
+            )
+        finally:
+            self._queue.arrived()
+        if created:
+            await self._announce(row)
+        accept_s = self._clock.monotonic() - start - planning_s
+        timings = replace(planned.timings, accept_s=accept_s)
+        _observe(timings)
+        return Accepted(row, timings, picture if created else b"")
+
+    async def close(self) -> None:
+        await self._confirmer.close()
+
+    async def _admit(self) -> None:
+        """Raises OverloadedError when the queue or the disk is full; never refuses on an old count."""
+        if self._local_disk:
+            free = shutil.disk_usage(Path(self._settings.blobs_url.partition(":")[2])).free
+            check_disk(free, self._settings.min_free_bytes)
+        now, limit = self._clock.monotonic(), self._settings.max_queued
+        if self._queue.stale(now) or self._queue.length >= limit:
+            self._queue.counted(await self._backends.catalog.jobs.queued(), now)
+        METRICS.queued.set(self._queue.length)
+        check_queue(self._queue.length, limit, self.rate.per_s(now))
+        self._queue.arriving()
+
+    async def _stored_picture(self, planned: Planned) -> bytes:
+        """The picture of an exact repeat; one that is gone or damaged is planned again, without the exact check."""
+        plan = planned.plan
+        if plan is None or plan.source is not PlanSource.EXACT:
+            return b""
+        try:
+            return await self._backends.blobs.get(plan.state_key, plan.state_sha256)
+        except (BlobMissingError, BlobCorruptError) as error:
+            planned.degraded.append(f"blobs: {error}")
+            METRICS.degraded.labels("blobs").inc()
+            await self._lookup.replan(planned, exact=False)
+            return b""
+
+    async def _announce(self, job: Job) -> None:
+        bus, plan = self._backends.bus, job.plan
+        if job.state.final:
+            await bus.publish(StateUsed(plan.entry_id, 0))
+            return
+        await bus.send(job.lane, GenerateImage(job.id), priority=job.request.priority)
+        self._confirmer.sent(job.id)
+        await bus.publish(
+            JobQueued(
+                job_id=job.id,
+                lane=job.lane,
+                model=plan.model,
+                source=plan.source,
+                start_step=plan.start_step,
+                predicted_hit=plan.predicted_hit,
+                found=plan.found,
+                sampled=plan.sampled,
+            )
+        )
+
+
+def _job(job_id: str, planned: Planned, picture: bytes) -> Job:
+    assert planned.plan is not None
+    request = planned.request
+    return Job(
+        id=job_id or new_id(),
+        request=request,
+        plan=planned.plan,
+        state=JobState.SUCCEEDED if picture else JobState.QUEUED,
+        lane=lane_for(planned.plan),
+        result=_repeat(planned.plan, picture) if picture else None,
+        vector=planned.vector,
+        encoder_hash=planned.encoder_hash,
+        exact_key=exact_key(request, planned.card.compat(request.size, request.steps)),
+        warnings=tuple(planned.warnings),
+    )
+
+
+def _repeat(plan: Plan, picture: bytes) -> Result:
+    """The result of an exact repeat: the stored picture, no step run."""
+    return Result(
+        picture_key=plan.state_key,
+        picture_sha256=plan.state_sha256,
+        picture_bytes=len(picture),
+        model=plan.model,
+        weights_hash=plan.weights_hash,
+        steps_run=0,
+    )
+
+
+def _observe(timings: Timings) -> None:
+    for stage in ("embed", "predict", "plan", "accept"):
+        METRICS.stage_seconds.labels(stage).observe(getattr(timings, f"{stage}_s"))

@@ -1,0 +1,206 @@
+"""The gateway's handlers: accept, wait, answer."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import grpc
+
+from protos import gateway_pb2 as pb
+from protos.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
+from services.gateway.answers import Answers, accepted_event, progress_event, waiting_event
+from services.gateway.deadlines import DropTimers, outcome_error
+from services.gateway.fanout import Fanout, Watch
+from services.gateway.idempotency import METADATA_KEY, check_key
+from services.gateway.intake import Caller, Intake
+from services.gateway.sweeper import Sweeper
+from services.gateway.validation import Models, check_tenant, page_size
+from shared.errors import AfterimageError, NotFoundError, UnavailableError
+from shared.ids import new_id
+from shared.messages import JobCancelled, Progress
+from shared.models.card import find_card
+from shared.rpc_types import state_from_proto
+from shared.service import Context
+from shared.telemetry import METRICS
+from shared.types import Job, JobState
+
+TENANT_KEY = "tenant"
+"""Call metadata that names the tenant (API keys will)."""
+
+
+@dataclass
+class Visit:
+    """One waiting call."""
+
+    watch: Watch
+    start: float
+    job: Job | None = None
+    picture: bytes = b""
+
+
+class GatewayService(GatewayServiceServicer):
+    """The public door (design §3)."""
+
+    name: ClassVar[str] = "gateway"
+
+    async def start(self, context: Context) -> None:
+        self._context, catalog, bus = context, context.backends.catalog, context.backends.bus
+        card = find_card(context.settings.large)
+        await asyncio.to_thread(lambda: card.weights_hash)  # read once, not during the first request
+        self._intake = Intake(context, Models({card.name: card}, large=card.name))
+        self._timers = DropTimers(self._cancel)
+        self._answers = Answers(context.backends.blobs)
+        self._fanout = Fanout(bus, self._ended)
+        await self._fanout.start()
+        self._sweeper = Sweeper(catalog, bus, context.settings.sweep_s, self._arm)
+        if catalog.process_local:
+            await self._sweeper.recover()
+        self._sweeping = asyncio.create_task(self._sweeper.run())
+
+    def register(self, server: grpc.aio.Server) -> str:
+        add_GatewayServiceServicer_to_server(self, server)
+        return pb.DESCRIPTOR.services_by_name["GatewayService"].full_name
+
+    async def drain(self) -> None:
+        self._fanout.drain()
+
+    async def stop(self) -> None:
+        self._sweeping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._sweeping
+        self._timers.close()
+        await self._intake.close()
+        await self._fanout.stop()
+
+    # ---- handlers ----
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
+        with self._visit() as visit:
+            await self._accept(request.request, context, visit)
+            async for event in self._follow(visit):
+                if isinstance(event, Job) and event.state.final:
+                    return await self._answer(event, visit)
+        raise AssertionError("follow ends with a final row")
+
+    async def GenerateStream(
+        self, request: pb.GenerateStreamRequest, context: Any
+    ) -> AsyncIterator[pb.GenerateStreamResponse]:
+        with self._visit() as visit:
+            job = await self._accept(request.request, context, visit)
+            yield accepted_event(job, 0 if job.state.final else await self._jobs.position(job.id))
+            async for event in self._follow(visit):
+                if isinstance(event, Progress):
+                    preview = base64.b64decode(event.preview) if request.previews else b""
+                    yield progress_event(event, preview)
+                elif event.state.final:
+                    yield pb.GenerateStreamResponse(result=await self._answer(event, visit))
+                elif event.state is JobState.QUEUED:
+                    yield waiting_event(event, await self._jobs.position(event.id))
+
+    async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
+        job = await self._own(request.job_id, context)
+        picture = await self._answers.picture(job) if request.picture else b""
+        return pb.GetJobResponse(job=self._answers.job(job), picture=picture)
+
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
+        jobs, token = await self._jobs.list(
+            tenant=_caller(context).tenant,
+            state=state_from_proto(request.state),
+            limit=page_size(request.page_size),
+            after=request.page_token,
+        )
+        return pb.ListJobsResponse(jobs=[self._answers.job(job) for job in jobs], next_page_token=token)
+
+    async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> pb.CancelJobResponse:
+        job = await self._own(request.job_id, context)
+        return pb.CancelJobResponse(job=self._answers.job(await self._cancel(job.id)))
+
+    # ---- what handlers share ----
+
+    @property
+    def _jobs(self) -> Any:
+        return self._context.backends.catalog.jobs
+
+    @contextlib.contextmanager
+    def _visit(self) -> Iterator[Visit]:
+        """Listens to the coming job before it exists; a caller that leaves early may take its job along."""
+        if self._fanout.draining:
+            raise UnavailableError("shutting down; try another replica, or again in a moment", retry_after_s=2.0)
+        with self._fanout.watch(new_id()) as watch:
+            visit = Visit(watch, self._context.clock.monotonic())
+            try:
+                yield visit
+            except (asyncio.CancelledError, GeneratorExit):
+                self._left(visit)
+                raise
+
+    async def _accept(self, request: Any, context: Any, visit: Visit) -> Job:
+        try:
+            accepted = await self._intake.accept(request, _caller(context), visit.watch.job_id)
+        except AfterimageError as error:
+            METRICS.refused.labels(type(error).__name__).inc()
+            raise
+        job = visit.job = accepted.job
+        visit.picture = accepted.picture
+        if job.id != visit.watch.job_id:  # a retry: the first job of this idempotency key
+            self._fanout.redirect(visit.watch, job.id)
+        else:
+            self._answers.timed(job.id, accepted.timings)
+            self._arm(job)
+        return job
+
+    async def _follow(self, visit: Visit) -> AsyncIterator[Progress | Job]:
+        """Everything heard of the job until its row is final."""
+        assert visit.job is not None
+        if visit.job.state.final:
+            yield visit.job
+            return
+        async for event in self._fanout.follow(visit.watch, self._jobs):
+            yield event
+
+    def _left(self, visit: Visit) -> None:
+        job = visit.job
+        if job and job.request.drop_if_late and not self._fanout.waited_for(job.id, besides=visit.watch):
+            self._timers.drop_soon(job.id)
+
+    async def _answer(self, job: Job, visit: Visit) -> pb.GenerateResponse:
+        model, error = job.result.model if job.result else job.plan.model, outcome_error(job)
+        METRICS.requests.labels(job.state, job.plan.source, model).inc()
+        if error is not None:
+            raise error
+        picture = visit.picture or await self._answers.picture(job)
+        self._answers.ended(job.id, self._context.clock.monotonic() - visit.start)
+        return pb.GenerateResponse(job=self._answers.job(job), picture=picture)
+
+    async def _own(self, job_id: str, context: Any) -> Job:
+        """The caller's job; another tenant's looks like none."""
+        job: Job = await self._jobs.get(job_id)
+        if job.request.tenant != _caller(context).tenant:
+            raise NotFoundError(f"job {job_id!r}: no such job; it never existed or its result expired")
+        return job
+
+    async def _cancel(self, job_id: str) -> Job:
+        job: Job = await self._jobs.cancel(job_id)
+        if job.state is JobState.CANCELLED:
+            await self._context.backends.bus.publish(JobCancelled(job_id))
+        return job
+
+    def _arm(self, job: Job) -> None:
+        self._timers.arm(job, self._context.clock.now())
+
+    def _ended(self, job_id: str) -> None:
+        self._timers.disarm(job_id)
+        self._intake.rate.finished(self._context.clock.monotonic())
+
+
+def _caller(context: Any) -> Caller:
+    metadata = dict(context.invocation_metadata() or ())
+    return Caller(
+        tenant=check_tenant(metadata.get(TENANT_KEY, "default")),
+        idempotency_key=check_key(metadata.get(METADATA_KEY, "")),
+    )

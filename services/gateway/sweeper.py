@@ -1,0 +1,73 @@
+"""Tells the catalog what was sent, and sends again what a crash left unsent or unfinished (design §8, Sweeper)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from shared.bus import Bus
+from shared.catalog import Catalog
+from shared.errors import AfterimageError
+from shared.messages import GenerateImage
+from shared.telemetry import log
+from shared.types import Job
+
+
+class Sweeper:
+    """Duplicates that it sends lose the claim, so sending once too often costs nothing but the message."""
+
+    def __init__(self, catalog: Catalog, bus: Bus, every_s: float, on_requeued: Callable[[Job], None]) -> None:
+        self._catalog, self._bus, self._every_s, self._on_requeued = catalog, bus, every_s, on_requeued
+
+    async def recover(self) -> int:
+        """Embedded start: whatever the last process had in its queues or hands is queued again; how many."""
+        return await self._send(await self._catalog.jobs.recover())
+
+    async def sweep(self) -> int:
+        """Rows committed but never confirmed, and rows whose lease ran out; how many were sent."""
+        return await self._send(await self._catalog.jobs.to_requeue(unconfirmed_after_s=self._every_s))
+
+    async def run(self) -> None:
+        """Sweeps until cancelled; an error is logged and the next sweep tries again."""
+        while True:
+            await asyncio.sleep(self._every_s)
+            try:
+                if sent := await self.sweep():
+                    log("gateway").warning("requeued jobs", count=sent)
+            except Exception as error:  # the sweeper must outlive a broker or database that is away
+                log("gateway").error("sweep failed", error=repr(error))
+
+    async def _send(self, jobs: Sequence[Job]) -> int:
+        for job in jobs:
+            await self._bus.send(job.lane, GenerateImage(job.id), priority=job.request.priority)
+            self._on_requeued(job)
+        if jobs:
+            await self._catalog.jobs.confirm([job.id for job in jobs])
+        return len(jobs)
+
+
+class Confirmer:
+    """Notes in batches, off the request's path, that the broker has a job's task; one lost is sent once more."""
+
+    def __init__(self, catalog: Catalog, every_s: float = 0.05) -> None:
+        self._catalog, self._every_s = catalog, every_s
+        self._sent: list[str] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def sent(self, job_id: str) -> None:
+        self._sent.append(job_id)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._confirm_soon())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            await self._task
+
+    async def _confirm_soon(self) -> None:
+        while self._sent:
+            await asyncio.sleep(self._every_s)
+            batch, self._sent = self._sent, []
+            try:
+                await self._catalog.jobs.confirm(batch)
+            except AfterimageError as error:
+                log("gateway").warning("jobs not confirmed; the sweeper sends them again", error=str(error))
