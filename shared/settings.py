@@ -70,6 +70,11 @@ class Settings(BaseSettings):
     blob_grace_s: Seconds = Field(60.0, description="An evicted blob lives this much longer than its index entry.")
     cache_batch_s: float = Field(0.05, ge=0, description="Entries are inserted in batches at most this far apart.")
     cache_batch_max: int = Field(64, ge=1)
+    collect_s: Seconds = Field(600.0, description="How often results expire and blobs that nothing names are sought.")
+    lcbfu_initial_uses: float = Field(1.0, ge=0, description="Uses f that a state is credited with at birth: f·K.")
+    lcbfu_tie: Literal["oldest_use", "oldest", "smallest_k"] = Field(
+        "oldest_use", description="Which of equally valuable states is evicted first."
+    )
 
     # ---- lookup ----
     k_table_alpha: Annotated[float, Field(gt=0, le=1)] = 0.95
@@ -77,6 +82,14 @@ class Settings(BaseSettings):
     epsilon: Share = Field(0.0, description="Share of hits drawn from noise all the same (NIRVANA §9).")
     predictor: Literal["sketch", "svm", "always"] = "sketch"
     sample_predicted_misses: Share = Field(0.05, description="Predicted misses looked up anyway, to know recall.")
+    sketch_margin: float = Field(
+        0.01, ge=0, le=1, description="Cosine below the K table's lowest threshold that the sketch still calls a hit."
+    )
+    svm_nystroem: int = Field(0, ge=0, le=4096, description="Components of the SVM's kernel map; 0: linear, as NIRVANA.")
+    lookup_timeout_s: Seconds = Field(0.5, description="Limit of one index search or catalog read while planning.")
+    embed_wait_s: float = Field(0.0, ge=0, le=1, description="How long a text waits for others to ride along.")
+    embed_batch_max: int = Field(32, ge=1, le=1024, description="Texts or pictures encoded together.")
+    embed_cache: int = Field(4096, ge=0, description="Texts whose embedding is remembered.")
     call_timeout_s: Seconds = Field(2.0, description="Limit of one call to embedder, predictor or retriever.")
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"

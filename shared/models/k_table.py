@@ -106,7 +106,7 @@ async def load_k_table(profiles: Profiles, card: ModelCard, alpha: float) -> KTa
 
 
 def shipped_table(card: ModelCard, alpha: float) -> KTable | None:
-    """`k_table_<alpha>.json` in the model's folder (or the one its card names); None when there is none or it is broken."""
+    """`k_table_<alpha>.json` in the model's folder, or the one its card names; None when it is missing or broken."""
     if card.is_noop:
         return None
     try:

@@ -1,0 +1,162 @@
+"""Which states leave when the cache is full: four policies over one running heap (NIRVANA §5.4)."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Protocol
+
+from shared.types import State
+
+Score = tuple[float, ...]
+"""Compared element by element; the smallest leaves first."""
+Key = tuple[str, int]
+"""(entry id, step)."""
+
+
+class Policy(Protocol):
+    """A pure score of a state."""
+
+    name: ClassVar[str]
+
+    def score(self, state: State) -> Score: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lcbfu:
+    """Least Computationally Beneficial and Frequently Used: f·K, uses times the steps each use saves.
+
+    The paper leaves open which f a state starts with and who goes among equals: `initial_uses` is added to every f
+    (at 0 all new states score 0, whatever their K), and `tie` says which of equals is evicted first.
+    """
+
+    name: ClassVar[str] = "lcbfu"
+    initial_uses: float = 1.0
+    tie: Literal["oldest_use", "oldest", "smallest_k"] = "oldest_use"
+
+    def score(self, state: State) -> Score:
+        ties: dict[str, Score] = {
+            "oldest_use": (state.used_at, state.created_at),
+            "oldest": (state.created_at,),
+            "smallest_k": (state.step, state.used_at),
+        }
+        return ((state.uses + self.initial_uses) * state.step, *ties[self.tie])
+
+
+@dataclass(frozen=True, slots=True)
+class Lru:
+    """Least recently used."""
+
+    name: ClassVar[str] = "lru"
+
+    def score(self, state: State) -> Score:
+        return (state.used_at, state.created_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Lfu:
+    """Least frequently used, the longest unused of equals first."""
+
+    name: ClassVar[str] = "lfu"
+
+    def score(self, state: State) -> Score:
+        return (state.uses, state.used_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Fifo:
+    """First in, first out."""
+
+    name: ClassVar[str] = "fifo"
+
+    def score(self, state: State) -> Score:
+        return (state.created_at,)
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {"lcbfu": Lcbfu, "lru": Lru, "lfu": Lfu, "fifo": Fifo}
+
+
+class Shelf:
+    """Every live state, its bytes, and a min-heap of scores kept as they change.
+
+    A changed score pushes a new heap item; the old one is skipped when it comes up, because it no longer equals the
+    state's score.
+    """
+
+    def __init__(self, policy: Policy, states: Iterable[State] = ()) -> None:
+        self.policy = policy
+        self.bytes = 0
+        self._states: dict[Key, State] = {}
+        self._count: dict[str, int] = {}
+        self._heap: list[tuple[Score, Key]] = []
+        for state in states:
+            self.insert(state)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[State]:
+        return iter(self._states.values())
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._states
+
+    def alive(self, entry_id: str) -> bool:
+        """Whether any state of this entry is left."""
+        return entry_id in self._count
+
+    def insert(self, state: State) -> None:
+        """Adds, or replaces the state of the same entry and step."""
+        key = (state.entry_id, state.step)
+        self.remove(key)
+        self._states[key] = state
+        self._count[state.entry_id] = self._count.get(state.entry_id, 0) + 1
+        self.bytes += state.bytes
+        self._push(key)
+
+    def use(self, key: Key, at: float) -> None:
+        """A picture started from this state; unknown ones (evicted meanwhile) are fine."""
+        state = self._states.get(key)
+        if state is not None:
+            self._states[key] = replace(state, uses=state.uses + 1, used_at=max(at, state.used_at))
+            self._push(key)
+
+    def remove(self, key: Key) -> None:
+        state = self._states.pop(key, None)
+        if state is None:
+            return
+        self.bytes -= state.bytes
+        self._count[state.entry_id] -= 1
+        if not self._count[state.entry_id]:
+            del self._count[state.entry_id]
+
+    def score(self, key: Key) -> Score:
+        return self.policy.score(self._states[key])
+
+    def make_room(self, incoming: int, incoming_bytes: int, max_bytes: int) -> list[State]:
+        """The states to evict before `incoming` states are inserted, least valuable first; they are off the shelf now.
+
+        Nothing while all fit; else as many as are about to be inserted, and more while the bytes do not fit (NIRVANA
+        §5.4 counts states, a byte budget must hold for states of any size).
+        """
+        victims: list[State] = []
+        if self.bytes + incoming_bytes <= max_bytes:
+            return victims
+        while self._states and (len(victims) < incoming or self.bytes + incoming_bytes > max_bytes):
+            victims.append(self._pop())
+        return victims
+
+    def _pop(self) -> State:
+        while True:
+            score, key = heapq.heappop(self._heap)
+            state = self._states.get(key)
+            if state is not None and self.policy.score(state) == score:
+                self.remove(key)
+                return state
+
+    def _push(self, key: Key) -> None:
+        heapq.heappush(self._heap, (self.score(key), key))
+        if len(self._heap) > 64 + 4 * len(self._states):  # mostly outdated items
+            self._heap = [(self.score(live), live) for live in self._states]
+            heapq.heapify(self._heap)

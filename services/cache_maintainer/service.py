@@ -1,0 +1,207 @@
+"""Turns finished jobs into cache entries in batches, keeps the budget, and answers what the cache holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar
+
+import grpc
+
+from protos import cache_maintainer_pb2 as pb
+from protos import cache_maintainer_pb2_grpc as pb_grpc
+from services.cache_maintainer.cache import Cache
+from services.cache_maintainer.collector import collect_orphans
+from services.cache_maintainer.eviction import POLICIES, Lcbfu, Policy, Shelf
+from shared.bus import Subscription
+from shared.errors import InvalidRequestError
+from shared.messages import JobSucceeded, Message, StateUsed
+from shared.service import Context
+from shared.settings import Settings
+from shared.telemetry import log
+from shared.types import Entry
+
+PAGE = 100
+"""Largest page of Inspect."""
+
+
+class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
+    name: ClassVar[str] = "cache_maintainer"
+
+    async def start(self, context: Context) -> None:
+        settings = context.settings
+        self._context = context
+        self._finished: asyncio.Queue[str] = asyncio.Queue()
+        self._uses: list[tuple[str, int, float]] = []
+        shelf = Shelf(policy_of(settings), await context.backends.catalog.entries.states())
+        self.cache = Cache(
+            context.backends,
+            shelf,
+            context.clock,
+            max_bytes=settings.cache_max_bytes,
+            grace_s=settings.blob_grace_s,
+        )
+        self._subscription: Subscription = await context.backends.bus.subscribe(
+            [JobSucceeded, StateUsed], self.handle, queue=self.name
+        )
+        await self.catch_up()
+        await self.cache.shrink()
+        await self.cache.measure()
+        self._tasks = [
+            asyncio.create_task(self._batches()),
+            asyncio.create_task(self._every(settings.blob_grace_s / 2, self._tidy)),
+            asyncio.create_task(self._every(settings.collect_s, self.collect)),
+        ]
+
+    def register(self, server: grpc.aio.Server) -> str:
+        pb_grpc.add_CacheMaintainerServiceServicer_to_server(self, server)
+        return pb.DESCRIPTOR.services_by_name["CacheMaintainerService"].full_name
+
+    async def drain(self) -> None:
+        await self._subscription.close()
+        await self.flush()
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- facts ----
+
+    async def handle(self, message: Message) -> None:
+        match message:
+            case JobSucceeded(job_id=job_id):
+                self._finished.put_nowait(job_id)
+            case StateUsed(entry_id=entry_id, step=step) if step > 0:
+                at = self._context.clock.now()
+                self.cache.shelf.use((entry_id, step), at)
+                self._uses.append((entry_id, step, at))
+            case _:
+                return
+
+    async def flush(self) -> None:
+        """Inserts every job heard of so far, and writes down the uses."""
+        jobs = []
+        while not self._finished.empty() and len(jobs) < self._context.settings.cache_batch_max:
+            jobs.append(self._finished.get_nowait())
+        uses, self._uses = self._uses, []
+        if uses:
+            await self._context.backends.catalog.entries.used(uses)
+        if jobs:
+            await self.cache.insert(jobs)
+        if not self._finished.empty():
+            await self.flush()
+
+    async def catch_up(self) -> None:
+        """Caches (or drops) what finished while nobody listened, or could not be inserted then."""
+        while job_ids := await self._context.backends.catalog.jobs.to_cache(self._context.settings.cache_batch_max):
+            await self.cache.insert(job_ids)
+
+    async def collect(self) -> None:
+        """Expires results, drops entries that lived only with them, and collects blobs that nothing names."""
+        settings, backends = self._context.settings, self._context.backends
+        self.cache.doom(await backends.catalog.jobs.expire(settings.results_keep_s))
+        await self.cache.drop_spent()
+        await self.catch_up()
+        deleted = await collect_orphans(backends, self._context.clock, settings.blob_grace_s)
+        if deleted:
+            log(self.name).info("orphans collected", blobs=deleted)
+
+    async def _tidy(self) -> None:
+        await self.cache.delete_doomed()
+        await self.cache.index_pending()
+
+    async def _batches(self) -> None:
+        """One batch at most `cache_batch_s` after its first job."""
+        while True:
+            self._finished.put_nowait(await self._finished.get())  # wait for one, and leave it there
+            await asyncio.sleep(self._context.settings.cache_batch_s)
+            await self._guarded(self.flush)
+
+    async def _every(self, period_s: float, work: Callable[[], Awaitable[Any]]) -> None:
+        while True:
+            await asyncio.sleep(period_s)
+            await self._guarded(work)
+
+    async def _guarded(self, work: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            await work()
+        except Exception as error:  # the cache must go on; what was not inserted is caught up with later
+            log(self.name).error("cache maintenance failed", work=work.__name__, error=repr(error), exc_info=error)
+
+    # ---- gRPC ----
+
+    async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:  # noqa: N802 — gRPC's name
+        totals = await self._context.backends.catalog.entries.totals()
+        states = list(self.cache.shelf)
+        uses: Counter[int] = Counter()
+        for state in states:
+            uses[state.step] += state.uses
+        return pb.StatsResponse(
+            entries=totals.entries,
+            states=totals.states,
+            bytes=totals.bytes,
+            max_bytes=self._context.settings.cache_max_bytes,
+            policy=self.cache.shelf.policy.name,
+            inserted=self.cache.counts.inserted,
+            evicted=self.cache.counts.evicted,
+            holes=self.cache.counts.holes,
+            states_by_step=Counter(state.step for state in states),
+            uses_by_step=uses,
+        )
+
+    async def Purge(self, request: pb.PurgeRequest, context: Any) -> pb.PurgeResponse:  # noqa: N802 — gRPC's name
+        await self.flush()
+        removed = await self.cache.purge(await self._wanted(request))
+        return pb.PurgeResponse(entries=removed.entries, states=removed.states, bytes=removed.bytes)
+
+    async def _wanted(self, request: pb.PurgeRequest) -> Callable[[Entry], bool]:
+        match request.WhichOneof("what"):
+            case "entry_id":
+                only = await self._context.backends.catalog.entries.get(request.entry_id)
+                return lambda entry: entry.id == only.id
+            case "tenant":
+                return lambda entry: entry.tenant == request.tenant
+            case "model":
+                return lambda entry: entry.model == request.model
+            case "everything" if request.everything:
+                return lambda entry: True
+        raise InvalidRequestError("what", "say one of entry_id, tenant, model or everything")
+
+    async def Inspect(self, request: pb.InspectRequest, context: Any) -> pb.InspectResponse:  # noqa: N802
+        entries = self._context.backends.catalog.entries
+        if request.entry_id:
+            return pb.InspectResponse(entries=[self._shown(await entries.get(request.entry_id))])
+        page, after = await entries.page(min(request.page_size or 20, PAGE), request.page_token)
+        return pb.InspectResponse(entries=[self._shown(entry) for entry in page], next_page_token=after)
+
+    def _shown(self, entry: Entry) -> pb.Entry:
+        return pb.Entry(
+            id=entry.id,
+            prompt=entry.prompt,
+            tenant=entry.tenant,
+            model=entry.model,
+            width=entry.compat.size.width,
+            height=entry.compat.size.height,
+            steps=entry.compat.steps,
+            created_at=entry.created_at,
+            states=[
+                pb.State(
+                    step=state.step,
+                    bytes=state.bytes,
+                    uses=state.uses,
+                    codec=state.codec,
+                    score=self.cache.shelf.policy.score(state)[0],
+                )
+                for state in entry.states
+            ],
+        )
+
+
+def policy_of(settings: Settings) -> Policy:
+    if settings.eviction_policy == "lcbfu":
+        return Lcbfu(settings.lcbfu_initial_uses, settings.lcbfu_tie)
+    return POLICIES[settings.eviction_policy]()
+
+
