@@ -1,31 +1,27 @@
-"""The key under which a finished picture answers the same request again (design §2, Compatibility)."""
+"""The key under which two requests are the same picture (design §2: an exact repeat)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 
-from shared.models.card import ModelCard
-from shared.types import Request
+from shared.types import CompatKey, Request
 
 
-def exact_key(request: Request, card: ModelCard) -> str:
-    """sha256 over everything that an exact repeat has in common: texts, size, seed, guidance, steps, weights, sampler.
+def exact_key(request: Request, compat: CompatKey) -> str:
+    """32 hex digits over prompt, negative prompt, weights, sampler, dtype, size, frames, seed, guidance and steps.
 
-    Whether the client named the seed is not part of it: a picture with a drawn (and reported) seed may answer a later
-    request that names this seed, but a request without a seed is never looked up.
+    Nothing about the cache goes in: a picture that started from another one is a repeat's answer too. A request whose
+    seed was drawn by the gateway has a key (a later request may name that seed) but is never looked up by it.
     """
-    parts = [
+    same = [
+        request.modality.value,
         request.prompt,
         request.negative_prompt,
-        request.modality,
-        str(request.size),
+        str(compat),
         request.frames,
-        request.steps,
-        repr(float(request.guidance)),
         request.seed,
-        card.weights_hash,
-        card.sampler_id,
-        card.dtype,
+        float(request.guidance),
+        request.steps,
     ]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(same).encode()).hexdigest()[:32]
