@@ -1,0 +1,341 @@
+"""The typed Python client: ask for pictures, watch them appear, look at jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+
+from protos import common_pb2, gateway_pb2
+from protos.gateway_pb2_grpc import GatewayServiceStub
+from shared import rpc
+from shared.errors import AfterimageError, InvalidRequestError, OverloadedError, UnavailableError
+from shared.rpc_types import job_from_proto, plan_from_proto, timings_from_proto
+from shared.types import CacheMode, Job, JobState, Modality, Plan, Scope, Timings
+
+T = TypeVar("T")
+
+IDEMPOTENCY_KEY = "idempotency-key"
+MAX_MESSAGE_BYTES = 64 * 2**20
+_RETRIED = (UnavailableError, OverloadedError)
+_FIRST_DELAY_S, _MAX_DELAY_S = 0.2, 10.0
+_ENUMS: Mapping[str, tuple[type[Any], str]] = {
+    "cache": (CacheMode, "CACHE_MODE"),
+    "scope": (Scope, "SCOPE"),
+    "modality": (Modality, "MODALITY"),
+}
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job as its client sees it."""
+
+    job: Job
+    model: str
+    steps_run: int
+    timings: Timings
+    picture_bytes: int = 0
+    picture_sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Picture(JobView):
+    """A finished job with its picture."""
+
+    png: bytes = b""
+
+    @property
+    def plan(self) -> Plan:
+        """Where it started, and why."""
+        return self.job.plan
+
+    @property
+    def seed(self) -> int:
+        """The seed it was drawn with, whoever chose it."""
+        return self.job.request.seed
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """First event of a stream: the job exists, and will survive a restart."""
+
+    job_id: str
+    queue_position: int
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`step` of `steps` are behind the picture; while it waits, `queue_position` jobs are ahead."""
+
+    job_id: str
+    step: int
+    steps: int
+    preview: bytes = b""
+    """A small PNG made from the latent, when asked for."""
+    queue_position: int = 0
+
+
+Event = Accepted | Progress | Picture
+
+
+class AsyncClient:
+    """Talks to a gateway.
+
+    Every error is one of `shared.errors`. A call that finds the gateway away or full is tried again, after the delay
+    the gateway asked for, for at most `retry_s` seconds, under one idempotency key: it never draws twice.
+
+        async with AsyncClient("localhost:50051") as client:
+            picture = await client.generate("a red fox in the snow", steps=50, seed=7)
+            Path("fox.png").write_bytes(picture.png)
+            print(picture.plan.source, picture.plan.start_step, picture.plan.reason)
+    """
+
+    def __init__(self, target: str, *, tenant: str = "default", retry_s: float = 30.0) -> None:
+        self._tenant, self._retry_s = tenant, retry_s
+        self._channel = grpc.aio.insecure_channel(target, options=rpc.channel_options(MAX_MESSAGE_BYTES))
+        self._stub: Any = GatewayServiceStub(self._channel)
+        self._random = random.Random()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def generate(
+        self, prompt: str, *, timeout_s: float = 600.0, idempotency_key: str = "", **fields: Any
+    ) -> Picture:
+        """The picture of `prompt`; `fields` are those of protos/common.proto's Request (seed, steps, width, …).
+
+        `cache`, `scope` and `modality` are given by name, e.g. `cache="off"`.
+        """
+        request = gateway_pb2.GenerateRequest(request=request_message(prompt, **fields))
+        metadata = self._metadata(idempotency_key or uuid.uuid4().hex)
+        reply = await self._retried(
+            lambda: _unary(self._stub.Generate, request, timeout_s=timeout_s, metadata=metadata)
+        )
+        return _picture(reply.job, reply.picture)
+
+    async def generate_stream(
+        self,
+        prompt: str,
+        *,
+        previews: bool = False,
+        timeout_s: float = 600.0,
+        idempotency_key: str = "",
+        **fields: Any,
+    ) -> AsyncIterator[Event]:
+        """Accepted, then Progress, then the Picture. Broken off, it is taken up again where the job is.
+
+        async for event in client.generate_stream("a red fox in the snow"):
+            match event:
+                case Progress(): print(event.step, "of", event.steps)
+                case Picture(): Path("fox.png").write_bytes(event.png)
+        """
+        request = gateway_pb2.GenerateStreamRequest(request=request_message(prompt, **fields), previews=previews)
+        metadata = self._metadata(idempotency_key or uuid.uuid4().hex)
+        retries, accepted = self._delays(), False
+        while True:
+            try:
+                async for message in self._stub.GenerateStream(request, timeout=timeout_s, metadata=metadata):
+                    event = _event(message)
+                    if not (accepted and isinstance(event, Accepted)):
+                        yield event
+                    accepted = accepted or isinstance(event, Accepted)
+                return
+            except grpc.RpcError as error:
+                await self._wait_or_raise(rpc.from_rpc_error(error), retries)
+
+    async def get_job(self, job_id: str, *, timeout_s: float = 10.0) -> JobView:
+        """The job as it is now; NotFoundError when there is none."""
+        reply = await self._call(self._stub.GetJob, gateway_pb2.GetJobRequest(job_id=job_id), timeout_s)
+        return _view(reply.job)
+
+    async def get_picture(self, job_id: str, *, timeout_s: float = 10.0) -> Picture:
+        """A finished job with its picture; NotFoundError when it has none (yet, or any more)."""
+        request = gateway_pb2.GetJobRequest(job_id=job_id, picture=True)
+        reply = await self._call(self._stub.GetJob, request, timeout_s)
+        return _picture(reply.job, reply.picture)
+
+    async def list_jobs(
+        self, *, state: JobState | None = None, page_size: int = 50, page_token: str = "", timeout_s: float = 10.0
+    ) -> tuple[list[JobView], str]:
+        """Newest first, and the token of the next page (empty at the end)."""
+        wanted = f"JOB_STATE_{state.name}" if state else "JOB_STATE_UNSPECIFIED"
+        request = gateway_pb2.ListJobsRequest(state=wanted, page_size=page_size, page_token=page_token)
+        reply = await self._call(self._stub.ListJobs, request, timeout_s)
+        return [_view(job) for job in reply.jobs], reply.next_page_token
+
+    async def cancel(self, job_id: str, *, timeout_s: float = 10.0) -> JobView:
+        """Cancelled, or as it had already ended; takes effect between two steps."""
+        reply = await self._call(self._stub.CancelJob, gateway_pb2.CancelJobRequest(job_id=job_id), timeout_s)
+        return _view(reply.job)
+
+    # ---- retries ----
+
+    def _metadata(self, idempotency_key: str = "") -> tuple[tuple[str, str], ...]:
+        tenant = (("tenant", self._tenant),)
+        return (*tenant, (IDEMPOTENCY_KEY, idempotency_key)) if idempotency_key else tenant
+
+    async def _call(self, method: Callable[..., Any], request: Any, timeout_s: float) -> Any:
+        return await self._retried(lambda: _unary(method, request, timeout_s=timeout_s, metadata=self._metadata()))
+
+    async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        retries = self._delays()
+        while True:
+            try:
+                return await attempt()
+            except AfterimageError as error:
+                await self._wait_or_raise(error, retries)
+
+    def _delays(self) -> Iterator[float]:
+        """Doubling, jittered seconds to wait, as long as `retry_s` has not passed."""
+        loop, delay_s = asyncio.get_running_loop(), _FIRST_DELAY_S
+        end = loop.time() + self._retry_s
+        while loop.time() < end:
+            yield min(delay_s * self._random.uniform(0.5, 1.5), max(end - loop.time(), 0.01))
+            delay_s = min(delay_s * 2, _MAX_DELAY_S)
+
+    async def _wait_or_raise(self, error: AfterimageError, delays: Iterator[float]) -> None:
+        delay_s = next(delays, None)
+        if delay_s is None or not isinstance(error, _RETRIED):
+            raise error
+        # the gateway's own delay, spread out so that everyone it sent away does not come back at once
+        await asyncio.sleep(max(delay_s, (error.retry_after_s or 0.0) * self._random.uniform(1.0, 1.3)))
+
+
+class Client:
+    """`AsyncClient` for programs without an event loop; usable from several threads.
+
+    with Client("localhost:50051") as client:
+        Path("fox.png").write_bytes(client.generate("a red fox in the snow").png)
+    """
+
+    def __init__(self, target: str, *, tenant: str = "default", retry_s: float = 30.0) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="afterimage-client", daemon=True)
+        self._thread.start()
+        self._client: AsyncClient = self._run(_made(target, tenant, retry_s))
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._run(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def generate(self, prompt: str, **fields: Any) -> Picture:
+        """See AsyncClient.generate."""
+        return self._run(self._client.generate(prompt, **fields))
+
+    def generate_stream(self, prompt: str, **fields: Any) -> Iterator[Event]:
+        """See AsyncClient.generate_stream."""
+        events = self._client.generate_stream(prompt, **fields)
+        while (event := self._run(_next(events))) is not None:
+            yield event
+
+    def get_job(self, job_id: str) -> JobView:
+        return self._run(self._client.get_job(job_id))
+
+    def get_picture(self, job_id: str) -> Picture:
+        return self._run(self._client.get_picture(job_id))
+
+    def list_jobs(
+        self, *, state: JobState | None = None, page_size: int = 50, page_token: str = ""
+    ) -> tuple[list[JobView], str]:
+        return self._run(self._client.list_jobs(state=state, page_size=page_size, page_token=page_token))
+
+    def cancel(self, job_id: str) -> JobView:
+        return self._run(self._client.cancel(job_id))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def request_message(prompt: str, **fields: Any) -> common_pb2.Request:
+    """The wire's Request; raises InvalidRequestError naming a field that it does not have or cannot hold."""
+    message = common_pb2.Request(prompt=prompt)
+    for name, value in fields.items():
+        if value is None:
+            continue
+        if name not in common_pb2.Request.DESCRIPTOR.fields_by_name:
+            known = ", ".join(sorted(common_pb2.Request.DESCRIPTOR.fields_by_name))
+            raise InvalidRequestError(name, f"is not a field of a request; there are: {known}")
+        try:
+            setattr(message, name, _wire(name, value))
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError(name, f"cannot be sent: {error}", value) from error
+    return message
+
+
+def _wire(name: str, value: Any) -> Any:
+    if name not in _ENUMS or isinstance(value, int):
+        return value
+    kind, prefix = _ENUMS[name]
+    return getattr(common_pb2, f"{prefix}_{kind(value).name}")
+
+
+async def _unary(method: Callable[..., Any], request: Any, *, timeout_s: float, metadata: Any) -> Any:
+    try:
+        return await method(request, timeout=timeout_s, metadata=metadata)
+    except grpc.RpcError as error:
+        raise rpc.from_rpc_error(error) from error
+
+
+async def _made(target: str, tenant: str, retry_s: float) -> AsyncClient:
+    return AsyncClient(target, tenant=tenant, retry_s=retry_s)
+
+
+async def _next(events: AsyncIterator[Event]) -> Event | None:
+    return await anext(events, None)
+
+
+def _fields(message: common_pb2.Job) -> dict[str, Any]:
+    return {
+        "job": job_from_proto(message),
+        "model": message.model,
+        "steps_run": message.steps_run,
+        "timings": timings_from_proto(message.timings),
+        "picture_bytes": message.picture_bytes,
+        "picture_sha256": message.picture_sha256,
+    }
+
+
+def _view(message: common_pb2.Job) -> JobView:
+    return JobView(**_fields(message))
+
+
+def _picture(message: common_pb2.Job, png: bytes) -> Picture:
+    return Picture(**_fields(message), png=png)
+
+
+def _event(message: gateway_pb2.GenerateStreamResponse) -> Event:
+    match message.WhichOneof("event"):
+        case "accepted":
+            it = message.accepted
+            return Accepted(it.job_id, it.queue_position, plan_from_proto(it.plan))
+        case "progress":
+            step = message.progress
+            return Progress(step.job_id, step.step, step.steps, step.preview, step.queue_position)
+        case _:
+            return _picture(message.result.job, message.result.picture)
