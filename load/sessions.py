@@ -1,0 +1,235 @@
+"""Makes the project's own session trace: users who refine prompts for the bundled models the way real users do.
+
+The numbers in `Structure` are fitted to a real text-to-image trace with `load.measure_trace`; prompts are captions of
+`shared.scenes`, so nothing of any real prompt is in them. `python -m load.sessions` writes the trace that ships.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from load.arrivals import poisson
+from load.edit_structure import relation
+from shared.scenes import ATTRIBUTES, EDITS, WORDINGS, Scene, caption, edit, random_scene
+
+T = TypeVar("T")
+
+SHIPPED = Path(__file__).parent / "traces" / "sessions_1200.jsonl"
+SHIPPED_COUNT, SHIPPED_SEED = 1200, 65
+
+MAIN_SIZE = (64, 64)
+KINDS = ("first", "repeat", "return", *(kind for kind in EDITS if kind != "unrelated"), "several", "unrelated")
+"""What a prompt can be against the user's previous one; see `kind_of_edit`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """How users behave; numbers fitted to what `load.measure_trace` finds unless they say `chosen`."""
+
+    requests_per_h: float = 625.0
+    """An eighth of the real trace's load; see README."""
+    requests_per_user: float = 26.0
+    session_length_median: float = 3.8
+    session_length_sigma: float = 1.47
+    """Of the logarithm: mean 11.4 requests, a fifth of the sessions have one."""
+    gap_median_s: float = 112.0
+    gap_sigma: float = 1.0
+    pause_median_s: float = 4500.0
+    pause_sigma: float = 1.0
+    """Between two sessions of a user, never under half an hour."""
+    moves: Mapping[str, tuple[float, float, float]] = field(
+        default_factory=lambda: {
+            "equal": (0.45, 0.37, 0.18),
+            "near": (0.087, 0.703, 0.21),
+            "other": (0.047, 0.23, 0.723),
+            "pause": (0.023, 0.135, 0.842),
+        }
+    )
+    """Chance of (equal, near, other) after each; `pause` begins a new session of the same user."""
+    returns: float = 0.13
+    """Of near and other moves: back to an earlier prompt of the same user, where one fits."""
+    sizes: Mapping[tuple[int, int], float] = field(
+        default_factory=lambda: {MAIN_SIZE: 0.52, (64, 96): 0.25, (96, 64): 0.19, (96, 96): 0.04}
+    )
+    size_redrawn: Mapping[str, float] = field(default_factory=lambda: {"equal": 0.17, "near": 0.10, "other": 0.33})
+    """Chance of drawing the size again; a redraw may give the same one."""
+    near_edits: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "paraphrase": 0.14, "style": 0.18, "light": 0.10, "colour": 0.15, "size": 0.08, "position": 0.07,
+            "count": 0.06, "background": 0.12, "object": 0.10,
+        }
+    )  # fmt: skip
+    """What a near-duplicate changes. Chosen: the real trace does not say what a changed word means."""
+    several: float = 0.45
+    """Of other moves: two or three attributes change at once; the rest are unrelated scenes."""
+    fixed_seed: float = 0.5
+    """Share of sessions that keep one seed, so that repeats in them are exact. Chosen: the trace holds no seeds."""
+    steps: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One row of the trace; `seed` None: the server draws one."""
+
+    prompt: str
+    user: int
+    arrival_s: float
+    width: int
+    height: int
+    steps: int
+    seed: int | None
+    kind_of_edit: str
+    scene: Scene
+
+
+def make_trace(count: int, seed: int, structure: Structure | None = None) -> list[Prompt]:
+    """`count` consecutive requests out of a day of users, from the afternoon on; equal seeds give equal traces."""
+    how = structure or Structure()
+    rng = random.Random(seed)
+    day_s = 86_400.0 + count / how.requests_per_h * 3600
+    starts = poisson(how.requests_per_h / how.requests_per_user / 3600, int(day_s), seed)
+    rows: list[Prompt] = []
+    for user, start_s in enumerate(start_s for start_s in starts if start_s < day_s):
+        rows.extend(_user(user, start_s, how, rng))
+    rows.sort(key=lambda row: row.arrival_s)
+    first = next(i for i, row in enumerate(rows) if row.arrival_s >= 57_600)
+    return label(_renumbered(rows[first : first + count]))
+
+
+def kind_of_edit(before: Scene, after: Scene) -> str:
+    """What changed between two differently worded prompts: one of EDITS, or `several` (two or three attributes)."""
+    changed = [name for name in ATTRIBUTES if getattr(before, name) != getattr(after, name)]
+    if not changed:
+        return "paraphrase"
+    if len(changed) == 1:
+        return changed[0]
+    return "unrelated" if len(changed) > 3 or {"object", "background"} <= set(changed) else "several"
+
+
+def label(rows: Sequence[Prompt]) -> list[Prompt]:
+    """The rows with `kind_of_edit` set from each user's previous prompts in these rows."""
+    asked: dict[int, list[Prompt]] = {}
+    labelled = []
+    for row in rows:
+        earlier = asked.setdefault(row.user, [])
+        if not earlier:
+            kind = "first"
+        elif earlier[-1].prompt == row.prompt:
+            kind = "repeat"
+        elif any(old.prompt == row.prompt for old in earlier):
+            kind = "return"
+        else:
+            kind = kind_of_edit(earlier[-1].scene, row.scene)
+        earlier.append(row)
+        labelled.append(replace(row, kind_of_edit=kind))
+    return labelled
+
+
+def write_trace(path: Path, rows: Sequence[Prompt]) -> None:
+    path.write_text("".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+def read_trace(path: Path = SHIPPED) -> list[Prompt]:
+    """The rows of a trace that `write_trace` wrote; raises ValueError naming the line that is not one."""
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            values = json.loads(line)
+            rows.append(Prompt(**{**values, "scene": Scene(**values["scene"])}))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}:{number}: not a row of a session trace: {error}") from error
+    return rows
+
+
+def _user(user: int, now: float, how: Structure, rng: random.Random) -> Iterator[Prompt]:
+    """Everything one user asks for; sessions until the wished number of requests is reached."""
+    sessions_mean = how.requests_per_user / _lognormal_mean(how.session_length_median, how.session_length_sigma)
+    size = _draw(how.sizes, rng)
+    history: list[tuple[str, Scene, int]] = []
+    while True:
+        move = "pause"
+        seed = rng.randrange(2**31) if rng.random() < how.fixed_seed else None
+        length = rng.lognormvariate(math.log(how.session_length_median), how.session_length_sigma)
+        for i in range(max(1, round(length))):
+            now += 0.0 if i == 0 else min(rng.lognormvariate(math.log(how.gap_median_s), how.gap_sigma), 1799.0)
+            if history:
+                move = rng.choices(("equal", "near", "other"), how.moves[move])[0]
+                if rng.random() < how.size_redrawn[move]:
+                    size = _draw(how.sizes, rng)
+            history.append(_next(history, move, how, rng))
+            text, scene, _ = history[-1]
+            yield Prompt(text, user, round(now, 1), *size, how.steps, seed, "", scene)
+        if rng.random() < 1 / sessions_mean:
+            return
+        now += max(1801.0, rng.lognormvariate(math.log(how.pause_median_s), how.pause_sigma))
+
+
+def _next(
+    history: Sequence[tuple[str, Scene, int]], move: str, how: Structure, rng: random.Random
+) -> tuple[str, Scene, int]:
+    """The next (text, scene, wording) of a user, related to the last one as `move` says."""
+    if not history:
+        scene, wording = random_scene(rng, natural_share=0.4), rng.randrange(WORDINGS)
+        return caption(scene, wording), scene, wording
+    last, scene, wording = history[-1]
+    if move == "equal":
+        return history[-1]
+    if rng.random() < how.returns:
+        fitting = [old for old in history if relation(last, old[0]) == move]
+        if fitting:
+            return rng.choice(fitting)
+    for _ in range(50):
+        changed, worded = _changed(scene, wording, move, how, rng)
+        text = caption(changed, worded)
+        if relation(last, text) == move:
+            return text, changed, worded
+    raise AssertionError(f"no {move} prompt after {last!r} in 50 tries")
+
+
+def _changed(scene: Scene, wording: int, move: str, how: Structure, rng: random.Random) -> tuple[Scene, int]:
+    if move == "near":
+        kind = _draw(how.near_edits, rng)
+        return edit(scene, kind, rng), rng.randrange(WORDINGS) if kind == "paraphrase" else wording
+    if rng.random() < how.several:
+        for kind in rng.sample([kind for kind in EDITS if kind not in ("paraphrase", "unrelated")], rng.choice((2, 3))):
+            scene = edit(scene, kind, rng)
+        return scene, rng.randrange(WORDINGS)
+    return edit(scene, "unrelated", rng), rng.randrange(WORDINGS)
+
+
+def _renumbered(rows: Sequence[Prompt]) -> list[Prompt]:
+    """Users counted from 0 in order of appearance, seconds from the first row's arrival."""
+    users: dict[int, int] = {}
+    return [
+        replace(row, user=users.setdefault(row.user, len(users)), arrival_s=round(row.arrival_s - rows[0].arrival_s, 1))
+        for row in rows
+    ]
+
+
+def _draw(weights: Mapping[T, float], rng: random.Random) -> T:
+    return rng.choices(list(weights), list(weights.values()))[0]
+
+
+def _lognormal_mean(middle: float, sigma: float) -> float:
+    return middle * math.exp(sigma**2 / 2)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=SHIPPED_COUNT)
+    parser.add_argument("--seed", type=int, default=SHIPPED_SEED)
+    parser.add_argument("--out", type=Path, default=SHIPPED)
+    chosen = parser.parse_args(arguments)
+    write_trace(chosen.out, make_trace(chosen.count, chosen.seed))
+    print(f"wrote {chosen.count} prompts to {chosen.out}")
+
+
+if __name__ == "__main__":
+    main()
