@@ -82,7 +82,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
 
     async def flush(self) -> None:
         """Inserts every job heard of so far, and writes down the uses."""
-        jobs = []
+        jobs: list[str] = []
         while not self._finished.empty() and len(jobs) < self._context.settings.cache_batch_max:
             jobs.append(self._finished.get_nowait())
         uses, self._uses = self._uses, []
@@ -132,7 +132,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
 
     # ---- gRPC ----
 
-    async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:  # noqa: N802 — gRPC's name
+    async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
         totals = await self._context.backends.catalog.entries.totals()
         states = list(self.cache.shelf)
         uses: Counter[int] = Counter()
@@ -151,7 +151,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             uses_by_step=uses,
         )
 
-    async def Purge(self, request: pb.PurgeRequest, context: Any) -> pb.PurgeResponse:  # noqa: N802 — gRPC's name
+    async def Purge(self, request: pb.PurgeRequest, context: Any) -> pb.PurgeResponse:
         await self.flush()
         removed = await self.cache.purge(await self._wanted(request))
         return pb.PurgeResponse(entries=removed.entries, states=removed.states, bytes=removed.bytes)
@@ -169,7 +169,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
                 return lambda entry: True
         raise InvalidRequestError("what", "say one of entry_id, tenant, model or everything")
 
-    async def Inspect(self, request: pb.InspectRequest, context: Any) -> pb.InspectResponse:  # noqa: N802
+    async def Inspect(self, request: pb.InspectRequest, context: Any) -> pb.InspectResponse:
         entries = self._context.backends.catalog.entries
         if request.entry_id:
             return pb.InspectResponse(entries=[self._shown(await entries.get(request.entry_id))])
@@ -203,5 +203,3 @@ def policy_of(settings: Settings) -> Policy:
     if settings.eviction_policy == "lcbfu":
         return Lcbfu(settings.lcbfu_initial_uses, settings.lcbfu_tie)
     return POLICIES[settings.eviction_policy]()
-
-

@@ -1,0 +1,184 @@
+"""Keeps one predictor per scope in step with the cache, and measures how often it is right."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import grpc
+
+from protos import match_predictor_pb2 as pb
+from protos import match_predictor_pb2_grpc as pb_grpc
+from services.match_predictor import MatchPredictor
+from services.match_predictor.accuracy import Confusion
+from services.match_predictor.always import Always
+from services.match_predictor.sketch import Sketch
+from shared.bus import Subscription
+from shared.errors import AfterimageError, InvalidRequestError
+from shared.messages import EntriesCached, EntriesEvicted, JobQueued, Message
+from shared.models.card import find_card
+from shared.models.k_table import FIG_10, load_k_table
+from shared.service import Context
+from shared.settings import Settings
+from shared.telemetry import METRICS, log
+from shared.types import IndexItem, vector_from
+
+Shelf = tuple[str, str]
+"""(scope key, encoder hash): embeddings of one encoder that one set of callers may see."""
+PAGE = 1000
+AT_ONCE = 8
+"""Vectors added between two turns of the event loop; one costs up to a millisecond."""
+REREAD_S = 30.0
+
+
+class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
+    name: ClassVar[str] = "match_predictor"
+
+    async def start(self, context: Context) -> None:
+        self._context = context
+        self._threshold = FIG_10.lowest_similarity
+        self._shelves: dict[Shelf, MatchPredictor] = {}
+        self._home: dict[str, Shelf] = {}
+        self._fits = 0
+        self._fitting = asyncio.Lock()
+        self.confusion = Confusion()
+        await self._read_threshold()
+        # subscribed first: what is cached while the catalog is read is heard, and hearing it twice is fine
+        self._subscription: Subscription = await context.backends.bus.subscribe(
+            [EntriesCached, EntriesEvicted, JobQueued], self.handle
+        )
+        await self.rebuild()
+        self._refresh = asyncio.create_task(self._keep_fresh())
+
+    def register(self, server: grpc.aio.Server) -> str:
+        pb_grpc.add_MatchPredictorServiceServicer_to_server(self, server)
+        return pb.DESCRIPTOR.services_by_name["MatchPredictorService"].full_name
+
+    async def drain(self) -> None:
+        await self._subscription.close()
+
+    async def stop(self) -> None:
+        self._refresh.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._refresh
+
+    # ---- gRPC ----
+
+    async def Predict(self, request: pb.PredictRequest, context: Any) -> pb.PredictResponse:
+        if not request.vector or len(request.vector) % 4:
+            raise InvalidRequestError("vector", "float32, little endian: a multiple of 4 bytes", len(request.vector))
+        vector = vector_from(request.vector)
+        shelves = (self._shelves.get((owner, request.encoder_hash)) for owner in request.owners)
+        answers = [shelf.predict(vector) for shelf in shelves if shelf is not None]
+        hit = any(hit for hit, _ in answers) or self._settings.predictor == "always"
+        METRICS.predictions.labels("hit" if hit else "miss").inc()
+        score = max((score for _, score in answers), default=-1.0)
+        return pb.PredictResponse(hit=hit, score=score, predictor=self._settings.predictor)
+
+    async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
+        """Precision and recall are nan while nothing is known of them."""
+        return pb.StatsResponse(
+            predictor=self._settings.predictor,
+            entries=len(self._home),
+            fits=self._fits,
+            precision=self.confusion.precision,
+            recall=self.confusion.recall,
+            judged=self.confusion.judged,
+        )
+
+    # ---- facts ----
+
+    async def handle(self, message: Message) -> None:
+        match message:
+            case EntriesCached(entry_ids=ids):
+                await self._add(await self._context.backends.catalog.entries.items_of(ids))
+                await self._refit()
+            case EntriesEvicted(entry_ids=ids):
+                self._remove(ids)
+                await self._refit()
+            case JobQueued():
+                self._judge(message)
+            case _:
+                return
+
+    async def rebuild(self) -> None:
+        """From the catalog, page by page."""
+        after = ""
+        while items := await self._context.backends.catalog.entries.items(after, PAGE):
+            await self._add(items)
+            after = items[-1].entry_id
+        await self._refit()
+
+    async def _add(self, items: Sequence[IndexItem]) -> None:
+        for start in range(0, len(items), AT_ONCE):
+            for shelf, some in _by_shelf(items[start : start + AT_ONCE]).items():
+                if shelf not in self._shelves:
+                    self._shelves[shelf] = self._new()
+                self._shelves[shelf].update({item.entry_id: item.vectors["whole"] for item in some}, ())
+                self._home.update(dict.fromkeys((item.entry_id for item in some), shelf))
+            await asyncio.sleep(0)
+
+    def _remove(self, entry_ids: Sequence[str]) -> None:
+        for entry_id in entry_ids:
+            shelf = self._home.pop(entry_id, None)
+            if shelf is not None:
+                self._shelves[shelf].update({}, (entry_id,))
+                if not len(self._shelves[shelf]):
+                    del self._shelves[shelf]
+
+    async def _refit(self) -> None:
+        async with self._fitting:
+            for predictor in list(self._shelves.values()):
+                work = predictor.refit()
+                if work is not None:
+                    await asyncio.to_thread(work)
+                    self._fits += 1
+
+    def _judge(self, fact: JobQueued) -> None:
+        # a predicted miss that was looked up for another reason than the sample would count too often
+        found = fact.found if fact.predicted_hit or fact.sampled else None
+        self.confusion = self.confusion.judge(fact.predicted_hit, found, self._settings.sample_predicted_misses)
+        METRICS.predictor_precision.set(self.confusion.precision)
+        METRICS.predictor_recall.set(self.confusion.recall)
+
+    # ---- the threshold follows the K table in force ----
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            await asyncio.sleep(REREAD_S)
+            await self._read_threshold()
+
+    async def _read_threshold(self) -> None:
+        settings, profiles = self._settings, self._context.backends.catalog.profiles
+        try:
+            card = find_card(settings.large)
+            await asyncio.to_thread(lambda: card.weights_hash)
+            self._threshold = (await load_k_table(profiles, card, settings.k_table_alpha)).lowest_similarity
+        except (AfterimageError, ValueError) as error:  # the threshold in hand stays in force
+            log(self.name).warning("K table not read", error=str(error))
+
+    @property
+    def _settings(self) -> Settings:
+        return self._context.settings
+
+    def _new(self) -> MatchPredictor:
+        match self._settings.predictor:
+            case "sketch":
+                return Sketch(lambda: self._threshold, self._settings.sketch_margin)
+            case "svm":
+                from services.match_predictor.svm import OneClassSvm  # scikit-learn takes a second to import
+
+                return OneClassSvm(self._settings.svm_nystroem)
+            case "always":
+                return Always()
+
+
+def _by_shelf(items: Sequence[IndexItem]) -> dict[Shelf, list[IndexItem]]:
+    shelves: dict[Shelf, list[IndexItem]] = defaultdict(list)
+    for item in items:
+        if "whole" in item.vectors:
+            shelves[(item.owner, item.encoder_hash)].append(item)
+    return shelves
