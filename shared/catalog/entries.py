@@ -187,7 +187,18 @@ def _states(connection: sa.Connection) -> list[State]:
 
 
 def _items(connection: sa.Connection, after: str, limit: int) -> list[IndexItem]:
-    rows = connection.execute(sa.select(entries).where(e.id > after, _ALIVE).order_by(e.id).limit(limit)).all()
+    query = sa.select(entries).where(e.id > after, _ALIVE).order_by(e.id).limit(limit)
+    return _as_items(connection, connection.execute(query).all())
+
+
+def _items_of(connection: sa.Connection, ids: Sequence[str]) -> list[IndexItem]:
+    rows = [
+        row for some in _chunks(ids) for row in connection.execute(sa.select(entries).where(e.id.in_(some), _ALIVE))
+    ]
+    return _as_items(connection, rows)
+
+
+def _as_items(connection: sa.Connection, rows: Sequence[Any]) -> list[IndexItem]:
     named: dict[str, dict[str, Any]] = {row.id: {} for row in rows}
     for ids in _chunks(named):
         for row in connection.execute(sa.select(vectors).where(v.entry_id.in_(ids))):
@@ -208,6 +219,11 @@ def _page(connection: sa.Connection, limit: int, after: str) -> tuple[list[Entry
     query = sa.select(entries).order_by(e.id.desc()).limit(limit + 1)
     rows = connection.execute(query.where(e.id < after) if after else query).all()
     return _with_states(connection, rows[:limit]), rows[limit - 1].id if len(rows) > limit else ""
+
+
+def _spent(connection: sa.Connection, limit: int) -> list[str]:
+    job = sa.exists().where(jobs.c.id == e.job_id)
+    return list(connection.execute(sa.select(e.id).where(~_ALIVE, ~job).order_by(e.id).limit(limit)).scalars())
 
 
 def _totals(connection: sa.Connection) -> Totals:
@@ -266,6 +282,14 @@ class Entries:
     async def items(self, after: str = "", limit: int = 1000) -> list[IndexItem]:
         """A page, by entry id, of what the index must hold: the entries with at least one live state."""
         return await self._database.read(_items, after, limit)
+
+    async def items_of(self, ids: Sequence[str]) -> list[IndexItem]:
+        """The same for these entries; those without a live state are left out."""
+        return await self._database.read(_items_of, ids)
+
+    async def spent(self, limit: int = 1000) -> list[str]:
+        """Ids of entries with no state left whose job expired: nothing can be had from them any more."""
+        return await self._database.read(_spent, limit)
 
     async def page(self, limit: int, after: str = "") -> tuple[list[Entry], str]:
         """Newest first, and the token of the next page (empty at the end)."""
