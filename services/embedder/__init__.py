@@ -1,0 +1,1 @@
+"""Decides which texts and pictures ride together through the encoder, and turns them into unit vectors."""

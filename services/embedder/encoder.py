@@ -1,0 +1,151 @@
+"""A CLIP text/image pair on one CPU thread: texts and pictures to unit vectors (NIRVANA §5.1)."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import threading
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, UnidentifiedImageError
+
+from services.embedder.vocabulary import read_known_words, unknown_words
+from shared.errors import InvalidRequestError, ModelError
+from shared.models.card import BUNDLED
+
+HASHED_SUFFIXES = (".safetensors", ".json", ".txt")
+NOT_HASHED = ("card.json", "known_words.json")
+MAX_PIXELS = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """One unit vector, float32 little endian, and what was noticed on the way."""
+
+    vector: bytes
+    unknown_words: tuple[str, ...] = ()
+    truncated: bool = False
+
+
+def encoder_folder(name: str) -> Path:
+    """Where the encoder's files are: `bundled:NAME` or a bundled name, a folder, or a hub id (fetched on first use).
+
+    Raises ModelError naming what was looked for.
+    """
+    bundled = BUNDLED / name.removeprefix("bundled:")
+    for folder in (bundled, Path(name).expanduser()):
+        if (folder / "config.json").is_file():
+            return folder
+    if name.startswith("bundled:") or name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise ModelError(f"encoder {name!r}: no config.json in {bundled} or {name}")
+    from huggingface_hub import snapshot_download
+
+    try:
+        # never a pickle
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.safetensors"]))
+    except Exception as error:
+        raise ModelError(f"encoder {name!r}: cannot be fetched from the model hub: {error}") from error
+
+
+def encoder_hash(folder: Path) -> str:
+    """16 hex digits over weights, configuration and tokenizer: vectors of equal hashes can be compared."""
+    total = hashlib.sha256()
+    files = [path for path in sorted(folder.iterdir()) if path.suffix in HASHED_SUFFIXES]
+    if not any(path.suffix == ".safetensors" for path in files):
+        raise ModelError(f"no weights in {folder}: no .safetensors file")
+    for path in files:
+        if path.name not in NOT_HASHED:
+            with open(path, "rb") as file:
+                total.update(f"{path.name}\0".encode() + hashlib.file_digest(file, "sha256").digest())
+    return total.hexdigest()[:16]
+
+
+def single_threaded() -> None:
+    """Lets torch use one thread where this is called, and leaves what later threads get as it was.
+
+    A prompt's text is too little work to share, and the other cores belong to the denoiser. torch keeps a count per
+    thread and one for threads to come; the second thread here puts the latter back.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    restore = threading.Thread(target=torch.set_num_threads, args=(before,))
+    restore.start()
+    restore.join()
+
+
+class Encoder:
+    """Loaded weights; call it from one thread at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ModelError when the folder holds no CLIP pair in transformers' layout."""
+        import torch
+        from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
+
+        self.hash = encoder_hash(folder)
+        self._torch = torch
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # transformers' own notices
+                local: dict[str, Any] = {"local_files_only": True}
+                self._model = CLIPModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, **local)
+                self._tokenizer = AutoTokenizer.from_pretrained(folder, **local)
+                self._processor = CLIPImageProcessorPil.from_pretrained(folder, **local)
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelError(f"encoder {folder}: not a CLIP pair in transformers' layout: {error}") from error
+        self._model.eval().requires_grad_(False)
+        self._max_tokens = int(self._model.config.text_config.max_position_embeddings)
+        self._known = read_known_words(folder)
+        self.dim = int(self._model.config.projection_dim)
+
+    def texts(self, texts: Sequence[str]) -> list[Embedded]:
+        """One unit vector per text, shape (dim,); a text beyond the encoder's length is cut and says so."""
+        with self._torch.inference_mode():
+            lengths = [len(ids) for ids in self._tokenizer(list(texts), verbose=False)["input_ids"]]
+            tokens = self._tokenizer(
+                list(texts), padding=True, truncation=True, max_length=self._max_tokens, return_tensors="pt"
+            )
+            rows = _unit(self._model.get_text_features(**tokens).pooler_output.numpy())
+        return [
+            Embedded(row.tobytes(), unknown_words(text, self._knows), length > self._max_tokens)
+            for row, text, length in zip(rows, texts, lengths, strict=True)
+        ]
+
+    def images(self, images: Sequence[bytes]) -> list[Embedded]:
+        """One unit vector per PNG or JPEG."""
+        pictures = [decoded(data) for data in images]
+        with self._torch.inference_mode():
+            pixels = self._processor(images=pictures, return_tensors="pt")["pixel_values"]
+            rows = _unit(self._model.get_image_features(pixel_values=pixels).pooler_output.numpy())
+        return [Embedded(row.tobytes()) for row in rows]
+
+    def _knows(self, word: str) -> bool:
+        if self._known is not None:
+            return word in self._known
+        # without a list only what the tokenizer cannot spell is known to be unknown (byte-level ones spell anything)
+        pieces = self._tokenizer.tokenize(word)
+        return bool(pieces) and self._tokenizer.unk_token not in pieces
+
+
+def decoded(data: bytes) -> Image.Image:
+    """RGB; raises InvalidRequestError for anything but a PNG or JPEG of sane size."""
+    try:
+        picture = Image.open(io.BytesIO(data), formats=("PNG", "JPEG"))
+        if picture.width * picture.height > MAX_PIXELS:
+            raise InvalidRequestError("images", f"at most {MAX_PIXELS} pixels", f"{picture.width}x{picture.height}")
+        return picture.convert("RGB")
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InvalidRequestError("images", f"PNG or JPEG ({error})") from error
+
+
+def _unit(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Rows of length one, float32 little endian."""
+    wide = rows.astype(np.float64)
+    return np.ascontiguousarray(wide / np.linalg.norm(wide, axis=1, keepdims=True), dtype="<f4")

@@ -1,0 +1,105 @@
+"""Answers EmbedText and EmbedImage: remembered texts at once, the rest in micro-batches on the encoder's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, TypeAlias
+
+import grpc
+
+from protos import embedder_pb2 as pb
+from protos import embedder_pb2_grpc as pb_grpc
+from services.embedder.batching import MicroBatcher
+from services.embedder.encoder import Embedded, Encoder, decoded, encoder_folder, single_threaded
+from services.embedder.remembered import Remembered
+from shared.errors import InvalidRequestError
+from shared.service import Context
+
+Answer: TypeAlias = tuple[Embedded, float]
+"""An embedding and the seconds its batch took."""
+MAX_TEXTS = 256
+MAX_IMAGES = 64
+"""Per call."""
+
+
+class EmbedderService(pb_grpc.EmbedderServiceServicer):
+    name: ClassVar[str] = "embedder"
+
+    async def start(self, context: Context) -> None:
+        settings = self._settings = context.settings
+        self._thread = ThreadPoolExecutor(1, "embedder", initializer=single_threaded)
+        loop = asyncio.get_running_loop()
+        folder = encoder_folder(settings.encoder)
+        self._encoder: Encoder = await loop.run_in_executor(self._thread, Encoder, folder)
+        self._remembered: Remembered[Embedded] = Remembered(settings.embed_cache)
+        seats, wait_s = settings.embed_batch_max, settings.embed_wait_s
+        self._texts: MicroBatcher[str, Answer] = MicroBatcher(
+            lambda batch: self._encode(self._encoder.texts, batch), seats=seats, wait_s=wait_s
+        )
+        self._images: MicroBatcher[bytes, Answer] = MicroBatcher(
+            lambda batch: self._encode(self._encoder.images, batch), seats=seats, wait_s=wait_s
+        )
+        await self._texts.submit(["warm"])  # the first pass through the weights is several times slower
+
+    def register(self, server: grpc.aio.Server) -> str:
+        pb_grpc.add_EmbedderServiceServicer_to_server(self, server)
+        return pb.DESCRIPTOR.services_by_name["EmbedderService"].full_name
+
+    async def drain(self) -> None:
+        await self._texts.close()
+        await self._images.close()
+
+    async def stop(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def EmbedText(self, request: pb.EmbedTextRequest, context: Any) -> pb.EmbedTextResponse:
+        texts = list(request.texts)
+        _check_count("texts", len(texts), MAX_TEXTS)
+        for number, text in enumerate(texts):
+            if len(text) > self._settings.max_prompt_chars:
+                rule = f"at most {self._settings.max_prompt_chars} characters"
+                raise InvalidRequestError(f"texts[{number}]", rule, len(text))
+        known = {text: embedded for text in texts if (embedded := self._remembered.get(text)) is not None}
+        fresh = [text for text in texts if text not in known]
+        answers = await self._texts.submit(fresh)
+        for text, (embedded, _) in zip(fresh, answers, strict=True):
+            known[text] = embedded
+            self._remembered.put(text, embedded)
+        return pb.EmbedTextResponse(
+            embeddings=[_message(known[text]) for text in texts],
+            encoder_hash=self._encoder.hash,
+            encode_s=max((seconds for _, seconds in answers), default=0.0),
+        )
+
+    async def EmbedImage(self, request: pb.EmbedImageRequest, context: Any) -> pb.EmbedImageResponse:
+        images = list(request.images)
+        _check_count("images", len(images), MAX_IMAGES)
+        # one broken picture must fail its own call, not the batch it would have shared
+        await asyncio.gather(*(asyncio.to_thread(decoded, data) for data in images))
+        answers = await self._images.submit(images)
+        return pb.EmbedImageResponse(
+            embeddings=[_message(embedded) for embedded, _ in answers],
+            encoder_hash=self._encoder.hash,
+            encode_s=max(seconds for _, seconds in answers),
+        )
+
+    async def _encode(self, encode: Callable[[list[Any]], list[Embedded]], batch: list[Any]) -> Sequence[Answer]:
+        def timed() -> list[Answer]:
+            start = time.monotonic()
+            rows = encode(batch)
+            seconds = time.monotonic() - start
+            return [(row, seconds) for row in rows]
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
+
+
+def _check_count(field: str, count: int, most: int) -> None:
+    if not 1 <= count <= most:
+        raise InvalidRequestError(field, f"1 to {most} per call", count)
+
+
+def _message(embedded: Embedded) -> pb.Embedding:
+    return pb.Embedding(vector=embedded.vector, unknown_words=embedded.unknown_words, truncated=embedded.truncated)
