@@ -21,8 +21,13 @@ class BlobInfo:
 class Blobs(Protocol):
     process_local: bool
 
-    async def put(self, key: str, data: bytes) -> str:
-        """Stores durably and returns the sha256 hex digest; StorageFullError when there is no room."""
+    async def put(self, key: str, data: bytes, *, durable: bool = True) -> str:
+        """Stores or replaces, whole or not at all; the sha256 hex digest. StorageFullError when there is no room.
+
+        `durable=False` is for what can be made again (cached states, checkpoints): a killed process loses nothing, a
+        power cut may lose or tear the blob, and `get` then says so. Keys are parts of letters, digits and `._-`
+        joined by `/`; InvalidRequestError for others.
+        """
         ...
 
     async def get(self, key: str, sha256: str = "") -> bytes:

@@ -1,0 +1,181 @@
+"""Blobs as plain files: written beside, renamed into place, synced, verified when read."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import itertools
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from shared.blobs import BlobInfo
+from shared.errors import BlobCorruptError, BlobMissingError, ConfigurationError, InvalidRequestError, StorageFullError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MAGIC = b"AFTIMG\x01\x00"
+TRAILER = len(MAGIC) + hashlib.sha256().digest_size
+"""A file is its content, MAGIC and the content's sha256: behind the content, where picture viewers do not look."""
+TEMPORARY = ".tmp"
+ABANDONED_AFTER_S = 3600.0
+SMALL = 65_536
+"""Up to this size a blob is read on the event loop: the hop to a thread costs more than the read."""
+THREADS = 4
+PAGE = 500
+RETRY_AFTER_S = 30.0
+
+_PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}"
+_KEY = re.compile(rf"{_PART}(/{_PART})*")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def check_key(key: str) -> str:
+    """The key itself; InvalidRequestError unless it is parts of letters, digits and `._-` joined by `/`."""
+    if len(key) > 800 or not _KEY.fullmatch(key):
+        rule = "parts of 1-200 letters, digits, `.`, `_`, `-`, none starting with a dot, joined by single slashes"
+        raise InvalidRequestError("key", rule, key)
+    return key
+
+
+class FilesystemBlobs:
+    """Blobs under one directory; several processes may share it."""
+
+    process_local = False
+
+    def __init__(self, root: str) -> None:
+        self._root = Path(root).absolute()
+        self._numbers = itertools.count()
+        self._threads = ThreadPoolExecutor(THREADS, "blobs")
+
+    @classmethod
+    async def open(cls, path: str) -> FilesystemBlobs:
+        """The path of `file:path` or `file:///path`; made when missing."""
+        blobs = cls(path.removeprefix("//"))
+        try:
+            await blobs._off_loop(blobs._prepare)
+        except OSError as error:
+            raise ConfigurationError(f"blobs_url: {path} cannot be used ({error.strerror}); choose another") from error
+        return blobs
+
+    def _prepare(self) -> None:
+        (self._root / TEMPORARY).mkdir(parents=True, exist_ok=True)
+        old = time.time() - ABANDONED_AFTER_S
+        for left in os.scandir(self._root / TEMPORARY):
+            with suppress(FileNotFoundError):
+                if left.stat().st_mtime < old:
+                    os.unlink(left.path)
+
+    async def _off_loop(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: work(*args, **kwargs))
+
+    async def put(self, key: str, data: bytes, *, durable: bool = True) -> str:
+        return await self._off_loop(self._put, check_key(key), data, durable)
+
+    def _put(self, key: str, data: bytes, durable: bool) -> str:
+        hashed = hashlib.sha256(data)
+        temporary = self._root / TEMPORARY / f"{os.getpid()}-{next(self._numbers)}"
+        try:
+            with open(temporary, "wb", buffering=0) as file:
+                for part in (data, MAGIC + hashed.digest()):
+                    rest = memoryview(part)
+                    while rest:  # a nearly full disk takes a part of it
+                        rest = rest[file.write(rest) :]
+                self._place(temporary, self._root / key)
+                if durable:
+                    # once, after the rename: ext4, xfs and btrfs then commit the name and new folders with the
+                    # content. A power cut before this can leave a torn file, which its trailer betrays.
+                    os.fsync(file.fileno())
+        except OSError as error:
+            if error.errno in _FULL:
+                raise StorageFullError(
+                    f"{self._root}: no room for {len(data)} bytes of {key} ({error.strerror})",
+                    retry_after_s=RETRY_AFTER_S,
+                ) from error
+            raise
+        finally:
+            temporary.unlink(missing_ok=True)
+        return hashed.hexdigest()
+
+    def _place(self, temporary: Path, target: Path) -> None:
+        for _ in range(8):  # delete() removes empty folders, perhaps between our mkdir and our rename
+            try:
+                return os.rename(temporary, target)
+            except FileNotFoundError:
+                target.parent.mkdir(parents=True, exist_ok=True)
+        return os.rename(temporary, target)
+
+    async def get(self, key: str, sha256: str = "") -> bytes:
+        size = self._size(check_key(key))
+        # 0.03 ms here against 0.13 ms through a thread for 8 KB (0.25 either way for 150 KB)
+        return self._get(key, sha256) if size <= SMALL else await self._off_loop(self._get, key, sha256)
+
+    def _size(self, key: str) -> int:
+        try:
+            return os.stat(self._root / key).st_size
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise BlobMissingError(f"blob {key}: not there") from error
+
+    def _get(self, key: str, sha256: str) -> bytes:
+        try:
+            stored = (self._root / key).read_bytes()
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            raise BlobMissingError(f"blob {key}: not there") from error
+        data, trailer = stored[:-TRAILER], stored[-TRAILER:]
+        found = hashlib.sha256(data)
+        if trailer != MAGIC + found.digest():
+            raise BlobCorruptError(f"blob {key}: its content does not have the hash it was stored under")
+        if sha256 and found.hexdigest() != sha256:
+            raise BlobCorruptError(f"blob {key}: has hash {found.hexdigest()[:12]}…, expected {sha256[:12]}…")
+        return data
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await self._off_loop(self._delete, [check_key(key) for key in keys])
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                os.unlink(self._root / key)
+        for folder in sorted({parent for key in keys for parent in Path(key).parents[:-1]}, reverse=True):
+            with suppress(OSError):  # not empty, or gone
+                os.rmdir(self._root / folder)
+
+    async def list(self, prefix: str = "") -> AsyncIterator[BlobInfo]:
+        found = self._walk(prefix)
+        while page := await self._off_loop(lambda: [*itertools.islice(found, PAGE)]):
+            for blob in page:
+                yield blob
+
+    def _walk(self, prefix: str) -> Iterator[BlobInfo]:
+        folder = prefix.rpartition("/")[0]
+        if folder:
+            check_key(folder)
+        for here, folders, files in os.walk(self._root / folder):
+            under = os.path.relpath(here, self._root)
+            # only folders that can still hold a match
+            folders[:] = [
+                name
+                for name in sorted(folders)
+                if name != TEMPORARY and _may_hold(name if under == "." else f"{under}/{name}", prefix)
+            ]
+            for name in sorted(files):
+                key = name if under == "." else f"{under}/{name}"
+                if key.startswith(prefix):
+                    with suppress(FileNotFoundError):  # deleted meanwhile
+                        seen = os.stat(os.path.join(here, name))
+                        yield BlobInfo(key, max(seen.st_size - TRAILER, 0), seen.st_mtime)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._threads.shutdown)
+
+
+def _may_hold(folder: str, prefix: str) -> bool:
+    inside = f"{folder}/"
+    return inside.startswith(prefix) or prefix.startswith(inside)
