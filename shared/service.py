@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -143,15 +143,19 @@ def _bind(server: grpc.aio.Server, address: str, setting: str) -> int:
         raise ConfigurationError(f"{setting}: cannot listen on {address}; is something else there?") from error
 
 
-async def serve(services: Sequence[Service], settings: Settings, *, announce: bool = True) -> None:
-    """Runs until SIGTERM or SIGINT, then drains."""
+async def serve(
+    services: Sequence[Service], settings: Settings, *, on_ready: Callable[[Running], None] | None = None
+) -> None:
+    """Runs until SIGTERM or SIGINT, then drains; `on_ready` hears when it serves (else the log does)."""
     metrics = telemetry.serve_metrics(settings.metrics_listen) if settings.metrics_listen else None
     try:
         async with running(services, settings) as process:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, process.stopping.set)
-            if announce:
+            if on_ready is not None:
+                on_ready(process)
+            else:
                 names = ", ".join(service.name for service in services)
                 telemetry.log("afterimage").info(
                     "ready", address=process.address, metrics=settings.metrics_listen or "off", services=names

@@ -42,15 +42,15 @@ def check_plan(plan: Plan, request: Request, card: ModelCard) -> Plan:
 def noise_plan(request: Request, card: ModelCard, settings: Settings, degraded: tuple[str, ...], reason: str) -> Plan:
     """The plan of a request nobody could plan: from noise, kept for the cache if the request allows it.
 
-    `settings.capture_steps` are K of 50; those that fall on a step of this request's T are captured.
+    `settings.capture_steps` are K of 50; of this request's T they round down, as the retriever's do.
     """
     writes = request.cache in (CacheMode.AUTO, CacheMode.WRITE)
-    captures = [k * request.steps // 50 for k in settings.capture_steps if k * request.steps % 50 == 0]
+    captures = {k * request.steps // 50 for k in settings.capture_steps} - {0, request.steps}
     return Plan(
         source=PlanSource.NOISE,
         model=card.name,
         weights_hash=card.weights_hash,
-        capture_steps=tuple(sorted(set(captures))) if writes else (),
+        capture_steps=tuple(sorted(captures)) if writes else (),
         degraded=degraded,
         reason=reason,
     )

@@ -23,7 +23,7 @@ from services.gateway.validation import Models, check_tenant, page_size
 from shared.errors import AfterimageError, NotFoundError, UnavailableError
 from shared.ids import new_id
 from shared.messages import JobCancelled, Progress
-from shared.models.card import find_card
+from shared.models.card import served_card
 from shared.rpc_types import state_from_proto
 from shared.service import Context
 from shared.telemetry import METRICS
@@ -50,7 +50,7 @@ class GatewayService(GatewayServiceServicer):
 
     async def start(self, context: Context) -> None:
         self._context, catalog, bus = context, context.backends.catalog, context.backends.bus
-        card = find_card(context.settings.large)
+        card = served_card(context.settings)
         await asyncio.to_thread(lambda: card.weights_hash)  # read once, not during the first request
         self._intake = Intake(context, Models({card.name: card}, large=card.name))
         self._timers = DropTimers(self._cancel)

@@ -1,0 +1,85 @@
+"""The commands of `afterimage`, and how their errors read."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import typer
+from pydantic import ValidationError
+
+from services.cli import cache, demo, generate, jobs, profile, up
+from shared.errors import (
+    AfterimageError,
+    ConfigurationError,
+    DeadlineError,
+    InvalidRequestError,
+    ModelError,
+    OverloadedError,
+    StorageFullError,
+    UnavailableError,
+)
+
+app = typer.Typer(
+    name="afterimage",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help=(
+        "Draws pictures from text and starts each one from what it has drawn before.\n\n"
+        "See it work:          [bold]afterimage demo[/bold]\n\n"
+        "Draw one picture:     [bold]afterimage generate 'a red fox in the snow'[/bold]\n\n"
+        "Serve, then draw:     [bold]afterimage up[/bold], then [bold]afterimage generate …[/bold] elsewhere\n\n"
+        "Every setting is also an AFTERIMAGE_… variable; options win."
+    ),
+)
+app.command("up")(up.up)
+app.command("generate")(generate.generate)
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(cache.app, name="cache")
+app.command("profile")(profile.profile)
+app.command("demo")(demo.demo)
+
+EXIT_CODES: tuple[tuple[type[AfterimageError], int], ...] = (
+    (InvalidRequestError, os.EX_USAGE),
+    (StorageFullError, os.EX_IOERR),
+    (OverloadedError, os.EX_TEMPFAIL),
+    (DeadlineError, os.EX_TEMPFAIL),
+    (UnavailableError, os.EX_UNAVAILABLE),
+    (ConfigurationError, os.EX_CONFIG),
+    (ModelError, os.EX_CONFIG),
+)
+"""sysexits(3), so that scripts can tell a wrong call from a busy service; anything else is 1."""
+
+
+def exit_code(error: AfterimageError) -> int:
+    return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), 1)
+
+
+def in_words(error: ValidationError) -> str:
+    """The first broken rule of a setting, in one line."""
+    first: Any = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"]) or "settings"
+    return f"{name}: {first['msg']} (got {first['input']!r})" if first["loc"] else str(first["msg"])
+
+
+def main() -> None:
+    """Runs a command; whatever goes wrong is one line on stderr and an exit code."""
+    try:
+        app()
+    except AfterimageError as error:
+        _leave(str(error), exit_code(error))
+    except ValidationError as error:
+        _leave(in_words(error), os.EX_CONFIG)
+    except KeyboardInterrupt:
+        _leave("interrupted", 130)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has left
+        raise SystemExit(141) from None
+
+
+def _leave(message: str, code: int) -> None:
+    sys.stderr.write(f"afterimage: {message}\n")
+    raise SystemExit(code) from None

@@ -1,0 +1,143 @@
+"""`afterimage cache`: what is kept, and throwing it away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import grpc
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from protos import cache_maintainer_pb2 as pb
+from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
+from services.cli.embedded import alone, found_running, settings_from
+from shared import rpc, telemetry
+from shared.errors import InvalidRequestError
+from shared.service import running
+from shared.settings import Settings
+
+TIMEOUT_S = 30.0
+DataDir = Annotated[Path | None, typer.Option(help="Data directory of the Afterimage whose cache is meant.")]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help=(
+        "Look into the cache of a data directory, and purge it.\n\n"
+        "Talks to the process that works there over its private socket (never over the public port); "
+        "when none runs, opens the cache itself."
+    ),
+)
+
+
+@app.command("stats")
+def stats(data_dir: DataDir = None) -> None:
+    """How much is kept, by start step K, and how often it was used.
+
+    Example: afterimage cache stats
+    """
+    reply = _ask(data_dir, "Stats", pb.StatsRequest())
+    out = Console()
+    share = f" ({reply.bytes / reply.max_bytes:.0%} of {_size(reply.max_bytes)})" if reply.max_bytes else ""
+    out.print(f"{reply.entries} entries, {reply.states} states, {_size(reply.bytes)}{share}, policy {reply.policy}")
+    out.print(f"since start: {reply.inserted} states inserted, {reply.evicted} evicted, {reply.holes} holes met")
+    if reply.states_by_step:
+        table = Table("K", "states", "uses")
+        for step in sorted(reply.states_by_step):
+            table.add_row(str(step), str(reply.states_by_step[step]), str(reply.uses_by_step[step]))
+        out.print(table)
+
+
+@app.command("inspect")
+def inspect(
+    entry_id: Annotated[str, typer.Argument(help="One entry; without it, a page of all, newest first.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
+    after: Annotated[str, typer.Option(help="Token of the next page.")] = "",
+    data_dir: DataDir = None,
+) -> None:
+    """Which pictures can be started from, and which of their states are there.
+
+    Example: afterimage cache inspect --limit 5
+    """
+    reply = _ask(data_dir, "Inspect", pb.InspectRequest(entry_id=entry_id, page_size=limit, page_token=after))
+    table = Table("entry", "created", "model", "size", "states after step (uses)", "prompt")
+    for entry in reply.entries:
+        table.add_row(
+            entry.id,
+            datetime.fromtimestamp(entry.created_at).strftime("%m-%d %H:%M:%S"),
+            entry.model,
+            f"{entry.width}x{entry.height}",
+            " ".join(f"{state.step}({state.uses})" for state in entry.states),
+            Text(entry.prompt),
+        )
+    out = Console()
+    out.print(table)
+    if reply.next_page_token:
+        out.print(f"more: afterimage cache inspect --limit {limit} --after {reply.next_page_token}", highlight=False)
+
+
+@app.command("purge")
+def purge(
+    entry: Annotated[str | None, typer.Option(help="Only this entry.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Everything of this tenant.")] = None,
+    model: Annotated[str | None, typer.Option(help="Everything this model drew.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="The whole cache.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Throw cached latents away; pictures that belong to jobs stay.
+
+    Examples: afterimage cache purge --model large · afterimage cache purge --all --yes
+    """
+    chosen: dict[str, Any] = {
+        name: value
+        for name, value in {"entry_id": entry, "tenant": tenant, "model": model, "everything": everything}.items()
+        if value
+    }
+    if len(chosen) != 1:
+        raise InvalidRequestError("purge", "say exactly one of --entry, --tenant, --model or --all")
+    if not yes:
+        typer.confirm(f"Purge {', '.join(f'{name} {value}' for name, value in chosen.items())}?", abort=True)
+    reply = _ask(data_dir, "Purge", pb.PurgeRequest(**chosen))
+    Console().print(f"purged {reply.entries} entries, {reply.states} states, {_size(reply.bytes)}")
+
+
+def _ask(data_dir: Path | None, method: str, request: Any) -> Any:
+    async def asked() -> Any:
+        async with _maintainer(settings_from(data_dir=data_dir)) as stub:
+            return await rpc.call(getattr(stub, method), request, timeout_s=TIMEOUT_S)
+
+    return asyncio.run(asked())
+
+
+@contextlib.asynccontextmanager
+async def _maintainer(settings: Settings) -> AsyncIterator[Any]:
+    """A stub of the maintainer that works in this data directory, or of one started for this call."""
+    facts = found_running(settings.data_dir)
+    address = settings.cache_maintainer_address or (str(facts["internal"]) if facts else "")
+    if address:
+        async with grpc.aio.insecure_channel(address) as channel:
+            yield CacheMaintainerServiceStub(channel)
+        return
+    from services.cache_maintainer.service import CacheMaintainerService
+
+    telemetry.configure_logging("error")
+    async with (
+        running([CacheMaintainerService()], alone(settings)) as process,
+        grpc.aio.insecure_channel(process.address) as channel,
+    ):
+        yield CacheMaintainerServiceStub(channel)
+
+
+def _size(number: int) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
+        number = number / 1024  # type: ignore[assignment]  # a size in the next unit
+    return f"{number:.1f} GiB"

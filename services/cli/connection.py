@@ -1,0 +1,73 @@
+"""Where a command finds Afterimage: what it was told, what runs in the data directory, or a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from rich.console import Console
+
+from services.cli.embedded import embedded, found_running
+from shared import telemetry
+from shared.client import AsyncClient
+from shared.errors import UnavailableError
+from shared.settings import Settings
+
+PROBE_S = 1.0
+
+
+def address_of(target: str | None, settings: Settings) -> str:
+    """The address a client of these settings talks to."""
+    if target:
+        return target
+    facts = found_running(settings.data_dir)
+    return str(facts["address"]) if facts else settings.listen
+
+
+async def listens(address: str) -> bool:
+    """Whether something accepts connections at host:port or unix:path."""
+    host, _, port = address.rpartition(":")
+    try:
+        if address.startswith("unix:"):
+            opening = asyncio.open_unix_connection(address.removeprefix("unix:"))
+        else:
+            opening = asyncio.open_connection(host.strip("[]") or "127.0.0.1", int(port))
+        _, writer = await asyncio.wait_for(opening, PROBE_S)
+    except (OSError, TimeoutError, ValueError):
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True
+
+
+@contextlib.asynccontextmanager
+async def connected(target: str | None, settings: Settings, tenant: str) -> AsyncIterator[AsyncClient]:
+    """A client of a process that runs; raises UnavailableError saying how to start one."""
+    address = address_of(target, settings)
+    if not await listens(address):
+        raise UnavailableError(f"nothing listens on {address}; start it with `afterimage up`, or name it with --target")
+    async with AsyncClient(address, tenant=tenant) as client:
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def connected_or_embedded(
+    target: str | None, settings: Settings, tenant: str, console: Console
+) -> AsyncIterator[AsyncClient]:
+    """A client of what runs, or of an embedded instance started for this one command."""
+    address = address_of(target, settings)
+    if await listens(address):
+        async with AsyncClient(address, tenant=tenant) as client:
+            yield client
+        return
+    telemetry.configure_logging("error")
+    console.print(
+        f"Nothing listens on {address}: starting Afterimage in this process, for this picture "
+        f"(data {settings.data_dir.absolute()}) …",
+        style="dim",
+        highlight=False,
+    )
+    async with embedded(settings) as process, AsyncClient(process.address, tenant=tenant) as client:
+        yield client

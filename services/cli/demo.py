@@ -1,0 +1,173 @@
+"""`afterimage demo`: a short session with the cache and, in the same run, without it; a report to look at."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from protos import cache_maintainer_pb2, match_predictor_pb2
+from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
+from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
+from services.cli.embedded import embedded, settings_from
+from services.cli.report import Row, Totals, contact_sheet, report_html, summary, totals
+from services.cli.session import Prompt, session
+from shared import telemetry
+from shared.client import AsyncClient, Picture
+from shared.client import Progress as Step
+from shared.errors import AfterimageError
+from shared.service import Running
+
+Optional = typer.Option
+SETTLE_S = 5.0
+
+
+def demo(
+    out: Annotated[Path, Optional("--out", "-o", help="Folder of the report.")] = Path("out/demo"),
+    seed: Annotated[int, Optional(help="Seed of every picture.")] = 7,
+    steps: Annotated[int | None, Optional(help="Denoising steps T; default: the model's.")] = None,
+    large: Annotated[str | None, Optional(help="Model: a bundled name, a diffusers folder, or a hub id.")] = None,
+    encoder: Annotated[str | None, Optional(help="CLIP encoder: a bundled name, a folder, or a hub id.")] = None,
+    device: Annotated[str | None, Optional(help="auto, cpu, cuda …")] = None,
+) -> None:
+    """Draw a short session of prompts as a user would refine them, with the cache and without it.
+
+    Starts Afterimage in this process with an empty cache of its own. Each prompt is drawn twice in a row on the warm
+    service, once with the cache and once without it, alone in its batch both times, with the same seed; so the seconds
+    can be compared. Writes the pictures, a contact sheet, report.html and summary.json.
+
+    [bold]Examples[/bold]
+
+      afterimage demo
+
+      afterimage demo --seed 11 --out /tmp/demo
+    """
+    telemetry.configure_logging("error")
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="afterimage-demo-") as data:
+        settings = settings_from(data_dir=Path(data), large=large, encoder=encoder, device=device)
+        rows = asyncio.run(_draw_session(settings, seed, steps, console))
+    _write(out, rows)
+    console.print(_table(rows))
+    _say_totals(console, rows)
+    console.print(Text(f"Pictures and report: {out / 'report.html'}"))
+
+
+async def _draw_session(settings: Any, seed: int, steps: int | None, console: Console) -> list[Row]:
+    fields = {"seed": seed, "steps": steps}
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console,
+        transient=True,
+    )  # fmt: skip
+    prompts = session()
+    with bar:
+        whole = bar.add_task("starting Afterimage", total=len(prompts))
+        current = bar.add_task("", total=None)
+        async with embedded(settings) as process, AsyncClient(process.address) as client:
+            bar.update(whole, description="warming up")
+            await _draw(client, "a first picture that nobody measures", "", {**fields, "cache": "off"}, bar, current)
+            rows = []
+            for prompt in prompts:
+                bar.update(whole, description="drawing the session")
+                rows.append(await _both_ways(process, client, prompt, fields, bar, current))
+                bar.advance(whole)
+    return rows
+
+
+async def _both_ways(
+    process: Running, client: AsyncClient, prompt: Prompt, fields: dict[str, Any], bar: Progress, current: TaskID
+) -> Row:
+    """One prompt with the cache, then without it; between them the cache takes in what was drawn (a user's pause)."""
+    bar.update(current, description=f"with cache: {prompt.text[:40]}")
+    with_cache, seconds = await _draw(client, prompt.text, prompt.user, fields, bar, current)
+    await _settled(process, with_cache)
+    bar.update(current, description=f"without:    {prompt.text[:40]}")
+    without, seconds_without = await _draw(client, prompt.text, prompt.user, {**fields, "cache": "off"}, bar, current)
+    return Row(prompt, with_cache, seconds, without, seconds_without)
+
+
+async def _draw(
+    client: AsyncClient, text: str, user: str, fields: dict[str, Any], bar: Progress, current: TaskID
+) -> tuple[Picture, float]:
+    """The picture and the seconds from asking to having it, as the client sees them."""
+    start = time.monotonic()
+    async for event in client.generate_stream(text, user=user, **fields):
+        if isinstance(event, Step):
+            bar.update(current, completed=event.step, total=event.steps)
+        if isinstance(event, Picture):
+            return event, time.monotonic() - start
+    raise AfterimageError("the stream ended without a picture")
+
+
+async def _settled(process: Running, picture: Picture) -> None:
+    """Until the picture's states can be found (or there is nothing to wait for); pictures never wait for the cache."""
+    if not picture.plan.capture_steps:
+        return
+    maintainer: Any = CacheMaintainerServiceStub(process.context.channel("cache_maintainer"))
+    predictor: Any = MatchPredictorServiceStub(process.context.channel("match_predictor"))
+    before, end = -1, time.monotonic() + SETTLE_S
+    while time.monotonic() < end:
+        await asyncio.sleep(0.1)
+        cache = await maintainer.Stats(cache_maintainer_pb2.StatsRequest(), timeout=5.0)
+        known = await predictor.Stats(match_predictor_pb2.StatsRequest(), timeout=5.0)
+        if cache.entries == before and known.entries >= cache.entries:
+            return
+        before = cache.entries
+
+
+def _write(out: Path, rows: Sequence[Row]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    for number, row in enumerate(rows, 1):
+        (out / f"{number:02}.png").write_bytes(row.picture.png)
+        (out / f"{number:02}-without-cache.png").write_bytes(row.without.png)
+    contact_sheet(rows).save(out / "contact-sheet.png")
+    (out / "report.html").write_text(report_html(rows), encoding="utf-8")
+    (out / "summary.json").write_text(summary(rows), encoding="utf-8")
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table()
+    for name in ("", "user", "prompt", "source"):
+        table.add_column(name)
+    for name in ("similarity", "start K", "of T", "steps run", "seconds", "without"):
+        table.add_column(name, justify="right")
+    for number, row in enumerate(rows, 1):
+        plan = row.picture.plan
+        table.add_row(
+            str(number),
+            row.prompt.user,
+            Text(row.prompt.text),
+            plan.source.value,
+            f"{plan.similarity:.3f}" if plan.similarity else "–",
+            str(plan.start_step),
+            str(row.steps),
+            str(row.picture.steps_run),
+            f"{row.seconds:.2f}",
+            f"{row.seconds_without:.2f}",
+            style="dim" if row.exact else "",
+        )
+    return table
+
+
+def _say_totals(console: Console, rows: Sequence[Row]) -> None:
+    drawn, repeats = totals(rows)
+    console.print(Text(_in_words(drawn, f"{drawn.pictures} pictures")))
+    if repeats.pictures:
+        console.print(Text(_in_words(repeats, f"apart from those, {repeats.pictures} exact repeat(s)"), style="dim"))
+
+
+def _in_words(total: Totals, what: str) -> str:
+    return (
+        f"{what}: {total.steps_run} of {total.steps_total} steps run ({total.steps_saved:.0%} saved), "
+        f"{total.seconds_with_cache:.1f} s with the cache, {total.seconds_without_cache:.1f} s without it "
+        f"({total.seconds_saved:.0%} saved)"
+    )

@@ -1,0 +1,75 @@
+"""The all-in-one process: every service of the embedded mode, the same code with the same gRPC calls."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+from shared.service import Running, Service, running
+from shared.settings import Settings
+
+RUNNING_FILE = "running.json"
+"""Beside the catalog while a process works in a data directory: where it listens."""
+
+
+def all_services() -> list[Service]:
+    """The gateway first, which opens last; torch is imported here and not before."""
+    from services.cache_maintainer.service import CacheMaintainerService
+    from services.embedder.service import EmbedderService
+    from services.gateway.service import GatewayService
+    from services.gpu_worker.service import GpuWorkerService
+    from services.match_predictor.service import MatchPredictorService
+    from services.retriever.service import RetrieverService
+
+    return [
+        GatewayService(),
+        CacheMaintainerService(),
+        MatchPredictorService(),
+        RetrieverService(),
+        GpuWorkerService(),
+        EmbedderService(),
+    ]
+
+
+def settings_from(**given: Any) -> Settings:
+    """Settings from the environment, with every option that was given on the command line on top."""
+    return Settings(**{name: value for name, value in given.items() if value is not None})
+
+
+def alone(settings: Settings) -> Settings:
+    """The same, for a process that serves only the command that starts it: any free port, no metrics page."""
+    changes: dict[str, Any] = {"listen": "127.0.0.1:0", "metrics_listen": ""}
+    return settings.model_copy(update=changes)
+
+
+@contextlib.asynccontextmanager
+async def embedded(settings: Settings) -> AsyncIterator[Running]:
+    """Everything in this process, on a port of its own, until the block ends."""
+    async with running(all_services(), alone(settings)) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def announced(process: Running, settings: Settings) -> Iterator[None]:
+    """Says in the data directory where this process listens, as long as it does."""
+    path = settings.data_dir / RUNNING_FILE
+    facts = {"address": process.address, "internal": process.context.internal_address, "pid": os.getpid()}
+    path.write_text(json.dumps(facts))
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def found_running(data_dir: Path) -> dict[str, Any] | None:
+    """What the process that works in this data directory said; None when there is none (any more)."""
+    try:
+        facts: dict[str, Any] = json.loads((data_dir / RUNNING_FILE).read_text())
+        os.kill(int(facts["pid"]), 0)
+    except (OSError, ValueError, KeyError):
+        return None
+    return facts

@@ -1,0 +1,145 @@
+"""`afterimage generate`: one picture, its progress, and where it started."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from services.cli.connection import connected_or_embedded
+from services.cli.embedded import settings_from
+from services.cli.words import candidates_table, where_it_started
+from shared.client import Accepted, AsyncClient, Picture
+from shared.client import Progress as Step
+from shared.errors import InvalidRequestError
+from shared.settings import Settings
+
+Optional = typer.Option
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to draw.")],
+    out: Annotated[Path | None, Optional("--out", "-o", help="PNG to write; default: <job id>.png here.")] = None,
+    seed: Annotated[int | None, Optional(help="Same seed, same picture; without one a random seed is drawn.")] = None,
+    steps: Annotated[int | None, Optional(help="Denoising steps T; default: the model's.")] = None,
+    size: Annotated[str | None, Optional(help="WIDTHxHEIGHT in pixels; default: the model's.")] = None,
+    guidance: Annotated[float | None, Optional(help="How strictly to follow the prompt.")] = None,
+    negative: Annotated[str, Optional(help="What should not be in the picture.")] = "",
+    quality: Annotated[str, Optional(help="auto, large, small or a model id.")] = "auto",
+    cache: Annotated[str, Optional(help="auto (read and write), read, write or off.")] = "auto",
+    scope: Annotated[str, Optional(help="Who may start from it: private, tenant or public.")] = "tenant",
+    savings: Annotated[float | None, Optional(help="0 best quality … 1 most steps saved; .5: as profiled.")] = None,
+    fresh_noise: Annotated[float | None, Optional(help="Share of a reused latent's noise that is new, 0–1.")] = None,
+    deadline_s: Annotated[float | None, Optional(help="Give up after this many seconds.")] = None,
+    user: Annotated[str, Optional(help="Whose picture it is (scope private needs it).")] = "",
+    tenant: Annotated[str, Optional(help="Whose cache to use.")] = "default",
+    target: Annotated[str | None, Optional(help="host:port of a running Afterimage.")] = None,
+    data_dir: Annotated[Path | None, Optional(help="Data directory, when nothing runs and one is started.")] = None,
+    why: Annotated[bool, Optional("--why", help="Show everything the planner looked at.")] = False,
+) -> None:
+    """Draw one picture and say where it started.
+
+    Uses the Afterimage that runs (see [bold]afterimage up[/bold]); when none does, starts one in this process for this
+    picture. Draw something similar next: it starts from the first picture's latents and needs fewer steps.
+
+    [bold]Examples[/bold]
+
+      afterimage generate 'a red fox in the snow' --seed 7 -o fox.png
+
+      afterimage generate 'a red fox in the snow at night' --seed 7 --why
+
+      afterimage generate 'two blue fish under water' --steps 25 --size 96x64 --cache off
+    """
+    fields: dict[str, Any] = {
+        "negative_prompt": negative,
+        "seed": seed,
+        "steps": steps,
+        "guidance": guidance,
+        "quality": quality,
+        "cache": _one_of("cache", cache, ("auto", "read", "write", "off")),
+        "scope": _one_of("scope", scope, ("private", "tenant", "public")),
+        "savings": savings,
+        "fresh_noise": fresh_noise,
+        "deadline_s": deadline_s,
+        "drop_if_late": deadline_s is not None,
+        "user": user,
+        **_size(size),
+    }
+    asyncio.run(_generate(prompt, fields, out, target, data_dir, tenant, why))
+
+
+async def _generate(
+    prompt: str,
+    fields: dict[str, Any],
+    out: Path | None,
+    target: str | None,
+    data_dir: Path | None,
+    tenant: str,
+    why: bool,
+) -> None:
+    console = Console()
+    settings = settings_from(data_dir=data_dir)
+    async with connected_or_embedded(target, settings, tenant, console) as connection:
+        picture = await draw(connection.client, prompt, fields, console)
+    path = out or Path(f"{picture.job.id}.png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(picture.png)
+    console.print(Text(where_it_started(picture)))
+    console.print(Text(picture.plan.reason, style="dim"))
+    for note in (*picture.plan.degraded, *picture.job.warnings):
+        console.print(Text(f"note: {note}", style="yellow"))
+    if why and picture.plan.candidates:
+        console.print(candidates_table(picture.plan))
+    console.print(Text(f"{path}  ({picture.job.request.size}, seed {picture.seed}, job {picture.job.id})"))
+
+
+async def _draw_somewhere(
+    prompt: str, fields: dict[str, Any], target: str | None, settings: Settings, tenant: str, console: Console
+) -> Picture:
+    async with connected_or_embedded(target, settings, tenant, console) as client:
+        return await draw(client, prompt, fields, console)
+
+
+async def draw(client: AsyncClient, prompt: str, fields: dict[str, Any], console: Console) -> Picture:
+    """The picture, with a bar that moves by denoising step and begins where the picture does."""
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console,
+        transient=True,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task("accepted", total=None)
+        async for event in client.generate_stream(prompt, **fields):
+            match event:
+                case Accepted(queue_position=ahead, plan=plan):
+                    bar.update(task, description=_waiting(ahead), completed=plan.start_step)
+                case Step(queue_position=ahead) if ahead:
+                    bar.update(task, description=_waiting(ahead))
+                case Step(step=step, steps=steps):
+                    bar.update(task, description="drawing", completed=step, total=steps)
+                case Picture():
+                    return event
+    raise InvalidRequestError("stream", "ended without a picture")
+
+
+def _waiting(ahead: int) -> str:
+    return f"{ahead} ahead in the queue" if ahead else "drawing"
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise InvalidRequestError(name, f"must be one of {', '.join(allowed)}", value)
+    return value
+
+
+def _size(text: str | None) -> dict[str, int]:
+    if text is None:
+        return {}
+    width, _, height = text.lower().partition("x")
+    if not (width.isdigit() and height.isdigit()):
+        raise InvalidRequestError("size", "must be WIDTHxHEIGHT in pixels, e.g. 96x64", text)
+    return {"width": int(width), "height": int(height)}

@@ -1,0 +1,83 @@
+"""`afterimage jobs`: what was asked for, how it went, and stopping it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from services.cli.connection import connected
+from services.cli.embedded import settings_from
+from services.cli.words import candidates_table, job_sheet, jobs_table
+from shared.client import AsyncClient
+from shared.errors import InvalidRequestError
+from shared.types import JobState
+
+T = TypeVar("T")
+Target = Annotated[str | None, typer.Option(help="host:port of a running Afterimage.")]
+DataDir = Annotated[Path | None, typer.Option(help="Find the Afterimage that works in this data directory.")]
+Tenant = Annotated[str, typer.Option(help="Whose jobs.")]
+JobId = Annotated[str, typer.Argument(help="Id of a job, as `list` shows it.")]
+
+app = typer.Typer(no_args_is_help=True, help="List, show and cancel jobs of a running Afterimage.")
+
+
+@app.command("list")
+def list_jobs(
+    state: Annotated[str | None, typer.Option(help="Only queued, running, succeeded, failed or cancelled.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, newest first.")] = 20,
+    after: Annotated[str, typer.Option(help="Token of the next page, as the last page printed it.")] = "",
+    target: Target = None,
+    data_dir: DataDir = None,
+    tenant: Tenant = "default",
+) -> None:
+    """List jobs, newest first.
+
+    Example: afterimage jobs list --state running
+    """
+    if state is not None and state not in set(JobState):
+        raise InvalidRequestError("state", f"must be one of {', '.join(JobState)}", state)
+    wanted = JobState(state) if state else None
+    views, token = _ask(
+        target, data_dir, tenant, lambda client: client.list_jobs(state=wanted, page_size=limit, page_token=after)
+    )
+    out = Console()
+    out.print(jobs_table(views))
+    if token:
+        out.print(f"more: afterimage jobs list --limit {limit} --after {token}", highlight=False)
+
+
+@app.command("show")
+def show_job(job_id: JobId, target: Target = None, data_dir: DataDir = None, tenant: Tenant = "default") -> None:
+    """Show everything about one job: request, plan with every candidate, seconds by stage.
+
+    Example: afterimage jobs show 01jd…
+    """
+    view = _ask(target, data_dir, tenant, lambda client: client.get_job(job_id))
+    out = Console()
+    out.print(job_sheet(view))
+    if view.job.plan.candidates:
+        out.print(candidates_table(view.job.plan))
+
+
+@app.command("cancel")
+def cancel_job(job_id: JobId, target: Target = None, data_dir: DataDir = None, tenant: Tenant = "default") -> None:
+    """Stop a job between two steps; whoever shares its batch goes on.
+
+    Example: afterimage jobs cancel 01jd…
+    """
+    view = _ask(target, data_dir, tenant, lambda client: client.cancel(job_id))
+    Console().print(Text(f"{job_id} is {view.job.state.value}"))
+
+
+def _ask(target: str | None, data_dir: Path | None, tenant: str, question: Callable[[AsyncClient], Awaitable[T]]) -> T:
+    async def asked() -> T:
+        async with connected(target, settings_from(data_dir=data_dir), tenant) as client:
+            return await question(client)
+
+    return asyncio.run(asked())

@@ -1,0 +1,214 @@
+"""What a demo leaves behind: totals, summary.json, a contact sheet, and a report that opens from disk."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from PIL import Image, ImageDraw, ImageFont
+
+from services.cli.session import Prompt
+from services.cli.words import chosen_prompt
+from shared.client import Picture
+from shared.types import Plan, PlanSource
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prompt, drawn with the cache and without it."""
+
+    prompt: Prompt
+    picture: Picture
+    seconds: float
+    without: Picture
+    seconds_without: float
+
+    @property
+    def exact(self) -> bool:
+        return self.picture.plan.source is PlanSource.EXACT
+
+    @property
+    def steps(self) -> int:
+        return self.picture.job.request.steps
+
+
+@dataclass(frozen=True)
+class Totals:
+    pictures: int
+    steps_total: int
+    steps_run: int
+    seconds_with_cache: float
+    seconds_without_cache: float
+
+    @property
+    def steps_saved(self) -> float:
+        """Share of the steps."""
+        return 1 - self.steps_run / self.steps_total if self.steps_total else 0.0
+
+    @property
+    def seconds_saved(self) -> float:
+        """Share of the time; negative when the cache cost more than it saved."""
+        return 1 - self.seconds_with_cache / self.seconds_without_cache if self.seconds_without_cache else 0.0
+
+
+def totals(rows: Sequence[Row]) -> tuple[Totals, Totals]:
+    """Of what was drawn, and of the exact repeats, which would flatter the rest."""
+    return _total(row for row in rows if not row.exact), _total(row for row in rows if row.exact)
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """summary.json: the totals of what was drawn, each request, and the exact repeats apart."""
+    drawn, repeats = totals(rows)
+    requests = [_request(number, row) for number, row in enumerate(rows, 1)]
+    return json.dumps({**asdict(drawn), "requests": requests, "exact_repeats": asdict(repeats)}, indent=2) + "\n"
+
+
+def contact_sheet(rows: Sequence[Row], columns: int = 4, side: int = 160) -> Image.Image:
+    """Every picture drawn with the cache, in order, with its prompt and where it started."""
+    cell_w, cell_h, font = side + 20, side + 84, ImageFont.load_default(12)
+    lines = -(-len(rows) // columns)
+    sheet = Image.new("RGB", (columns * cell_w + 20, lines * cell_h + 20), "white")
+    pen = ImageDraw.Draw(sheet)
+    for index, row in enumerate(rows):
+        x, y = 20 + index % columns * cell_w, 20 + index // columns * cell_h
+        with Image.open(io.BytesIO(row.picture.png)) as picture:
+            scaled = picture.convert("RGB")
+        scaled.thumbnail((side, side)) if max(scaled.size) > side else None
+        grown = scaled.resize((side, side * scaled.height // scaled.width), Image.Resampling.LANCZOS)
+        sheet.paste(grown.crop((0, 0, side, side)), (x, y))
+        pen.text((x, y + side + 4), f"{index + 1}. {started(row.picture.plan, row.steps)}", "black", font)
+        for line, text in enumerate(textwrap.wrap(row.prompt.text, 26)[:3]):
+            pen.text((x, y + side + 20 + 15 * line), text, "#555555", font)
+    return sheet
+
+
+def started(plan: Plan, steps: int) -> str:
+    match plan.source:
+        case PlanSource.EXACT:
+            return "exact repeat"
+        case PlanSource.NOISE:
+            return "from noise"
+        case _:
+            return f"from step {plan.start_step} of {steps}"
+
+
+def report_html(rows: Sequence[Row]) -> str:
+    """One page without scripts or outside files: totals, then every request with its plan and every candidate."""
+    drawn, repeats = totals(rows)
+    cards = "\n".join(_card(number, row) for number, row in enumerate(rows, 1))
+    apart = ""
+    if repeats.pictures:
+        apart = (
+            f"<p>Apart from those, {repeats.pictures} exact repeat(s) took {repeats.seconds_with_cache:.2f} s "
+            f"instead of {repeats.seconds_without_cache:.2f} s: the stored picture was returned.</p>"
+        )
+    return _PAGE.format(
+        pictures=drawn.pictures,
+        steps_run=drawn.steps_run,
+        steps_total=drawn.steps_total,
+        steps_saved=f"{drawn.steps_saved:.0%}",
+        with_cache=f"{drawn.seconds_with_cache:.1f}",
+        without=f"{drawn.seconds_without_cache:.1f}",
+        seconds_saved=f"{drawn.seconds_saved:.0%}",
+        apart=apart,
+        cards=cards,
+    )
+
+
+def _total(rows: Iterable[Row]) -> Totals:
+    those = list(rows)
+    return Totals(
+        pictures=len(those),
+        steps_total=sum(row.steps for row in those),
+        steps_run=sum(row.picture.steps_run for row in those),
+        seconds_with_cache=sum(row.seconds for row in those),
+        seconds_without_cache=sum(row.seconds_without for row in those),
+    )
+
+
+def _request(number: int, row: Row) -> dict[str, Any]:
+    plan = row.picture.plan
+    return {
+        "file": f"{number:02}.png",
+        "user": row.prompt.user,
+        "prompt": row.prompt.text,
+        "change": row.prompt.change,
+        "source": plan.source.value,
+        "similarity": plan.similarity,
+        "start_step": plan.start_step,
+        "steps": row.steps,
+        "steps_run": row.picture.steps_run,
+        "seconds": row.seconds,
+        "seconds_without_cache": row.seconds_without,
+        "from_prompt": chosen_prompt(plan),
+        "reason": plan.reason,
+        "degraded": list(plan.degraded),
+        "seed": row.picture.seed,
+    }
+
+
+def _card(number: int, row: Row) -> str:
+    plan, e = row.picture.plan, html.escape
+    saved = row.steps if row.exact else plan.start_step
+    candidates = "".join(
+        f"<tr class='{'chosen' if one.chosen else ''}'><td>{e(one.prompt or one.entry_id)}</td><td>{one.kind}</td>"
+        f"<td>{one.similarity:.3f}</td><td>{one.wished_step}</td><td>{one.start_step}</td><td>{e(one.reason)}</td></tr>"
+        for one in plan.candidates
+    )
+    heads = "<tr><th>prompt</th><th>kind</th><th>similarity</th><th>K allowed</th><th>K there</th><th>why</th></tr>"
+    count = f"<summary>{len(plan.candidates)} candidates</summary>"
+    details = f"<details>{count}<table>{heads}{candidates}</table></details>"
+    return f"""<article>
+<h2>{number}. {e(row.prompt.text)}</h2>
+<p class="by">{e(row.prompt.user)}: {e(row.prompt.change)}</p>
+<div class="pair">{_figure(row.picture, f"with cache, {row.seconds:.2f} s")}
+{_figure(row.without, f"without, {row.seconds_without:.2f} s")}
+<div class="plan"><p><b>{started(plan, row.steps)}</b>{f", similarity {plan.similarity:.3f}" if saved else ""}</p>
+<div class="bar"><i style="width:{100 * saved / row.steps:.0f}%"></i></div>
+<p>{row.picture.steps_run} of {row.steps} steps run. {e(plan.reason)}</p>
+{"".join(f"<p class='note'>{e(note)}</p>" for note in (*plan.degraded, *row.picture.job.warnings))}
+{details if plan.candidates else ""}</div></div>
+</article>"""
+
+
+def _figure(picture: Picture, caption: str) -> str:
+    data = base64.b64encode(picture.png).decode()
+    text = html.escape(picture.job.request.prompt, quote=True)
+    return f'<figure><img src="data:image/png;base64,{data}" alt="{text}"><figcaption>{caption}</figcaption></figure>'
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Afterimage: a demo session</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }}
+h1 {{ margin-bottom: 0; }} h2 {{ font-size: 1.1rem; margin: 0; }}
+article {{ border-top: 1px solid #8886; padding: 1rem 0; }}
+.by, figcaption {{ opacity: .7; margin: 0 0 .5rem; font-size: .9rem; }}
+.pair {{ display: flex; gap: 1rem; flex-wrap: wrap; }}
+figure {{ margin: 0; }} img {{ width: 192px; border-radius: 6px; display: block; }}
+.plan {{ flex: 1 1 18rem; }} .plan p {{ margin: .3rem 0; }}
+.bar {{ height: .6rem; background: #8884; border-radius: .3rem; overflow: hidden; }}
+.bar i {{ display: block; height: 100%; background: #2a9d5c; }}
+.note {{ color: #b36b00; }}
+table {{ border-collapse: collapse; font-size: .85rem; }} td, th {{ padding: .15rem .5rem; text-align: left; }}
+.chosen {{ font-weight: 600; }}
+.totals {{ font-size: 1.2rem; }}
+</style></head><body>
+<h1>Afterimage</h1>
+<p>Each picture starts from what was drawn before. The green bar is the part of the steps that was not run again.</p>
+<p class="totals">{pictures} pictures: <b>{steps_run} of {steps_total} steps</b> run ({steps_saved} saved),
+<b>{with_cache} s</b> with the cache, {without} s without it ({seconds_saved} saved).</p>
+{apart}
+<p class="by">Same prompts, same seed, one request at a time both ways, both warm, in one run; the cache was empty at
+the start. Seconds are from asking to having the picture.</p>
+{cards}
+</body></html>
+"""

@@ -1,0 +1,60 @@
+"""`afterimage up`: everything in one process, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from services.cli.embedded import all_services, announced, settings_from
+from shared import telemetry
+from shared.service import Running, serve
+
+Optional = typer.Option
+
+
+def up(
+    listen: Annotated[str | None, Optional(help="Public gRPC address, host:port.")] = None,
+    data_dir: Annotated[Path | None, Optional(help="Catalog, pictures and cached latents live here.")] = None,
+    large: Annotated[str | None, Optional(help="Model: a bundled name, a diffusers folder, or a hub id.")] = None,
+    encoder: Annotated[str | None, Optional(help="CLIP encoder: a bundled name, a folder, or a hub id.")] = None,
+    device: Annotated[str | None, Optional(help="auto, cpu, cuda, cuda:1 …")] = None,
+    torch_threads: Annotated[int | None, Optional(help="Threads of the denoiser; 0: every core.")] = None,
+    max_rows: Annotated[int | None, Optional(help="Requests that share one denoising step.")] = None,
+    max_queued: Annotated[int | None, Optional(help="Jobs that may wait before new ones are refused.")] = None,
+    cache_max_bytes: Annotated[int | None, Optional(help="Byte budget of the cached latents.")] = None,
+    eviction_policy: Annotated[str | None, Optional(help="lcbfu (NIRVANA §5.4), lru, lfu or fifo.")] = None,
+    k_table_alpha: Annotated[float | None, Optional(help="Quality a hit must keep: picks the K table.")] = None,
+    predictor: Annotated[str | None, Optional(help="sketch, svm (NIRVANA §5.2) or always.")] = None,
+    metrics_listen: Annotated[str | None, Optional(help="host:port of /metrics; '' switches it off.")] = None,
+    log_level: Annotated[str | None, Optional(help="debug, info, warning or error.")] = None,
+) -> None:
+    """Start Afterimage: every service in one process, gRPC with health and reflection.
+
+    SIGTERM (or Ctrl-C) drains: work is finished or handed back, and the next start goes on where this one stopped.
+
+    [bold]Examples[/bold]
+
+      afterimage up
+
+      afterimage up --listen 0.0.0.0:50051 --data-dir /var/lib/afterimage --max-rows 16
+
+      afterimage up --large stable-diffusion-v1-5/stable-diffusion-v1-5 --encoder openai/clip-vit-large-patch14
+    """
+    settings = settings_from(**locals())
+    telemetry.configure_logging(settings.log_level)
+    with contextlib.ExitStack() as stack:
+
+        def ready(process: Running) -> None:
+            stack.enter_context(announced(process, settings))
+            out = Console()
+            out.print(f"[bold]Afterimage[/bold] listens on [bold]{process.address}[/bold] (gRPC)")
+            metrics = f"http://{settings.metrics_listen}/metrics" if settings.metrics_listen else "off"
+            out.print(f"metrics {metrics} · data {settings.data_dir.absolute()} · model {settings.large}")
+            out.print("Draw: afterimage generate 'a red fox in the snow'    Stop: Ctrl-C", highlight=False)
+
+        asyncio.run(serve(all_services(), settings, on_ready=ready))

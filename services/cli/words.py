@@ -1,0 +1,109 @@
+"""Plans and jobs in words and tables, for people."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from rich.table import Table
+from rich.text import Text
+
+from shared.client import JobView
+from shared.types import Plan, PlanSource
+
+
+def where_it_started(view: JobView) -> str:
+    """One sentence: where the picture started, and what that saved."""
+    plan, steps = view.job.plan, view.job.request.steps
+    seconds = f" in {view.timings.total_s:.2f} s" if view.timings.total_s else ""
+    if plan.source is PlanSource.EXACT:
+        return f"Drawn before, exactly so: the stored picture{seconds}, no step run."
+    if plan.source is PlanSource.NOISE:
+        return f"Started from noise: {view.steps_run} steps{seconds}."
+    source = chosen_prompt(plan)
+    said = f" from “{source}”" if source else ""
+    return (
+        f"Started after step {plan.start_step} of {steps}{said} (similarity {plan.similarity:.3f}): "
+        f"{view.steps_run} steps{seconds}, {plan.start_step} saved."
+    )
+
+
+def chosen_prompt(plan: Plan) -> str:
+    """The prompt of the picture that this one started from; empty from noise."""
+    return next((candidate.prompt for candidate in plan.candidates if candidate.chosen), "")
+
+
+def candidates_table(plan: Plan) -> Table:
+    """Everything the planner looked at, best first, and why it was or was not chosen."""
+    table = Table(title="What the planner looked at", title_justify="left", expand=False)
+    for name in ("", "prompt", "kind"):
+        table.add_column(name)
+    for name in ("similarity", "K allowed", "K there"):
+        table.add_column(name, justify="right")
+    table.add_column("why")
+    for one in plan.candidates:
+        table.add_row(
+            "→" if one.chosen else "",
+            Text(one.prompt or one.entry_id),
+            one.kind,
+            f"{one.similarity:.3f}",
+            str(one.wished_step or "–"),
+            str(one.start_step or "–"),
+            Text(one.reason),
+        )
+    return table
+
+
+def jobs_table(views: list[JobView]) -> Table:
+    table = Table()
+    for name in ("job", "state", "created", "source"):
+        table.add_column(name, no_wrap=True)
+    for name in ("start K", "steps run", "seconds"):
+        table.add_column(name, justify="right")
+    table.add_column("prompt", overflow="ellipsis", no_wrap=True)
+    for view in views:
+        job = view.job
+        table.add_row(
+            job.id,
+            job.state.value,
+            datetime.fromtimestamp(job.created_at).strftime("%m-%d %H:%M:%S"),
+            job.plan.source.value,
+            f"{job.plan.start_step}/{job.request.steps}",
+            str(view.steps_run),
+            f"{view.timings.total_s:.2f}" if view.timings.total_s else "",
+            Text(job.request.prompt),
+        )
+    return table
+
+
+def job_sheet(view: JobView) -> Table:
+    """Everything a client may know of one job."""
+    job, request, plan = view.job, view.job.request, view.job.plan
+    table = Table(show_header=False, box=None)
+    table.add_column(style="bold")
+    table.add_column()
+    seed = f"{request.seed}" + ("" if request.seed_given else " (drawn)")
+    rows = {
+        "job": job.id,
+        "state": job.state.value + (f": {job.error}" if job.error else ""),
+        "prompt": request.prompt,
+        "negative prompt": request.negative_prompt,
+        "size · steps · guidance · seed": f"{request.size} · {request.steps} · {request.guidance:g} · {seed}",
+        "model": view.model,
+        "plan": f"{plan.source.value}, start after step {plan.start_step}: {plan.reason}",
+        "degraded": "; ".join(plan.degraded),
+        "steps run": str(view.steps_run),
+        "attempts": str(job.attempt),
+        "warnings": "; ".join(job.warnings),
+        "picture": f"{view.picture_bytes} bytes, sha256 {view.picture_sha256}" if view.picture_bytes else "",
+        "seconds": seconds_by_stage(view),
+    }
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, Text(value))
+    return table
+
+
+def seconds_by_stage(view: JobView) -> str:
+    stages = ("embed", "predict", "plan", "accept", "queue", "fetch", "encode", "denoise", "decode", "store", "total")
+    spent = [(stage, getattr(view.timings, f"{stage}_s")) for stage in stages]
+    return " · ".join(f"{stage} {seconds:.4f}" for stage, seconds in spent if seconds)
