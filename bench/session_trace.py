@@ -1,0 +1,189 @@
+"""The session trace with the cache, without it, and without it but with as few steps as the cache ran on average.
+
+    python -m bench.session_trace --count 1000
+
+The all-in-one service runs in this process, every request goes through real gRPC, and a run that is broken off goes on
+where it stopped (work directory `--work`; `--fresh` begins again). Users ask in a closed loop, so time is the time to
+draw everything with `--concurrency` requests in flight: same prompts, seeds and batching, both warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from bench.judging import JUDGE, judge_pictures, open_encoder
+from bench.recording import machine, record
+from bench.replay import Drawn, play
+from bench.trace_figures import figures_of, plots, report
+from load.sessions import MAIN_SIZE, SHIPPED, Prompt, read_trace
+from services.cli.embedded import embedded
+from shared.client import AsyncClient, Picture
+from shared.models import served_card
+from shared.settings import Settings
+from shared.types import Size
+
+WARM_UP = 8
+
+
+def trace_rows(path: Path, count: int, settings: Settings, *, main_size_only: bool) -> tuple[list[Prompt], int]:
+    """The first `count` rows, and how many of them were brought to the main size (the model draws no other there)."""
+    card = served_card(settings)
+    rows, changed = [], 0
+    for row in read_trace(path)[:count]:
+        drawable = not main_size_only and card.sizes.allows(Size(row.width, row.height))
+        if (row.width, row.height) != MAIN_SIZE and not drawable:
+            row, changed = replace(row, width=MAIN_SIZE[0], height=MAIN_SIZE[1]), changed + 1
+        rows.append(row)
+    return rows, changed
+
+
+class Phase:
+    """One way to draw the trace: its answers and pictures on disk, so that it can be taken up again."""
+
+    def __init__(self, work: Path, name: str) -> None:
+        self.name, self.folder = name, work / name
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._answers = self.folder / "answers.jsonl"
+        self._seconds = self.folder / "seconds.json"
+
+    def answers(self) -> dict[int, Drawn]:
+        lines = self._answers.read_text().splitlines() if self._answers.exists() else []
+        rows = [json.loads(line) for line in lines]
+        return {row["index"]: Drawn(**{**row, "degraded": tuple(row["degraded"])}) for row in rows}
+
+    def keep(self, answer: Drawn, png: bytes) -> None:
+        (self.folder / f"{answer.index}.png").write_bytes(png)
+        with self._answers.open("a") as file:
+            file.write(json.dumps(asdict(answer)) + "\n")
+
+    def pictures(self) -> dict[int, bytes]:
+        return {int(path.stem): path.read_bytes() for path in self.folder.glob("*.png")}
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of every sitting, warm-up apart."""
+        return sum(json.loads(self._seconds.read_text())) if self._seconds.exists() else 0.0
+
+    def sat(self, seconds: float) -> None:
+        sittings = json.loads(self._seconds.read_text()) if self._seconds.exists() else []
+        self._seconds.write_text(json.dumps([*sittings, seconds]))
+
+
+async def run_phase(
+    phase: Phase,
+    rows: Sequence[Prompt],
+    settings: Settings,
+    arguments: argparse.Namespace,
+    *,
+    skip: Sequence[int] = (),
+    **fields: Any,
+) -> None:
+    """Draws what `phase` lacks; `fields` go with every request (`seeds` maps rows to the seeds of an earlier phase)."""
+    done = phase.answers()
+    seeds: dict[int, int] = fields.pop("seeds", {})
+    missing = len(rows) - len({*done, *skip})
+    if not missing:
+        return
+    print(f"{phase.name}: {missing} to draw, {len(done)} there", flush=True)
+    own = settings.model_copy(update={"data_dir": phase.folder / "data", "catalog_url": "", "blobs_url": ""})
+    async with embedded(Settings(**own.model_dump())) as process, AsyncClient(process.address) as client:
+
+        async def draw(index: int, row: Prompt) -> Picture:
+            asked: dict[str, Any] = {"steps": row.steps, "seed": seeds.get(index, row.seed), **fields}
+            asked |= {"user": str(row.user), "width": row.width, "height": row.height}
+            return await client.generate(row.prompt, **asked)
+
+        await asyncio.gather(
+            *(
+                client.generate(row.prompt, width=row.width, height=row.height, steps=10, cache="off")
+                for row in rows[:WARM_UP]
+            )
+        )
+        start, drawn = time.monotonic(), 0
+        try:
+            async for answer, picture in play(
+                rows, draw, done={*done, *skip}, concurrency=arguments.concurrency, think_s=arguments.think_s
+            ):
+                phase.keep(answer, picture.png)
+                drawn += 1
+                if drawn % 50 == 0:
+                    each = (time.monotonic() - start) / drawn
+                    print(f"  {drawn}/{missing}  {each:.3f} s each, {each * (missing - drawn):.0f} s left", flush=True)
+        finally:
+            phase.sat(time.monotonic() - start)
+    shutil.rmtree(phase.folder / "data", ignore_errors=True)
+
+
+async def measure(arguments: argparse.Namespace) -> None:
+    named = {name: value for name in ("large", "encoder") if (value := getattr(arguments, name))}
+    settings = Settings(max_rows=arguments.max_rows, k_table_alpha=arguments.alpha, log_level="error", **named)
+    rows, resized = trace_rows(arguments.trace, arguments.count, settings, main_size_only=arguments.main_size_only)
+    if arguments.fresh:
+        shutil.rmtree(arguments.work, ignore_errors=True)
+    on = machine()
+    cache, without, fewer = (Phase(arguments.work, name) for name in ("cache", "no_cache", "fewer_steps"))
+    await run_phase(cache, rows, settings, arguments, cache="auto")
+    with_cache = cache.answers()
+    seeds = {index: answer.seed for index, answer in with_cache.items()}
+    await run_phase(without, rows, settings, arguments, cache="off", seeds=seeds)
+    run = [answer.steps_run for answer in with_cache.values() if not answer.exact]
+    average = round(sum(run) / len(run))
+    skip = [index for index in range(len(rows)) if index % arguments.baseline_every]
+    await run_phase(fewer, rows, settings, arguments, skip=skip, cache="off", seeds=seeds, steps=average)
+    encoder, prompts, scenes = open_encoder(settings.encoder), [row.prompt for row in rows], [row.scene for row in rows]
+    verdicts = {
+        phase.name: judge_pictures(phase.pictures(), prompts, scenes, encoder, arguments.judge)
+        for phase in (cache, without, fewer)
+    }
+    figures = figures_of(rows, {phase.name: phase.answers() for phase in (cache, without, fewer)}, verdicts)
+    figures["seconds"] = {phase.name: phase.seconds for phase in (cache, without, fewer)}
+    figures["wall_time_saved"] = 1 - cache.seconds / without.seconds
+    figures["fewer_steps"] = average
+    print(report(figures))
+    card = served_card(settings)
+    record(
+        "session_trace",
+        figures,
+        {
+            "requests": len(rows), "brought_to_main_size": resized, "concurrency": arguments.concurrency,
+            "max_rows": settings.max_rows, "alpha": settings.k_table_alpha, "think_s": arguments.think_s,
+            "baseline_every": arguments.baseline_every, "model": card.name, "weights_hash": card.weights_hash,
+            "guidance": card.default_guidance, "predictor": settings.predictor, "policy": settings.eviction_policy,
+        },
+        on=on,
+        folder=arguments.out,
+    )  # fmt: skip
+    plots(figures, arguments.out)
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--large", help="model (default: the settings')")
+    parser.add_argument("--encoder", help="CLIP encoder that also scores (default: the settings')")
+    parser.add_argument("--trace", type=Path, default=SHIPPED)
+    parser.add_argument("--count", type=int, default=1000, help="requests of the trace")
+    parser.add_argument("--concurrency", type=int, default=8, help="requests in flight")
+    parser.add_argument("--max-rows", type=int, default=8, help="requests that share a step")
+    parser.add_argument("--alpha", type=float, default=0.95, help="which K table (quality kept)")
+    parser.add_argument("--think-s", type=float, default=0.2, help="pause of a user after a picture")
+    parser.add_argument("--baseline-every", type=int, default=3, help="draw every n-th prompt with fewer steps too")
+    parser.add_argument("--main-size-only", action="store_true", help="ask for 64×64 always")
+    parser.add_argument("--judge", type=Path, default=JUDGE, help="folder of the judge net")
+    parser.add_argument(
+        "--work", type=Path, default=Path("out/bench/session_trace"), help="answers and pictures so far"
+    )
+    parser.add_argument("--fresh", action="store_true", help="forget an earlier run")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    asyncio.run(measure(parser.parse_args(given)))
+
+
+if __name__ == "__main__":
+    main()
