@@ -13,6 +13,9 @@ NU = 0.001
 """Share of the cached prompts that may fall outside: "we effectively overfit the model"."""
 RETRAIN_AT = 0.05
 """Retrained when more than this share of the embeddings changed since the last fit."""
+UPDATES = 500_000
+"""SGD updates of one fit, about .1 s. scikit-learn's default tolerance stops after a handful of passes, and with so
+small a ν the offset is then still so low that every vector, even the opposite of a cached one, counts as inside."""
 
 
 class OneClassSvm:
@@ -66,7 +69,9 @@ def _fitted(vectors: Any, components: int, seed: int) -> Callable[[Vector], floa
     mapped = None
     if components:
         mapped = Nystroem(n_components=min(components, len(vectors)), random_state=seed).fit(vectors)
-    svm = SGDOneClassSVM(nu=NU, random_state=seed).fit(vectors if mapped is None else mapped.transform(vectors))
+    points = vectors if mapped is None else mapped.transform(vectors)
+    passes = max(UPDATES // len(points), 1)
+    svm = SGDOneClassSVM(nu=NU, tol=None, max_iter=passes, random_state=seed).fit(points)
     weights, offset = svm.coef_.ravel(), float(svm.offset_[0])
 
     def score(vector: Vector) -> float:

@@ -1,0 +1,81 @@
+from dataclasses import replace
+
+import pytest
+
+from services.cache_maintainer.admission import admit, fitting
+from shared.types import (
+    CacheMode,
+    Captured,
+    CompatKey,
+    Job,
+    JobState,
+    Plan,
+    PlanSource,
+    Request,
+    Result,
+    Scope,
+    Size,
+)
+
+COMPAT = CompatKey("w", "ddim:1", "float32", Size(64, 64), 50)
+
+
+def job(**changes: object) -> Job:
+    request = Request(prompt="p", size=Size(64, 64), steps=50, guidance=2.5, seed=1, user="u", scope=Scope.PRIVATE)
+    captured = tuple(Captured(k, f"states/j/1/{k}", 100, "fp16", f"s{k}") for k in (10, 5))
+    result = Result("pictures/j/1.png", "ps", 10, "large", "w", 50, captured=captured, compat=COMPAT)
+    base = Job(
+        id="j",
+        request=request,
+        plan=Plan(PlanSource.NOISE, "large"),
+        state=JobState.SUCCEEDED,
+        result=result,
+        vector=b"0000",
+        encoder_hash="e",
+        exact_key="x",
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def test_a_finished_job_becomes_an_entry_under_its_own_id() -> None:
+    entry = admit(job(), COMPAT)
+    assert entry is not None
+    assert (entry.id, entry.job_id, entry.exact_key, entry.encoder_hash) == ("j", "j", "x", "e")
+    assert (entry.scope, entry.user, entry.compat) == (Scope.PRIVATE, "u", COMPAT)
+    assert [state.step for state in entry.states] == [5, 10]
+    assert entry.states[0].key == "states/j/1/5"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state": JobState.FAILED},
+        {"result": None},
+        {"plan": Plan(PlanSource.EXACT, "large")},
+        {"request": replace(job().request, cache=CacheMode.READ)},
+        {"request": replace(job().request, cache=CacheMode.OFF)},
+    ],
+)
+def test_what_must_not_be_kept(changes: dict[str, object]) -> None:
+    assert admit(job(**changes), COMPAT) is None
+
+
+def test_without_knowing_what_the_latents_fit_nothing_is_kept() -> None:
+    assert admit(job(), None) is None
+
+
+def test_without_an_embedding_only_exact_repeats_can_be_answered() -> None:
+    entry = admit(job(vector=b""), COMPAT)
+    assert entry is not None
+    assert entry.states == ()
+
+
+def test_a_batch_larger_than_the_budget_keeps_what_saves_most() -> None:
+    first = admit(job(), COMPAT)
+    assert first is not None
+    second = replace(first, id="k", states=tuple(replace(s, entry_id="k", key=s.key + "k") for s in first.states))
+    kept = fitting([first, second], 250)
+    assert [[state.step for state in entry.states] for entry in kept] == [[10], [10]]
+    assert [entry.states for entry in fitting([first], 0)] == [()]
+    assert fitting([first, second], 400) == [first, second]
+    assert fitting([], 100) == []

@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+
+from services.match_predictor.svm import OneClassSvm
+from shared.types import Vector
+
+
+def cluster(count: int, seed: int = 0) -> dict[str, Vector]:
+    rng = np.random.default_rng(seed)
+    rows = np.array([1.0] + [0.0] * 15) + 0.1 * rng.standard_normal((count, 16))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return {f"{seed}-{i}": row.astype(np.float32) for i, row in enumerate(rows)}
+
+
+@pytest.mark.parametrize("nystroem", [0, 32])
+def test_inside_and_outside(nystroem: int) -> None:
+    svm = OneClassSvm(nystroem)
+    svm.update(cluster(300), ())
+    fit = svm.refit()
+    assert fit is not None
+    fit()
+    inside = [svm.predict(row)[0] for row in cluster(50, seed=1).values()]
+    assert np.mean(inside) > 0.9
+    away = np.array([-1.0] + [0.0] * 15, dtype=np.float32)
+    assert not svm.predict(away)[0]
+
+
+def test_the_score_is_scikit_learns_own_decision_function() -> None:
+    from sklearn.linear_model import SGDOneClassSVM
+
+    rows = cluster(200)
+    svm = OneClassSvm()
+    svm.update(rows, ())
+    fit = svm.refit()
+    assert fit is not None
+    fit()
+    theirs = SGDOneClassSVM(nu=0.001, tol=None, max_iter=2500, random_state=0).fit(np.stack(list(rows.values())))
+    query = next(iter(cluster(1, seed=2).values()))
+    assert svm.predict(query)[1] == pytest.approx(float(theirs.decision_function(query[None])[0]), abs=1e-5)
+
+
+def test_retrained_only_when_more_than_five_percent_changed() -> None:
+    svm = OneClassSvm()
+    rows = cluster(100)
+    svm.update(rows, ())
+    first = svm.refit()
+    assert first is not None
+    first()
+    svm.update(cluster(5, seed=3), ())
+    assert svm.refit() is None  # 5 of 105
+    svm.update({}, [next(iter(rows))])
+    assert svm.refit() is not None  # 6 of 104
+    assert svm.refit() is None
+
+
+def test_before_the_first_fit_every_lookup_is_worth_it_and_without_entries_none() -> None:
+    svm = OneClassSvm()
+    query = next(iter(cluster(1).values()))
+    assert svm.predict(query)[0] is False
+    assert svm.refit() is None
+    svm.update(cluster(3), ())
+    assert svm.predict(query)[0] is True

@@ -1,0 +1,49 @@
+import pytest
+
+from services.retriever.selection import largest_present, scaled, shifted, wished_step
+from shared.models.k_table import FIG_10, KTable, Level
+
+
+@pytest.mark.parametrize(
+    ("similarity", "k"),
+    [(0.2, 0), (0.65, 0), (0.651, 5), (0.75, 5), (0.76, 10), (0.86, 15), (0.9, 15), (0.91, 20), (0.95, 20), (1.0, 25)],
+)
+def test_fig_10_to_the_letter(similarity: float, k: int) -> None:
+    assert wished_step(FIG_10, similarity, 50) == k
+
+
+@pytest.mark.parametrize(("steps", "wished"), [(50, 25), (100, 50), (30, 15), (25, 12), (8, 4), (3, 1), (1, 0)])
+def test_k_is_scaled_to_the_request_and_rounds_down(steps: int, wished: int) -> None:
+    assert wished_step(FIG_10, 0.99, steps) == wished
+
+
+def test_an_empty_table_allows_nothing() -> None:
+    assert wished_step(KTable(()), 1.0, 50) == 0
+    assert KTable(()).lowest_similarity > 1
+
+
+def test_the_knob_scales_the_distance_to_identity() -> None:
+    assert shifted(0.9, 0.5) == pytest.approx(0.9)
+    assert shifted(0.9, 1.0) == pytest.approx(0.8)
+    assert shifted(0.9, 0.0) == pytest.approx(0.95)
+    ks = [wished_step(FIG_10, 0.9, 50, savings=s / 10) for s in range(11)]
+    assert ks == sorted(ks)
+    assert ks[0] < ks[5] < ks[10]
+
+
+def test_a_hole_falls_to_the_largest_k_below() -> None:
+    assert largest_present([5, 10, 20], 15) == 10
+    assert largest_present([5, 10, 20], 20) == 20
+    assert largest_present([20, 25], 15) == 0
+    assert largest_present([0], 15) == 0  # a state with no step of this schedule is no state
+
+
+def test_capture_steps_on_another_schedule() -> None:
+    assert scaled((5, 10, 15, 20, 25), 50) == (5, 10, 15, 20, 25)
+    assert scaled((5, 10, 15, 20, 25), 20) == (2, 4, 6, 8, 10)
+    assert scaled((5, 10, 15, 20, 25), 4) == (1, 2)
+    assert scaled((5, 10), 1) == ()
+
+
+def test_levels_need_not_be_sorted() -> None:
+    assert wished_step(KTable((Level(20, 0.9), Level(5, 0.5))), 0.95, 50) == 20
