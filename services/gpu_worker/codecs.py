@@ -14,6 +14,7 @@ from safetensors.numpy import load, save
 
 from services.gpu_worker.rows import FromCheckpoint, Latent, Pixels
 from shared.errors import BlobCorruptError, ConfigurationError
+from shared.types import Plan, from_json, to_json
 
 Arrays = dict[str, np.ndarray]
 
@@ -76,19 +77,25 @@ def codec_named(name: str) -> Codec:
     return CODECS[name]
 
 
-def encode_checkpoint(latent: Latent, step: int, generator_state: bytes) -> bytes:
-    """Everything the rest of a run depends on, lossless (design §8, Checkpoints)."""
-    state = np.frombuffer(generator_state, dtype=np.uint8)
-    return save({"latent": np.ascontiguousarray(latent), "generator": state, "step": np.array([step], dtype=np.int64)})
+def encode_checkpoint(latent: Latent, step: int, generator_state: bytes, plan: Plan) -> bytes:
+    """Everything the rest of a run depends on, lossless, and the plan as it is being run (design §8, Checkpoints)."""
+    arrays = {
+        "latent": np.ascontiguousarray(latent, dtype=np.float32),
+        "generator": np.frombuffer(generator_state, dtype=np.uint8),
+        "step": np.array([step], dtype=np.int64),
+        "plan": np.frombuffer(to_json(plan), dtype=np.uint8),
+    }
+    return save(arrays)
 
 
-def decode_checkpoint(data: bytes) -> FromCheckpoint:
-    """The start that continues a checkpointed run; raises BlobCorruptError for bytes that are none."""
+def decode_checkpoint(data: bytes) -> tuple[FromCheckpoint, Plan]:
+    """The start that continues a checkpointed run, and its plan; raises BlobCorruptError for bytes that are none."""
     try:
         arrays = load(data)
         step, generator = int(arrays["step"][0]), arrays["generator"].tobytes()
-        return FromCheckpoint(latent=arrays["latent"].astype(np.float32), step=step, generator_state=generator)
-    except (SafetensorError, KeyError, ValueError, IndexError) as error:
+        start = FromCheckpoint(latent=arrays["latent"].astype(np.float32), step=step, generator_state=generator)
+        return start, from_json(Plan, arrays["plan"].tobytes())
+    except (SafetensorError, KeyError, ValueError, IndexError) as error:  # pydantic's error is a ValueError
         raise BlobCorruptError(f"not a checkpoint: {error}") from error
 
 

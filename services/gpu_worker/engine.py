@@ -24,9 +24,6 @@ from services.gpu_worker.rows import FromCheckpoint, FromNoise, FromPicture, Fro
 from services.gpu_worker.scheduler import Decision, decide
 from shared.errors import CancelledError, DeadlineError, ModelError
 
-PREVIEW_EVERY_S = 0.2
-"""Previews of one row are no closer than this."""
-
 Outcome = list[tuple[Row, Stepped | Exception]]
 
 
@@ -39,11 +36,17 @@ class Engine:
     """
 
     def __init__(
-        self, families: Mapping[str, Family], *, max_rows: int = 8, clock: Callable[[], float] = time.monotonic
+        self,
+        families: Mapping[str, Family],
+        *,
+        max_rows: int = 8,
+        preview_every_s: float = 0.2,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.families = dict(families)
         self.max_rows = max_rows
         self._clock = clock
+        self._preview_every_s = preview_every_s
         self._waiting: dict[str, Task] = {}
         self._running: dict[str, Row] = {}
         self._cancelled: set[str] = set()
@@ -68,6 +71,10 @@ class Engine:
         """The task leaves before the next step; an unknown id is ignored (it may just have finished)."""
         if task_id in self._waiting or task_id in self._running:
             self._cancelled.add(task_id)
+
+    def abandon(self, error: Exception) -> list[Event]:
+        """Everyone leaves, because the engine itself is in trouble."""
+        return [self._leave(task_id, error) for task_id in [*self._waiting, *self._running]]
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
@@ -108,10 +115,10 @@ class Engine:
             row = self._row(task)
         except Exception as error:  # a task that cannot start fails alone
             return Left(task.id, error)
-        row.joined_at = self._clock()
+        row.joined_at = row.previewed_at = self._clock()
         self._running[task.id] = row
         warnings = tuple(e.warning for e in (row.encoding, row.negative) if e is not None and e.warning)
-        return Joined(task.id, row.done, row.joined_at - begun, warnings)
+        return Joined(task.id, row.done, row.joined_at, row.joined_at - begun, warnings)
 
     def _row(self, task: Task) -> Row:
         if task.model not in self.families:
@@ -154,7 +161,7 @@ class Engine:
 
     def _preview(self, row: Row, stepped: Stepped) -> np.ndarray | None:
         now = self._clock()
-        if not row.task.preview or now - row.previewed_at < PREVIEW_EVERY_S:
+        if not row.task.preview or now - row.previewed_at < self._preview_every_s:
             return None
         row.previewed_at = now
         return self.families[row.task.model].preview(stepped.clean)

@@ -13,6 +13,8 @@ class Joined:
 
     id: str
     step: int
+    at: float
+    """On the engine's monotonic clock."""
     encode_s: float
     warnings: tuple[str, ...] = ()
 

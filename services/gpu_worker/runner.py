@@ -12,6 +12,7 @@ import torch
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import Event, Left
 from services.gpu_worker.rows import Task
+from shared.telemetry import log
 
 OnEvents = Callable[[list[Event]], None]
 Order = Callable[[Engine], list[Event]]
@@ -49,9 +50,15 @@ class EngineThread:
             events, stop = self._obey()
             if stop:
                 break
-            events += self._engine.step()
-            self._tell(self._on_events, events)
+            self._tell(self._on_events, [*events, *self._step()])
         self._tell(lambda _: self._ended.set(), [])
+
+    def _step(self) -> list[Event]:
+        try:
+            return self._engine.step()
+        except Exception as error:  # a bug here must not leave requests waiting for ever
+            log("gpu_worker").error("engine step failed", error=repr(error), exc_info=error)
+            return self._engine.abandon(error)
 
     def _obey(self) -> tuple[list[Event], bool]:
         """Everything ordered since the last step; waits for the first order while there is nothing to draw."""

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 from pydantic import TypeAdapter, ValidationError
 
 from shared.errors import InvalidRequestError, ModelError
-from shared.models.schedules import sampler_id
+from shared.models.schedules import same_noise_level, sampler_id
 from shared.models.weights import weights_hash
 from shared.settings import Settings
 from shared.types import CompatKey, Size
@@ -119,6 +119,12 @@ class ModelCard:
             weights_hash=self.weights_hash, sampler=self.sampler_id, dtype=self.dtype, size=size, steps=steps
         )
 
+    def step_in(self, step: int, of: int, steps: int) -> int:
+        """Where a latent after `step` of `of` steps stands in a run of `steps`; 0 where it has no exact place."""
+        start, rest = divmod(step * steps, of)
+        levels = self.sampler, self.scheduler_config
+        return start if not rest and same_noise_level(*levels, (step, of), (start, steps)) else 0
+
     def check(self, size: Size, steps: int, guidance: float) -> None:
         """Raises InvalidRequestError naming the field and the rule that this model's request breaks."""
         if not self.sizes.allows(size):
@@ -167,7 +173,7 @@ def served_card(settings: Settings) -> ModelCard:
 
 
 def find_card(name_or_path: str, *, root: Path = BUNDLED) -> ModelCard:
-    """The card of `bundled:NAME`, a folder in diffusers' layout, a hub id (`owner/name`), or `noop:…`.
+    """The card of `bundled:NAME` (or NAME), a folder in diffusers' layout, a hub id (`owner/name`), or `noop:…`.
 
     Raises ModelError naming what was looked for; weights are not needed until they are used.
     """
@@ -175,6 +181,8 @@ def find_card(name_or_path: str, *, root: Path = BUNDLED) -> ModelCard:
         return noop_card(name_or_path)
     if name_or_path.startswith(BUNDLED_PREFIX):
         return _bundled_card(name_or_path.removeprefix(BUNDLED_PREFIX), root)
+    if (root / name_or_path / "card.json").is_file():
+        return read_card(root / name_or_path / "card.json")
     folder = Path(name_or_path).expanduser()
     if (folder / "card.json").is_file():
         return read_card(folder / "card.json")

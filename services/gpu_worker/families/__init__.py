@@ -26,6 +26,11 @@ class Family(Protocol):
     sampler: Sampler
     device: torch.device
 
+    @property
+    def memory_bytes(self) -> int:
+        """What the weights take."""
+        ...
+
     def encode_prompt(self, prompt: str) -> PromptEncoding:
         """What the denoiser is conditioned on; repeated prompts come from a cache."""
         ...

@@ -40,6 +40,10 @@ class NoopFamily:
         self._row_s = row_s
         self._nothing = PromptEncoding(hidden=torch.zeros(1, 1))
 
+    @property
+    def memory_bytes(self) -> int:
+        return 0
+
     def encode_prompt(self, prompt: str) -> PromptEncoding:
         return self._nothing
 

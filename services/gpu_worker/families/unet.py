@@ -22,9 +22,11 @@ from shared.types import Size
 def load(card: ModelCard, *, device: torch.device, batch_invariant: int, prompts_kept: int) -> UNetFamily:
     """The checkpoint through DiffusionPipeline.from_pretrained, whether bundled, in a folder or from the hub."""
     import diffusers
+    import transformers
 
-    diffusers.utils.logging.disable_progress_bar()
-    diffusers.utils.logging.set_verbosity_error()
+    for logging in (transformers.utils.logging, diffusers.utils.logging):  # notices about torchvision, bars per file
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # diffusers on checkpoints older than itself
         try:
@@ -56,6 +58,11 @@ class UNetFamily:
         self._channels = int(pipeline.unet.config.in_channels)
         self._scale = float(pipeline.vae.config.scaling_factor)
         self._dtype = pipeline.unet.dtype
+
+    @property
+    def memory_bytes(self) -> int:
+        modules = [part for part in self.pipeline.components.values() if isinstance(part, torch.nn.Module)]
+        return sum(p.numel() * p.element_size() for module in modules for p in module.parameters())
 
     def encode_prompt(self, prompt: str) -> PromptEncoding:
         return self._encode(prompt)

@@ -17,6 +17,7 @@ from services.gpu_worker.codecs import (
     encode_state,
 )
 from shared.errors import BlobCorruptError, ConfigurationError
+from shared.types import Plan, PlanSource
 
 
 def latent(seed: int = 0, scale: float = 1.0) -> np.ndarray:
@@ -67,7 +68,9 @@ def test_an_unknown_codec_is_named() -> None:
 
 
 def test_checkpoints_are_lossless() -> None:
-    start = decode_checkpoint(encode_checkpoint(latent(), 12, bytes(range(256)) * 3))
+    plan = Plan(source=PlanSource.LATENT, model="large", start_step=5, degraded=("blobs: gone",))
+    start, planned = decode_checkpoint(encode_checkpoint(latent(), 12, bytes(range(256)) * 3, plan))
+    assert planned == plan
     assert start.step == 12
     assert np.array_equal(start.latent, latent())
     assert start.generator_state == bytes(range(256)) * 3

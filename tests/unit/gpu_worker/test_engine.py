@@ -27,10 +27,11 @@ from services.gpu_worker.families import Family
 from services.gpu_worker.families.unet import UNetFamily
 from services.gpu_worker.rows import FromPicture, FromState, Task
 from shared.errors import CancelledError, DeadlineError, ModelError
-from shared.types import Size
+from shared.types import Plan, PlanSource, Size
 from tests.unit.gpu_worker.conftest import LoadFamily
 
 STEPS = 10
+PLAN = Plan(source=PlanSource.NOISE, model="large")
 
 
 def task(name: str = "a", **changes: object) -> Task:
@@ -38,9 +39,11 @@ def task(name: str = "a", **changes: object) -> Task:
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def drive(family: Family, tasks: Iterable[tuple[int, Task]], max_rows: int = 8) -> list[Event]:
+def drive(
+    family: Family, tasks: Iterable[tuple[int, Task]], max_rows: int = 8, preview_every_s: float = 0.2
+) -> list[Event]:
     """Runs every task to its end; each is submitted before the given step."""
-    engine = Engine({"large": family}, max_rows=max_rows)
+    engine = Engine({"large": family}, max_rows=max_rows, preview_every_s=preview_every_s)
     todo = sorted(tasks, key=lambda pair: pair[0])
     events: list[Event] = []
     step = 0
@@ -151,7 +154,7 @@ def test_a_crash_resumes_from_its_checkpoint_to_the_bit(load: LoadFamily) -> Non
     checkpoints = [event for event in events if isinstance(event, Checkpointed)]
     assert [checkpoint.step for checkpoint in checkpoints] == [5, 8]
     for saved in checkpoints:
-        again = decode_checkpoint(encode_checkpoint(saved.latent, saved.step, saved.generator_state))
+        again, _ = decode_checkpoint(encode_checkpoint(saved.latent, saved.step, saved.generator_state, PLAN))
         resumed = solo(load(2), task(start=again))
         assert np.array_equal(resumed.pixels, whole.pixels)
         assert np.array_equal(resumed.latent, whole.latent)
@@ -166,7 +169,7 @@ def test_stochastic_runs_resume_from_checkpoints_with_their_generator(tiny_folde
     events = drive(family, [(0, task(checkpoint_every=4))])
     whole = finished(events)["a"]
     saved = next(event for event in events if isinstance(event, Checkpointed))
-    again = decode_checkpoint(encode_checkpoint(saved.latent, saved.step, saved.generator_state))
+    again, _ = decode_checkpoint(encode_checkpoint(saved.latent, saved.step, saved.generator_state, PLAN))
     assert np.array_equal(solo(family, task(start=again)).latent, whole.latent)
     assert not np.array_equal(solo(family, task(seed=8)).latent, whole.latent)
 
@@ -276,7 +279,8 @@ def test_numbers_that_are_not_finite_are_an_error_not_a_picture(family: UNetFami
 
 
 def test_what_a_step_tells(family: UNetFamily) -> None:
-    events = drive(family, [(0, task("a", capture_steps=(2, 10), preview=True)), (3, task("b", guidance=1.0))])
+    seen, unseen = task("a", capture_steps=(2, 10), preview=True), task("b", guidance=1.0)
+    events = drive(family, [(0, seen), (3, unseen)], preview_every_s=0.0)
     assert [event.step for event in events if isinstance(event, LatentCaptured)] == [2, 10]
     assert [event.step for event in events if isinstance(event, Advanced) and event.id == "a"] == list(range(1, 11))
     assert {event.rows for event in events if isinstance(event, BatchRan)} == {1, 2}

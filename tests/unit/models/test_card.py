@@ -23,6 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_bundled_name_a_folder_and_a_hub_id(folder: Path) -> None:
     by_name = find_card("bundled:large", root=folder)
     assert by_name == find_card(str(folder / "large"))
+    assert by_name == find_card("large", root=folder)
     assert by_name.folder == folder / "large"
     assert set(bundled_cards(folder)) == {"large"}
     assert find_card("stable-diffusion-v1-5/stable-diffusion-v1-5").name == "sd-1.5"
@@ -108,6 +109,12 @@ def test_compat_keys_tell_weights_sampler_dtype_and_size_apart(folder: Path) -> 
     assert key.sampler.startswith("ddim:")
     assert str(key) != str(card.compat(Size(96, 64), 50))
     assert str(key) == str(card.compat(Size(64, 64), 100))
+
+
+def test_where_a_latent_stands_in_another_run(folder: Path) -> None:
+    card = find_card(str(folder / "large"))
+    assert [card.step_in(10, 50, steps) for steps in (50, 100, 20, 30, 33)] == [10, 20, 4, 6, 0]
+    assert card.step_in(2, 3, 30) == 0  # its noise level is not one of the new schedule's
 
 
 def test_noop_cards_need_no_weights() -> None:

@@ -1,0 +1,247 @@
+"""One attempt at one job: from its plan to a stored picture, hearing from the engine on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
+
+from services.gpu_worker.codecs import encode_checkpoint, encode_png, encode_state
+from services.gpu_worker.events import Advanced, Checkpointed, Event, Finished, Joined, LatentCaptured, Left
+from services.gpu_worker.progress import Pace, progress
+from services.gpu_worker.rows import FromCheckpoint, Pixels
+from services.gpu_worker.runner import EngineThread
+from services.gpu_worker.starts import Prepared, prepare, task_of
+from shared.backends import Backends
+from shared.blobs import digest
+from shared.clock import Clock
+from shared.errors import AfterimageError, CancelledError
+from shared.messages import StateUsed
+from shared.models import ModelCard
+from shared.settings import Settings
+from shared.telemetry import METRICS, log
+from shared.types import Captured, Job, Plan, PlanSource, Result, Timings
+
+CRASHES_TOGETHER = 2
+"""A job present at this many crashes rides alone (design §8, Attempts) …"""
+CRASHES_ALONE = 3
+"""… and after this many more it fails."""
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What every attempt of this worker works with."""
+
+    settings: Settings
+    backends: Backends
+    clock: Clock
+    card: ModelCard
+    engine: EngineThread
+
+
+class Attempt:
+    """A claimed job in this worker's hands. Its blobs are its own: keys carry the attempt."""
+
+    def __init__(self, place: Workplace, job: Job) -> None:
+        self.job = job
+        self.plan = job.plan
+        self._place = place
+        self._ended: asyncio.Future[Finished | Left] = asyncio.get_running_loop().create_future()
+        self._pace = Pace(place.settings.progress_per_s)
+        self._joined: Joined | None = None
+        self._preview: Pixels | None = None
+        self._claimed_at = place.clock.monotonic()
+        self._age_s = place.clock.now() - job.created_at
+        self._queue_s = self._fetch_s = 0.0
+        self._captures: list[asyncio.Task[Captured]] = []
+        self._saving: asyncio.Task[None] | None = None
+        self._written = [job.checkpoint_key] if job.checkpoint_key else []
+        """Checkpoints that go when the job ends."""
+        self._told: set[asyncio.Task[None]] = set()
+        self._submitted = self._cancelled = False
+        self._picture_key = f"pictures/{job.id}-{job.attempt}.png"
+
+    # what the engine says; called on the event loop, in order
+
+    def hear(self, event: Event) -> None:
+        match event:
+            case Joined():
+                self._on_joined(event)
+            case Advanced():
+                self._on_advanced(event)
+            case LatentCaptured():
+                self._captures.append(asyncio.create_task(self._capture(event)))
+            case Checkpointed():
+                # one after the other: an older checkpoint must not be named after a newer one
+                self._saving = asyncio.create_task(self._checkpoint(event, self._saving))
+            case Finished() | Left() if not self._ended.done():
+                self._ended.set_result(event)
+
+    def _on_joined(self, event: Joined) -> None:
+        self._joined = event
+        # the row's times are the catalog's, the engine's are monotonic
+        in_hand_s = event.at - self._claimed_at - self._fetch_s - event.encode_s
+        self._queue_s = max(self._age_s + in_hand_s, 0.0)
+        METRICS.queue_seconds.observe(self._queue_s)
+        self._tell(event.step)
+
+    def _on_advanced(self, event: Advanced) -> None:
+        METRICS.steps_run.labels(self.plan.model).inc()
+        if event.preview is not None:
+            self._preview = event.preview
+        if event.step < event.steps:
+            self._tell(event.step)
+
+    def _tell(self, step: int) -> None:
+        if self._pace.due(self._place.clock.monotonic()):
+            message = progress(self.job.id, step, self.job.request.steps, self._preview)
+            self._preview = None
+            self._in_background(self._place.backends.bus.publish(message))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(_logged(work))
+        self._told.add(task)
+        task.add_done_callback(self._told.discard)
+
+    # drawing
+
+    def cancel(self) -> None:
+        """The row leaves before the engine's next step, or never joins."""
+        self._cancelled = True
+        if self._submitted:
+            self._place.engine.cancel(self.job.id)
+
+    async def draw(self) -> Result:
+        """Runs the plan and stores what came of it; raises what the engine says, or what storing raises."""
+        clock, backends = self._place.clock, self._place.backends
+        begun = clock.monotonic()
+        prepared = await prepare(self.job, self._place.card, backends.blobs, backends.catalog.entries)
+        self._fetch_s = clock.monotonic() - begun
+        self._submit(prepared)
+        ended = await self._ended
+        if isinstance(ended, Left):
+            raise ended.error
+        return await self._store(ended)
+
+    def _submit(self, prepared: Prepared) -> None:
+        if self._cancelled:
+            raise CancelledError("cancelled")
+        self.plan = prepared.plan
+        task = replace(
+            task_of(self.job.id, self.job.request, self.plan, prepared.start),
+            preview=True,
+            checkpoint_every=self._place.settings.checkpoint_every_steps,
+            deadline_at=self._deadline_at(),
+            alone=self.job.crashes >= CRASHES_TOGETHER,
+        )
+        self._submitted = True
+        self._place.engine.submit(task)
+        if self.plan.source is PlanSource.LATENT and not isinstance(prepared.start, FromCheckpoint):
+            METRICS.steps_saved.labels(self.plan.model).inc(self.plan.start_step)
+            self._in_background(self._say_used())
+
+    async def _say_used(self) -> None:
+        """The state counts as used under the K of its own run, which may have had another T."""
+        step = self.plan.start_step
+        entry = (await self._place.backends.catalog.entries.by_ids([self.plan.entry_id])).get(self.plan.entry_id)
+        if entry is not None:
+            own = next((state.step for state in entry.states if state.key == self.plan.state_key), step)
+            await self._place.backends.bus.publish(StateUsed(self.plan.entry_id, own))
+
+    def _deadline_at(self) -> float | None:
+        limit = self.job.request.deadline_s
+        if limit is None:
+            return None
+        return self._claimed_at + limit - self._age_s
+
+    # storing
+
+    async def _capture(self, event: LatentCaptured) -> Captured:
+        codec = self._place.settings.state_codec
+        data = encode_state(event.latent, codec)
+        key = f"states/{self.job.id}-{self.job.attempt}-{event.step}.safetensors"
+        sha256 = await self._place.backends.blobs.put(key, data, durable=False)
+        return Captured(event.step, key, len(data), codec, sha256)
+
+    async def _checkpoint(self, event: Checkpointed, before: asyncio.Task[None] | None) -> None:
+        """Blob first, then the row names it, then the one before goes; a failure costs only the checkpoint."""
+        if before is not None:
+            await before
+        jobs, blobs = self._place.backends.catalog.jobs, self._place.backends.blobs
+        key = f"checkpoints/{self.job.id}-{self.job.attempt}-{event.step}.safetensors"
+        old, self._written = self._written, [*self._written, key]
+        try:
+            await blobs.put(key, encode_checkpoint(event.latent, event.step, event.generator_state, self.plan),
+                            durable=False)  # fmt: skip
+            if await jobs.checkpoint(self.job.id, self.job.attempt, key, event.step):
+                await blobs.delete(old)
+                self._written = [key]
+        except AfterimageError as error:
+            log("gpu_worker").warning("checkpoint not written", job=self.job.id, error=str(error))
+
+    async def _store(self, done: Finished) -> Result:
+        begun = self._place.clock.monotonic()
+        picture = await asyncio.to_thread(encode_png, done.pixels)
+        put = self._place.backends.blobs.put(self._picture_key, picture)
+        _, captured = await asyncio.gather(put, self._captured())
+        card, request, joined = self._place.card, self.job.request, self._joined
+        timings = Timings(
+            queue_s=self._queue_s,
+            fetch_s=self._fetch_s,
+            encode_s=joined.encode_s if joined else 0.0,
+            denoise_s=done.denoise_s,
+            decode_s=done.decode_s,
+            store_s=self._place.clock.monotonic() - begun,
+            total_s=max(self._place.clock.now() - self.job.created_at, 0.0),
+        )
+        _observe(timings)
+        return Result(
+            picture_key=self._picture_key,
+            picture_sha256=digest(picture),
+            picture_bytes=len(picture),
+            model=card.name,
+            weights_hash=card.weights_hash,
+            steps_run=done.steps_run,
+            timings=timings,
+            warnings=joined.warnings if joined else (),
+            captured=captured,
+            compat=card.compat(request.size, request.steps),
+        )
+
+    async def _captured(self) -> tuple[Captured, ...]:
+        """Everything kept for the cache; a latent that could not be stored is a hole, not a failed picture."""
+        kept = []
+        for outcome in await asyncio.gather(*self._captures, return_exceptions=True):
+            if isinstance(outcome, Captured):
+                kept.append(outcome)
+            else:
+                log("gpu_worker").warning("state not stored", job=self.job.id, error=str(outcome))
+        return tuple(sorted(kept, key=lambda state: state.step))
+
+    @property
+    def plan_as_run(self) -> Plan | None:
+        """None when it is the plan on the row."""
+        return self.plan if self.plan != self.job.plan else None
+
+    async def settle(self, *, succeeded: bool, ended: bool) -> None:
+        """Removes what nobody will name: checkpoints of a job that ended, and all blobs of an attempt that lost."""
+        if self._saving is not None:
+            await self._saving
+        keys = list(self._written) if ended else []
+        if not succeeded:
+            keys += [self._picture_key, *(state.key for state in await self._captured())]
+        if keys:
+            await self._place.backends.blobs.delete(keys)
+
+
+async def _logged(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except Exception as error:  # a fact that is lost is polled for; it must not fail the picture
+        log("gpu_worker").warning("could not tell", error=repr(error))
+
+
+def _observe(timings: Timings) -> None:
+    for stage in ("fetch", "encode", "denoise", "decode", "store"):
+        METRICS.stage_seconds.labels(stage).observe(getattr(timings, f"{stage}_s"))

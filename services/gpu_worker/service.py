@@ -1,0 +1,263 @@
+"""The worker's handlers: take a task, claim its job, draw it, commit it, say so, and only then acknowledge."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections import defaultdict, deque
+from statistics import median
+from typing import Any, ClassVar
+
+import grpc
+import torch
+
+from protos import gpu_worker_pb2 as pb
+from protos.gpu_worker_pb2_grpc import GpuWorkerServiceServicer, add_GpuWorkerServiceServicer_to_server
+from services.gpu_worker.attempt import CRASHES_ALONE, CRASHES_TOGETHER, Attempt, Workplace
+from services.gpu_worker.engine import Engine
+from services.gpu_worker.events import BatchRan, Event
+from services.gpu_worker.families import Family, load_family
+from services.gpu_worker.runner import EngineThread
+from services.gpu_worker.warm import warm_up
+from shared.bus import Delivery
+from shared.errors import AfterimageError, CancelledError, DeadlineError, NotFoundError, UnavailableError
+from shared.messages import GenerateImage, JobCancelled, JobFailed, JobSucceeded, Message, lane_of
+from shared.models import ModelCard, served_card
+from shared.service import Context
+from shared.telemetry import METRICS, log
+from shared.types import Job, JobState
+
+DRAIN_S = 20.0
+"""How long running work may take to finish when the process is told to end; the rest is handed back."""
+BUSY_RETRY_S = 5.0
+"""A duplicate of a job that another worker is drawing comes back after this, or when that one's lease runs out."""
+RETRY_S = 1.0
+"""First delay after a failure of the task; doubles with each."""
+
+
+class GpuWorkerService(GpuWorkerServiceServicer):
+    """One model on one device, its lanes, and the batch that rides on it (design §3)."""
+
+    name: ClassVar[str] = "gpu_worker"
+
+    async def start(self, context: Context) -> None:
+        settings, self._context = context.settings, context
+        self.worker = f"{socket.gethostname()}-{os.getpid()}"
+        card = served_card(settings)
+        self._family = await asyncio.to_thread(_load, card, context)
+        engine = Engine(
+            {card.name: self._family},
+            max_rows=settings.max_rows,
+            preview_every_s=1 / settings.progress_per_s,
+            clock=context.clock.monotonic,
+        )
+        threads = 1 if settings.batch_invariant else settings.torch_threads
+        self._thread = EngineThread(engine, self._hear, threads=threads)
+        self._place = Workplace(settings, context.backends, context.clock, card, self._thread)
+        self._attempts: dict[str, Attempt] = {}
+        self._handling: set[asyncio.Task[None]] = set()
+        self._step_s: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=64))
+        self._finished = self._handed_back = 0
+        self._draining = False
+        self._subscription = await context.backends.bus.subscribe([JobCancelled], self._on_cancelled)
+        self._receiver = await context.backends.bus.receive([lane_of(card.name)], prefetch=settings.max_rows)
+        self._taking = asyncio.create_task(self._take())
+        self._renewing = asyncio.create_task(self._renew())
+
+    def register(self, server: grpc.aio.Server) -> str:
+        add_GpuWorkerServiceServicer_to_server(self, server)
+        return pb.DESCRIPTOR.services_by_name["GpuWorkerService"].full_name
+
+    async def drain(self, timeout_s: float = DRAIN_S) -> None:
+        """Takes nothing new; what is not finished in time goes back to its lane, neither failed nor crashed."""
+        self._draining = True
+        self._taking.cancel()
+        if self._handling:
+            await asyncio.wait(self._handling, timeout=timeout_s)
+        for task in self._handling:
+            task.cancel()
+        await asyncio.gather(*self._handling, return_exceptions=True)
+        await self._receiver.close()
+
+    async def stop(self) -> None:
+        for task in (self._renewing, self._taking):
+            task.cancel()
+        await asyncio.gather(self._renewing, self._taking, return_exceptions=True)
+        await self._subscription.close()
+        await self._thread.stop()
+
+    # ---- gRPC ----
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
+        card = self._place.card
+        model = pb.LoadedModel(
+            model=card.name,
+            weights_hash=card.weights_hash,
+            sampler=card.sampler_id,
+            dtype=card.dtype,
+            bytes=self._family.memory_bytes,
+            step_s={rows: median(seconds) for rows, seconds in self._step_s.items()},
+        )
+        return pb.DescribeResponse(
+            worker=self.worker,
+            device=str(self._family.device),
+            models=[model],
+            rows=len(self._attempts),
+            max_rows=self._context.settings.max_rows,
+            draining=self._draining,
+        )
+
+    async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
+        finished, handed_back = self._finished, self._handed_back
+        await self.drain(request.timeout_s or DRAIN_S)
+        return pb.DrainResponse(finished=self._finished - finished, handed_back=self._handed_back - handed_back)
+
+    # ---- the engine ----
+
+    def _hear(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, BatchRan):
+                METRICS.batch_rows.labels(event.model).observe(event.rows)
+                METRICS.step_seconds.labels(event.model).observe(event.seconds)
+                self._step_s[event.rows].append(event.seconds)
+            elif (attempt := self._attempts.get(event.id)) is not None:
+                attempt.hear(event)
+
+    # ---- the bus ----
+
+    async def _on_cancelled(self, fact: Message) -> None:
+        if isinstance(fact, JobCancelled) and (attempt := self._attempts.get(fact.job_id)) is not None:
+            attempt.cancel()
+
+    async def _take(self) -> None:
+        """A delivery in hand is a row taken: the receiver gives no more than `max_rows` at a time."""
+        with contextlib.suppress(UnavailableError):  # the bus is closed
+            while True:
+                task = asyncio.create_task(self._handle(await self._receiver.get()))
+                self._handling.add(task)
+                task.add_done_callback(self._handling.discard)
+
+    async def _renew(self) -> None:
+        """Keeps the leases of running jobs; a job that is no longer ours stops being drawn."""
+        while True:
+            await asyncio.sleep(self._context.settings.lease_s / 3)
+            for attempt in list(self._attempts.values()):
+                try:
+                    if not await self._jobs.renew(attempt.job.id, attempt.job.attempt, self._context.settings.lease_s):
+                        attempt.cancel()
+                except AfterimageError as error:  # the lease outlives a catalog that is away for a moment
+                    log("gpu_worker").warning("lease not renewed", job=attempt.job.id, error=str(error))
+
+    async def _handle(self, delivery: Delivery) -> None:
+        message = delivery.message
+        if not isinstance(message, GenerateImage):
+            await delivery.bury(f"a worker cannot do {type(message).__name__}")
+            return
+        try:
+            job = await self._jobs.claim(message.job_id, self.worker, self._context.settings.lease_s)
+            METRICS.job_attempts.labels(str(delivery.redelivered).lower()).inc()
+            await (self._not_ours(message.job_id, delivery) if job is None else self._run(job, delivery))
+        except AfterimageError as error:  # a port is away: the task waits, the row's lease runs out if it must
+            log("gpu_worker").warning("task put back", job=message.job_id, error=str(error))
+            await delivery.reject(delay_s=error.retry_after_s or RETRY_S)
+
+    async def _run(self, job: Job, delivery: Delivery) -> None:
+        if job.crashes >= CRASHES_TOGETHER + CRASHES_ALONE:
+            await self._give_up(
+                job, f"its worker crashed {job.crashes} times, the last {CRASHES_ALONE} alone", delivery
+            )
+            return
+        attempt = self._attempts[job.id] = Attempt(self._place, job)
+        try:
+            await self._attempt(attempt, delivery)
+        except asyncio.CancelledError:
+            await self._hand_back(attempt)
+            raise
+        finally:
+            self._attempts.pop(job.id, None)
+
+    async def _attempt(self, attempt: Attempt, delivery: Delivery) -> None:
+        job = attempt.job
+        try:
+            result = await attempt.draw()
+        except DeadlineError:
+            await self._jobs.cancel(job.id)
+            await self._context.backends.bus.publish(JobCancelled(job.id))
+            await self._lost(attempt, delivery)
+        except CancelledError:
+            await self._lost(attempt, delivery)
+        except Exception as error:
+            await self._failed(attempt, error, delivery)
+        else:
+            if not await self._jobs.finish(job.id, job.attempt, result, attempt.plan_as_run):
+                await self._lost(attempt, delivery)
+                return
+            self._finished += 1
+            await self._context.backends.bus.publish(JobSucceeded(job.id, job.attempt))
+            await delivery.ack()
+            await attempt.settle(succeeded=True, ended=True)
+
+    async def _lost(self, attempt: Attempt, delivery: Delivery) -> None:
+        """The row is no longer this attempt's: cancelled, or claimed by another worker."""
+        state = await self._not_ours(attempt.job.id, delivery)
+        await attempt.settle(succeeded=False, ended=state is None or state.final)
+
+    async def _failed(self, attempt: Attempt, error: Exception, delivery: Delivery) -> None:
+        """The task's own error: tried again a few times, then kept on the job (design §8, Attempts)."""
+        job, said = attempt.job, f"{type(error).__name__}: {error}"
+        unexpected = None if isinstance(error, AfterimageError) else error
+        log("gpu_worker").error("attempt failed", job=job.id, attempt=job.attempt, error=said, exc_info=unexpected)
+        if job.failures + 1 >= self._context.settings.max_attempts:
+            await self._give_up(job, said, delivery)
+            await attempt.settle(succeeded=False, ended=True)
+        elif await self._jobs.fail(job.id, job.attempt, said, final=False):
+            retry_after_s = getattr(error, "retry_after_s", None)
+            await delivery.reject(delay_s=retry_after_s or RETRY_S * 2**job.failures)
+            await attempt.settle(succeeded=False, ended=False)
+        else:
+            await self._lost(attempt, delivery)
+
+    async def _give_up(self, job: Job, said: str, delivery: Delivery) -> None:
+        if await self._jobs.fail(job.id, job.attempt, said, final=True):
+            await self._context.backends.bus.publish(JobFailed(job.id, job.attempt, said))
+            await delivery.bury(said)
+        else:
+            await self._not_ours(job.id, delivery)
+
+    async def _hand_back(self, attempt: Attempt) -> None:
+        attempt.cancel()
+        if await self._jobs.release(attempt.job.id, attempt.job.attempt):
+            self._handed_back += 1
+            await attempt.settle(succeeded=False, ended=False)
+
+    async def _not_ours(self, job_id: str, delivery: Delivery) -> JobState | None:
+        """A duplicate: of a finished job it is answered again, under another's live lease it waits (design §8)."""
+        try:
+            job = await self._jobs.get(job_id)
+        except NotFoundError:
+            await delivery.ack()
+            return None
+        if job.state is JobState.SUCCEEDED:
+            await self._context.backends.bus.publish(JobSucceeded(job.id, job.attempt))
+        if job.state.final:
+            await delivery.ack()
+        else:
+            left_s = job.lease_until - self._context.clock.now()
+            await delivery.reject(delay_s=min(max(left_s, RETRY_S), BUSY_RETRY_S))
+        return job.state
+
+    @property
+    def _jobs(self) -> Any:
+        return self._context.backends.catalog.jobs
+
+
+def _load(card: ModelCard, context: Context) -> Family:
+    """The model on its device, warm; runs on a thread of its own because weights take seconds."""
+    device = context.settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    family = load_family(card, device=device, batch_invariant=context.settings.batch_invariant)
+    warm_up(family)
+    return family

@@ -1,0 +1,434 @@
+"""A job's life in a worker: drawn once, stored, told, acknowledged; and every way in which that can go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protos import gpu_worker_pb2 as pb
+from services.gpu_worker import service as service_module
+from services.gpu_worker.codecs import decode_png, decode_state, encode_png, encode_state
+from services.gpu_worker.families.noop import NoopFamily
+from services.gpu_worker.redraw import redraw
+from shared.errors import StorageFullError
+from shared.messages import (
+    GenerateImage,
+    JobCancelled,
+    JobFailed,
+    JobQueued,
+    JobSucceeded,
+    Progress,
+    StateUsed,
+    lane_of,
+)
+from shared.types import Job, JobState, PlanSource, Size
+from tests.unit.gpu_worker.worker import STEPS, Bench, running_worker
+
+SLOW = "noop:?step_ms=20"
+
+
+@pytest.fixture
+async def bench(tiny_folder: Path, tmp_path: Path) -> AsyncIterator[Bench]:
+    """The tiny real model, bit-equal."""
+    large = str(tiny_folder / "large")
+    async with running_worker(tmp_path / "data", large, batch_invariant=4, state_codec="fp32") as running:
+        yield running
+
+
+@pytest.fixture
+async def slow(tmp_path: Path) -> AsyncIterator[Bench]:
+    """A denoiser that takes 20 ms a step: time to interfere."""
+    async with running_worker(tmp_path / "data", SLOW, lease_s=0.6) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(service_module, "BUSY_RETRY_S", 0.05)
+
+
+async def picture(bench: Bench, job: Job) -> np.ndarray:
+    assert job.result is not None, job.error
+    return decode_png(await bench.blobs.get(job.result.picture_key, job.result.picture_sha256))
+
+
+async def test_a_picture_is_drawn_stored_told_and_acknowledged(bench: Bench) -> None:
+    job = await bench.draw()
+    await bench.idle()
+    assert job.state is JobState.SUCCEEDED
+    result = job.result
+    assert result is not None
+    assert (result.steps_run, result.model, result.weights_hash) == (
+        STEPS,
+        "large",
+        bench.service._place.card.weights_hash,
+    )
+    assert (await picture(bench, job)).shape == (64, 64, 3)
+    assert result.picture_bytes == len(await bench.blobs.get(result.picture_key))
+    assert [state.step for state in result.captured] == [2, 4]
+    for state in result.captured:
+        data = await bench.blobs.get(state.key, state.sha256)
+        assert len(data) == state.bytes
+        assert decode_state(data, state.codec).shape == (4, 16, 16)
+    assert result.compat == bench.service._place.card.compat(Size(64, 64), STEPS)
+    assert bench.heard(JobSucceeded) == [JobSucceeded(job.id, 1)]
+    timings = result.timings
+    assert timings.denoise_s > 0
+    assert timings.decode_s > 0
+    assert timings.total_s >= timings.queue_s + timings.denoise_s + timings.decode_s + timings.store_s - 1e-3
+    assert bench.backends.bus.dead_letters() == []  # type: ignore[attr-defined]
+
+
+async def test_a_hit_starts_after_k_steps_and_is_redrawn_bit_equal_from_its_plan(bench: Bench) -> None:
+    first = await bench.draw()
+    entry = await bench.cache(first)
+    plan = bench.hit(entry, 4, fresh_noise=0.5, noise_seed=99, capture_steps=(6,))
+    crowd = [bench.draw(seed=seed, size=Size(96, 64)) for seed in (1, 2)]
+    second, *_ = await asyncio.gather(bench.draw(plan, prompt="a blue fox"), *crowd)
+    assert second.result is not None, second.error
+    assert second.result.steps_run == STEPS - 4
+    assert second.plan == plan
+    await bench.idle()
+    assert bench.heard(StateUsed) == [StateUsed(entry.id, 4)]
+
+    family = bench.service._family
+    for job, blob in ((first, None), (second, await bench.blobs.get(plan.state_key))):
+        again = redraw(family, job.request, job.plan, blob)
+        assert encode_png(again.pixels) == await bench.blobs.get(job.result.picture_key)  # type: ignore[union-attr]
+    assert not np.array_equal(await picture(bench, first), await picture(bench, second))
+
+
+async def test_without_fresh_noise_a_hit_on_the_same_request_is_the_same_picture(bench: Bench) -> None:
+    first = await bench.draw()
+    second = await bench.draw(bench.hit(await bench.cache(first), 4))
+    assert np.array_equal(await picture(bench, first), await picture(bench, second))
+
+
+async def test_a_state_serves_a_run_of_another_length_at_the_same_noise_level(bench: Bench) -> None:
+    entry = await bench.cache(await bench.draw())
+    job = await bench.draw(bench.hit(entry, 4, start_step=8), steps=20)
+    assert job.result is not None, job.error
+    assert job.result.steps_run == 12
+    await bench.idle()
+    assert bench.heard(StateUsed) == [StateUsed(entry.id, 4)]
+
+
+async def test_a_missing_blob_is_a_hole_and_the_next_smaller_k_starts(bench: Bench) -> None:
+    entry = await bench.cache(await bench.draw())
+    await bench.blobs.delete([entry.states[1].key])
+    job = await bench.draw(bench.hit(entry, 4))
+    assert job.result is not None, job.error
+    assert job.result.steps_run == STEPS - 2
+    assert (job.plan.start_step, job.plan.state_key) == (2, entry.states[0].key)
+    assert "starts after 2 instead of 4 steps" in job.plan.degraded[0]
+    assert job.plan.degraded[0].startswith("blobs: ")
+
+
+async def test_corrupt_blobs_all_the_way_down_mean_noise(bench: Bench) -> None:
+    entry = await bench.cache(await bench.draw())
+    await bench.blobs.put(entry.states[1].key, encode_state(np.ones((4, 16, 16), np.float32), "fp32"))
+    await bench.blobs.put(entry.states[0].key, b"garbage")
+    job = await bench.draw(bench.hit(entry, 4, fresh_noise=0.5))
+    assert job.result is not None, job.error
+    assert job.result.steps_run == STEPS
+    assert (job.plan.source, job.plan.start_step, job.plan.fresh_noise) == (PlanSource.NOISE, 0, 0.0)
+    assert job.plan.degraded[0].endswith("drawn from noise")
+
+
+async def test_other_weights_are_a_miss(bench: Bench) -> None:
+    entry = await bench.cache(await bench.draw())
+    job = await bench.draw(bench.hit(entry, 4, weights_hash="0" * 16))
+    assert job.result is not None, job.error
+    assert job.result.steps_run == STEPS
+    assert job.plan.degraded == ("weights: changed since the plan was made",)
+    assert job.plan.weights_hash == bench.service._place.card.weights_hash
+
+
+async def test_a_vanished_entry_means_noise(bench: Bench) -> None:
+    entry = await bench.cache(await bench.draw())
+    plan = bench.hit(entry, 4)
+    await bench.backends.catalog.entries.drop_entries([entry.id])
+    await bench.blobs.delete([state.key for state in entry.states])
+    job = await bench.draw(plan)
+    assert job.plan.source is PlanSource.NOISE
+
+
+async def test_a_picture_starts_a_picture(bench: Bench) -> None:
+    first = await bench.draw()
+    assert first.result is not None
+    plan = replace(
+        first.plan, source=PlanSource.IMAGE, start_step=6, state_key=first.result.picture_key, capture_steps=()
+    )
+    job = await bench.draw(plan)
+    assert job.result is not None, job.error
+    assert job.result.steps_run == STEPS - 6
+
+
+async def test_a_crashed_attempt_resumes_from_its_checkpoint_to_the_bit(tiny_folder: Path, tmp_path: Path) -> None:
+    large = str(tiny_folder / "large")
+    async with running_worker(
+        tmp_path, large, batch_invariant=4, state_codec="fp32", checkpoint_every_steps=3, lease_s=0.3
+    ) as bench:
+        whole = await bench.draw()
+        await bench.idle()
+        assert await bench.keys("checkpoints/") == []
+        entry = await bench.cache(whole)
+        hit = bench.hit(entry, 2, fresh_noise=0.7, noise_seed=5)
+        undisturbed = await bench.draw(hit)
+
+        job = await bench.accept(hit)
+        dead = await bench.jobs.claim(job.id, "dead", 0.01)
+        assert dead is not None
+        saved = await _checkpoint_of(bench, dead)
+        await bench.send(job)
+        resumed = await bench.final(job.id)
+        assert resumed.result is not None, resumed.error
+        assert (resumed.attempt, resumed.crashes) == (2, 1)
+        assert resumed.result.steps_run == STEPS - 5
+        assert np.array_equal(await picture(bench, resumed), await picture(bench, undisturbed))
+        await bench.idle()
+        assert saved not in await bench.keys("checkpoints/")
+
+
+async def _checkpoint_of(bench: Bench, job: Job) -> str:
+    """Runs a claimed job as far as its first checkpoint and leaves it there, like a worker that dies."""
+    from services.gpu_worker.codecs import encode_checkpoint
+    from services.gpu_worker.engine import Engine
+    from services.gpu_worker.events import Checkpointed
+    from services.gpu_worker.starts import prepare, task_of
+
+    prepared = await prepare(job, bench.service._place.card, bench.blobs, bench.backends.catalog.entries)
+    engine = Engine({bench.model: bench.service._family})
+    engine.submit(replace(task_of(job.id, job.request, prepared.plan, prepared.start), checkpoint_every=3))
+    events: list[Any] = []
+    while not (saved := [event for event in events if isinstance(event, Checkpointed)]):
+        events += engine.step()
+    key = f"checkpoints/{job.id}-dead"
+    state = encode_checkpoint(saved[0].latent, saved[0].step, saved[0].generator_state, prepared.plan)
+    await bench.blobs.put(key, state)
+    assert await bench.jobs.checkpoint(job.id, job.attempt, key, saved[0].step)
+    return key
+
+
+async def test_a_broken_checkpoint_costs_only_the_steps(tiny_folder: Path, tmp_path: Path) -> None:
+    async with running_worker(tmp_path, str(tiny_folder / "large"), checkpoint_every_steps=3, lease_s=0.3) as bench:
+        job = await bench.accept()
+        assert await bench.jobs.claim(job.id, "dead", 0.01)
+        await bench.blobs.put("checkpoints/broken", b"garbage")
+        assert await bench.jobs.checkpoint(job.id, 1, "checkpoints/broken", 3)
+        await bench.send(job)
+        done = await bench.final(job.id)
+        assert done.result is not None, done.error
+        assert done.result.steps_run == STEPS
+
+
+async def test_the_tasks_own_error_is_tried_three_times_then_kept_on_the_job(bench: Bench) -> None:
+    entry = await bench.cache(await bench.draw())
+    wrong = encode_state(np.zeros((4, 8, 8), np.float32), "fp32")
+    sha256 = await bench.blobs.put("states/wrong", wrong)
+    before = set(await bench.keys())
+    job = await bench.draw(bench.hit(entry, 4, state_key="states/wrong", state_sha256=sha256))
+    await bench.idle()
+    assert (job.state, job.attempt, job.failures) == (JobState.FAILED, 3, 3)
+    assert "its latent is (4, 8, 8)" in job.error
+    assert [fact.attempt for fact in bench.heard(JobFailed)] == [3]
+    (letter,) = bench.backends.bus.dead_letters()  # type: ignore[attr-defined]
+    assert (letter.message, "(4, 8, 8)" in letter.reason) == (GenerateImage(job.id), True)
+    assert set(await bench.keys()) == before
+
+
+async def test_a_full_disk_loses_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = bench.blobs.put
+    refused: list[str] = []
+
+    async def full_once(key: str, data: bytes, **more: Any) -> str:
+        if key.startswith("pictures/") and not refused:
+            refused.append(key)
+            raise StorageFullError("no room", retry_after_s=0.01)
+        return await put(key, data, **more)
+
+    monkeypatch.setattr(bench.blobs, "put", full_once)
+    job = await bench.draw()
+    assert (job.state, job.attempt, job.failures) == (JobState.SUCCEEDED, 2, 1)
+    await bench.idle()
+    assert len(await bench.keys("pictures/")) == 1
+    assert len(await bench.keys("states/")) == 2
+
+
+async def test_a_state_that_cannot_be_stored_is_a_hole_not_a_failure(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = bench.blobs.put
+
+    async def no_room_for_two(key: str, data: bytes, **more: Any) -> str:
+        if key.endswith("-2.safetensors"):
+            raise StorageFullError("no room")
+        return await put(key, data, **more)
+
+    monkeypatch.setattr(bench.blobs, "put", no_room_for_two)
+    job = await bench.draw()
+    assert job.result is not None, job.error
+    assert [state.step for state in job.result.captured] == [4]
+
+
+async def test_cancel_takes_effect_between_steps_and_leaves_the_others_alone(slow: Bench) -> None:
+    doomed, other = await slow.accept(), await slow.accept()
+    await slow.send(doomed)
+    await slow.send(other)
+    await slow.until(lambda job: slow.service._attempts.get(job.id) is not None, doomed.id)
+    await asyncio.sleep(0.07)
+    assert (await slow.jobs.cancel(doomed.id)).state is JobState.CANCELLED
+    await slow.backends.bus.publish(JobCancelled(doomed.id))
+    done = await slow.final(other.id)
+    await slow.idle()
+    assert done.state is JobState.SUCCEEDED
+    assert (await slow.jobs.get(doomed.id)).state is JobState.CANCELLED
+    assert not [key for key in await slow.keys() if doomed.id in key]
+    assert not slow.heard(JobSucceeded, doomed.id)
+
+
+async def test_a_job_cancelled_before_its_claim_is_acknowledged_undrawn(slow: Bench) -> None:
+    job = await slow.accept()
+    await slow.jobs.cancel(job.id)
+    await slow.send(job)
+    await asyncio.sleep(0.05)
+    await slow.idle()
+    assert not slow.heard(Progress, job.id)
+
+
+async def test_a_cancel_nobody_told_the_worker_is_seen_at_the_next_renewal(slow: Bench) -> None:
+    job = await slow.accept(steps=100)
+    await slow.send(job)
+    await slow.until(lambda row: row.state is JobState.RUNNING, job.id)
+    await slow.jobs.cancel(job.id)
+    async with asyncio.timeout(1.0):  # the run itself takes 2 s
+        await asyncio.sleep(0.01)
+        await slow.idle()
+
+
+async def test_the_lease_is_kept_alive_while_the_job_runs(slow: Bench) -> None:
+    job = await slow.accept(steps=50)  # a second, with a lease of .6 s
+    await slow.send(job)
+    done = await slow.final(job.id)
+    assert (done.state, done.attempt, done.crashes) == (JobState.SUCCEEDED, 1, 0)
+
+
+async def test_late_jobs_are_dropped_when_they_asked_for_it(slow: Bench) -> None:
+    job = await slow.draw(steps=100, deadline_s=0.2, drop_if_late=True)
+    assert job.state is JobState.CANCELLED
+    assert slow.heard(JobCancelled, job.id)
+
+
+async def test_a_duplicate_of_a_finished_job_is_answered_again(bench: Bench) -> None:
+    job = await bench.draw()
+    await bench.send(job)
+    await bench.until(lambda _: len(bench.heard(JobSucceeded, job.id)) == 2, job.id)
+    await bench.idle()
+    assert (await bench.jobs.get(job.id)).attempt == 1
+    assert len(await bench.keys("pictures/")) == 1
+
+
+async def test_a_duplicate_under_a_live_lease_waits_and_draws_nothing(slow: Bench) -> None:
+    job = await slow.accept(steps=20)
+    await slow.send(job)
+    await slow.send(job)
+    done = await slow.final(job.id)
+    await slow.idle()
+    assert done.attempt == 1
+    assert len(await slow.keys("pictures/")) == 1
+
+
+async def test_unknown_jobs_and_strange_messages_do_not_stay_in_the_lane(slow: Bench) -> None:
+    lane = lane_of(slow.model)
+    await slow.backends.bus.send(lane, GenerateImage("nobody"))
+    await slow.backends.bus.send(lane, JobQueued("x", lane, "m", "noise"))
+    await asyncio.sleep(0.05)
+    await slow.idle()
+    (letter,) = slow.backends.bus.dead_letters()  # type: ignore[attr-defined]
+    assert "JobQueued" in letter.reason
+
+
+async def test_a_drain_hands_back_what_it_cannot_finish(tmp_path: Path) -> None:
+    async with running_worker(tmp_path, SLOW) as bench:
+        short, long = await bench.accept(steps=5), await bench.accept(steps=200)
+        await bench.send(short)
+        await bench.send(long)
+        await bench.until(lambda job: job.state is JobState.RUNNING, long.id)
+        answer = await bench.service.Drain(pb.DrainRequest(timeout_s=0.4), None)
+        assert (answer.finished, answer.handed_back) == (1, 1)
+        assert (await bench.jobs.get(short.id)).state is JobState.SUCCEEDED
+        back = await bench.jobs.get(long.id)
+        assert (back.state, back.failures, back.crashes) == (JobState.QUEUED, 0, 0)
+        assert not [key for key in await bench.keys() if long.id in key]
+        # its task is in the lane again, for the next worker
+        receiver = await bench.backends.bus.receive([lane_of(bench.model)], prefetch=1)
+        async with asyncio.timeout(1):
+            assert (await receiver.get()).message == GenerateImage(long.id)
+
+
+async def test_progress_comes_at_once_and_then_at_its_pace(tiny_folder: Path, tmp_path: Path) -> None:
+    async with running_worker(tmp_path, SLOW, progress_per_s=5.0) as bench:
+        job = await bench.draw(steps=50)  # a second
+        told = bench.heard(Progress, job.id)
+        assert 3 <= len(told) <= 7
+        assert (told[0].step, told[0].steps, told[0].preview) == (0, 50, "")
+        assert [fact.step for fact in told] == sorted({fact.step for fact in told})
+        assert told[-1].preview
+
+
+async def test_a_job_seen_at_two_crashes_rides_alone_and_after_three_more_it_fails(slow: Bench) -> None:
+    job = await slow.accept(steps=20)
+    for _ in range(2):
+        assert await slow.jobs.claim(job.id, "dead", 60)
+        await slow.jobs.recover("dead")
+    others = [await slow.accept(steps=20) for _ in range(2)]
+    for one in (job, *others):
+        await slow.send(one)
+    alone, *rest = await asyncio.gather(*(slow.final(one.id) for one in (job, *others)))
+    assert alone.state is JobState.SUCCEEDED
+    assert all(one.updated_at > alone.updated_at for one in rest)
+
+    cursed = await slow.accept()
+    for _ in range(5):
+        assert await slow.jobs.claim(cursed.id, "dead", 60)
+        await slow.jobs.recover("dead")
+    await slow.send(cursed)
+    done = await slow.final(cursed.id)
+    assert (done.state, done.error) == (JobState.FAILED, "its worker crashed 5 times, the last 3 alone")
+
+
+async def test_an_engine_in_trouble_fails_its_tasks_and_goes_on(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(NoopFamily, "preview", lambda self, clean: 1 / 0)
+        failed = await slow.draw(steps=30)
+    assert failed.state is JobState.FAILED
+    assert "ZeroDivisionError" in failed.error
+    assert (await slow.draw()).state is JobState.SUCCEEDED
+
+
+async def test_describe_says_what_is_loaded(bench: Bench) -> None:
+    await bench.draw()
+    said = await bench.service.Describe(pb.DescribeRequest(), None)
+    (model,) = said.models
+    assert (said.device, said.rows, said.max_rows, said.draining) == ("cpu", 0, 8, False)
+    assert (model.model, model.dtype, model.sampler) == ("large", "float32", bench.service._place.card.sampler_id)
+    assert model.bytes > 100_000
+    assert model.step_s[1] > 0
+
+
+async def test_the_same_request_gives_the_same_bytes_in_any_company(bench: Bench) -> None:
+    alone = await bench.draw(seed=3)
+    crowd = await asyncio.gather(*(bench.draw(seed=seed, guidance=1.0 + seed % 2) for seed in range(6)))
+    mine = await bench.draw(seed=3)
+    assert alone.result is not None
+    assert mine.result is not None
+    assert mine.result.picture_sha256 == alone.result.picture_sha256
+    hashes = {job.request.seed: job.result.picture_sha256 for job in crowd if job.result}
+    assert len(set(hashes.values())) == 6

@@ -1,0 +1,147 @@
+"""A running worker over real ports in a temporary folder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from services.gpu_worker.service import GpuWorkerService
+from shared.backends import Backends, open_backends
+from shared.clock import SystemClock
+from shared.messages import (
+    GenerateImage,
+    JobCancelled,
+    JobFailed,
+    JobSucceeded,
+    Message,
+    Progress,
+    StateUsed,
+    lane_of,
+)
+from shared.service import Context
+from shared.settings import Settings
+from shared.types import Entry, Job, JobState, Plan, PlanSource, Request, Scope, Size, State
+
+STEPS = 10
+_numbers = itertools.count()
+
+
+class Bench:
+    """Everything around one worker: ports, facts heard, and shorthands."""
+
+    def __init__(self, settings: Settings, backends: Backends) -> None:
+        self.settings, self.backends = settings, backends
+        self.jobs, self.blobs = backends.catalog.jobs, backends.blobs
+        self.facts: list[Message] = []
+        self.context = Context(settings, backends, SystemClock())
+        self.service = GpuWorkerService()
+
+    @property
+    def model(self) -> str:
+        return self.service._place.card.name
+
+    async def listen(self) -> None:
+        async def hear(fact: Message) -> None:
+            self.facts.append(fact)
+
+        await self.backends.bus.subscribe([JobSucceeded, JobFailed, JobCancelled, Progress, StateUsed], hear)
+
+    def heard(self, kind: type[Any], job_id: str = "") -> list[Any]:
+        return [fact for fact in self.facts if isinstance(fact, kind) and job_id in ("", getattr(fact, "job_id", ""))]
+
+    async def accept(self, plan: Plan | None = None, **changes: Any) -> Job:
+        """A job row, not sent yet."""
+        request = replace(Request(prompt="a red fox", size=Size(64, 64), steps=STEPS, guidance=2.5, seed=7), **changes)
+        plan = plan or Plan(source=PlanSource.NOISE, model=self.model, capture_steps=(2, 4))
+        job = Job(
+            id=f"job{next(_numbers)}", request=request, plan=plan, state=JobState.QUEUED, lane=lane_of(self.model)
+        )
+        return (await self.jobs.accept(job))[0]
+
+    async def send(self, job: Job) -> None:
+        await self.backends.bus.send(lane_of(self.model), GenerateImage(job.id))
+
+    async def draw(self, plan: Plan | None = None, **changes: Any) -> Job:
+        """The finished row of a new job."""
+        job = await self.accept(plan, **changes)
+        await self.send(job)
+        return await self.final(job.id)
+
+    async def final(self, job_id: str, timeout_s: float = 20.0) -> Job:
+        return await self.until(lambda job: job.state.final, job_id, timeout_s)
+
+    async def until(self, holds: Callable[[Job], bool], job_id: str, timeout_s: float = 20.0) -> Job:
+        async with asyncio.timeout(timeout_s):
+            # the row is the truth, and rows are polled
+            while not holds(job := await self.jobs.get(job_id)):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        return job
+
+    async def idle(self) -> None:
+        """Until every delivery was settled."""
+        async with asyncio.timeout(10):
+            while self.service._handling:
+                await asyncio.wait(self.service._handling)
+
+    async def cache(self, job: Job) -> Entry:
+        """What the cache maintainer would make of a finished job."""
+        assert job.result is not None
+        assert job.result.compat is not None
+        entry = Entry(
+            id=f"entry-{job.id}",
+            job_id=job.id,
+            prompt=job.request.prompt,
+            tenant="default",
+            user="",
+            scope=Scope.TENANT,
+            model=job.plan.model,
+            compat=job.result.compat,
+            exact_key="",
+            picture_key=job.result.picture_key,
+            picture_sha256=job.result.picture_sha256,
+            encoder_hash="",
+            created_at=0.0,
+            states=tuple(
+                State(f"entry-{job.id}", one.step, one.key, one.bytes, one.codec, one.sha256)
+                for one in job.result.captured
+            ),
+        )
+        assert await self.backends.catalog.entries.add(entry, {})
+        return entry
+
+    def hit(self, entry: Entry, step: int, **changes: Any) -> Plan:
+        state = next(state for state in entry.states if state.step == step)
+        plan = Plan(
+            source=PlanSource.LATENT,
+            model=self.model,
+            start_step=step,
+            entry_id=entry.id,
+            state_key=state.key,
+            state_sha256=state.sha256,
+            state_codec=state.codec,
+            weights_hash=entry.compat.weights_hash,
+        )
+        return replace(plan, **changes)
+
+    async def keys(self, prefix: str = "") -> list[str]:
+        return [blob.key async for blob in self.blobs.list(prefix)]
+
+
+@contextlib.asynccontextmanager
+async def running_worker(folder: Path, large: str, **changes: Any) -> AsyncIterator[Bench]:
+    settings = Settings(data_dir=folder, large=large, device="cpu", metrics_listen="", torch_threads=1, **changes)
+    backends = await open_backends(settings)
+    bench = Bench(settings, backends)
+    await bench.listen()
+    await bench.service.start(bench.context)
+    try:
+        yield bench
+    finally:
+        await bench.service.drain(0.1)
+        await bench.service.stop()
+        await backends.close()
