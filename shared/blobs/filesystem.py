@@ -105,11 +105,12 @@ class FilesystemBlobs:
         return hashed.hexdigest()
 
     def _place(self, temporary: Path, target: Path) -> None:
-        for _ in range(8):  # delete() removes empty folders, perhaps between our mkdir and our rename
+        for _ in range(100):  # delete() removes empty folders, perhaps while we make them
             try:
                 return os.rename(temporary, target)
             except FileNotFoundError:
-                target.parent.mkdir(parents=True, exist_ok=True)
+                with suppress(FileNotFoundError):
+                    target.parent.mkdir(parents=True, exist_ok=True)
         return os.rename(temporary, target)
 
     async def get(self, key: str, sha256: str = "") -> bytes:

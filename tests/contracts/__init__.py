@@ -1,0 +1,1 @@
+"""Each port's behaviour, stated once and run over every adapter."""

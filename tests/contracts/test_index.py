@@ -1,0 +1,191 @@
+"""What every vector index does for the services."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shared.errors import InvalidRequestError
+from shared.index import Index
+from shared.types import Hit, IndexFilter, IndexItem, Vector
+from tests.contracts.nouns import a_vector
+
+ALL = IndexFilter()
+DIM = 8
+
+
+def item(entry_id: str, vector: Vector, compat: str = "c", owner: str = "public", encoder: str = "h") -> IndexItem:
+    return IndexItem(entry_id, {"whole": vector}, compat=compat, owner=owner, encoder_hash=encoder)
+
+
+def brute(items: dict[str, IndexItem], query: Vector, where: IndexFilter, limit: int) -> list[Hit]:
+    """The definition: every cosine, in float64."""
+    hits = [
+        Hit(entry.entry_id, float(entry.vectors["whole"].astype(np.float64) @ query.astype(np.float64)))
+        for entry in items.values()
+        if where.compat in ("", entry.compat)
+        and (not where.owners or entry.owner in where.owners)
+        and where.encoder_hash in ("", entry.encoder_hash)
+    ]
+    return sorted(hits, key=lambda hit: -hit.similarity)[:limit]
+
+
+def assert_same(found: list[Hit], expected: list[Hit]) -> None:
+    """The same similarities, and the same entries where they do not tie."""
+    assert [hit.similarity for hit in found] == pytest.approx([hit.similarity for hit in expected], abs=1e-5)
+    known = {hit.entry_id: hit.similarity for hit in expected}
+    for hit in found:
+        tied = any(abs(hit.similarity - other.similarity) < 1e-5 for other in expected)
+        assert hit.entry_id in known or tied
+    assert len({hit.entry_id for hit in found}) == len(found)
+
+
+async def test_nothing_is_found_in_an_empty_index(index: Index) -> None:
+    assert await index.search("whole", a_vector(1), ALL, 5) == []
+    assert await index.count() == 0
+
+
+async def test_the_nearest_come_first_by_cosine(index: Index) -> None:
+    query = a_vector(0)
+    entries = {str(n): item(str(n), a_vector(n)) for n in range(1, 10)}
+    await index.add(list(entries.values()))
+    assert await index.count() == 9
+    found = await index.search("whole", query, ALL, 3)
+    assert_same(found, brute(entries, query, ALL, 3))
+    assert len(found) == 3
+
+
+async def test_cosine_does_not_depend_on_length(index: Index) -> None:
+    await index.add([item("a", a_vector(1) * 3)])
+    (hit,) = await index.search("whole", a_vector(1) * 0.2, ALL, 1)
+    assert hit.similarity == pytest.approx(1.0, abs=1e-6)  # in float32: f16 would be 4e-5 off
+
+
+async def test_adding_again_replaces(index: Index) -> None:
+    await index.add([item("a", a_vector(1), owner="tenant:x")])
+    await index.add([item("a", -a_vector(1), owner="tenant:y")])
+    assert await index.count() == 1
+    (hit,) = await index.search("whole", a_vector(1), ALL, 5)
+    assert hit.similarity == pytest.approx(-1.0, abs=1e-6)
+    assert await index.search("whole", a_vector(1), IndexFilter(owners=("tenant:x",)), 5) == []
+
+
+async def test_removed_entries_are_not_found_and_unknown_ones_are_fine(index: Index) -> None:
+    await index.add([item("a", a_vector(1)), item("b", a_vector(2))])
+    await index.remove(["a", "never-there"])
+    assert [hit.entry_id for hit in await index.search("whole", a_vector(1), ALL, 5)] == ["b"]
+    assert await index.count() == 1
+
+
+async def test_named_vectors_are_searched_apart(index: Index) -> None:
+    both = IndexItem("a", {"whole": a_vector(1), "image": a_vector(2)}, "c", "public", "h")
+    await index.add([both, item("b", a_vector(3))])
+    assert [hit.entry_id for hit in await index.search("image", a_vector(2), ALL, 5)] == ["a"]
+    assert {hit.entry_id for hit in await index.search("whole", a_vector(2), ALL, 5)} == {"a", "b"}
+    await index.add([IndexItem("a", {"whole": a_vector(1)}, "c", "public", "h")])
+    assert await index.search("image", a_vector(2), ALL, 5) == []  # the new item has no such vector
+    assert await index.search("object", a_vector(2), ALL, 5) == []
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (IndexFilter(compat="c1"), {"a", "b"}),
+        (IndexFilter(owners=("tenant:x", "public")), {"a", "c"}),
+        (IndexFilter(encoder_hash="h2"), {"c"}),
+        (IndexFilter("c1", ("tenant:y",), "h1"), {"b"}),
+        (IndexFilter(compat="never seen"), set()),
+        (IndexFilter(owners=("never seen",)), set()),
+    ],
+)
+async def test_filters(index: Index, where: IndexFilter, expected: set[str]) -> None:
+    await index.add(
+        [
+            item("a", a_vector(1), "c1", "tenant:x", "h1"),
+            item("b", a_vector(2), "c1", "tenant:y", "h1"),
+            item("c", a_vector(3), "c2", "public", "h2"),
+        ]
+    )
+    assert {hit.entry_id for hit in await index.search("whole", a_vector(1), where, 5)} == expected
+
+
+async def test_a_rare_owner_is_found_behind_many_nearer_vectors(index: Index) -> None:
+    query = a_vector(0)
+    near = [item(f"near{n}", query + 0.01 * a_vector(n), owner="tenant:big") for n in range(1, 400)]
+    await index.add(near)
+    await index.add([item("mine", -query, owner="tenant:small")])
+    (hit,) = await index.search("whole", query, IndexFilter(owners=("tenant:small",)), 1)
+    assert hit.entry_id == "mine"
+    assert hit.similarity == pytest.approx(-1.0, abs=1e-6)
+
+
+async def test_a_vector_is_found_as_soon_as_it_was_added(index: Index) -> None:
+    for n in range(60):
+        await index.add([item(str(n), a_vector(n))])
+        (hit,) = await index.search("whole", a_vector(n), ALL, 1)
+        assert hit.entry_id == str(n)
+        assert hit.similarity == pytest.approx(1.0, abs=1e-6)
+
+
+async def test_searches_while_adding_and_removing(index: Index) -> None:
+    await index.add([item("stays", a_vector(0))])
+
+    async def churn(first: int) -> None:
+        for n in range(first, first + 50):
+            await index.add([item(str(n), a_vector(n + 1))])
+            await asyncio.sleep(0)
+            await index.remove([str(n)])
+
+    async def look() -> None:
+        for _ in range(100):
+            (hit,) = await index.search("whole", a_vector(0), ALL, 1)
+            assert hit.entry_id == "stays"
+            await asyncio.sleep(0)
+
+    await asyncio.gather(churn(0), churn(1000), look())
+    assert await index.count() == 1
+
+
+@pytest.mark.parametrize("bad", [[np.nan] * DIM, [np.inf] + [0.0] * (DIM - 1)])
+async def test_vectors_must_be_numbers(index: Index, bad: list[float]) -> None:
+    with pytest.raises(InvalidRequestError, match="finite"):
+        await index.add([item("a", np.array(bad, np.float32))])
+    with pytest.raises(InvalidRequestError, match="vector"):
+        await index.search("whole", np.array(bad, np.float32), ALL, 1)
+    assert await index.count() == 0
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("add"), st.integers(0, 15), st.integers(0, 40), st.sampled_from("ab"), st.sampled_from("xyz")
+        ),
+        st.tuples(st.just("remove"), st.integers(0, 15)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS, limit=st.integers(1, 6), owners=st.sampled_from([(), ("x",), ("x", "y")]))
+async def test_whatever_was_added_and_removed_the_answer_is_the_brute_force_one(
+    index: Index, steps: list[tuple[str, int, int, str, str] | tuple[str, int]], limit: int, owners: tuple[str, ...]
+) -> None:
+    await index.remove([str(n) for n in range(16)])
+    model: dict[str, IndexItem] = {}
+    for step in steps:
+        entry_id = str(step[1])
+        if len(step) == 2:
+            await index.remove([entry_id])
+            model.pop(entry_id, None)
+        else:
+            model[entry_id] = item(entry_id, a_vector(step[2]), step[3], step[4])
+            await index.add([model[entry_id]])
+    for query in (a_vector(100), a_vector(3)):
+        for where in (IndexFilter(owners=owners), IndexFilter("a", owners, "h")):
+            assert_same(await index.search("whole", query, where, limit), brute(model, query, where, limit))
+    assert await index.count() == len(model)
