@@ -11,16 +11,15 @@ from typing import Annotated, Any
 
 import grpc
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from protos import cache_maintainer_pb2 as pb
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from services.cli.embedded import alone, found_running, settings_from
+from services.cli.words import wide
 from shared import rpc, telemetry
 from shared.errors import InvalidRequestError
-from shared.service import running
 from shared.settings import Settings
 
 TIMEOUT_S = 30.0
@@ -43,7 +42,7 @@ def stats(data_dir: DataDir = None) -> None:
     Example: afterimage cache stats
     """
     reply = _ask(data_dir, "Stats", pb.StatsRequest())
-    out = Console()
+    out = wide()
     share = f" ({reply.bytes / reply.max_bytes:.0%} of {_size(reply.max_bytes)})" if reply.max_bytes else ""
     out.print(f"{reply.entries} entries, {reply.states} states, {_size(reply.bytes)}{share}, policy {reply.policy}")
     out.print(f"since start: {reply.inserted} states inserted, {reply.evicted} evicted, {reply.holes} holes met")
@@ -76,7 +75,7 @@ def inspect(
             " ".join(f"{state.step}({state.uses})" for state in entry.states),
             Text(entry.prompt),
         )
-    out = Console()
+    out = wide()
     out.print(table)
     if reply.next_page_token:
         out.print(f"more: afterimage cache inspect --limit {limit} --after {reply.next_page_token}", highlight=False)
@@ -105,7 +104,7 @@ def purge(
     if not yes:
         typer.confirm(f"Purge {', '.join(f'{name} {value}' for name, value in chosen.items())}?", abort=True)
     reply = _ask(data_dir, "Purge", pb.PurgeRequest(**chosen))
-    Console().print(f"purged {reply.entries} entries, {reply.states} states, {_size(reply.bytes)}")
+    wide().print(f"purged {reply.entries} entries, {reply.states} states, {_size(reply.bytes)}")
 
 
 def _ask(data_dir: Path | None, method: str, request: Any) -> Any:
@@ -126,6 +125,7 @@ async def _maintainer(settings: Settings) -> AsyncIterator[Any]:
             yield CacheMaintainerServiceStub(channel)
         return
     from services.cache_maintainer.service import CacheMaintainerService
+    from shared.service import running
 
     telemetry.configure_logging("error")
     async with (

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -21,11 +21,14 @@ from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
 from services.cli.embedded import embedded, settings_from
 from services.cli.report import Row, Totals, contact_sheet, report_html, summary, totals
 from services.cli.session import Prompt, session
+from services.cli.words import wide
 from shared import telemetry
 from shared.client import AsyncClient, Picture
 from shared.client import Progress as Step
 from shared.errors import AfterimageError
-from shared.service import Running
+
+if TYPE_CHECKING:
+    from shared.service import Running
 
 Optional = typer.Option
 SETTLE_S = 5.0
@@ -52,7 +55,7 @@ def demo(
       afterimage demo --seed 11 --out /tmp/demo
     """
     telemetry.configure_logging("error")
-    console = Console()
+    console = wide()
     with tempfile.TemporaryDirectory(prefix="afterimage-demo-") as data:
         settings = settings_from(data_dir=Path(data), large=large, encoder=encoder, device=device)
         rows = asyncio.run(_draw_session(settings, seed, steps, console))

@@ -7,10 +7,12 @@ import json
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shared.service import Running, Service, running
 from shared.settings import Settings
+
+if TYPE_CHECKING:  # the servers' imports take a second that --help need not wait for
+    from shared.service import Running, Service
 
 RUNNING_FILE = "running.json"
 """Beside the catalog while a process works in a data directory: where it listens."""
@@ -25,6 +27,7 @@ def all_services() -> list[Service]:
     from services.match_predictor.service import MatchPredictorService
     from services.retriever.service import RetrieverService
 
+    _quiet_libraries()
     return [
         GatewayService(),
         CacheMaintainerService(),
@@ -33,6 +36,14 @@ def all_services() -> list[Service]:
         GpuWorkerService(),
         EmbedderService(),
     ]
+
+
+def _quiet_libraries() -> None:
+    """Loading weights is our progress to show, not a library's."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def settings_from(**given: Any) -> Settings:
@@ -49,6 +60,8 @@ def alone(settings: Settings) -> Settings:
 @contextlib.asynccontextmanager
 async def embedded(settings: Settings) -> AsyncIterator[Running]:
     """Everything in this process, on a port of its own, until the block ends."""
+    from shared.service import running
+
     async with running(all_services(), alone(settings)) as process:
         yield process
 

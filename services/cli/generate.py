@@ -13,7 +13,7 @@ from rich.text import Text
 
 from services.cli.connection import connected_or_embedded
 from services.cli.embedded import settings_from
-from services.cli.words import candidates_table, where_it_started
+from services.cli.words import candidates_table, where_it_started, wide
 from shared.client import Accepted, AsyncClient, Picture
 from shared.client import Progress as Step
 from shared.errors import InvalidRequestError
@@ -70,22 +70,8 @@ def generate(
         "user": user,
         **_size(size),
     }
-    asyncio.run(_generate(prompt, fields, out, target, data_dir, tenant, why))
-
-
-async def _generate(
-    prompt: str,
-    fields: dict[str, Any],
-    out: Path | None,
-    target: str | None,
-    data_dir: Path | None,
-    tenant: str,
-    why: bool,
-) -> None:
-    console = Console()
-    settings = settings_from(data_dir=data_dir)
-    async with connected_or_embedded(target, settings, tenant, console) as connection:
-        picture = await draw(connection.client, prompt, fields, console)
+    console = wide()
+    picture = asyncio.run(_draw_somewhere(prompt, fields, target, settings_from(data_dir=data_dir), tenant, console))
     path = out or Path(f"{picture.job.id}.png")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(picture.png)

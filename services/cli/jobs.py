@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from services.cli.connection import connected
 from services.cli.embedded import settings_from
-from services.cli.words import candidates_table, job_sheet, jobs_table
+from services.cli.words import candidates_table, job_sheet, jobs_table, wide
 from shared.client import AsyncClient
 from shared.errors import InvalidRequestError
 from shared.types import JobState
@@ -46,7 +45,7 @@ def list_jobs(
     views, token = _ask(
         target, data_dir, tenant, lambda client: client.list_jobs(state=wanted, page_size=limit, page_token=after)
     )
-    out = Console()
+    out = wide()
     out.print(jobs_table(views))
     if token:
         out.print(f"more: afterimage jobs list --limit {limit} --after {token}", highlight=False)
@@ -59,7 +58,7 @@ def show_job(job_id: JobId, target: Target = None, data_dir: DataDir = None, ten
     Example: afterimage jobs show 01jd…
     """
     view = _ask(target, data_dir, tenant, lambda client: client.get_job(job_id))
-    out = Console()
+    out = wide()
     out.print(job_sheet(view))
     if view.job.plan.candidates:
         out.print(candidates_table(view.job.plan))
@@ -72,7 +71,7 @@ def cancel_job(job_id: JobId, target: Target = None, data_dir: DataDir = None, t
     Example: afterimage jobs cancel 01jd…
     """
     view = _ask(target, data_dir, tenant, lambda client: client.cancel(job_id))
-    Console().print(Text(f"{job_id} is {view.job.state.value}"))
+    wide().print(Text(f"{job_id} is {view.job.state.value}"))
 
 
 def _ask(target: str | None, data_dir: Path | None, tenant: str, question: Callable[[AsyncClient], Awaitable[T]]) -> T:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from services.cli.embedded import all_services, announced, settings_from
 from shared import telemetry
-from shared.service import Running, serve
+
+if TYPE_CHECKING:
+    from shared.service import Running
 
 Optional = typer.Option
 
@@ -46,6 +48,8 @@ def up(
       afterimage up --large stable-diffusion-v1-5/stable-diffusion-v1-5 --encoder openai/clip-vit-large-patch14
     """
     settings = settings_from(**locals())
+    from shared.service import serve
+
     telemetry.configure_logging(settings.log_level)
     with contextlib.ExitStack() as stack:
 

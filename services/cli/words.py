@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from shared.client import JobView
 from shared.types import Plan, PlanSource
+
+
+def wide() -> Console:
+    """A console that wraps at the terminal's width, or late where there is no terminal (pipes, logs)."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
 
 
 def where_it_started(view: JobView) -> str:

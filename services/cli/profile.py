@@ -1,0 +1,253 @@
+"""`afterimage profile`: measures what starting from another picture costs, and writes the similarity → K tables."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from services.cli.embedded import settings_from
+from services.cli.words import wide
+from shared.errors import ConfigurationError, InvalidRequestError
+from shared.models.k_table import KTable, profile_kind, table_to_json
+from shared.settings import Settings
+
+if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is read
+    from services.cli.measure import Profiler
+    from services.retriever.profile import ProfileRow
+
+Optional = typer.Option
+AT_A_TIME = 4
+"""Pairs that share batches, and the most that a kill costs."""
+
+
+def profile(
+    model: Annotated[str | None, Optional("--model", help="A bundled name, a diffusers folder, or a hub id.")] = None,
+    encoder: Annotated[str | None, Optional(help="CLIP encoder: a bundled name, a folder, or a hub id.")] = None,
+    pairs: Annotated[int, Optional(min=1, help="Scene pairs to draw; every kind of change equally often.")] = 400,
+    alphas: Annotated[str, Optional(help="Quality a hit must keep, one table each.")] = "0.9,0.95",
+    out: Annotated[Path, Optional("--out", "-o", help="Folder of rows, tables and plot; run again to resume.")] = Path(
+        "out/profile"
+    ),
+    seed: Annotated[int, Optional(help="Seed of the pairs.")] = 0,
+    steps: Annotated[int, Optional(min=2, help="Steps T of every run.")] = 50,
+    max_rows: Annotated[int, Optional(min=1, help="Pictures per denoising step.")] = 8,
+    fresh_noise: Annotated[float, Optional(min=0, max=1, help="Profile with this share of new noise at K.")] = 0.0,
+    judge: Annotated[Path | None, Optional(help="Folder of the judge; default: the one that ships, if any.")] = None,
+    device: Annotated[str | None, Optional(help="auto, cpu, cuda …")] = None,
+    store: Annotated[bool, Optional(help="Put the tables into the catalog of the data directory.")] = True,
+    data_dir: Annotated[Path | None, Optional(help="Data directory whose catalog gets the tables.")] = None,
+) -> None:
+    """Measure, for one model, how far a picture may start from another one's latents (NIRVANA §5.3.1, Algorithm 2).
+
+    Draws pairs of prompts that differ in one known way; each second prompt from noise and from every K of the first.
+    Quality is the CLIP score against the score from noise and, where the judge knows it, whether what changed came out.
+    Writes rows.jsonl (resumable), one k_table_<alpha>.json per alpha, quality.json, latency.json and quality.png.
+
+    [bold]Examples[/bold]
+
+      afterimage profile --pairs 400
+
+      afterimage profile --model ./my-checkpoint --encoder openai/clip-vit-large-patch14 --device cuda --pairs 2000
+    """
+    wanted = _alphas(alphas)
+    settings = settings_from(large=model, encoder=encoder, device=device, data_dir=data_dir, max_rows=max_rows)
+    console = wide()
+    profiler, about = _prepared(settings, steps, fresh_noise, judge, console)
+    records = _measure(profiler, about | {"seed": seed}, pairs, out, console)
+    rows = _rows(records, console)
+    tables = {alpha: _table(rows, alpha, about, steps) for alpha in wanted}
+    _write(out, records, rows, tables, profiler, console)
+    for alpha, table in tables.items():
+        console.print(_k_table(alpha, table))
+    if store:
+        asyncio.run(_store(settings, tables, about))
+        console.print(Text(f"Stored for {about['model']} in {settings.catalog_url.rpartition('///')[2]}"))
+    console.print(Text(f"Tables, rows and plot: {out}"))
+
+
+def _alphas(text: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or not all(0 < value <= 1 for value in values):
+        raise InvalidRequestError("alphas", "must be numbers above 0 and up to 1, e.g. 0.9,0.95", text)
+    return values
+
+
+def _prepared(
+    settings: Settings, steps: int, fresh_noise: float, judge: Path | None, console: Console
+) -> tuple[Profiler, dict[str, Any]]:
+    """Weights loaded, and what the rows depend on (a run is resumed only where all of it is the same)."""
+    from services.cli.measure import Profiler
+    from services.embedder.encoder import Encoder, encoder_folder
+    from services.gpu_worker.families import load_family
+    from services.trainer.judge_net import load_judge
+    from shared.models.card import BUNDLED, served_card
+
+    card = served_card(settings)
+    device = settings.device if settings.device != "auto" else _best_device()
+    family, eye = load_family(card, device=device), Encoder(encoder_folder(settings.encoder))
+    folder = judge or BUNDLED / "judge"
+    known = folder.is_dir()
+    if not known:
+        console.print(Text(f"no judge in {folder}: quality is the CLIP ratio alone", style="yellow"))
+    ks = [k * steps // 50 for k in settings.capture_steps if 0 < k * steps // 50 < steps]
+    about = {
+        "model": card.name,
+        "weights_hash": card.weights_hash,
+        "encoder_hash": eye.hash,
+        "steps": steps,
+        "ks": ks,
+        "codec": settings.state_codec,
+        "fresh_noise": fresh_noise,
+        "judged": known,
+    }
+    reader = load_judge(folder) if known else None
+    profiler = Profiler(family, eye, reader, ks, steps, settings.state_codec, fresh_noise, settings.max_rows)
+    return profiler, about
+
+
+def _best_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _measure(
+    profiler: Profiler, about: dict[str, Any], pairs: int, out: Path, console: Console
+) -> list[dict[str, Any]]:
+    """Every pair's records, those of earlier runs first; each chunk is on disk before the next one starts."""
+    from services.cli.pairs import scene_pairs
+
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "rows.jsonl"
+    done = _resumed(path, about)
+    numbers = {record["pair"] for record in done}
+    missing = (pair for pair in scene_pairs(pairs, about["seed"]) if pair.number not in numbers)
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+        console=console,
+    )  # fmt: skip
+    with bar, path.open("a", encoding="utf-8") as file:
+        if not done and not path.stat().st_size:
+            file.write(json.dumps(about) + "\n")
+        each = profiler.steps_per_pair
+        task = bar.add_task("denoising steps", total=pairs * each, completed=len(numbers) * each)
+        for chunk in _chunks(missing):
+            records = list(profiler.measure(chunk, lambda: bar.advance(task)))
+            file.write("".join(json.dumps(record) + "\n" for record in records))
+            file.flush()
+            done += records
+    return [record for record in done if record["pair"] < pairs]
+
+
+def _resumed(path: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
+    """Records of earlier runs with the same settings; a line that a kill cut off is dropped."""
+    if not path.exists() or not path.stat().st_size:
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    if json.loads(lines[0]) != about:
+        raise ConfigurationError(f"{path}: was measured with other settings; move it away or choose another --out")
+    records = [json.loads(line) for line in lines[1:] if line.endswith("\n")]
+    whole = [record for record in records if _complete(record["pair"], records, about["ks"])]
+    path.write_text(lines[0] + "".join(json.dumps(record) + "\n" for record in whole), encoding="utf-8")
+    return whole
+
+
+def _complete(pair: int, records: Sequence[Mapping[str, Any]], ks: Sequence[int]) -> bool:
+    return sum(record["pair"] == pair for record in records) == len(ks)
+
+
+def _chunks(pairs: Iterator[Any]) -> Iterator[list[Any]]:
+    while chunk := list(islice(pairs, AT_A_TIME)):
+        yield chunk
+
+
+def _rows(records: Sequence[Mapping[str, Any]], console: Console) -> list[ProfileRow]:
+    from services.cli.measure import profile_row
+
+    rows = [row for record in records if (row := profile_row(record)) is not None]
+    if len(rows) < len(records):
+        left_out = len(records) - len(rows)
+        console.print(Text(f"{left_out} of {len(records)} rows left out: their picture from noise has no CLIP score"))
+    if not rows:
+        raise ConfigurationError("no picture from noise has a CLIP score above .01: wrong encoder, or untrained models")
+    return rows
+
+
+def _table(rows: Sequence[ProfileRow], alpha: float, about: Mapping[str, Any], steps: int) -> KTable:
+    from services.retriever.profile import build_table
+
+    names = {name: about[name] for name in ("model", "weights_hash", "encoder_hash")}
+    return build_table(rows, alpha=alpha, steps=steps, **names)
+
+
+def _write(
+    out: Path,
+    records: Sequence[Mapping[str, Any]],
+    rows: Sequence[ProfileRow],
+    tables: Mapping[float, KTable],
+    profiler: Profiler,
+    console: Console,
+) -> None:
+    from services.cli.measure import measure_latency
+    from services.cli.quality import plot, quality
+
+    for alpha, table in tables.items():
+        (out / f"{profile_kind(alpha)}.json").write_text(json.dumps(table_to_json(table), indent=1) + "\n")
+    measured = quality(records, rows, min(tables))
+    (out / "quality.json").write_text(json.dumps(measured, indent=1) + "\n")
+    latency = measure_latency(profiler.family, [n for n in (1, 2, 4, 8, 16, 32) if n <= profiler.max_rows])
+    (out / "latency.json").write_text(json.dumps(latency, indent=1) + "\n")
+    try:
+        plot(measured, out / "quality.png")
+    except ImportError:
+        console.print(Text("no plot: matplotlib is not installed (pip install 'afterimage[train]')", style="yellow"))
+
+
+async def _store(settings: Settings, tables: Mapping[float, KTable], about: Mapping[str, Any]) -> None:
+    from shared.catalog import open_catalog
+
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    catalog = await open_catalog(settings.catalog_url)
+    try:
+        for alpha, table in tables.items():
+            await catalog.profiles.put(profile_kind(alpha), about["model"], about["weights_hash"], table_to_json(table))
+    finally:
+        await catalog.close()
+
+
+def _k_table(alpha: float, table: KTable) -> Table:
+    """Every band that was measured, and the threshold it led to."""
+    shown = Table(title=f"α = {alpha:g}", title_justify="left")
+    for name in ("K", "starts above", "band", "rows", "CLIP ratio", "95 % bound", "changed kept", "from noise", "safe"):
+        shown.add_column(name, justify="right")
+    levels = {level.k: level.min_similarity for level in table.levels}
+    last = None
+    for cell in (asdict(cell) for cell in table.cells):
+        threshold = f"{levels[cell['k']]:.3f}" if cell["k"] in levels else "never"
+        shown.add_row(
+            str(cell["k"]) if cell["k"] != last else "",
+            threshold if cell["k"] != last else "",
+            f"{cell['min_similarity']:.3f}–{cell['max_similarity']:.3f}",
+            str(cell["count"]),
+            f"{cell['mean_ratio']:.3f}",
+            f"{cell['lower_bound']:.3f}",
+            "–" if cell["kept"] is None else f"{cell['kept']:.2f}",
+            "–" if cell["kept_from_noise"] is None else f"{cell['kept_from_noise']:.2f}",
+            "yes" if cell["safe"] else "no",
+        )
+        last = cell["k"]
+    return shown

@@ -1,0 +1,56 @@
+"""What each K costs per kind of change, as numbers and as a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from services.retriever.profile import ProfileRow, by_kind
+
+
+def quality(records: Sequence[Mapping[str, Any]], rows: Sequence[ProfileRow], alpha: float) -> dict[str, Any]:
+    """`kinds`: kind of change → K → ratio, bound, whether what changed came out; `right`: every attribute's share."""
+    kinds: dict[str, dict[str, Any]] = {}
+    for (kind, k), cell in by_kind(rows, alpha=alpha).items():
+        kinds.setdefault(kind, {})[str(k)] = asdict(cell)
+    right = {}
+    for kind in sorted({record["kind"] for record in records}):
+        those = [record for record in records if record["kind"] == kind]
+        ks = sorted({record["k"] for record in those})
+        right[kind] = {
+            "from_noise": _shares([record["right_from_noise"] for record in those if record["k"] == ks[0]]),
+            **{str(k): _shares([record["right"] for record in those if record["k"] == k]) for k in ks},
+        }
+    return {"alpha": alpha, "pairs": len({record["pair"] for record in records}), "kinds": kinds, "right": right}
+
+
+def _shares(judged: Sequence[Mapping[str, bool]]) -> dict[str, float]:
+    return {name: fmean(one[name] for one in judged) for name in (judged[0] if judged else ())}
+
+
+def plot(measured: Mapping[str, Any], path: Path) -> None:
+    """Two panels over K, one line per kind of change; ImportError without matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+    for kind, cells in measured["kinds"].items():
+        ks = [int(k) for k in cells]
+        left.plot(ks, [cell["mean_ratio"] for cell in cells.values()], marker="o", label=kind)
+        kept = [(int(k), cell["kept"]) for k, cell in cells.items() if cell["kept"] is not None]
+        if kept:
+            right.plot(*zip(*kept, strict=True), marker="o", label=kind)
+    left.axhline(1.0, color="grey", linewidth=0.8)
+    left.axhline(measured["alpha"], color="grey", linewidth=0.8, linestyle="--")
+    left.set(xlabel="start step K", ylabel="CLIP score from K ÷ from noise", title="quality ratio")
+    right.set(xlabel="start step K", ylabel="share", title="what changed came out as asked", ylim=(0, 1.02))
+    left.legend(fontsize=8)
+    if right.lines:
+        right.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
