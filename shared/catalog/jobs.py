@@ -31,7 +31,7 @@ _NOW: Any = now_s()
 _ENDED = {"updated_at": _NOW, "lease_until": 0.0, "checkpoint_key": None, "checkpoint_step": 0}
 
 _GET = sa.select(jobs).where(_ID)
-_INSERT = sa.insert(jobs).values(created_at=_NOW, updated_at=_NOW).returning(c.created_at)
+_INSERT = sa.insert(jobs).values(created_at=_NOW, updated_at=_NOW).returning(c.created_at, c.updated_at)
 _CLAIM = (
     sa.update(jobs)
     .where(_ID, sa.or_(c.state == QUEUED, sa.and_(c.state == RUNNING, c.lease_until < _NOW)))
@@ -168,8 +168,8 @@ def _accept(
         first = _take_key(connection, job.id, caller, idempotency_key, body_hash, key_lifetime_s)
         if first:
             return _get(connection, first), False
-    at = connection.execute(_INSERT, _row_of(job)).scalar_one()
-    return dataclasses.replace(job, created_at=at, updated_at=at), True
+    at = connection.execute(_INSERT, _row_of(job)).one()
+    return dataclasses.replace(job, created_at=at.created_at, updated_at=at.updated_at), True
 
 
 def _get(connection: sa.Connection, job_id: str) -> Job:
