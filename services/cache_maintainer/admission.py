@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from shared.types import CacheMode, CompatKey, Entry, Job, JobState, PlanSource, State
+from shared.types import CacheMode, Entry, Job, JobState, PlanSource, State
 
 
-def admit(job: Job, compat: CompatKey | None) -> Entry | None:
+def admit(job: Job) -> Entry | None:
     """The entry this job becomes, or None when it must not be kept.
 
-    `compat`: what its latents fit, None where unknown. An entry without states answers exact repeats only: it is not in
+    An entry without states answers exact repeats only: it is not in
     the index, and it goes with its job. States that nothing could find again (the prompt was never embedded) are left
     out. The entry's id is its job's, so that a fact heard twice makes one entry.
     """
     result = job.result
-    if job.state is not JobState.SUCCEEDED or result is None or compat is None:
+    if job.state is not JobState.SUCCEEDED or result is None or result.compat is None:
         return None
     if job.request.cache not in (CacheMode.AUTO, CacheMode.WRITE) or job.plan.source is PlanSource.EXACT:
         return None
@@ -33,7 +33,7 @@ def admit(job: Job, compat: CompatKey | None) -> Entry | None:
         user=job.request.user,
         scope=job.request.scope,
         model=result.model,
-        compat=compat,
+        compat=result.compat,
         exact_key=job.exact_key,
         picture_key=result.picture_key,
         picture_sha256=result.picture_sha256,

@@ -12,9 +12,8 @@ from shared.backends import Backends
 from shared.clock import Clock
 from shared.errors import AfterimageError, NotFoundError
 from shared.messages import EntriesCached, EntriesEvicted
-from shared.models.card import find_card
 from shared.telemetry import METRICS, log
-from shared.types import CompatKey, Entry, IndexItem, Job, State, owner_key, vector_from
+from shared.types import Entry, IndexItem, Job, State, owner_key, vector_from
 
 
 @dataclass
@@ -57,7 +56,7 @@ class Cache:
         """
         async with self._lock:
             jobs = await self._uncached(job_ids)
-            admitted = [entry for job in jobs if (entry := admit(job, _compat(job))) is not None]
+            admitted = [entry for job in jobs if (entry := admit(job)) is not None]
             await self._refuse([job.id for job in jobs if job.id not in {entry.id for entry in admitted}])
             kept = fitting(admitted, self._max_bytes)
             incoming = [state for entry in kept for state in entry.states]
@@ -194,16 +193,6 @@ class Cache:
         METRICS.cache_bytes.set(totals.bytes)
         METRICS.cache_entries.set(totals.entries)
         METRICS.cache_states.set(totals.states)
-
-
-def _compat(job: Job) -> CompatKey | None:
-    """What the job's latents fit: as the worker wrote it, else by its model's card (a run that captured nothing)."""
-    if job.result is None or job.result.compat is not None:
-        return job.result.compat if job.result else None
-    try:
-        return find_card(job.result.model).compat(job.request.size, job.request.steps)
-    except AfterimageError:
-        return None
 
 
 def _item(entry: Entry, job: Job) -> IndexItem:

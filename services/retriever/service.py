@@ -14,7 +14,6 @@ import numpy as np
 
 from protos import retriever_pb2 as pb
 from protos import retriever_pb2_grpc as pb_grpc
-from services.retriever.noise_levels import equal_step
 from services.retriever.planning import Question, Rules, from_candidates, from_noise, from_repeat, lot
 from services.retriever.tables import Tables
 from shared.errors import InvalidRequestError
@@ -123,8 +122,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             reason = f"Drawn from noise: {asked.degraded[-1]}."
             return from_noise(question, asked.rules, reason, degraded=asked.degraded)
         asked.degraded += doubts(asked.rules.table, asked.card, question.encoder_hash)
-        steps = question.request.steps
-        step_in = partial(equal_step, asked.card.sampler, asked.card.scheduler_config, total=steps)
+        step_in = partial(asked.card.step_in, steps=question.request.steps)
         return from_candidates(question, asked.rules, hits, entries or {}, step_in, degraded=asked.degraded)
 
     async def _within(self, asked: Asked, port: str, answer: Awaitable[T]) -> T | None:

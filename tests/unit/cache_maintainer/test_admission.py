@@ -38,7 +38,7 @@ def job(**changes: object) -> Job:
 
 
 def test_a_finished_job_becomes_an_entry_under_its_own_id() -> None:
-    entry = admit(job(), COMPAT)
+    entry = admit(job())
     assert entry is not None
     assert (entry.id, entry.job_id, entry.exact_key, entry.encoder_hash) == ("j", "j", "x", "e")
     assert (entry.scope, entry.user, entry.compat) == (Scope.PRIVATE, "u", COMPAT)
@@ -57,21 +57,22 @@ def test_a_finished_job_becomes_an_entry_under_its_own_id() -> None:
     ],
 )
 def test_what_must_not_be_kept(changes: dict[str, object]) -> None:
-    assert admit(job(**changes), COMPAT) is None
+    assert admit(job(**changes)) is None
 
 
 def test_without_knowing_what_the_latents_fit_nothing_is_kept() -> None:
-    assert admit(job(), None) is None
+    unknown = replace(job().result, compat=None)  # type: ignore[type-var]
+    assert admit(job(result=unknown)) is None
 
 
 def test_without_an_embedding_only_exact_repeats_can_be_answered() -> None:
-    entry = admit(job(vector=b""), COMPAT)
+    entry = admit(job(vector=b""))
     assert entry is not None
     assert entry.states == ()
 
 
 def test_a_batch_larger_than_the_budget_keeps_what_saves_most() -> None:
-    first = admit(job(), COMPAT)
+    first = admit(job())
     assert first is not None
     second = replace(first, id="k", states=tuple(replace(s, entry_id="k", key=s.key + "k") for s in first.states))
     kept = fitting([first, second], 250)

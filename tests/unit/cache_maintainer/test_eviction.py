@@ -115,7 +115,7 @@ def test_the_running_heap_evicts_what_a_sort_would_and_keeps_the_budget(
         if kind == "insert":
             new = state(*key, size=value, created=float(at), used=float(at))
             room = shelf.make_room(1, value, max_bytes)
-            expected = []
+            expected: list[State] = []
             if sum(one.bytes for one in model.values()) + value > max_bytes:
                 for victim in sorted(model.values(), key=lambda one: (shelf.policy.score(one), one.entry_id, one.step)):
                     if expected and sum(one.bytes for one in model.values()) + value <= max_bytes:

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.retriever.noise_levels import equal_step
 from services.retriever.planning import Question, Rules, from_candidates, from_noise, from_repeat, lot
 from services.retriever.selection import wished_step
+from shared.models.card import find_card
 from shared.models.k_table import FIG_10
 from shared.types import CacheMode, CompatKey, Entry, Hit, Plan, PlanSource, Request, Scope, Size, State
 
 SIZE = Size(64, 64)
 COMPAT = CompatKey("w1", "ddim:abc", "float32", SIZE, 50)
-DDIM = {"num_train_timesteps": 1000, "timestep_spacing": "trailing"}
+CARD = find_card("noop:")
 RULES = Rules(FIG_10)
 
 
@@ -53,7 +53,7 @@ def plan(
 ) -> Plan:
     hits = [Hit(one.id if one else f"gone{i}", similarity) for i, (similarity, one) in enumerate(found)]
     entries = {one.id: one for _, one in found if one}
-    step_in = partial(equal_step, "ddim", DDIM, total=asked.request.steps)
+    step_in = partial(CARD.step_in, steps=asked.request.steps)
     return from_candidates(asked, rules, hits, entries, step_in)
 
 
@@ -189,7 +189,16 @@ def test_never_a_k_above_the_wished_nor_a_state_that_does_not_fit(
     found: list[tuple[float, tuple[list[int], str, str, Scope, int]]], savings: float, steps: int
 ) -> None:
     made = [
-        (similarity, entry(f"e{i}", ks, tenant=tenant, scope=scope, compat=replace(COMPAT, weights_hash=w, steps=T)))
+        (
+            similarity,
+            entry(
+                f"e{i}",
+                [k for k in ks if k < T],
+                tenant=tenant,
+                scope=scope,
+                compat=replace(COMPAT, weights_hash=w, steps=T),
+            ),
+        )
         for i, (similarity, (ks, w, tenant, scope, T)) in enumerate(found)
     ]
     asked = question(savings=savings, steps=steps)

@@ -1,0 +1,90 @@
+"""Finished jobs and cached entries for the tests of the services around the cache, written as a worker writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from shared.backends import Backends
+from shared.exact import exact_key
+from shared.ids import new_id
+from shared.models.card import find_card
+from shared.types import (
+    CacheMode,
+    Captured,
+    Job,
+    JobState,
+    Plan,
+    PlanSource,
+    Request,
+    Result,
+    Scope,
+    Size,
+    Vector,
+    vector_bytes,
+)
+
+MODEL = "noop:?name=noop"
+ENCODER = "e1"
+SIZE = Size(64, 64)
+DIM = 32
+
+
+def unit(seed: int) -> Vector:
+    row = np.random.default_rng(seed).standard_normal(DIM)
+    return (row / np.linalg.norm(row)).astype(np.float32)
+
+
+def near(row: Vector, cosine: float) -> Vector:
+    """A unit vector with exactly this cosine to `row`."""
+    other = np.roll(row, 1)
+    other = other - (other @ row) * row
+    made = cosine * row + (1 - cosine**2) ** 0.5 * other / np.linalg.norm(other)
+    return made.astype(np.float32)
+
+
+def request(prompt: str = "a red cube", **changes: object) -> Request:
+    base = Request(prompt=prompt, size=SIZE, steps=50, guidance=1.0, seed=7, user="ada", scope=Scope.TENANT)
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+async def finished_job(
+    backends: Backends,
+    asked: Request,
+    vector: Vector | None,
+    *,
+    steps: Sequence[int] = (5, 10, 15, 20, 25),
+    size: int = 100,
+    source: PlanSource = PlanSource.NOISE,
+) -> Job:
+    """A succeeded job with its blobs and row, as a worker leaves it; `vector` None: the embedder was away."""
+    compat = find_card(MODEL).compat(asked.size, asked.steps)
+    job = Job(
+        id=new_id(),
+        request=asked,
+        plan=Plan(source, "noop"),
+        state=JobState.QUEUED,
+        lane="generate.noop",
+        vector=vector_bytes(vector) if vector is not None else b"",
+        encoder_hash=ENCODER,
+        exact_key=exact_key(asked, compat),
+    )
+    await backends.catalog.jobs.accept(job, key_lifetime_s=60)
+    await backends.catalog.jobs.claim(job.id, "w", 60)
+    captured = []
+    for step in steps:
+        key = f"states/{job.id}/1/{step}.safetensors"
+        sha256 = await backends.blobs.put(key, bytes([step]) * size)
+        captured.append(Captured(step, key, size, "fp16", sha256))
+    picture_key = f"pictures/{job.id}/1.png"
+    picture_sha256 = await backends.blobs.put(picture_key, b"picture of " + job.id.encode())
+    result = Result(
+        picture_key, picture_sha256, 37, "noop", compat.weights_hash, 50, captured=tuple(captured), compat=compat
+    )
+    await backends.catalog.jobs.finish(job.id, 1, result)
+    return await backends.catalog.jobs.get(job.id)
+
+
+__all__ = ["DIM", "ENCODER", "MODEL", "SIZE", "CacheMode", "Scope", "finished_job", "near", "request", "unit"]

@@ -1,0 +1,141 @@
+"""The match predictor on the real in-process ports, asked over real gRPC."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+
+from protos import match_predictor_pb2 as pb
+from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
+from services.cache_maintainer.admission import admit
+from services.match_predictor.service import MatchPredictorService
+from shared import rpc
+from shared.backends import Backends
+from shared.errors import InvalidRequestError
+from shared.messages import EntriesCached, EntriesEvicted, JobQueued
+from shared.service import running
+from shared.settings import Settings
+from shared.types import Request, Scope, Vector, vector_bytes, visible_owners
+from tests.unit.cached import ENCODER, MODEL, finished_job, near, request, unit
+
+
+@dataclass
+class House:
+    """A running predictor, its ports and a client."""
+
+    backends: Backends
+    stub: MatchPredictorServiceStub
+
+    async def cache(self, asked: Request, vector: Vector, *, tell: bool = True, **more: Any) -> str:
+        job = await finished_job(self.backends, asked, vector, **more)
+        entry = admit(job)
+        assert entry is not None
+        await self.backends.catalog.entries.add(entry, {"whole": job.vector})
+        if tell:
+            await self.backends.bus.publish(EntriesCached((entry.id,)))
+            await asyncio.sleep(0.1)
+        return entry.id
+
+    async def predict(self, vector: Vector, *, tenant: str = "default", user: str = "ada") -> bool:
+        message = pb.PredictRequest(
+            vector=vector_bytes(vector), encoder_hash=ENCODER, owners=visible_owners(tenant, user)
+        )
+        return bool((await rpc.call(self.stub.Predict, message, timeout_s=5)).hit)
+
+    async def stats(self) -> pb.StatsResponse:
+        return await self.stub.Stats(pb.StatsRequest(), timeout=5)
+
+
+@contextlib.asynccontextmanager
+async def house(settings: Settings) -> AsyncIterator[House]:
+    async with (
+        running([MatchPredictorService()], settings) as process,
+        grpc.aio.insecure_channel(process.address) as channel,
+    ):
+        yield House(process.context.backends, MatchPredictorServiceStub(channel))
+
+
+@pytest.fixture
+def noop(settings: Settings) -> Settings:
+    return settings.model_copy(update={"large": MODEL, "sample_predicted_misses": 0.5})
+
+
+async def test_follows_the_cache(noop: Settings) -> None:
+    async with house(noop) as home:
+        assert not await home.predict(unit(1))
+        entry = await home.cache(request(), unit(1))
+        assert await home.predict(near(unit(1), 0.7))  # Fig. 10 begins above .65
+        assert not await home.predict(near(unit(1), 0.6))
+        await home.backends.bus.publish(EntriesEvicted((entry, "unknown")))
+        await asyncio.sleep(0.05)
+        assert not await home.predict(unit(1))
+        assert (await home.stats()).entries == 0
+
+
+async def test_is_rebuilt_from_the_catalog(noop: Settings) -> None:
+    async with house(noop) as home:
+        await home.cache(request(), unit(1), tell=False)
+        await home.cache(request("no states"), unit(2), tell=False, steps=())
+        assert not await home.predict(unit(1))
+    async with house(noop) as home:
+        assert await home.predict(unit(1))
+        assert not await home.predict(unit(2))  # not in the index either
+        assert (await home.stats()).entries == 1
+
+
+async def test_another_scopes_entries_never_make_a_hit_likely(noop: Settings) -> None:
+    async with house(noop) as home:
+        await home.cache(request("secret", scope=Scope.PRIVATE, user="ada"), unit(1))
+        await home.cache(request("ours"), unit(2))
+        await home.cache(request("everyone's", scope=Scope.PUBLIC), unit(3))
+        seen = {
+            (user, tenant): [await home.predict(unit(seed), user=user, tenant=tenant) for seed in (1, 2, 3)]
+            for user, tenant in (("ada", "default"), ("bob", "default"), ("ada", "else"))
+        }
+        assert seen == {
+            ("ada", "default"): [True, True, True],
+            ("bob", "default"): [False, True, True],
+            ("ada", "else"): [False, False, True],
+        }
+
+
+async def test_live_precision_and_recall(noop: Settings) -> None:
+    async with house(noop) as home:
+        assert math.isnan((await home.stats()).precision)
+        outcomes = [(True, True, False)] * 3 + [(True, False, False), (False, True, True), (False, None, False)]
+        for predicted, found, sampled in outcomes:
+            await home.backends.bus.publish(
+                JobQueued("j", "l", "noop", "noise", predicted_hit=predicted, found=found, sampled=sampled)
+            )
+        await asyncio.sleep(0.05)
+        stats = await home.stats()
+        assert (stats.precision, stats.recall, stats.judged) == (0.75, 0.6, 5)  # 3 / (3 + 1 ÷ .5)
+
+
+@pytest.mark.parametrize("predictor", ["svm", "always"])
+async def test_the_other_predictors(noop: Settings, predictor: str) -> None:
+    async with house(noop.model_copy(update={"predictor": predictor})) as home:
+        assert await home.predict(unit(1)) is (predictor == "always")
+        for turn in range(3):
+            await home.cache(request(f"p{turn}"), near(unit(1), 0.99 - turn / 100))
+        async with asyncio.timeout(60):  # the first fit imports scikit-learn
+            while (await home.stats()).entries < 3 or (predictor == "svm" and (await home.stats()).fits < 3):
+                await asyncio.sleep(0.05)
+        assert await home.predict(unit(1))
+        stats = await home.stats()
+        assert stats.predictor == predictor
+        assert (stats.fits > 0) is (predictor == "svm")
+        if predictor == "svm":
+            assert not await home.predict(-unit(1))
+
+
+async def test_what_is_no_vector_is_refused(noop: Settings) -> None:
+    async with house(noop) as home:
+        for vector in (b"", b"12345"):
+            with pytest.raises(InvalidRequestError, match="vector"):
+                await rpc.call(home.stub.Predict, pb.PredictRequest(vector=vector), timeout_s=5)

@@ -1,0 +1,205 @@
+"""The retriever on the real in-process ports, asked over real gRPC."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+
+from protos import retriever_pb2 as pb
+from protos.retriever_pb2_grpc import RetrieverServiceStub
+from services.cache_maintainer.admission import admit
+from services.retriever.service import RetrieverService
+from shared import rpc
+from shared.backends import Backends
+from shared.errors import InvalidRequestError, ModelError, UnavailableError
+from shared.models.card import find_card
+from shared.models.k_table import KTable, Level, profile_kind, table_to_json
+from shared.rpc_types import plan_from_proto, request_to_proto
+from shared.service import running
+from shared.settings import Settings
+from shared.types import CacheMode, IndexItem, Plan, PlanSource, Request, Scope, Vector, owner_key, vector_bytes
+from tests.unit.cached import ENCODER, MODEL, finished_job, near, request, unit
+
+
+@dataclass
+class House:
+    """A running retriever, its ports and a client."""
+
+    backends: Backends
+    stub: RetrieverServiceStub
+
+    async def cache(self, asked: Request, vector: Vector, **more: Any) -> str:
+        """An entry as the maintainer writes it."""
+        job = await finished_job(self.backends, asked, vector, **more)
+        entry = admit(job)
+        assert entry is not None
+        await self.backends.catalog.entries.add(entry, {"whole": job.vector})
+        owner = owner_key(entry.scope, entry.tenant, entry.user)
+        await self.backends.index.add([IndexItem(entry.id, {"whole": vector}, str(entry.compat), owner, ENCODER)])
+        return entry.id
+
+    async def plan(self, asked: Request, vector: Vector | None, **more: Any) -> Plan:
+        message = pb.PlanRequest(
+            request=request_to_proto(asked),
+            tenant=asked.tenant,
+            seed_given=more.pop("seed_given", False),
+            vector=vector_bytes(vector) if vector is not None else b"",
+            encoder_hash=ENCODER,
+            model="noop",
+            **more,
+        )
+        return plan_from_proto((await rpc.call(self.stub.Plan, message, timeout_s=5)).plan)
+
+
+@contextlib.asynccontextmanager
+async def house(settings: Settings) -> AsyncIterator[House]:
+    async with (
+        running([RetrieverService()], settings) as process,
+        grpc.aio.insecure_channel(process.address) as channel,
+    ):
+        yield House(process.context.backends, RetrieverServiceStub(channel))
+
+
+@pytest.fixture
+def noop(settings: Settings) -> Settings:
+    return settings.model_copy(update={"large": MODEL, "lookup_timeout_s": 0.3, "sample_predicted_misses": 0.0})
+
+
+async def test_a_similar_prompt_starts_the_picture(noop: Settings) -> None:
+    async with house(noop) as home:
+        entry = await home.cache(request("a red cube"), unit(1))
+        plan = await home.plan(request("a green cube", seed=8), near(unit(1), 0.92))
+        assert (plan.source, plan.entry_id, plan.start_step) == (PlanSource.LATENT, entry, 20)
+        assert plan.state_key == f"states/{entry}/1/20.safetensors"
+        assert plan.looked_up
+        assert plan.found
+        assert not plan.degraded
+        assert plan.candidates[0].prompt == "a red cube"
+        assert await home.backends.blobs.get(plan.state_key, plan.state_sha256)
+
+
+async def test_nothing_similar_draws_from_noise_and_says_how_near(noop: Settings) -> None:
+    async with house(noop) as home:
+        await home.cache(request(), unit(1))
+        plan = await home.plan(request("else"), near(unit(1), 0.5))
+        assert plan.source is PlanSource.NOISE
+        assert plan.found is False
+        assert "0.500" in plan.reason
+        assert plan.capture_steps == (5, 10, 15, 20, 25)
+
+
+async def test_an_exact_repeat_only_where_the_client_named_the_seed(noop: Settings) -> None:
+    async with house(noop) as home:
+        entry = await home.cache(request(), unit(1))
+        repeat = await home.plan(request(), unit(1), seed_given=True)
+        assert (repeat.source, repeat.entry_id) == (PlanSource.EXACT, entry)
+        assert await home.backends.blobs.get(repeat.state_key, repeat.state_sha256)
+        assert (await home.plan(request(), unit(1))).source is PlanSource.LATENT
+        for other in (request(seed=8), request(guidance=2.0), request(negative_prompt="blue"), request(steps=25)):
+            assert (await home.plan(other, unit(1), seed_given=True)).source is PlanSource.LATENT
+        bob = request(tenant="else")
+        assert (await home.plan(bob, unit(1), seed_given=True)).source is PlanSource.NOISE
+
+
+async def test_scopes_are_never_crossed(noop: Settings) -> None:
+    async with house(noop) as home:
+        await home.cache(request("private", scope=Scope.PRIVATE, user="ada"), unit(1))
+        assert (await home.plan(request("x", user="ada"), unit(1))).source is PlanSource.LATENT
+        assert (await home.plan(request("x", user="bob"), unit(1))).candidates == ()
+        assert (await home.plan(request("x", user="ada", tenant="else"), unit(1))).candidates == ()
+        await home.cache(request("public", scope=Scope.PUBLIC, tenant="far"), unit(2))
+        assert (await home.plan(request("x", tenant="else"), unit(2))).source is PlanSource.LATENT
+
+
+async def test_a_predicted_miss_is_believed_unless_sampled_or_savings_are_wanted(noop: Settings) -> None:
+    async with house(noop) as home:
+        await home.cache(request(), unit(1))
+        plan = await home.plan(request("x"), unit(1), predicted_hit=False)
+        assert (plan.source, plan.looked_up, plan.found) == (PlanSource.NOISE, False, None)
+        assert plan.predicted_hit is False
+        assert (await home.plan(request("x", savings=0.9), unit(1), predicted_hit=False)).looked_up
+        assert (await home.plan(request("x"), unit(1), predicted_hit=True)).predicted_hit is True
+    async with house(noop.model_copy(update={"sample_predicted_misses": 1.0})) as home:
+        plan = await home.plan(request("x"), unit(1), predicted_hit=False)
+        assert (plan.looked_up, plan.sampled, plan.source) == (True, True, PlanSource.LATENT)
+
+
+async def test_cache_modes(noop: Settings) -> None:
+    async with house(noop) as home:
+        await home.cache(request(), unit(1))
+        off = await home.plan(request(cache=CacheMode.OFF), unit(1), seed_given=True)
+        assert (off.source, off.looked_up, off.capture_steps) == (PlanSource.NOISE, False, ())
+        write = await home.plan(request(cache=CacheMode.WRITE), unit(1), seed_given=True)
+        assert (write.source, write.capture_steps) == (PlanSource.NOISE, (5, 10, 15, 20, 25))
+        assert (await home.plan(request(cache=CacheMode.READ), unit(1), seed_given=True)).source is PlanSource.EXACT
+
+
+@pytest.mark.parametrize("port", ["index", "catalog"])
+@pytest.mark.parametrize("failure", ["away", "slow"])
+async def test_a_port_that_is_away_or_slow_costs_the_hit_only(
+    noop: Settings, monkeypatch: pytest.MonkeyPatch, port: str, failure: str
+) -> None:
+    async def fails(*_: object) -> None:
+        if failure == "slow":
+            await asyncio.sleep(60)
+        raise UnavailableError("gone fishing")
+
+    async with house(noop) as home:
+        await home.cache(request(), unit(1))
+        if port == "index":
+            monkeypatch.setattr(home.backends.index, "search", fails)
+        else:
+            monkeypatch.setattr(home.backends.catalog.entries, "by_ids", fails)
+        plan = await home.plan(request("x"), unit(1))
+        assert plan.source is PlanSource.NOISE
+        assert len(plan.degraded) == 1
+        assert plan.degraded[0].startswith(f"{port}: ")
+        assert ("no answer within 0.3 s" if failure == "slow" else "gone fishing") in plan.degraded[0]
+        assert plan.capture_steps
+
+
+async def test_without_an_embedding(noop: Settings) -> None:
+    async with house(noop) as home:
+        assert "no embedding" in (await home.plan(request(), None)).reason
+
+
+async def test_the_profiled_table_is_in_force_and_doubts_are_said(noop: Settings) -> None:
+    card = find_card(MODEL)
+    table = KTable((Level(10, 0.5),), model="noop", weights_hash=card.weights_hash, encoder_hash="other")
+    async with house(noop) as home:
+        await home.backends.catalog.profiles.put(
+            profile_kind(noop.k_table_alpha), "noop", card.weights_hash, table_to_json(table)
+        )
+    async with house(noop) as home:
+        await home.cache(request(), unit(1))
+        plan = await home.plan(request("x"), near(unit(1), 0.6))
+        assert plan.start_step == 10
+        assert plan.degraded == ("k_table: measured with another encoder; run `afterimage profile`",)
+
+
+async def test_a_changed_weights_hash_is_a_miss(noop: Settings) -> None:
+    async with house(noop) as home:
+        await home.cache(request(), unit(1))
+    other = noop.model_copy(update={"large": "noop:?name=noop&weights=2"})
+    async with house(other) as home:
+        plan = await home.plan(request("x"), unit(1))
+        assert (plan.source, plan.candidates) == (PlanSource.NOISE, ())
+
+
+async def test_nonsense_is_refused_by_name(noop: Settings) -> None:
+    async with house(noop) as home:
+        for message, field in (
+            (pb.PlanRequest(request=request_to_proto(request()), model="noop", vector=b"123"), "vector"),
+            (pb.PlanRequest(request=request_to_proto(request()), model="noop", vector=b"\xff" * 8), "vector"),
+            (pb.PlanRequest(model="noop"), "request.steps"),
+        ):
+            with pytest.raises(InvalidRequestError, match=field):
+                await rpc.call(home.stub.Plan, message, timeout_s=5)
+        with pytest.raises(ModelError, match="nobody"):
+            await rpc.call(
+                home.stub.Plan, pb.PlanRequest(request=request_to_proto(request()), model="nobody"), timeout_s=5
+            )
