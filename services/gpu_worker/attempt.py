@@ -9,7 +9,7 @@ from typing import Any
 
 from services.gpu_worker.codecs import encode_checkpoint, encode_png, encode_state
 from services.gpu_worker.events import Advanced, Checkpointed, Event, Finished, Joined, LatentCaptured, Left
-from services.gpu_worker.progress import Pace, progress
+from services.gpu_worker.progress import progress
 from services.gpu_worker.rows import FromCheckpoint, Pixels
 from services.gpu_worker.runner import EngineThread
 from services.gpu_worker.starts import Prepared, prepare, task_of
@@ -48,9 +48,7 @@ class Attempt:
         self.plan = job.plan
         self._place = place
         self._ended: asyncio.Future[Finished | Left] = asyncio.get_running_loop().create_future()
-        self._pace = Pace(place.settings.progress_per_s)
         self._joined: Joined | None = None
-        self._preview: Pixels | None = None
         self._claimed_at = place.clock.monotonic()
         self._age_s = place.clock.now() - job.created_at
         self._queue_s = self._fetch_s = 0.0
@@ -84,20 +82,15 @@ class Attempt:
         in_hand_s = event.at - self._claimed_at - self._fetch_s - event.encode_s
         self._queue_s = max(self._age_s + in_hand_s, 0.0)
         METRICS.queue_seconds.observe(self._queue_s)
-        self._tell(event.step)
+        self._tell(event.step, None)
 
     def _on_advanced(self, event: Advanced) -> None:
-        METRICS.steps_run.labels(self.plan.model).inc()
-        if event.preview is not None:
-            self._preview = event.preview
         if event.step < event.steps:
-            self._tell(event.step)
+            self._tell(event.step, event.preview)
 
-    def _tell(self, step: int) -> None:
-        if self._pace.due(self._place.clock.monotonic()):
-            message = progress(self.job.id, step, self.job.request.steps, self._preview)
-            self._preview = None
-            self._in_background(self._place.backends.bus.publish(message))
+    def _tell(self, step: int, preview: Pixels | None) -> None:
+        message = progress(self.job.id, step, self.job.request.steps, preview)
+        self._in_background(self._place.backends.bus.publish(message))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(_logged(work))

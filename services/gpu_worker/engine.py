@@ -32,7 +32,8 @@ class Engine:
 
     Requests at different timesteps, with different guidance, sizes and seeds, hits and misses, join and leave between
     steps. What a row becomes does not depend on who rides along (design §6: within 1e-4; to the bit where the families
-    were loaded with `batch_invariant`).
+    were loaded with `batch_invariant`). `tell_every_s`: seconds between two Advanced of one row, so that fast steps do
+    not wake the event loop.
     """
 
     def __init__(
@@ -40,13 +41,13 @@ class Engine:
         families: Mapping[str, Family],
         *,
         max_rows: int = 8,
-        preview_every_s: float = 0.2,
+        tell_every_s: float = 0.2,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.families = dict(families)
         self.max_rows = max_rows
         self._clock = clock
-        self._preview_every_s = preview_every_s
+        self._tell_every_s = tell_every_s
         self._waiting: dict[str, Task] = {}
         self._running: dict[str, Row] = {}
         self._cancelled: set[str] = set()
@@ -115,7 +116,7 @@ class Engine:
             row = self._row(task)
         except Exception as error:  # a task that cannot start fails alone
             return Left(task.id, error)
-        row.joined_at = row.previewed_at = self._clock()
+        row.joined_at = row.told_at = self._clock()
         self._running[task.id] = row
         warnings = tuple(e.warning for e in (row.encoding, row.negative) if e is not None and e.warning)
         return Joined(task.id, row.done, row.joined_at, row.joined_at - begun, warnings)
@@ -150,7 +151,9 @@ class Engine:
         if isinstance(stepped, Exception):
             return [self._leave(task.id, stepped)]
         row.latent, row.renew, row.done = stepped.latent, 0.0, row.done + 1
-        events: list[Event] = [Advanced(task.id, row.done, task.steps, self._preview(row, stepped))]
+        events: list[Event] = []
+        if self._clock() - row.told_at >= self._tell_every_s:
+            events.append(self._advanced(row, stepped))
         if row.done in task.capture_steps:
             events.append(LatentCaptured(task.id, row.done, off_device(row.latent)))
         if not row.left:
@@ -159,12 +162,10 @@ class Engine:
             events.append(Checkpointed(task.id, row.done, off_device(row.latent), generator_state(row)))
         return events
 
-    def _preview(self, row: Row, stepped: Stepped) -> np.ndarray | None:
-        now = self._clock()
-        if not row.task.preview or now - row.previewed_at < self._preview_every_s:
-            return None
-        row.previewed_at = now
-        return self.families[row.task.model].preview(stepped.clean)
+    def _advanced(self, row: Row, stepped: Stepped) -> Advanced:
+        row.told_at = self._clock()
+        family, task = self.families[row.task.model], row.task
+        return Advanced(task.id, row.done, task.steps, family.preview(stepped.clean) if task.preview else None)
 
     def _finish(self, row: Row) -> Event:
         del self._running[row.task.id]

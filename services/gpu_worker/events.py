@@ -21,7 +21,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Advanced:
-    """One more step is behind the row."""
+    """So many steps are behind the row; told now and then."""
 
     id: str
     step: int

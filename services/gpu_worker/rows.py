@@ -113,7 +113,7 @@ class Row:
     renew: float = 0.0
     """Share of the noise that the next step replaces; back to 0 after it."""
     joined_at: float = 0.0
-    previewed_at: float = 0.0
+    told_at: float = 0.0
 
     @property
     def position(self) -> Position:

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 import torch
 
 from services.gpu_worker.engine import Engine
-from services.gpu_worker.events import Event, Left
+from services.gpu_worker.events import BatchRan, Event, Left
 from services.gpu_worker.rows import Task
 from shared.telemetry import log
 
@@ -19,7 +19,7 @@ Order = Callable[[Engine], list[Event]]
 
 
 class EngineThread:
-    """Runs an Engine until stopped; `on_events` is called on the event loop after every step, in order."""
+    """Runs an Engine until stopped; `on_events` is called on the event loop between steps, in order."""
 
     def __init__(self, engine: Engine, on_events: OnEvents, *, threads: int = 0) -> None:
         """threads: torch.set_num_threads for the engine; 0 leaves torch's own choice."""
@@ -46,11 +46,16 @@ class EngineThread:
     def _main(self) -> None:
         if self._threads:
             torch.set_num_threads(self._threads)
+        held: list[Event] = []
         while True:
             events, stop = self._obey()
             if stop:
                 break
-            self._tell(self._on_events, [*events, *self._step()])
+            held += [*events, *self._step()]
+            # a wake-up costs the loop more than a fast step takes: what is only counted waits for company
+            if not all(isinstance(event, BatchRan) for event in held):
+                self._tell(self._on_events, held)
+                held = []
         self._tell(lambda _: self._ended.set(), [])
 
     def _step(self) -> list[Event]:

@@ -41,6 +41,8 @@ def decide(
     Who leaves: the cancelled, and those past their deadline who asked to be dropped. A task that must ride alone waits
     for an empty batch, and once it is first in line nobody overtakes it, else it would wait for ever.
     """
+    if not waiting and not cancelled and not any(_late(task, now) for task in running):
+        return Decision()  # almost every step
     late = tuple(task.id for task in [*waiting, *running] if _late(task, now) and task.id not in cancelled)
     gone = cancelled.union(late)
     riding = [task for task in running if task.id not in gone]

@@ -50,7 +50,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         engine = Engine(
             {card.name: self._family},
             max_rows=settings.max_rows,
-            preview_every_s=1 / settings.progress_per_s,
+            tell_every_s=1 / settings.progress_per_s,
             clock=context.clock.monotonic,
         )
         threads = 1 if settings.batch_invariant else settings.torch_threads
@@ -121,6 +121,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             if isinstance(event, BatchRan):
                 METRICS.batch_rows.labels(event.model).observe(event.rows)
                 METRICS.step_seconds.labels(event.model).observe(event.seconds)
+                METRICS.steps_run.labels(event.model).inc(event.rows)
                 self._step_s[event.rows].append(event.seconds)
             elif (attempt := self._attempts.get(event.id)) is not None:
                 attempt.hear(event)

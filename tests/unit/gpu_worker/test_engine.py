@@ -40,10 +40,10 @@ def task(name: str = "a", **changes: object) -> Task:
 
 
 def drive(
-    family: Family, tasks: Iterable[tuple[int, Task]], max_rows: int = 8, preview_every_s: float = 0.2
+    family: Family, tasks: Iterable[tuple[int, Task]], max_rows: int = 8, tell_every_s: float = 0.0
 ) -> list[Event]:
     """Runs every task to its end; each is submitted before the given step."""
-    engine = Engine({"large": family}, max_rows=max_rows, preview_every_s=preview_every_s)
+    engine = Engine({"large": family}, max_rows=max_rows, tell_every_s=tell_every_s)
     todo = sorted(tasks, key=lambda pair: pair[0])
     events: list[Event] = []
     step = 0
@@ -204,7 +204,7 @@ def test_from_a_picture_depends_on_it_the_seed_and_the_step(family: UNetFamily) 
 
 def test_cancel_leaves_the_others_untouched(load: LoadFamily) -> None:
     family = load(4)
-    engine = Engine({"large": family}, max_rows=4)
+    engine = Engine({"large": family}, max_rows=4, tell_every_s=0.0)
     for name, seed in (("a", 1), ("b", 2), ("c", 3)):
         engine.submit(task(name, seed=seed))
     events = engine.step() + engine.step()
@@ -280,7 +280,7 @@ def test_numbers_that_are_not_finite_are_an_error_not_a_picture(family: UNetFami
 
 def test_what_a_step_tells(family: UNetFamily) -> None:
     seen, unseen = task("a", capture_steps=(2, 10), preview=True), task("b", guidance=1.0)
-    events = drive(family, [(0, seen), (3, unseen)], preview_every_s=0.0)
+    events = drive(family, [(0, seen), (3, unseen)])
     assert [event.step for event in events if isinstance(event, LatentCaptured)] == [2, 10]
     assert [event.step for event in events if isinstance(event, Advanced) and event.id == "a"] == list(range(1, 11))
     assert {event.rows for event in events if isinstance(event, BatchRan)} == {1, 2}
@@ -289,6 +289,23 @@ def test_what_a_step_tells(family: UNetFamily) -> None:
     assert previews
     assert previews[0].shape == (16, 16, 3)
     assert not [event for event in events if isinstance(event, Advanced) and event.id == "b" and event.preview]
+
+
+def test_progress_is_told_at_its_pace(family: UNetFamily) -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 0.01
+        return now[0]
+
+    engine = Engine({"large": family}, tell_every_s=1e9, clock=clock)
+    engine.submit(task("quiet", preview=True))
+    events: list[Event] = []
+    while not engine.idle:
+        events += engine.step()
+    assert not [event for event in events if isinstance(event, Advanced)]
+    told = [event for event in drive(family, [(0, task())]) if isinstance(event, Advanced)]
+    assert len(told) == STEPS
 
 
 def test_a_prompt_the_encoder_cannot_take_in_is_a_warning(family: UNetFamily) -> None:
