@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.judging import JUDGE, judge_pictures, open_encoder
+from bench.quiet import quiet
 from bench.recording import machine, record
 from bench.replay import Drawn, play
 from bench.trace_figures import figures_of, plots, report
@@ -182,7 +183,9 @@ def main(given: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--fresh", action="store_true", help="forget an earlier run")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    asyncio.run(measure(parser.parse_args(given)))
+    arguments = parser.parse_args(given)
+    quiet()
+    asyncio.run(measure(arguments))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,194 @@
+"""What a request costs beyond text encoding, denoising and decoding, hits and misses apart, and where it goes.
+
+    python -m bench.overhead --count 1000 --real-count 200
+
+One client draws one picture after the other from the all-in-one service in this process, over real gRPC. Overhead is
+what the client waits, less the encoder's forward, the denoiser's forwards, the worker's prompt encoding and the VAE,
+each timed where it runs. First with a denoiser that only waits a known time a step, then with the real one beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from bench.quiet import quiet
+from bench.recording import machine, quantile, record, table
+from bench.replay import stages
+from load.sessions import MAIN_SIZE, read_trace
+from services.cli.embedded import embedded
+from shared.client import AsyncClient
+from shared.models import served_card
+from shared.settings import Settings
+from shared.telemetry import METRICS
+from shared.types import PlanSource
+
+GOAL_P50_S, GOAL_P99_S = 0.005, 0.020
+WARM_UP = 20
+DENOISING = ("embedding", "encode_s", "forwards", "decode_s")
+"""What overhead is counted beyond."""
+PARTS = (
+    ("embed_s", "embedding: call and batching around the encoder"),
+    ("predict_s", "match predictor"),
+    ("plan_s", "retriever: exact check, search, plan"),
+    ("accept_s", "job row, queue, announcement"),
+    ("queue_s", "claim, and wait for the engine"),
+    ("fetch_s", "fetch the state"),
+    ("between", "between the denoising steps: decide, fold, previews, captures"),
+    ("store_s", "PNG, picture and states written"),
+    ("rest", "the call itself, finishing the row, waking the waiting call, reading the picture"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request: where it started, what it took in all, what of that was computing, and the rest by part."""
+
+    hit: bool
+    total_s: float
+    computing_s: float
+    parts: dict[str, float]
+
+    @property
+    def overhead_s(self) -> float:
+        return self.total_s - self.computing_s
+
+
+def sample(hit: bool, total_s: float, timings: dict[str, float], *, embedding_s: float, forwards_s: float) -> Sample:
+    """Splits a request's wall time; `embedding_s` and `forwards_s` are seconds inside encoder and denoiser."""
+    computing_s = embedding_s + forwards_s + timings["encode_s"] + timings["decode_s"]
+    parts = {name: timings[name] for name, _ in PARTS if name in timings}
+    parts["embed_s"] -= embedding_s
+    parts["between"] = timings["denoise_s"] - forwards_s
+    parts["rest"] = total_s - computing_s - sum(parts.values())
+    return Sample(hit, total_s, computing_s, parts)
+
+
+def summary(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Quantiles of the overhead, and the mean and p99 of every part, in milliseconds."""
+    if not samples:
+        return {"requests": 0}
+    overheads = [one.overhead_s * 1000 for one in samples]
+    return {
+        "requests": len(samples),
+        "p50_ms": quantile(overheads, 0.5),
+        "p90_ms": quantile(overheads, 0.9),
+        "p99_ms": quantile(overheads, 0.99),
+        "mean_ms": fmean(overheads),
+        "total_p50_ms": quantile([one.total_s * 1000 for one in samples], 0.5),
+        "parts_p50_ms": {name: quantile([one.parts[name] * 1000 for one in samples], 0.5) for name, _ in PARTS},
+        "parts_p99_ms": {name: quantile([one.parts[name] * 1000 for one in samples], 0.99) for name, _ in PARTS},
+    }
+
+
+@contextlib.asynccontextmanager
+async def service(settings: Settings) -> AsyncIterator[AsyncClient]:
+    async with embedded(settings) as process, AsyncClient(process.address) as client:
+        yield client
+
+
+async def run(settings: Settings, count: int, pause_s: float) -> list[Sample]:
+    """`count` requests of the session trace at the main size, one at a time; exact repeats are no samples."""
+    rows, samples = read_trace(), list[Sample]()
+    card = served_card(settings)
+    width, height = MAIN_SIZE
+    async with service(settings) as client:
+        for number in range(-WARM_UP, count):
+            row = rows[number % len(rows)]
+            lap = max(number, 0) // len(rows)
+            user = f"{lap}-{row.user}"
+            before = _forwards(card.name), _embeddings()
+            start = time.monotonic()
+            # without a seed: a request is drawn, never answered from a stored picture
+            picture = await client.generate(row.prompt, width=width, height=height, user=user, steps=row.steps)
+            total_s = time.monotonic() - start
+            if number >= 0:
+                hit = picture.plan.source is PlanSource.LATENT
+                spent = {
+                    "forwards_s": _forwards(card.name) - before[0],
+                    "embedding_s": _embeddings() - before[1],
+                }
+                samples.append(sample(hit, total_s, stages(picture), **spent))
+            await asyncio.sleep(pause_s)
+    return samples
+
+
+def _forwards(model: str) -> float:
+    """Seconds inside the denoiser so far."""
+    return float(METRICS.step_seconds.labels(model)._sum.get())
+
+
+def _embeddings() -> float:
+    """Seconds inside the encoder so far."""
+    return float(METRICS.stage_seconds.labels("embed_forward")._sum.get())
+
+
+async def measure(arguments: argparse.Namespace) -> None:
+    on, found = machine(), {}
+    noop = f"noop:?step_ms={arguments.step_ms}"
+    for name, large, count in (("noop", noop, arguments.count), ("real", arguments.large, arguments.real_count)):
+        if not count:
+            continue
+        folder = Path(tempfile.mkdtemp(prefix="afterimage-bench-"))
+        named = {"large": large} if large else {}
+        if arguments.encoder:
+            named["encoder"] = arguments.encoder
+        try:
+            samples = await run(Settings(data_dir=folder, log_level="error", **named), count, arguments.pause_s)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        found[name] = {
+            "all": summary(samples),
+            "hits": summary([one for one in samples if one.hit]),
+            "misses": summary([one for one in samples if not one.hit]),
+        }
+        print(report(name, found[name]), flush=True)
+    goals = {"p50_ms": GOAL_P50_S * 1000, "p99_ms": GOAL_P99_S * 1000}
+    settings = {key: str(value) for key, value in vars(arguments).items() if key != "out"} | {
+        "size": MAIN_SIZE,
+        "T": 50,
+    }
+    record("overhead", {**found, "goals": goals}, settings, on=on, folder=arguments.out)
+
+
+def report(name: str, found: dict[str, dict[str, Any]]) -> str:
+    """Two tables: quantiles, and where each millisecond goes."""
+    groups = [group for group in found if found[group]["requests"]]
+    quantiles = table(
+        [f"{name}: overhead, ms", "requests", "p50", "p90", "p99", "whole request p50"],
+        [[group, *(found[group][key] for key in ("requests", "p50_ms", "p90_ms", "p99_ms", "total_p50_ms"))]
+         for group in groups],
+    )  # fmt: skip
+    parts = table(
+        ["where it goes, ms (p50 / p99)", *groups],
+        [[text, *(f"{found[group]['parts_p50_ms'][part]:.2f} / {found[group]['parts_p99_ms'][part]:.2f}"
+                  for group in groups)] for part, text in PARTS],
+    )  # fmt: skip
+    return f"\n{quantiles}\n\n{parts}"
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1000, help="requests with the no-op denoiser; 0: none")
+    parser.add_argument("--real-count", type=int, default=200, help="requests with the real one; 0: none")
+    parser.add_argument("--step-ms", type=float, default=1.0, help="what a step of the no-op denoiser takes")
+    parser.add_argument("--pause-s", type=float, default=0.0, help="pause between two requests")
+    parser.add_argument("--large", help="the real model (default: the settings')")
+    parser.add_argument("--encoder", help="CLIP encoder (default: the settings')")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    arguments = parser.parse_args(given)
+    quiet()
+    asyncio.run(measure(arguments))
+
+
+if __name__ == "__main__":
+    main()
