@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
+from safetensors import SafetensorError
 
 from services.embedder.vocabulary import read_known_words, unknown_words
 from shared.errors import InvalidRequestError, ModelError
@@ -98,7 +99,7 @@ class Encoder:
                 self._model = CLIPModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, **local)
                 self._tokenizer = AutoTokenizer.from_pretrained(folder, **local)
                 self._processor = CLIPImageProcessorPil.from_pretrained(folder, **local)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise ModelError(f"encoder {folder}: not a CLIP pair in transformers' layout: {error}") from error
         self._model.eval().requires_grad_(False)
         self._max_tokens = int(self._model.config.text_config.max_position_embeddings)

@@ -40,6 +40,16 @@ def build(
     return folder
 
 
+def build_clip(folder: Path, *, seed: int = 0) -> Path:
+    """Writes only `<folder>/clip`, seeded. Returns `folder`."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        _build_clip(folder / CLIP)
+    return folder
+
+
 def _build_pipeline(folder: Path, channels: tuple[int, ...], scheduler: dict[str, Any], name: str) -> None:
     import torch
     from diffusers import AutoencoderTiny, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel

@@ -126,7 +126,7 @@ async def test_the_other_predictors(noop: Settings, predictor: str) -> None:
         async with asyncio.timeout(60):  # the first fit imports scikit-learn
             while (await home.stats()).entries < 3 or (predictor == "svm" and (await home.stats()).fits < 3):
                 await asyncio.sleep(0.05)
-        assert await home.predict(unit(1))
+        assert await home.predict(near(unit(1), 0.98))
         stats = await home.stats()
         assert stats.predictor == predictor
         assert (stats.fits > 0) is (predictor == "svm")

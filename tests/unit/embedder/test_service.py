@@ -1,0 +1,100 @@
+"""The embedder with a tiny CLIP pair, asked over real gRPC."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from protos import embedder_pb2 as pb
+from protos.embedder_pb2_grpc import EmbedderServiceStub
+from services.embedder.encoder import Embedded, encoder_hash
+from services.embedder.service import MAX_TEXTS, EmbedderService
+from shared import rpc
+from shared.errors import InvalidRequestError
+from shared.service import running
+from shared.settings import Settings
+from shared.types import vector_from
+from tests.unit.embedder.test_encoder import picture
+
+
+@contextlib.asynccontextmanager
+async def house(settings: Settings, folder: Path) -> AsyncIterator[tuple[EmbedderService, EmbedderServiceStub]]:
+    service = EmbedderService()
+    chosen = settings.model_copy(update={"encoder": str(folder), "max_prompt_chars": 100})
+    async with (
+        running([service], chosen) as process,
+        grpc.aio.insecure_channel(process.address) as channel,
+    ):
+        yield service, EmbedderServiceStub(channel)
+
+
+def watched(service: EmbedderService, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The batches of texts that reach the encoder from now on."""
+    batches: list[list[str]] = []
+    texts = service._encoder.texts
+
+    def watch(batch: Sequence[str]) -> list[Embedded]:
+        batches.append(list(batch))
+        return texts(batch)
+
+    monkeypatch.setattr(service._encoder, "texts", watch)
+    return batches
+
+
+async def test_texts(settings: Settings, clip_folder: Path) -> None:
+    async with house(settings, clip_folder) as (_, stub):
+        ask = pb.EmbedTextRequest(texts=["a cube", "a ball", "a cube", "cube " * 20])
+        reply = await rpc.call(stub.EmbedText, ask, timeout_s=10)
+        assert reply.encoder_hash == encoder_hash(clip_folder)
+        assert reply.encode_s > 0
+        cube, ball, again, long = reply.embeddings
+        assert cube.vector == again.vector != ball.vector
+        assert float(np.linalg.norm(vector_from(cube.vector))) == pytest.approx(1, abs=1e-6)
+        assert (cube.truncated, long.truncated) == (False, True)
+
+
+async def test_a_text_is_encoded_once(settings: Settings, clip_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with house(settings, clip_folder) as (service, stub):
+        batches = watched(service, monkeypatch)
+        ask = pb.EmbedTextRequest(texts=["a cube"])
+        first = await rpc.call(stub.EmbedText, ask, timeout_s=10)
+        second = await rpc.call(stub.EmbedText, ask, timeout_s=10)
+        assert first.embeddings == second.embeddings
+        assert second.encode_s == 0
+        assert batches == [["a cube"]]
+
+
+async def test_callers_ride_together(settings: Settings, clip_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with house(settings.model_copy(update={"embed_wait_s": 0.1}), clip_folder) as (service, stub):
+        batches = watched(service, monkeypatch)
+        asks = (stub.EmbedText(pb.EmbedTextRequest(texts=[f"cube {i}"]), timeout=10) for i in range(6))
+        replies = await asyncio.gather(*asks)
+        assert sum(len(batch) for batch in batches) == 6
+        assert len(batches) < 6
+        assert len({reply.embeddings[0].vector for reply in replies}) == 6
+
+
+async def test_pictures(settings: Settings, clip_folder: Path) -> None:
+    async with house(settings, clip_folder) as (_, stub):
+        reply = await rpc.call(stub.EmbedImage, pb.EmbedImageRequest(images=[picture(1), picture(2)]), timeout_s=10)
+        assert len(reply.embeddings) == 2
+        assert reply.embeddings[0].vector != reply.embeddings[1].vector
+
+
+async def test_bad_input_names_field_and_rule(settings: Settings, clip_folder: Path) -> None:
+    async with house(settings, clip_folder) as (_, stub):
+        for texts, field in (
+            ([], "texts: 1 to"),
+            (["x"] * (MAX_TEXTS + 1), "texts: 1 to"),
+            (["ok", "x" * 101], r"texts\[1\]"),
+        ):
+            with pytest.raises(InvalidRequestError, match=field):
+                await rpc.call(stub.EmbedText, pb.EmbedTextRequest(texts=texts), timeout_s=10)
+        for images in ([], [b"no picture"], [picture(1), b""]):
+            with pytest.raises(InvalidRequestError, match="images"):
+                await rpc.call(stub.EmbedImage, pb.EmbedImageRequest(images=images), timeout_s=10)
+        assert (await rpc.call(stub.EmbedText, pb.EmbedTextRequest(texts=["ok"]), timeout_s=10)).embeddings
