@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -95,25 +96,46 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(details)
         if handler is None or details.method.startswith("/grpc."):
             return handler
+        parse = _careful(handler.request_deserializer)
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(
                 _guard_unary(handler.unary_unary, details.method),
-                handler.request_deserializer,
+                parse,
                 handler.response_serializer,
             )
         if handler.unary_stream:
             return grpc.unary_stream_rpc_method_handler(
                 _guard_stream(handler.unary_stream, details.method),
-                handler.request_deserializer,
+                parse,
                 handler.response_serializer,
             )
         return handler
+
+
+class _Malformed:
+    """Stands for bytes that are no message until the handler's turn, where an error has a shape."""
+
+
+def _careful(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def parsed(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError:
+            return _Malformed()
+
+    return parsed
+
+
+def _check(request: Any) -> None:
+    if isinstance(request, _Malformed):
+        raise InvalidRequestError("message", "must be this method's request in protobuf's wire format")
 
 
 def _guard_unary(call: Callable[[Any, Any], Awaitable[Any]], method: str) -> Callable[[Any, Any], Awaitable[Any]]:
     async def guarded(request: Any, context: Any) -> Any:
         start, code = time.monotonic(), "OK"
         try:
+            _check(request)
             return await call(request, context)
         except (AfterimageError, Exception) as error:
             code = await _abort(error, context, method)
@@ -127,6 +149,7 @@ def _guard_stream(call: Callable[[Any, Any], AsyncIterator[Any]], method: str) -
     async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
         start, code = time.monotonic(), "OK"
         try:
+            _check(request)
             async for response in call(request, context):
                 yield response
         except (AfterimageError, Exception) as error:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from protos import cache_maintainer_pb2 as pb
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
+from services.cli.connection import listens
 from services.cli.embedded import alone, found_running, settings_from
 from services.cli.words import wide
 from shared import rpc, telemetry
@@ -120,7 +121,7 @@ async def _maintainer(settings: Settings) -> AsyncIterator[Any]:
     """A stub of the maintainer that works in this data directory, or of one started for this call."""
     facts = found_running(settings.data_dir)
     address = settings.cache_maintainer_address or (str(facts["internal"]) if facts else "")
-    if address:
+    if address and (settings.cache_maintainer_address or await listens(address)):
         async with grpc.aio.insecure_channel(address) as channel:
             yield CacheMaintainerServiceStub(channel)
         return

@@ -19,16 +19,14 @@ def time_left_s(job: Job, now: float) -> float | None:
 
 def outcome_error(job: Job) -> AfterimageError | None:
     """The error that a final job means for whoever waits for it; None when there is a picture."""
-    request = job.request
     if job.state is JobState.SUCCEEDED:
         return None
-    if job.state is JobState.FAILED:
-        return AfterimageError(f"job {job.id} failed after {job.attempt} attempts: {job.error}")
+    request = job.request
     late = request.deadline_s is not None and job.updated_at >= job.created_at + request.deadline_s
     if late and request.drop_if_late:
-        return DeadlineError(
-            f"deadline_s: {request.deadline_s:g} s passed before job {job.id} was done; it was dropped"
-        )
+        return DeadlineError(f"deadline_s: {request.deadline_s:g} s passed before job {job.id} was done: dropped")
+    if job.state is JobState.FAILED:
+        return AfterimageError(f"job {job.id} failed after {job.attempt} attempts: {job.error}")
     return CancelledError(f"job {job.id} was cancelled")
 
 

@@ -1,0 +1,62 @@
+"""The whole of Afterimage in the test's own process, as `afterimage up` starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from protos import cache_maintainer_pb2, match_predictor_pb2
+from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
+from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
+from services.cli.embedded import all_services
+from shared.client import AsyncClient, Picture
+from shared.service import Running, Service, running
+from shared.settings import Settings
+
+SLOW = "noop:?step_ms=20"
+"""A denoiser that only waits: what a job does between two steps can be timed."""
+
+
+@dataclass
+class House:
+    process: Running
+    client: AsyncClient
+
+    @property
+    def backends(self) -> Any:
+        return self.process.context.backends
+
+    async def generate(self, prompt: str, **fields: Any) -> Picture:
+        """One picture in ten steps (K ∈ 1…5), and the cache has taken in what it left."""
+        picture = await self.client.generate(prompt, **{"steps": 10, **fields})
+        await self.settled(picture)
+        return picture
+
+    async def settled(self, picture: Picture, timeout_s: float = 20.0) -> None:
+        """Until the picture's entry can be found by search and by the predictor."""
+        if not picture.plan.capture_steps:
+            return
+        maintainer: Any = CacheMaintainerServiceStub(self.process.context.channel("cache_maintainer"))
+        predictor: Any = MatchPredictorServiceStub(self.process.context.channel("match_predictor"))
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            page = await maintainer.Inspect(cache_maintainer_pb2.InspectRequest(page_size=1000), timeout=5.0)
+            known = await predictor.Stats(match_predictor_pb2.StatsRequest(), timeout=5.0)
+            prompts = {entry.prompt for entry in page.entries}
+            if picture.job.request.prompt in prompts and known.entries >= len(page.entries):
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"the cache did not take in {picture.job.request.prompt!r}")
+
+
+@contextlib.asynccontextmanager
+async def house(settings: Settings, *, without: Sequence[str] = (), plus: Sequence[Service] = ()) -> AsyncIterator[House]:
+    """Everything but the services named in `without`, and those in `plus` instead."""
+    services = [service for service in all_services() if service.name not in without]
+    async with running([*services, *plus], settings) as process:
+        async with AsyncClient(process.address, retry_s=0.0) as client:
+            yield House(process, client)

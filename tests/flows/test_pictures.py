@@ -1,0 +1,132 @@
+"""A user draws, refines and repeats."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from PIL import Image
+
+from shared.client import Accepted, Client, Picture, Progress
+from shared.errors import NotFoundError
+from shared.types import JobState, PlanSource
+from tests.flows.conftest import Make
+from tests.flows.house import SLOW, house
+
+
+async def test_a_second_picture_starts_from_the_first_one(make: Make) -> None:
+    async with house(make()) as it:
+        first = await it.generate("a red fox", seed=1)
+        second = await it.generate("a red fox!", seed=2)
+
+    assert first.plan.source is PlanSource.NOISE
+    assert first.steps_run == 10
+    assert second.plan.source is PlanSource.LATENT
+    assert second.plan.start_step in (1, 2, 3, 4, 5)
+    assert second.steps_run == 10 - second.plan.start_step
+    assert second.plan.reason
+    chosen = [one for one in second.plan.candidates if one.chosen]
+    assert [one.prompt for one in chosen] == ["a red fox"]
+    with Image.open(io.BytesIO(second.png)) as picture:
+        assert picture.size == (64, 64)
+    timings = second.timings
+    assert min(timings.embed_s, timings.predict_s, timings.plan_s, timings.accept_s, timings.denoise_s) > 0
+    assert timings.total_s >= timings.denoise_s
+
+
+async def test_an_exact_repeat_returns_the_same_bytes_without_a_step(make: Make) -> None:
+    async with house(make()) as it:
+        first = await it.generate("a red fox", seed=1)
+        again = await it.generate("a red fox", seed=1)
+        other_seed = await it.generate("a red fox", seed=2)
+        other_guidance = await it.generate("a red fox", seed=1, guidance=3.0)
+
+    assert again.plan.source is PlanSource.EXACT
+    assert (again.steps_run, again.png) == (0, first.png)
+    assert again.job.id != first.job.id
+    assert other_seed.plan.source is not PlanSource.EXACT
+    assert other_guidance.plan.source is not PlanSource.EXACT
+
+
+async def test_without_a_seed_one_is_drawn_and_reported_and_nothing_repeats(make: Make) -> None:
+    async with house(make()) as it:
+        first, second = [await it.generate("a red fox") for _ in range(2)]
+        named = await it.generate("a red fox", seed=first.seed)
+
+    assert first.seed != second.seed
+    assert not first.job.request.seed_given
+    assert second.plan.source is not PlanSource.EXACT
+    assert named.plan.source is PlanSource.EXACT  # the reported seed gives the picture back
+    assert named.png == first.png
+
+
+async def test_cache_off_neither_reads_nor_writes(make: Make) -> None:
+    async with house(make()) as it:
+        await it.generate("a red fox", seed=1)
+        off = await it.generate("a red fox", seed=1, cache="off")
+        assert off.plan.source is PlanSource.NOISE
+        assert off.plan.capture_steps == ()
+        assert (await it.backends.catalog.entries.totals()).entries == 1
+
+
+async def test_a_stream_tells_the_queue_then_the_steps_then_the_picture(make: Make) -> None:
+    async with house(make(progress_per_s=50)) as it:
+        events = [event async for event in it.client.generate_stream("a red fox", steps=50, previews=True)]
+
+    assert isinstance(events[0], Accepted)
+    assert isinstance(events[-1], Picture)
+    steps = [event.step for event in events if isinstance(event, Progress)]
+    assert steps == sorted(steps)
+    assert len(steps) >= 2
+    previews = [event.preview for event in events if isinstance(event, Progress) and event.preview]
+    assert previews
+    with Image.open(io.BytesIO(previews[-1])) as preview:
+        assert preview.size == (16, 16)
+    assert events[0].job_id == events[-1].job.id
+
+
+async def test_a_waiting_stream_says_how_many_are_ahead(make: Make) -> None:
+    async with house(make(large=SLOW, max_rows=1)) as it:
+        first = it.client.generate_stream("first", steps=50)
+        await anext(first)
+        events = [event async for event in it.client.generate_stream("second", steps=50)]
+        await first.aclose()
+
+    waiting = [event for event in events if isinstance(event, Progress) and event.step == 0]
+    assert waiting  # one poll at least while the first job ran for a second
+    assert isinstance(events[-1], Picture)
+
+
+async def test_jobs_are_listed_by_page_and_seen_by_their_tenant_only(make: Make) -> None:
+    async with house(make(large="noop:")) as it:
+        ids = [(await it.client.generate(f"picture {n}", steps=2)).job.id for n in range(3)]
+        page, token = await it.client.list_jobs(page_size=2)
+        rest, end = await it.client.list_jobs(page_size=2, page_token=token)
+        failed, _ = await it.client.list_jobs(state=JobState.FAILED)
+        view = await it.client.get_job(ids[0])
+        picture = await it.client.get_picture(ids[0])
+        it.client._tenant = "other"
+        with pytest.raises(NotFoundError):
+            await it.client.get_job(ids[0])
+        with pytest.raises(NotFoundError):
+            await it.client.cancel(ids[0])
+        others, _ = await it.client.list_jobs()
+
+    assert [one.job.id for one in (*page, *rest)] == ids[::-1]
+    assert (end, failed, others) == ("", [], [])
+    assert view.job.state is JobState.SUCCEEDED
+    assert picture.picture_bytes == len(picture.png) > 0
+
+
+async def test_the_blocking_client_draws_too(make: Make) -> None:
+    import asyncio
+
+    def draw(address: str) -> tuple[Picture, list[object]]:
+        with Client(address) as client:
+            return client.generate("a red fox", steps=2), list(client.generate_stream("a blue fox", steps=2))
+
+    async with house(make(large="noop:")) as it:
+        picture, events = await asyncio.to_thread(draw, it.process.address)
+
+    assert picture.png
+    assert isinstance(events[-1], Picture)
