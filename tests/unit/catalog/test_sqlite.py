@@ -1,0 +1,103 @@
+"""What is special about the catalog in a file: one clock, damage, other tools that hold it, and its URL."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+
+import shared.catalog
+from shared.catalog import database, open_catalog
+from shared.catalog.migrate import HEAD
+from shared.clock import ManualClock
+from shared.errors import ConfigurationError, UnavailableError
+from tests.contracts.nouns import a_job
+
+
+def test_head_is_the_newest_migration() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(shared.catalog.__file__).parent / "migrations"))
+    assert ScriptDirectory.from_config(config).get_heads() == [HEAD]
+
+
+async def test_the_process_clock_is_the_catalogs(tmp_path: Path) -> None:
+    clock = ManualClock(5000.0)
+    catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path / 'c.db'}", clock=clock)
+    job, _ = await catalog.jobs.accept(a_job(), key_lifetime_s=60.0)
+    assert job.created_at == 5000.0
+    await catalog.jobs.claim(job.id, "w1", 10.0)
+    clock.advance(9.0)
+    assert await catalog.jobs.claim(job.id, "w2", 10.0) is None
+    clock.advance(2.0)
+    assert await catalog.jobs.claim(job.id, "w2", 10.0) is not None
+    await catalog.close()
+
+
+async def test_in_memory() -> None:
+    catalog = await open_catalog("sqlite+aiosqlite://")
+    job, _ = await catalog.jobs.accept(a_job(), key_lifetime_s=60.0)
+    assert await catalog.jobs.get(job.id) == job
+    assert catalog.process_local
+    await catalog.close()
+    await catalog.close()
+
+
+async def test_commits_of_jobs_are_synced_and_those_of_the_cache_are_not(tmp_path: Path) -> None:
+    opened = database.open_database(f"sqlite:///{tmp_path / 'c.db'}", ManualClock())
+
+    def level(connection: sa.Connection) -> tuple[object, ...]:
+        return tuple(
+            connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+            for name in ("synchronous", "journal_mode", "foreign_keys")
+        )
+
+    full, normal = 2, 1
+    assert await opened.write(level) == (full, "wal", 1)
+    assert await opened.write_lazily(level) == (normal, "wal", 1)
+    assert await opened.write(level) == (full, "wal", 1)
+    await opened.close()
+
+
+async def test_a_failed_transaction_leaves_nothing(tmp_path: Path) -> None:
+    catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path / 'c.db'}")
+    job, _ = await catalog.jobs.accept(a_job(), idempotency_key="k", caller="a", body_hash="h", key_lifetime_s=60.0)
+    with pytest.raises(Exception, match="UNIQUE"):
+        await catalog.jobs.accept(job, idempotency_key="k2", caller="a", body_hash="h", key_lifetime_s=60.0)
+    other, created = await catalog.jobs.accept(
+        a_job(), idempotency_key="k2", caller="a", body_hash="h2", key_lifetime_s=60.0
+    )
+    assert created
+    assert other.id != job.id
+    await catalog.close()
+
+
+async def test_what_is_no_catalog(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("not a database, " * 100)
+    with pytest.raises(ConfigurationError, match=r"catalog_url: .*text\.db"):
+        await open_catalog(f"sqlite+aiosqlite:///{tmp_path / 'text.db'}")
+    (tmp_path / "folder.db").mkdir()
+    with pytest.raises(ConfigurationError, match=r"catalog_url: .*folder\.db"):
+        await open_catalog(f"sqlite+aiosqlite:///{tmp_path / 'folder.db'}")
+    with pytest.raises(ConfigurationError, match=r"catalog_url: .*'mysql'"):
+        await open_catalog("mysql://host/db")
+    with pytest.raises(ConfigurationError, match="catalog_url"):
+        await open_catalog("nonsense")
+
+
+async def test_a_catalog_that_something_else_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.05)
+    catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path / 'c.db'}")
+    job, _ = await catalog.jobs.accept(a_job(), key_lifetime_s=60.0)
+    other = sqlite3.connect(tmp_path / "c.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(UnavailableError, match="locked"):
+        await catalog.jobs.cancel(job.id)
+    assert await catalog.jobs.get(job.id) == job  # reading goes on
+    other.execute("ROLLBACK")
+    other.close()
+    await catalog.jobs.cancel(job.id)
+    await catalog.close()
