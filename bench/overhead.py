@@ -133,17 +133,16 @@ def _embeddings() -> float:
 
 
 async def measure(arguments: argparse.Namespace) -> None:
-    on, found = machine(), {}
+    on = machine()
+    found: dict[str, Any] = {}
     noop = f"noop:?step_ms={arguments.step_ms}"
     for name, large, count in (("noop", noop, arguments.count), ("real", arguments.large, arguments.real_count)):
         if not count:
             continue
         folder = Path(tempfile.mkdtemp(prefix="afterimage-bench-"))
-        named = {"large": large} if large else {}
-        if arguments.encoder:
-            named["encoder"] = arguments.encoder
         try:
-            samples = await run(Settings(data_dir=folder, log_level="error", **named), count, arguments.pause_s)
+            own = Settings(data_dir=folder, log_level="error").model_copy(update=_given(large, arguments.encoder))
+            samples = await run(own, count, arguments.pause_s)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         found[name] = {
@@ -158,6 +157,10 @@ async def measure(arguments: argparse.Namespace) -> None:
         "T": 50,
     }
     record("overhead", {**found, "goals": goals}, settings, on=on, folder=arguments.out)
+
+
+def _given(large: str | None, encoder: str | None) -> dict[str, str]:
+    return {name: value for name, value in (("large", large), ("encoder", encoder)) if value}
 
 
 def report(name: str, found: dict[str, dict[str, Any]]) -> str:

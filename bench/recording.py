@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -18,7 +19,7 @@ PACKAGES = ("torch", "diffusers", "transformers", "grpcio", "numpy", "usearch", 
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on; `load_1min` says how busy it was when asked."""
+    """What the figures were measured on; `load_1min`: how busy it was, `fsync_p50_ms`: a durable write."""
     import torch
 
     return {
@@ -30,6 +31,7 @@ def machine() -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none",
         "load_1min": round(os.getloadavg()[0], 2),
+        "fsync_p50_ms": round(_fsync_s() * 1000, 3),
         "packages": {name: _version(name) for name in PACKAGES},
     }
 
@@ -86,6 +88,19 @@ def _cpu() -> str:
         return platform.processor() or platform.machine()
     names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def _fsync_s(writes: int = 50) -> float:
+    """Median seconds to make 4 KiB durable in the temporary folder, where benchmarks keep their data."""
+    taken = []
+    with tempfile.NamedTemporaryFile() as file:
+        for _ in range(writes):
+            file.write(bytes(4096))
+            file.flush()
+            start = time.monotonic()
+            os.fsync(file.fileno())
+            taken.append(time.monotonic() - start)
+    return quantile(taken, 0.5)
 
 
 def _version(package: str) -> str:

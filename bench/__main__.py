@@ -1,0 +1,37 @@
+"""Runs every benchmark with its defaults, one after the other: `python -m bench` (about half an hour on two cores)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROFILE = Path("out/profile")
+COMMANDS: dict[str, list[str]] = {
+    "batch_of_8": ["bench.batch_of_8"],
+    "overhead": ["bench.overhead"],
+    "profile": ["services", "profile", "--out", str(PROFILE), "--no-store"],
+    "k_quality": ["bench.k_quality", "--profile", str(PROFILE)],
+    "session_trace": ["bench.session_trace"],
+}
+"""Name → what `python -m` is given; `k_quality` shows what the profile before it measured."""
+
+
+def main() -> int:
+    wanted = sys.argv[1:] or list(COMMANDS)
+    unknown = set(wanted) - set(COMMANDS)
+    if unknown:
+        sys.stderr.write(f"no benchmark {', '.join(sorted(unknown))}; there are: {', '.join(COMMANDS)}\n")
+        return 2
+    failed = []
+    for name in wanted:
+        print(f"\n== {name}", flush=True)
+        if subprocess.run([sys.executable, "-m", *COMMANDS[name]], check=False).returncode:
+            failed.append(name)
+    if failed:
+        sys.stderr.write(f"failed: {', '.join(failed)}\n")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
