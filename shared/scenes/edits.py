@@ -28,5 +28,4 @@ def edit(scene: Scene, kind: str, rng: random.Random) -> Scene:
 
 def _another(scene: Scene, attribute: str, rng: random.Random) -> str:
     current = getattr(scene, attribute)
-    chosen = rng.choice([value for value in VALUES[attribute] if value != current])
-    return chosen  # type: ignore[return-value]  # count is the one attribute of integers
+    return rng.choice([value for value in VALUES[attribute] if value != current])  # type: ignore[return-value]  # count is the one attribute of integers

@@ -1,0 +1,1 @@
+"""Trains the models that ship, on scenes it renders itself, and judges what they draw."""

@@ -1,0 +1,286 @@
+"""Trains the CLIP-style pair: a text and an image tower whose embeddings tell scenes and their objects apart."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import CLIPConfig, CLIPModel, CLIPTextConfig, CLIPTokenizer, CLIPVisionConfig
+
+from services.trainer import runs
+from services.trainer.renderer import SIZES, Renderer
+from services.trainer.words import LENGTH, Words, sprinkled, train_tokenizer
+from shared.scenes import EDITS, VALUES, WORDINGS, Scene, caption, edit, held_out, random_scene
+
+IMAGE_SIDE = 64
+DIMENSION = 128
+
+
+@dataclass(frozen=True)
+class PairPlan:
+    """How the pair is trained; a group is a scene, the same with another object, with another colour, and one edit."""
+
+    seconds: float = 900.0
+    seed: int = 1
+    rate: float = 2e-3
+    groups: int = 24
+    head_weight: float = 1.0
+    order_weight: float = 1.0
+    order_margin: float = 0.1
+    checkpoint_every: int = 100
+
+
+def pair_config(words: Words) -> CLIPConfig:
+    """The pair's shape: text 3 layers of 128, image 4 layers of 160 on patches of 8."""
+    text = CLIPTextConfig(
+        vocab_size=words.size,
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=LENGTH,
+        projection_dim=DIMENSION,
+        bos_token_id=words.start,
+        eos_token_id=words.end,
+        pad_token_id=words.end,
+    )
+    vision = CLIPVisionConfig(
+        hidden_size=160,
+        intermediate_size=640,
+        num_hidden_layers=4,
+        num_attention_heads=5,
+        image_size=IMAGE_SIDE,
+        patch_size=8,
+        projection_dim=DIMENSION,
+    )
+    return CLIPConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=DIMENSION)
+
+
+class Heads(nn.Module):
+    """Throw-away classifiers of every attribute, which give both towers something to say early."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_name = nn.ModuleDict({name: nn.Linear(DIMENSION, len(values)) for name, values in VALUES.items()})
+
+    def forward(self, embeddings: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Mean cross-entropy over the attributes, the object's counted six times."""
+        losses = [
+            (6.0 if n == "object" else 1.0) * F.cross_entropy(h(embeddings), labels[n]) for n, h in self.by_name.items()
+        ]
+        return torch.stack(losses).sum() / (len(losses) + 5)
+
+
+def train_pair(plan: PairPlan, sprites: Path, work: Path) -> None:
+    """Train until the plan's time is used, from the last checkpoint if there is one; writes `work/clip.pt`."""
+    torch.set_num_threads(1)
+    torch.manual_seed(plan.seed)
+    renderer = Renderer(sprites)
+    words = Words(tokenizer_at(work))
+    model, heads = CLIPModel(pair_config(words)), nn.ModuleList([Heads(), Heads()])
+    model.train()
+    optimizers = _optimizers(model, heads, plan.rate)
+    average = runs.Average([model], decay=0.995)
+    step, used_s = 0, 0.0
+    if state := runs.load_checkpoint(work / "clip.pt"):
+        model.load_state_dict(state["model"])
+        heads.load_state_dict(state["heads"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        average.load_state_dict(state["average"])
+        step, used_s = state["step"], state["used_s"]
+    progress = runs.Progress(work, "clip", every=50)
+    began = time.monotonic()
+
+    def save() -> None:
+        runs.save_checkpoint(
+            work / "clip.pt",
+            {
+                "model": model.state_dict(),
+                "heads": heads.state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+                "average": average.state_dict(),
+                "step": step,
+                "used_s": used_s + time.monotonic() - began,
+            },
+        )
+
+    while (done := (used_s + time.monotonic() - began) / plan.seconds) < 1:
+        rng = random.Random(plan.seed * 1_000_003 + step)
+        rate = plan.rate * min(1.0, (step + 1) / 100) * (0.5 + 0.5 * math.cos(math.pi * done) + 0.01)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+        losses = _losses(model, heads, words, _batch(renderer, rng, plan.groups), plan)
+        torch.autograd.backward(sum(losses.values(), torch.zeros(())))
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            model.logit_scale.clamp_(max=4.0)
+        average.update()
+        step += 1
+        progress.add(step, step * plan.groups * 4, **{name: loss.item() for name, loss in losses.items()})
+        if step % plan.checkpoint_every == 0:
+            save()
+        if step % 500 == 0:
+            average.swap()
+            runs.log.info("clip check", **judge_pair(model, words, renderer, count=360))
+            average.swap()
+            model.train()
+    save()
+    progress.plot()
+    average.swap()
+    runs.log.info("clip done", step=step, **judge_pair(model, words, renderer))
+
+
+def tokenizer_at(work: Path) -> CLIPTokenizer:
+    """The run's tokenizer, learned at the first call."""
+    folder = work / "tokenizer"
+    if not (folder / "tokenizer.json").exists():
+        return train_tokenizer(folder)
+    return CLIPTokenizer.from_pretrained(folder)
+
+
+def image_input(pictures: npt.NDArray[np.uint8]) -> torch.Tensor:
+    """(B, height, width, 3) uint8 to the image tower's input: squeezed to a square, −1…1."""
+    tensor = runs.to_tensor(pictures)
+    if tensor.shape[-2:] != (IMAGE_SIDE, IMAGE_SIDE):
+        tensor = F.interpolate(tensor, (IMAGE_SIDE, IMAGE_SIDE), mode="bicubic", antialias=True).clamp(-1, 1)
+    return tensor
+
+
+def embed_text(model: CLIPModel, words: Words, texts: list[str]) -> torch.Tensor:
+    """Unit text embeddings, (B, 128)."""
+    ids = torch.tensor([words.ids(text) for text in texts])
+    return F.normalize(model.text_projection(model.text_model(input_ids=ids).pooler_output), dim=-1)
+
+
+def embed_images(model: CLIPModel, inputs: torch.Tensor) -> torch.Tensor:
+    """Unit image embeddings, (B, 128)."""
+    return F.normalize(model.visual_projection(model.vision_model(pixel_values=inputs).pooler_output), dim=-1)
+
+
+def _optimizers(model: CLIPModel, heads: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+    matrices: list[nn.Parameter] = []
+    rest = list(heads.parameters())
+    for name, parameter in model.named_parameters():
+        (matrices if "encoder.layers" in name and parameter.ndim == 2 else rest).append(parameter)
+    return [
+        torch.optim.Muon(matrices, lr=rate, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.98), weight_decay=0.02),
+    ]
+
+
+def _batch(renderer: Renderer, rng: random.Random, groups: int) -> tuple[list[Scene], torch.Tensor]:
+    width, height = (64, 64) if rng.random() < 0.8 else SIZES[1 + rng.randrange(3)]
+    scenes: list[Scene] = []
+    for _ in range(groups):
+        base = _trainable(rng)
+        kinds = ("object", "colour", rng.choice(("object", *EDITS[1:-1])))
+        scenes += [base, *(_trainable(rng, base, kind) for kind in kinds)]
+    layouts = [rng.randrange(64) for _ in range(groups)]  # one layout per group: only the edit differs
+    pictures = np.stack([renderer.render(s, width, height, layouts[i // 4]).pixels for i, s in enumerate(scenes)])
+    inputs = image_input(pictures)
+    if rng.random() < 0.3:
+        inputs = F.avg_pool2d(F.pad(inputs, (1, 1, 1, 1), mode="replicate"), 3, 1)
+    if rng.random() < 0.5:
+        inputs = inputs + rng.random() * 0.12 * torch.randn_like(inputs)
+    return scenes, inputs
+
+
+def _trainable(rng: random.Random, base: Scene | None = None, kind: str = "") -> Scene:
+    """A random scene, or an edit of `base`, that is not held out."""
+    while True:
+        scene = random_scene(rng, natural_share=0.3) if base is None else edit(base, kind, rng)
+        if not held_out(scene):
+            return scene
+
+
+def _losses(
+    model: CLIPModel, heads: nn.ModuleList, words: Words, batch: tuple[list[Scene], torch.Tensor], plan: PairPlan
+) -> dict[str, torch.Tensor]:
+    scenes, inputs = batch
+    rng = random.Random(repr(scenes[0]))
+    said = [caption(scene, rng.randrange(WORDINGS)) for scene in scenes]
+    again = [caption(scene, rng.randrange(WORDINGS)) for scene in scenes[::4]]
+    texts = [sprinkled(text, rng) if rng.random() < 0.12 else text for text in said + again]
+    with torch.autocast("cpu", torch.bfloat16):
+        text = embed_text(model, words, texts)
+        image = embed_images(model, inputs)
+    text, image = text.float(), image.float()
+    said_text, again_text = text[: len(scenes)], text[len(scenes) :]
+    target = torch.arange(len(scenes))
+    logits = model.logit_scale.exp() * image @ said_text.T
+    labels = {name: torch.tensor([s.labels()[name] for s in scenes]) for name in VALUES}
+    return {
+        "contrast": (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2,
+        "image_heads": 1.5 * plan.head_weight * heads[0](image * 8, labels),
+        "text_heads": 0.5 * plan.head_weight * heads[1](said_text * 8, labels),
+        "order": plan.order_weight * _order_loss(said_text, again_text, plan.order_margin),
+    }
+
+
+def _order_loss(text: torch.Tensor, again: torch.Tensor, margin: float) -> torch.Tensor:
+    base, other, coloured, edited = (text[i::4] for i in range(4))
+    near = (base * again).sum(-1)
+    colour, thing, any_edit = (base * coloured).sum(-1), (base * other).sum(-1), (base * edited).sum(-1)
+    unrelated = (base * base.roll(1, 0)).sum(-1)
+    pairs = ((near, colour), (colour, thing), (thing, unrelated), (near, any_edit), (any_edit, unrelated))
+    return torch.stack([F.relu(low + margin - high).mean() for high, low in pairs]).sum()
+
+
+@torch.no_grad()
+def judge_pair(model: CLIPModel, words: Words, renderer: Renderer, count: int = 1000) -> dict[str, float]:
+    """Retrieval both ways among `count` held-out scenes, zero-shot object choice, order of edits, on real renders."""
+    model.eval()
+    rng = random.Random(17)
+    scenes: list[Scene] = []
+    while len(scenes) < count:
+        scene = random_scene(rng)
+        if held_out(scene) and scene not in scenes:
+            scenes.append(scene)
+    pictures = np.stack([renderer.render(scene, layout=i).pixels for i, scene in enumerate(scenes)])
+    image = torch.cat([embed_images(model, image_input(pictures[i : i + 100])) for i in range(0, count, 100)])
+    text = embed_text(model, words, [caption(scene, i) for i, scene in enumerate(scenes)])
+    scores, target = image @ text.T, torch.arange(count)
+    return {
+        "image_to_text": (scores.argmax(1) == target).float().mean().item(),
+        "text_to_image": (scores.argmax(0) == target).float().mean().item(),
+        "object": _object_choice(model, words, scenes, image),
+        "order": _order_share(model, words, scenes[:300]),
+    }
+
+
+def _object_choice(model: CLIPModel, words: Words, scenes: list[Scene], image: torch.Tensor) -> float:
+    """Share of pictures whose own caption beats the same caption with each other object."""
+    right = 0
+    names = VALUES["object"]
+    for i, (scene, embedding) in enumerate(zip(scenes[:360], image, strict=False)):
+        rest = {name: getattr(scene, name) for name in VALUES if name != "object"}
+        text = embed_text(model, words, [caption(Scene(str(name), **rest), i) for name in names])
+        right += names[int((text @ embedding).argmax())] == scene.object
+    return right / min(len(scenes), 360)
+
+
+def _order_share(model: CLIPModel, words: Words, scenes: list[Scene]) -> float:
+    """Share of quadruples with paraphrase > colour > object > unrelated in cosine to the original."""
+    rng = random.Random(3)
+    right = 0
+    for scene in scenes:
+        wording = rng.randrange(WORDINGS)
+        versions = [scene, *(edit(scene, kind, rng) for kind in ("paraphrase", "colour", "object", "unrelated"))]
+        wordings = [wording, (wording + 1 + rng.randrange(WORDINGS - 1)) % WORDINGS, wording, wording, wording]
+        text = embed_text(model, words, [caption(s, w) for s, w in zip(versions, wordings, strict=True)])
+        near = (text[1:] @ text[0]).tolist()
+        right += near == sorted(near, reverse=True)
+    return right / len(scenes)

@@ -1,0 +1,335 @@
+"""Trains a text-to-image denoiser and its text encoder on stored latents, in one or more single-thread workers."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from diffusers import DDIMScheduler, UNet2DConditionModel
+from torch import nn
+from transformers import CLIPTextConfig, CLIPTextModel
+
+from services.trainer import runs
+from services.trainer.latents import Batch, Latents
+from services.trainer.muon import Muon
+from services.trainer.words import LENGTH, Words
+
+TEXT_WIDTH = 128
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A denoiser's architecture: channels per level, which levels attend to the text, a middle block or not."""
+
+    channels: tuple[int, ...] = (48, 96, 160)
+    attends: tuple[bool, ...] = (False, True, True)
+    middle: bool = True
+
+
+LARGE = Shape()
+SMALL = Shape(channels=(48, 96), attends=(False, True), middle=False)
+SHAPES = {"large": LARGE, "small": SMALL}
+
+
+@dataclass(frozen=True)
+class DenoiserPlan:
+    """How a denoiser is trained; `seconds` bounds the wall time of all runs together, `steps` the steps."""
+
+    seconds: float = 5400.0
+    steps: int = 10**9
+    seed: int = 2
+    rate: float = 1.0e-3
+    optimizer: str = "muon"
+    batch: int = 32
+    average_every: int = 4
+    other_sizes: float = 0.22
+    dropout: float = 0.12
+    decay_from: float = 0.65
+    warmup: int = 100
+    checkpoint_s: float = 60.0
+    grid_s: float = 300.0
+    grid_prompts: Sequence[str] = field(default=())
+
+
+def new_unet(shape: Shape) -> UNet2DConditionModel:
+    """An untrained stock UNet whose pooled text is also added to its time embedding."""
+    down = tuple("CrossAttnDownBlock2D" if attends else "DownBlock2D" for attends in shape.attends)
+    up = tuple("CrossAttnUpBlock2D" if attends else "UpBlock2D" for attends in reversed(shape.attends))
+    return UNet2DConditionModel(
+        sample_size=16,
+        in_channels=4,
+        out_channels=4,
+        block_out_channels=shape.channels,
+        down_block_types=down,
+        up_block_types=up,
+        mid_block_type="UNetMidBlock2DCrossAttn" if shape.middle else None,
+        layers_per_block=1,
+        norm_num_groups=16,
+        cross_attention_dim=TEXT_WIDTH,
+        attention_head_dim=4,
+        resnet_time_scale_shift="scale_shift",
+        addition_embed_type="text",
+        addition_embed_type_num_heads=4,
+    )
+
+
+def new_text_encoder(words: Words) -> CLIPTextModel:
+    """An untrained text encoder of the shape of the pair's text tower."""
+    return CLIPTextModel(
+        CLIPTextConfig(
+            vocab_size=words.size,
+            hidden_size=TEXT_WIDTH,
+            intermediate_size=512,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            max_position_embeddings=LENGTH,
+            projection_dim=TEXT_WIDTH,
+            bos_token_id=words.start,
+            eos_token_id=words.end,
+            pad_token_id=words.end,
+        )
+    )
+
+
+def new_scheduler() -> DDIMScheduler:
+    """The noise schedule and sampler of the bundled models."""
+    return DDIMScheduler(
+        num_train_timesteps=1000,
+        beta_schedule="squaredcos_cap_v2",
+        prediction_type="v_prediction",
+        timestep_spacing="trailing",
+        clip_sample=False,
+        set_alpha_to_one=True,
+    )
+
+
+class Denoiser(nn.Module):
+    """A UNet with its text encoder, and the loss both are trained with."""
+
+    def __init__(self, shape: Shape, words: Words) -> None:
+        super().__init__()
+        self.unet = new_unet(shape)
+        self.text = new_text_encoder(words)
+        self.scheduler = new_scheduler()
+
+    def forward(self, latents: torch.Tensor, timesteps: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The velocity at noisy latents (B, 4, h, w), timesteps (B,), token ids (B, LENGTH)."""
+        states = self.text(input_ids=tokens).last_hidden_state
+        found: torch.Tensor = self.unet(latents, timesteps, encoder_hidden_states=states).sample
+        return found
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """The weighted squared error of the velocity, and the plain one; both scalars."""
+        count = batch.latents.shape[0]
+        noise = torch.randn(batch.latents.shape, generator=generator)
+        timesteps = draw_timesteps(count, generator)
+        noisy = self.scheduler.add_noise(batch.latents, noise, timesteps)
+        velocity = self.scheduler.get_velocity(batch.latents, noise, timesteps)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = self(noisy.contiguous(memory_format=torch.channels_last), timesteps, batch.tokens)
+        error = (found.float() - velocity).square().mean(dim=1, keepdim=True)
+        return (error * batch.weights).mean(), error.detach().mean()
+
+
+def draw_timesteps(count: int, generator: torch.Generator) -> torch.Tensor:
+    """(count,) timesteps, two thirds logit-normal about the middle, where objects take shape, one third uniform."""
+    uniform = torch.rand(count, generator=generator)
+    middle = torch.sigmoid(0.25 + 1.1 * torch.randn(count, generator=generator))
+    pick = torch.rand(count, generator=generator) < 1 / 3
+    return (torch.where(pick, uniform, middle) * 1000).long().clamp(0, 999)
+
+
+class Run:
+    """One worker of a training run: what it has learned, and where it stands."""
+
+    def __init__(
+        self, name: str, plan: DenoiserPlan, words: Words, data: Latents, work: Path, rank: int = 0, world: int = 1
+    ):
+        torch.manual_seed(plan.seed)
+        self.name, self.plan, self.data, self.work, self.rank, self.world = name, plan, data, work, rank, world
+        self.model = Denoiser(SHAPES[name], words)
+        self.optimizers = _optimizers(self.model, plan)
+        self.step, self.samples, self.used_s = 0, 0, 0.0
+        self.path = work / f"{name}.pt"
+        if state := runs.load_checkpoint(self.path):
+            self._restore(state)
+        else:
+            self._borrow_text_tower()
+        self.model.unet.to(memory_format=torch.channels_last)
+        self.average = runs.Average([self.model.unet, self.model.text], decay=0.999)
+        if state:
+            self.average.load_state_dict(state["average"])
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.step, self.samples, self.used_s = state["step"], state["samples"], state["used_s"]
+
+    def _borrow_text_tower(self) -> None:
+        pair = runs.load_checkpoint(self.work / "clip.pt")
+        if pair is None:
+            return
+        wanted = self.model.text.state_dict()
+        flat = {key.removeprefix("text_model."): value for key, value in pair["model"].items() if "text_model." in key}
+        found = {
+            key: flat[key.removeprefix("text_model.")] for key in wanted if key.removeprefix("text_model.") in flat
+        }
+        self.model.text.load_state_dict(found, strict=False)
+        runs.log.info("text tower borrowed", tensors=len(found), of=len(wanted))
+
+    def save(self) -> None:
+        """Write the checkpoint: all that a killed run needs to go on as if nothing had happened."""
+        runs.save_checkpoint(
+            self.path,
+            {
+                "model": self.model.state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+                "average": self.average.state_dict(),
+                "step": self.step,
+                "samples": self.samples,
+                "used_s": self.used_s,
+            },
+        )
+
+    def done(self) -> float:
+        """The share of the plan that is used, 0…1."""
+        return max(self.used_s / self.plan.seconds, self.step / self.plan.steps)
+
+    def advance(self) -> tuple[float, float]:
+        """Take one step; the batch, its noise and its timesteps depend on nothing but seed, step and rank."""
+        began = time.monotonic()
+        shared = random.Random(f"{self.plan.seed}-{self.step}")
+        own = random.Random(f"{self.plan.seed}-{self.step}-{self.rank}")
+        sizes = self.data.sizes()
+        size = sizes[0] if shared.random() >= self.plan.other_sizes or len(sizes) == 1 else shared.choice(sizes[1:])
+        count = max(1, round(self.plan.batch * 64 * 64 / (size[0] * size[1])))
+        batch = self.data.batch(size, count, own, self.plan.dropout)
+        generator = torch.Generator().manual_seed(own.getrandbits(40))
+        self._set_rate()
+        loss, plain = self.model.loss(batch, generator)
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        self.step += 1
+        self.samples += count * self.world
+        if self.step % self.plan.average_every == 0:
+            if self.world > 1:
+                self._meet()
+            self.average.update(self.plan.average_every)
+        self.used_s += time.monotonic() - began
+        return loss.item(), plain.item()
+
+    def _set_rate(self) -> None:
+        left = (1 - self.done()) / (1 - self.plan.decay_from)
+        rate = self.plan.rate * min(1.0, (self.step + 1) / self.plan.warmup) * max(0.01, min(1.0, left))
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * group["share"]
+
+    def _meet(self) -> None:
+        """Local SGD: every few steps the workers' weights become their mean (and their clocks agree)."""
+        tensors = [p.data for p in self.model.parameters()]
+        flat = torch.cat([*(t.flatten() for t in tensors), torch.tensor([self.used_s])])
+        dist.all_reduce(flat)
+        flat /= self.world
+        self.used_s = float(flat[-1])
+        at = 0
+        for tensor in tensors:
+            tensor.copy_(flat[at : at + tensor.numel()].view_as(tensor))
+            at += tensor.numel()
+
+
+def train_denoiser(run: Run, vae: nn.Module | None = None) -> None:
+    """Train until the plan is used up; rank 0 reports, saves, and draws the plan's prompts if `vae` is given."""
+    progress = runs.Progress(run.work, run.name)
+    saved = drawn = time.monotonic()
+    leads = run.rank == 0
+    while run.done() < 1:
+        loss, plain = run.advance()
+        if not leads:
+            continue
+        progress.add(run.step, run.samples, weighted=loss, plain=plain)
+        if run.step % run.plan.average_every == 0 and time.monotonic() - saved > run.plan.checkpoint_s:
+            run.save()
+            saved = time.monotonic()
+        if vae is not None and run.plan.grid_prompts and time.monotonic() - drawn > run.plan.grid_s:
+            _grid(run, vae)
+            progress.plot()
+            drawn = time.monotonic()
+    if leads:
+        run.save()
+        progress.plot()
+
+
+@torch.no_grad()
+def sample(
+    model: Denoiser,
+    tokens: torch.Tensor,
+    empty: torch.Tensor,
+    size: tuple[int, int],
+    seed: int,
+    steps: int = 50,
+    guidance: float = 2.5,
+) -> torch.Tensor:
+    """Draw latents for token ids (B, LENGTH) by DDIM with guidance; each row's noise comes from its own seed."""
+    count = tokens.shape[0]
+    noise = [
+        torch.randn(4, size[1] // 4, size[0] // 4, generator=torch.Generator().manual_seed(seed + i))
+        for i in range(count)
+    ]
+    latents = torch.stack(noise)
+    states = model.text(input_ids=torch.cat([empty.expand(count, -1), tokens])).last_hidden_state
+    model.scheduler.set_timesteps(steps)
+    for timestep in model.scheduler.timesteps:
+        found = model.unet(torch.cat([latents, latents]), timestep, encoder_hidden_states=states).sample.float()
+        plain, told = found.chunk(2)
+        latents = model.scheduler.step(plain + guidance * (told - plain), timestep, latents).prev_sample
+    return latents
+
+
+@torch.no_grad()
+def _grid(run: Run, vae: Any) -> None:
+    words = run.data.words
+    tokens = torch.tensor([words.ids(prompt) for prompt in run.plan.grid_prompts])
+    run.average.swap()
+    with torch.autocast("cpu", torch.bfloat16):
+        latents = sample(run.model, tokens, torch.tensor([words.ids("")]), (64, 64), seed=0, steps=16)
+    run.average.swap()
+    pictures = runs.to_pictures(vae.decode(latents).sample)
+    path = run.work / f"{run.name}-grids" / f"{run.samples:08d}.png"
+    runs.save_grid(list(np.asarray(pictures)), 8, path, scale=2)
+
+
+def _optimizers(model: Denoiser, plan: DenoiserPlan) -> list[torch.optim.Optimizer]:
+    """Muon for the inner matrices and kernels, AdamW for what is a table, a gain or an end; `share` scales the rate."""
+    inner: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    text = list(model.text.parameters())
+    for name, parameter in model.unet.named_parameters():
+        matrix = parameter.ndim >= 2 and "conv_in" not in name and "conv_out" not in name and plan.optimizer == "muon"
+        (inner if matrix else rest).append(parameter)
+    found: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(
+            [{"params": rest, "share": 1.0}, {"params": text, "share": 0.5}],
+            lr=plan.rate,
+            betas=(0.9, 0.99),
+            weight_decay=0.01,
+            fused=True,
+        )
+    ]
+    if inner:
+        muon = Muon(inner, lr=plan.rate, weight_decay=0.01)
+        for group in muon.param_groups:
+            group["share"] = 1.0
+        found.append(muon)
+    return found

@@ -1,0 +1,105 @@
+"""Writes trained models as a hub checkpoint looks: fp16 safetensors in diffusers' and transformers' own folders."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from diffusers import AutoencoderTiny, StableDiffusionPipeline
+from torch import nn
+from transformers import CLIPImageProcessor, CLIPModel
+
+from services.trainer import runs
+from services.trainer.autoencoder import new_autoencoder
+from services.trainer.clip_pair import IMAGE_SIDE, pair_config, tokenizer_at
+from services.trainer.denoiser import SHAPES, Denoiser
+from services.trainer.judge_net import JudgeNet, save_judge
+from services.trainer.words import Words, write_known_words
+from shared.errors import NotFoundError
+
+
+def trained_autoencoder(work: Path) -> AutoencoderTiny:
+    """The autoencoder of a run, averaged weights, ready to encode; raises NotFoundError before the first checkpoint."""
+    model = new_autoencoder()
+    _average_into([model], work / "vae.pt")
+    return model.eval().requires_grad_(False)
+
+
+def trained_denoiser(work: Path, name: str) -> Denoiser:
+    """The denoiser and text encoder of a run, averaged weights; raises NotFoundError before the first checkpoint."""
+    model = Denoiser(SHAPES[name], Words(tokenizer_at(work)))
+    _average_into([model.unet, model.text], work / f"{name}.pt")
+    return model.eval().requires_grad_(False)
+
+
+def trained_pair(work: Path) -> CLIPModel:
+    """The text and image towers of a run, averaged weights; raises NotFoundError before the first checkpoint."""
+    model = CLIPModel(pair_config(Words(tokenizer_at(work))))
+    _average_into([model], work / "clip.pt")
+    return model.eval().requires_grad_(False)
+
+
+def export_denoiser(work: Path, name: str, target: Path) -> None:
+    """Write `target` as a StableDiffusionPipeline folder."""
+    model = trained_denoiser(work, name)
+    pipeline = StableDiffusionPipeline(
+        vae=trained_autoencoder(work).half(),
+        text_encoder=model.text.half(),
+        tokenizer=tokenizer_at(work),
+        unet=model.unet.half(),
+        scheduler=model.scheduler,
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+    _replace(target, lambda folder: pipeline.save_pretrained(folder, safe_serialization=True))
+
+
+def export_pair(work: Path, target: Path) -> None:
+    """Write `target` as a CLIPModel folder with its tokenizer, image processor and the words it knows."""
+
+    def write(folder: Path) -> None:
+        trained_pair(work).half().save_pretrained(folder, safe_serialization=True)
+        tokenizer_at(work).save_pretrained(folder)
+        image_processor().save_pretrained(folder)
+        write_known_words(folder / "known_words.json")
+
+    _replace(target, write)
+
+
+def export_judge(work: Path, target: Path) -> None:
+    """Write `target` as the judge's classifier."""
+    net = JudgeNet()
+    _average_into([net], work / "judge.pt")
+    _replace(target, lambda folder: save_judge(net, folder))
+
+
+def image_processor() -> CLIPImageProcessor:
+    """Pictures as the image tower wants them: squeezed to a square, never cropped, −1…1."""
+    side = {"height": IMAGE_SIDE, "width": IMAGE_SIDE}
+    return CLIPImageProcessor(
+        size=side, do_center_crop=False, crop_size=side, image_mean=[0.5, 0.5, 0.5], image_std=[0.5, 0.5, 0.5]
+    )
+
+
+def _average_into(modules: list[nn.Module], path: Path) -> None:
+    state = runs.load_checkpoint(path)
+    if state is None:
+        raise NotFoundError(f"no checkpoint at {path}: train it first")
+    average = runs.Average(modules)
+    average.load_state_dict(state["average"])
+    average.swap()
+
+
+def _replace(target: Path, write: Callable[[Path], None]) -> None:
+    """Write a folder beside `target` and put it in its place, so that no reader ever sees half of it."""
+    fresh, old = target.with_name(target.name + ".new"), target.with_name(target.name + ".old")
+    for leftover in (fresh, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    fresh.parent.mkdir(parents=True, exist_ok=True)
+    write(fresh)
+    if target.exists():
+        target.rename(old)
+    fresh.rename(target)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,104 @@
+"""Trains the judge's classifier on real renders, some of them blurred, noisy or sent through the autoencoder."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderTiny
+
+from services.trainer import runs
+from services.trainer.judge_net import JudgeNet
+from services.trainer.renderer import LAYOUTS, SIZES, Renderer
+from shared.scenes import VALUES, Scene, random_scene
+
+
+@dataclass(frozen=True)
+class JudgePlan:
+    """How the classifier is trained."""
+
+    seconds: float = 480.0
+    seed: int = 3
+    rate: float = 3e-3
+    batch: int = 48
+    round_trips: float = 0.25
+    blurred: float = 0.25
+    checkpoint_every: int = 200
+
+
+def train_judge_net(plan: JudgePlan, vae: AutoencoderTiny, sprites: Path, work: Path) -> None:
+    """Train until the plan's time is used, from the last checkpoint if there is one; writes `work/judge.pt`."""
+    torch.set_num_threads(1)
+    torch.manual_seed(plan.seed)
+    renderer, net = Renderer(sprites), JudgeNet()
+    net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch documents it, its stubs do not
+    vae.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=plan.rate, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
+    average = runs.Average([net], decay=0.995)
+    step, used_s = 0, 0.0
+    if state := runs.load_checkpoint(work / "judge.pt"):
+        net.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        average.load_state_dict(state["average"])
+        step, used_s = state["step"], state["used_s"]
+    progress = runs.Progress(work, "judge", every=100)
+    began = time.monotonic()
+
+    def save() -> None:
+        runs.save_checkpoint(
+            work / "judge.pt",
+            {
+                "model": net.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "average": average.state_dict(),
+                "step": step,
+                "used_s": used_s + time.monotonic() - began,
+            },
+        )
+
+    while (done := (used_s + time.monotonic() - began) / plan.seconds) < 1:
+        rng = random.Random(plan.seed * 1_000_003 + step)
+        for group in optimizer.param_groups:
+            group["lr"] = plan.rate * min(1.0, (step + 1) / 100) * (0.51 + 0.5 * math.cos(math.pi * done))
+        scenes, pictures = _batch(renderer, vae, rng, plan)
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = net(pictures)
+        losses = {
+            name: F.cross_entropy(scores[name].float(), torch.tensor([s.labels()[name] for s in scenes]))
+            for name in VALUES
+        }
+        torch.autograd.backward(sum(losses.values(), torch.zeros(())) + 2 * losses["object"])
+        optimizer.step()
+        optimizer.zero_grad()
+        average.update()
+        step += 1
+        progress.add(step, step * plan.batch, **{name: loss.item() for name, loss in losses.items()})
+        if step % plan.checkpoint_every == 0:
+            save()
+    save()
+    progress.plot()
+
+
+def _batch(
+    renderer: Renderer, vae: AutoencoderTiny, rng: random.Random, plan: JudgePlan
+) -> tuple[list[Scene], torch.Tensor]:
+    width, height = (64, 64) if rng.random() < 0.6 else SIZES[1 + rng.randrange(3)]
+    scenes = [random_scene(rng) for _ in range(plan.batch)]
+    pictures = runs.to_tensor(
+        np.stack([renderer.render(s, width, height, rng.randrange(LAYOUTS)).pixels for s in scenes])
+    )
+    pictures = pictures.contiguous(memory_format=torch.channels_last)
+    if rng.random() < plan.round_trips:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            pictures = vae.decode(vae.encode(pictures).latents).sample.float().clamp(-1, 1)
+    if rng.random() < plan.blurred:
+        pictures = F.avg_pool2d(F.pad(pictures, (1, 1, 1, 1), mode="replicate"), 3, 1)
+    if rng.random() < 0.5:
+        pictures = pictures + 0.1 * rng.random() * torch.randn_like(pictures)
+    return scenes, pictures

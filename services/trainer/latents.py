@@ -1,0 +1,119 @@
+"""The text-to-image models' training data: latents of rendered scenes, computed once, read by every worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from diffusers import AutoencoderTiny
+
+from services.trainer import runs
+from services.trainer.autoencoder import STRIDE
+from services.trainer.renderer import LAYOUTS, SIZES, Renderer, boxes
+from services.trainer.words import LENGTH, Words, sprinkled
+from shared.scenes import VALUES, WORDINGS, Scene, caption, held_out, random_scene
+
+NATURAL_SHARE = 0.25
+_CHUNK = 20
+
+_Part = tuple[npt.NDArray[np.float16], npt.NDArray[np.uint8], npt.NDArray[np.intp]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Latents (B, 4, h, w), token ids (B, LENGTH), loss weights (B, 1, h, w)."""
+
+    latents: torch.Tensor
+    tokens: torch.Tensor
+    weights: torch.Tensor
+
+
+def encode_scenes(
+    vae: AutoencoderTiny, renderer: Renderer, folder: Path, size: tuple[int, int], count: int, part: int
+) -> None:
+    """Render and encode `count` trainable scenes of one size into `folder`; `part` seeds and names the files."""
+    width, height = size
+    stem = f"{width}x{height}-{part}"
+    if (folder / f"{stem}.json").exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(f"{stem} latents")
+    shape = (count, 4, height // STRIDE, width // STRIDE)
+    latents = np.lib.format.open_memmap(folder / f"{stem}.npy", mode="w+", dtype=np.float16, shape=shape)
+    labels = np.zeros((count, len(VALUES) + 1), dtype=np.uint8)
+    for start in range(0, count, _CHUNK):
+        pictures = []
+        for i in range(start, min(start + _CHUNK, count)):
+            scene = random_scene(rng, NATURAL_SHARE)
+            while held_out(scene):
+                scene = random_scene(rng, NATURAL_SHARE)
+            layout = rng.randrange(LAYOUTS)
+            labels[i] = [*scene.labels().values(), layout]
+            pictures.append(renderer.render(scene, width, height, layout).pixels)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            inputs = runs.to_tensor(np.stack(pictures)).contiguous(memory_format=torch.channels_last)
+            found = vae.encode(inputs).latents
+        latents[start : start + len(pictures)] = found.float().numpy().astype(np.float16)
+    latents.flush()
+    np.save(folder / f"{stem}-labels.npy", labels)
+    partial = folder / f"{stem}.partial"
+    partial.write_text(json.dumps({"width": width, "height": height, "count": count}))
+    os.replace(partial, folder / f"{stem}.json")
+
+
+class Latents:
+    """Every encoded scene in a folder, drawn in batches of one size."""
+
+    def __init__(self, folder: Path, words: Words, object_weight: float = 3.0) -> None:
+        self.words, self._object_weight = words, object_weight
+        self._parts: dict[tuple[int, int], list[_Part]] = {}
+        for info in sorted(folder.glob("*.json")):
+            described = json.loads(info.read_text())
+            labels = np.load(folder / f"{info.stem}-labels.npy")
+            rows = np.flatnonzero([not held_out(scene_of(row)[0]) for row in labels])  # the grammar has the last word
+            pair = (np.load(info.with_suffix(".npy"), mmap_mode="r"), labels, rows)
+            self._parts.setdefault((described["width"], described["height"]), []).append(pair)
+        self.count = sum(len(rows) for parts in self._parts.values() for _, _, rows in parts)
+
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """The sizes there are latents of."""
+        return tuple(size for size in SIZES if size in self._parts)
+
+    def batch(self, size: tuple[int, int], count: int, rng: random.Random, dropout: float = 0.0) -> Batch:
+        """Draw `count` scenes of one size, each with a random wording; a share `dropout` of the captions is empty."""
+        width, height = size
+        latents = np.empty((count, 4, height // STRIDE, width // STRIDE), dtype=np.float32)
+        weights = torch.ones(count, 1, height // STRIDE, width // STRIDE)
+        tokens = []
+        for i in range(count):
+            found, labels, rows = rng.choice(self._parts[size])
+            row = rows[rng.randrange(len(rows))]
+            latents[i] = found[row]
+            scene, layout = scene_of(labels[row])
+            for x0, y0, x1, y1 in boxes(scene, width, height, layout):
+                weights[i, :, y0 // STRIDE : y1 // STRIDE, x0 // STRIDE : x1 // STRIDE] = self._object_weight
+            tokens.append(self.words.ids("") if rng.random() < dropout else self._say(scene, rng))
+        return Batch(torch.from_numpy(latents), torch.tensor(tokens).view(count, LENGTH), weights)
+
+    def _say(self, scene: Scene, rng: random.Random) -> tuple[int, ...]:
+        text = caption(scene, rng.randrange(WORDINGS))
+        return self.words.ids(sprinkled(text, rng) if rng.random() < 0.06 else text)
+
+    def moments(self) -> Iterator[tuple[float, float]]:
+        """Mean and deviation of each latent channel over the first thousand scenes."""
+        found = self._parts[self.sizes()[0]][0][0][:1000].astype(np.float32)
+        for channel in range(found.shape[1]):
+            yield float(found[:, channel].mean()), float(found[:, channel].std())
+
+
+def scene_of(labels: npt.NDArray[np.uint8]) -> tuple[Scene, int]:
+    """The scene and layout that a row of stored labels stands for."""
+    values = [allowed[int(i)] for allowed, i in zip(VALUES.values(), labels, strict=False)]
+    return Scene(*values), int(labels[-1])  # type: ignore[arg-type]  # the fields of Scene in the order of VALUES

@@ -1,0 +1,50 @@
+"""Runs one training in several single-thread processes on this machine, which find each other over loopback."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+from pathlib import Path
+
+import torch
+
+from services.trainer.clip_pair import tokenizer_at
+from services.trainer.denoiser import DenoiserPlan, Run, train_denoiser
+from services.trainer.export import trained_autoencoder
+from services.trainer.latents import Latents
+from services.trainer.words import Words
+
+
+def train_in_workers(name: str, plan: DenoiserPlan, work: Path, workers: int) -> None:
+    """Train denoiser `name` with `workers` processes, this one the first; all end when one does."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    others = [
+        context.Process(target=train_as, args=(name, plan, work, rank, workers, port), daemon=True)
+        for rank in range(1, workers)
+    ]
+    for process in others:
+        process.start()
+    train_as(name, plan, work, 0, workers, port)
+    for process in others:
+        process.join(30)
+
+
+def train_as(name: str, plan: DenoiserPlan, work: Path, rank: int, workers: int, port: int) -> None:
+    """Be worker `rank` of `workers`."""
+    torch.set_num_threads(1)
+    if rank > 0:
+        os.setsid()  # Linux shares a machine between sessions first: a worker is a job of its own
+    if workers > 1:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=workers
+        )
+    words = Words(tokenizer_at(work))
+    run = Run(name, plan, words, Latents(work / "latents", words), work, rank, workers)
+    train_denoiser(run, trained_autoencoder(work) if rank == 0 else None)
+    if workers > 1:
+        torch.distributed.destroy_process_group()
