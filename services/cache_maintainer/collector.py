@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 
 from shared.backends import Backends
@@ -10,7 +11,7 @@ from shared.clock import Clock
 from shared.errors import NotFoundError
 
 PREFIXES = ("states/", "pictures/", "checkpoints/")
-"""Keys are `<kind>/<job id>/<attempt>…`."""
+"""Keys are `<kind>/<job id>-<attempt>…`."""
 AT_ONCE = 500
 
 
@@ -41,8 +42,8 @@ async def _old(blobs: AsyncIterator[BlobInfo], before: float) -> AsyncIterator[l
 
 async def _in_work(backends: Backends, key: str) -> bool:
     """A worker stores blobs first and names them on the row when it is done."""
-    parts = key.split("/")
+    job_id = re.split("[/-]", key.partition("/")[2])[0]
     try:
-        return len(parts) > 1 and not (await backends.catalog.jobs.get(parts[1])).state.final
+        return not (await backends.catalog.jobs.get(job_id)).state.final
     except NotFoundError:
         return False

@@ -220,10 +220,10 @@ async def test_blobs_of_a_job_in_work_are_no_orphans(settings: Settings) -> None
 
         running_job = replace(job, id="j" * 26, state=JobState.QUEUED, result=None)
         await home.backends.catalog.jobs.accept(running_job, key_lifetime_s=60)
-        await home.backends.blobs.put(f"states/{running_job.id}/1/5.safetensors", b"x")
+        await home.backends.blobs.put(f"states/{running_job.id}-1-5.safetensors", b"x")
         await asyncio.sleep(0.2)
         await home.service.collect()
-        assert await home.has(f"states/{running_job.id}/1/5.safetensors")
+        assert await home.has(f"states/{running_job.id}-1-5.safetensors")
 
 
 async def test_a_lower_budget_takes_effect_at_the_next_start(small: Settings) -> None:
