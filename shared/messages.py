@@ -75,7 +75,10 @@ class EntriesCached:
 
 @dataclass(frozen=True, slots=True)
 class EntriesEvicted:
+    """`entry_ids` left the index; `holes` lost some of their states and stay."""
+
     entry_ids: tuple[str, ...]
+    holes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,7 @@ class Settings(BaseSettings):
         0.01, ge=0, le=1, description="Cosine below the K table's lowest threshold that the sketch still calls a hit."
     )
     svm_nystroem: int = Field(0, ge=0, le=4096, description="Components of the SVM's kernel map; 0: linear.")
+    remembered_entries: int = Field(10_000, ge=0, description="Entries the retriever keeps in memory, 3 KB each.")
     lookup_timeout_s: Seconds = Field(0.5, description="Limit of one index search or catalog read while planning.")
     embed_wait_s: float = Field(0.0, ge=0, le=1, description="How long a text waits for others to ride along.")
     embed_batch_max: int = Field(32, ge=1, le=1024, description="Texts or pictures encoded together.")

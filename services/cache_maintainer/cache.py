@@ -128,8 +128,8 @@ class Cache:
         self.counts.holes += sum(state.entry_id not in dirty for state in victims)
         for state in victims:
             METRICS.evicted.labels(self.shelf.policy.name, str(state.step)).inc()
-        if dirty:
-            await self._backends.bus.publish(EntriesEvicted(tuple(dirty)))
+        holes = sorted({state.entry_id for state in victims}.difference(dirty))
+        await self._backends.bus.publish(EntriesEvicted(tuple(dirty), tuple(holes)))
 
     async def shrink(self) -> None:
         """Evicts until the budget holds, for a budget that was lowered since the last start."""

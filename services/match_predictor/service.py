@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections import defaultdict
+import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -28,10 +27,11 @@ from shared.types import IndexItem, vector_from
 
 Shelf = tuple[str, str]
 """(scope key, encoder hash): embeddings of one encoder that one set of callers may see."""
-PAGE = 1000
-AT_ONCE = 8
-"""Vectors added between two turns of the event loop; one costs up to a millisecond."""
+PAGE = 500
+SLICE_S = 0.002
+"""How long vectors are added between two turns of the event loop; one costs up to a millisecond."""
 REREAD_S = 30.0
+RETRY_S = 2.0
 
 
 class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
@@ -46,12 +46,13 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
         self._fitting = asyncio.Lock()
         self.confusion = Confusion()
         await self._read_threshold()
+        self.built = asyncio.Event()
+        """Set once the catalog is read; until then every lookup is worth it."""
         # subscribed first: what is cached while the catalog is read is heard, and hearing it twice is fine
         self._subscription: Subscription = await context.backends.bus.subscribe(
             [EntriesCached, EntriesEvicted, JobQueued], self.handle
         )
-        await self.rebuild()
-        self._refresh = asyncio.create_task(self._keep_fresh())
+        self._tasks = [asyncio.create_task(self.rebuild()), asyncio.create_task(self._keep_fresh())]
 
     def register(self, server: grpc.aio.Server) -> str:
         pb_grpc.add_MatchPredictorServiceServicer_to_server(self, server)
@@ -61,9 +62,9 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
         await self._subscription.close()
 
     async def stop(self) -> None:
-        self._refresh.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._refresh
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # ---- gRPC ----
 
@@ -73,7 +74,7 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
         vector = vector_from(request.vector)
         shelves = (self._shelves.get((owner, request.encoder_hash)) for owner in request.owners)
         answers = [shelf.predict(vector) for shelf in shelves if shelf is not None]
-        hit = any(hit for hit, _ in answers) or self._settings.predictor == "always"
+        hit = any(hit for hit, _ in answers) or self._settings.predictor == "always" or not self.built.is_set()
         METRICS.predictions.labels("hit" if hit else "miss").inc()
         score = max((score for _, score in answers), default=-1.0)
         return pb.PredictResponse(hit=hit, score=score, predictor=self._settings.predictor)
@@ -105,21 +106,35 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
                 return
 
     async def rebuild(self) -> None:
-        """From the catalog, page by page."""
+        """From the catalog, page by page; tried again while the catalog is away."""
         after = ""
-        while items := await self._context.backends.catalog.entries.items(after, PAGE):
+        while True:
+            try:
+                items = await self._context.backends.catalog.entries.items(after, PAGE)
+            except AfterimageError as error:
+                log(self.name).warning("catalog away, every lookup is worth it", error=str(error))
+                await asyncio.sleep(RETRY_S)
+                continue
+            if not items:
+                break
             await self._add(items)
             after = items[-1].entry_id
         await self._refit()
+        self.built.set()
 
     async def _add(self, items: Sequence[IndexItem]) -> None:
-        for start in range(0, len(items), AT_ONCE):
-            for shelf, some in _by_shelf(items[start : start + AT_ONCE]).items():
-                if shelf not in self._shelves:
-                    self._shelves[shelf] = self._new()
-                self._shelves[shelf].update({item.entry_id: item.vectors["whole"] for item in some}, ())
-                self._home.update(dict.fromkeys((item.entry_id for item in some), shelf))
-            await asyncio.sleep(0)
+        until = time.perf_counter() + SLICE_S
+        for item in items:
+            if "whole" not in item.vectors or item.entry_id in self._home:
+                continue  # an entry's embedding never changes
+            shelf = (item.owner, item.encoder_hash)
+            if shelf not in self._shelves:
+                self._shelves[shelf] = self._new()
+            self._shelves[shelf].update({item.entry_id: item.vectors["whole"]}, ())
+            self._home[item.entry_id] = shelf
+            if time.perf_counter() > until:
+                await asyncio.sleep(0)
+                until = time.perf_counter() + SLICE_S
 
     def _remove(self, entry_ids: Sequence[str]) -> None:
         for entry_id in entry_ids:
@@ -174,11 +189,3 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
                 return OneClassSvm(self._settings.svm_nystroem)
             case "always":
                 return Always()
-
-
-def _by_shelf(items: Sequence[IndexItem]) -> dict[Shelf, list[IndexItem]]:
-    shelves: dict[Shelf, list[IndexItem]] = defaultdict(list)
-    for item in items:
-        if "whole" in item.vectors:
-            shelves[(item.owner, item.encoder_hash)].append(item)
-    return shelves

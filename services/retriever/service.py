@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, TypeAlias, TypeVar
@@ -15,18 +14,23 @@ import numpy as np
 from protos import retriever_pb2 as pb
 from protos import retriever_pb2_grpc as pb_grpc
 from services.retriever.planning import Question, Rules, from_candidates, from_noise, from_repeat, lot
+from services.retriever.remembered import Remembered
 from services.retriever.tables import Tables
-from shared.errors import InvalidRequestError
+from shared.bus import Subscription
+from shared.errors import AfterimageError, InvalidRequestError
 from shared.exact import exact_key
+from shared.messages import EntriesCached, EntriesEvicted, Message
 from shared.models.card import ModelCard
 from shared.models.k_table import KTable, doubts
 from shared.rpc_types import plan_to_proto, request_from_proto
 from shared.service import Context
 from shared.telemetry import METRICS, log
-from shared.types import IndexFilter, Plan, PlanSource, Vector, vector_from, visible_owners
+from shared.types import Entry, IndexFilter, Plan, PlanSource, Vector, vector_from, visible_owners
 
 T = TypeVar("T")
 Planned: TypeAlias = Plan  # inside the servicer its rpc hides the name
+PAGE = 200
+"""Entries read at a time while the memory fills."""
 
 
 @dataclass
@@ -47,18 +51,58 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         self._settings, self._backends = context.settings, context.backends
         self._tables = Tables(context.backends.catalog.profiles, context.settings.k_table_alpha)
         await self._tables.add(context.settings.large)
-        self._refresh = asyncio.create_task(self._tables.keep_fresh())
+        self._entries = Remembered(context.settings.remembered_entries)
+        self._subscription: Subscription = await context.backends.bus.subscribe(
+            [EntriesCached, EntriesEvicted], self.handle
+        )
+        self._tasks = [asyncio.create_task(self._tables.keep_fresh()), asyncio.create_task(self._read_newest())]
 
     def register(self, server: grpc.aio.Server) -> str:
         pb_grpc.add_RetrieverServiceServicer_to_server(self, server)
         return pb.DESCRIPTOR.services_by_name["RetrieverService"].full_name
 
     async def drain(self) -> None:
-        self._refresh.cancel()
+        await self._subscription.close()
 
     async def stop(self) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._refresh
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def handle(self, message: Message) -> None:
+        match message:
+            case EntriesCached(entry_ids=ids):
+                await self._read(ids)  # what was drawn a moment ago is what its user refines next
+            case EntriesEvicted(entry_ids=ids, holes=holes):
+                self._entries.forget((*ids, *holes))
+            case _:
+                return
+
+    async def _read(self, entry_ids: Sequence[str]) -> dict[str, Entry]:
+        """These entries, from memory where possible."""
+        known = self._entries.known(entry_ids)
+        if len(known) < len(entry_ids):
+            mark = self._entries.mark
+            read = await self._backends.catalog.entries.by_ids([one for one in entry_ids if one not in known])
+            self._entries.put(read.values(), mark)
+            known |= read
+        return known
+
+    async def _read_newest(self) -> None:
+        """Fills the memory behind the first requests' backs."""
+        after, read = "", 0
+        while read < self._settings.remembered_entries:
+            try:
+                mark = self._entries.mark
+                page, after = await self._backends.catalog.entries.page(PAGE, after)
+            except AfterimageError as error:
+                log(self.name).warning("catalog away, entries are read as they are needed", error=str(error))
+                return
+            self._entries.put([entry for entry in page if entry.states], mark)
+            read += len(page)
+            if not after:
+                return
+            await asyncio.sleep(0.02)  # requests first
 
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
         asked = await self._asked(request)
@@ -117,7 +161,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         hits = await self._within(asked, "index", search)
         entries = None
         if hits:
-            entries = await self._within(asked, "catalog", self._backends.catalog.entries.by_ids(_ids(hits)))
+            entries = await self._within(asked, "catalog", self._read([hit.entry_id for hit in hits]))
         if hits is None or (hits and entries is None):
             reason = f"Drawn from noise: {asked.degraded[-1]}."
             return from_noise(question, asked.rules, reason, degraded=asked.degraded)
@@ -155,10 +199,6 @@ def _worth_it(question: Question) -> bool:
     """A predicted miss is believed, except for a sampled share, and where the caller asks for more savings than the
     table that the prediction was made for."""
     return question.predicted_hit is not False or question.sampled or question.request.savings > 0.5
-
-
-def _ids(hits: Any) -> list[str]:
-    return [hit.entry_id for hit in hits]
 
 
 def _count(plan: Plan, asked: Asked) -> None:

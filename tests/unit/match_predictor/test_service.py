@@ -16,9 +16,9 @@ from services.cache_maintainer.admission import admit
 from services.match_predictor.service import MatchPredictorService
 from shared import rpc
 from shared.backends import Backends
-from shared.errors import InvalidRequestError
+from shared.errors import InvalidRequestError, UnavailableError
 from shared.messages import EntriesCached, EntriesEvicted, JobQueued
-from shared.service import running
+from shared.service import Context, running
 from shared.settings import Settings
 from shared.types import Request, Scope, Vector, vector_bytes, visible_owners
 from tests.unit.cached import ENCODER, MODEL, finished_job, near, request, unit
@@ -53,10 +53,12 @@ class House:
 
 @contextlib.asynccontextmanager
 async def house(settings: Settings) -> AsyncIterator[House]:
+    service = MatchPredictorService()
     async with (
-        running([MatchPredictorService()], settings) as process,
+        running([service], settings) as process,
         grpc.aio.insecure_channel(process.address) as channel,
     ):
+        await service.built.wait()
         yield House(process.context.backends, MatchPredictorServiceStub(channel))
 
 
@@ -86,6 +88,28 @@ async def test_is_rebuilt_from_the_catalog(noop: Settings) -> None:
         assert await home.predict(unit(1))
         assert not await home.predict(unit(2))  # not in the index either
         assert (await home.stats()).entries == 1
+
+
+async def test_until_the_catalog_is_read_every_lookup_is_worth_it(
+    noop: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.match_predictor.service.RETRY_S", 0.01)
+    async with house(noop) as home:
+        service = MatchPredictorService()
+        items = home.backends.catalog.entries.items
+
+        async def away(*_: object) -> None:
+            raise UnavailableError("the catalog is away")
+
+        monkeypatch.setattr(home.backends.catalog.entries, "items", away)
+        await service.start(Context(noop, home.backends))
+        ask = pb.PredictRequest(vector=vector_bytes(unit(1)), encoder_hash=ENCODER, owners=["public"])
+        assert (await service.Predict(ask, None)).hit
+        monkeypatch.setattr(home.backends.catalog.entries, "items", items)
+        await asyncio.wait_for(service.built.wait(), 5)
+        assert not (await service.Predict(ask, None)).hit
+        await service.drain()
+        await service.stop()
 
 
 async def test_another_scopes_entries_never_make_a_hit_likely(noop: Settings) -> None:
@@ -124,7 +148,7 @@ async def test_the_other_predictors(noop: Settings, predictor: str) -> None:
         for turn in range(3):
             await home.cache(request(f"p{turn}"), near(unit(1), 0.99 - turn / 100))
         async with asyncio.timeout(60):  # the first fit imports scikit-learn
-            while (await home.stats()).entries < 3 or (predictor == "svm" and (await home.stats()).fits < 3):
+            while (await home.stats()).entries < 3 or (predictor == "svm" and (await home.stats()).fits < 3):  # noqa: ASYNC110 — no event crosses gRPC
                 await asyncio.sleep(0.05)
         assert await home.predict(near(unit(1), 0.98))
         stats = await home.stats()

@@ -16,12 +16,13 @@ from services.retriever.service import RetrieverService
 from shared import rpc
 from shared.backends import Backends
 from shared.errors import InvalidRequestError, ModelError, UnavailableError
+from shared.messages import EntriesCached, EntriesEvicted
 from shared.models.card import find_card
 from shared.models.k_table import KTable, Level, profile_kind, table_to_json
 from shared.rpc_types import plan_from_proto, request_to_proto
 from shared.service import running
 from shared.settings import Settings
-from shared.types import CacheMode, IndexItem, Plan, PlanSource, Request, Scope, Vector, owner_key, vector_bytes
+from shared.types import CacheMode, Entry, IndexItem, Plan, PlanSource, Request, Scope, Vector, owner_key, vector_bytes
 from tests.unit.cached import ENCODER, MODEL, finished_job, near, request, unit
 
 
@@ -160,6 +161,31 @@ async def test_a_port_that_is_away_or_slow_costs_the_hit_only(
         assert plan.degraded[0].startswith(f"{port}: ")
         assert ("no answer within 0.3 s" if failure == "slow" else "gone fishing") in plan.degraded[0]
         assert plan.capture_steps
+
+
+async def test_what_is_cached_and_evicted_is_known_without_asking_the_catalog(
+    noop: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(noop) as home:
+        first = await home.cache(request(), unit(1))
+        await home.backends.bus.publish(EntriesCached((first,)))
+        await asyncio.sleep(0.1)
+        reads = []
+        by_ids = home.backends.catalog.entries.by_ids
+
+        async def counted(ids: list[str]) -> dict[str, Entry]:
+            reads.append(ids)
+            return await by_ids(ids)
+
+        monkeypatch.setattr(home.backends.catalog.entries, "by_ids", counted)
+        assert (await home.plan(request("x"), unit(1))).start_step == 25
+        assert reads == []
+        await home.backends.catalog.entries.drop_states([(first, 25)])
+        await home.backends.bus.publish(EntriesEvicted((), holes=(first,)))
+        await asyncio.sleep(0.05)
+        plan = await home.plan(request("x"), unit(1))
+        assert (plan.start_step, plan.candidates[0].wished_step) == (20, 25)
+        assert reads == [[first]]
 
 
 async def test_without_an_embedding(noop: Settings) -> None:

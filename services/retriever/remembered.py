@@ -1,0 +1,50 @@
+"""Entries the planner has read, so that a lookup beside a busy denoiser waits for no other thread.
+
+A copy may be older than the last eviction only for as long as the fact of it travels; then a queued plan names a state
+that is gone, and the worker, who looks again when it claims the job, takes a smaller K (design §8).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from shared.types import Entry
+
+
+class Remembered:
+    """At most `capacity` entries; the one longest not asked for goes first."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._forgot = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def mark(self) -> int:
+        """Take it before reading, hand it to `put`: what was forgotten meanwhile is not remembered from an old read."""
+        return self._forgot
+
+    def known(self, entry_ids: Sequence[str]) -> dict[str, Entry]:
+        """Those of them that are remembered."""
+        found = {entry_id: self._entries[entry_id] for entry_id in entry_ids if entry_id in self._entries}
+        for entry_id in found:
+            self._entries.move_to_end(entry_id)
+        return found
+
+    def put(self, entries: Iterable[Entry], mark: int) -> None:
+        if mark != self._forgot:
+            return
+        for entry in entries:
+            self._entries[entry.id] = entry
+            self._entries.move_to_end(entry.id)
+        while len(self._entries) > self._capacity:
+            self._entries.popitem(last=False)
+
+    def forget(self, entry_ids: Iterable[str]) -> None:
+        self._forgot += 1
+        for entry_id in entry_ids:
+            self._entries.pop(entry_id, None)
