@@ -6,7 +6,7 @@ import asyncio
 import random
 import threading
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -137,7 +137,7 @@ class AsyncClient:
         timeout_s: float = 600.0,
         idempotency_key: str = "",
         **fields: Any,
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """Accepted, then Progress, then the Picture. Broken off, it is taken up again where the job is.
 
         async for event in client.generate_stream("a red fox in the snow"):

@@ -1,0 +1,62 @@
+"""The standard services that every gRPC client expects, and the numbers that operators read."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from services.cli.embedded import announced, found_running
+from shared import telemetry
+from tests.flows.conftest import Make
+from tests.flows.house import house
+
+GATEWAY = "afterimage.gateway.v1.GatewayService"
+
+
+async def test_health_and_reflection_answer_on_the_public_port(make: Make) -> None:
+    async with house(make(large="noop:")) as it, grpc.aio.insecure_channel(it.process.address) as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        for name in ("", GATEWAY):
+            reply = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        questions = [reflection_pb2.ServerReflectionRequest(list_services="")]
+        answers = [answer async for answer in reflection.ServerReflectionInfo(iter(questions), timeout=5)]
+        names = {service.name for service in answers[0].list_services_response.service}
+        assert GATEWAY in names
+        assert not [name for name in names if "cache_maintainer" in name]  # internal services stay internal
+
+
+async def test_metrics_count_what_was_drawn(make: Make) -> None:
+    server, _ = telemetry.serve_metrics("127.0.0.1:0")
+    try:
+        async with house(make()) as it:
+            await it.generate("a red fox", seed=1)
+            await it.generate("a red fox", seed=1)
+        text = await asyncio.to_thread(read, f"http://127.0.0.1:{server.server_port}/metrics")
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert 'afterimage_requests_total{model="large",source="exact",status="succeeded"}' in text
+    assert 'afterimage_stage_seconds_count{stage="plan"}' in text
+    assert "a red fox" not in text  # prompts are never labels
+
+
+def read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as page:
+        return str(page.read().decode())
+
+
+async def test_the_data_directory_says_who_works_in_it(make: Make) -> None:
+    settings = make(large="noop:")
+    async with house(settings) as it:
+        with announced(it.process, settings):
+            facts = found_running(settings.data_dir)
+            assert facts is not None
+            assert facts["address"] == it.process.address
+        assert found_running(settings.data_dir) is None

@@ -1,0 +1,141 @@
+"""Jobs that are cancelled, late, refused or abandoned; the others never notice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import grpc
+import pytest
+
+from shared.client import Accepted, AsyncClient, Picture, Progress
+from shared.errors import CancelledError, DeadlineError, OverloadedError, StorageFullError
+from shared.types import JobState
+from tests.flows.conftest import Make
+from tests.flows.house import SLOW, House, house
+
+
+async def started(it: House, prompt: str, **fields: Any) -> tuple[str, asyncio.Task[Picture]]:
+    """A job that runs, and the call that waits for it."""
+    stream = it.client.generate_stream(prompt, cache="off", **fields)
+    accepted = await anext(stream)
+    assert isinstance(accepted, Accepted)
+
+    async def wait() -> Picture:
+        async for event in stream:
+            if isinstance(event, Picture):
+                return event
+        raise AssertionError("no picture")
+
+    return accepted.job_id, asyncio.create_task(wait())
+
+
+async def test_cancelling_takes_effect_between_steps_and_the_batch_goes_on(make: Make) -> None:
+    async with house(make(large=SLOW)) as it:
+        doomed, waiting = await started(it, "doomed", steps=500)
+        other = asyncio.create_task(it.client.generate("other", steps=30, cache="off"))
+        await asyncio.sleep(0.2)
+        begun = time.monotonic()
+        view = await it.client.cancel(doomed)
+        with pytest.raises(CancelledError, match=doomed):
+            await waiting
+        cancelled_s = time.monotonic() - begun
+        picture = await other
+        again = await it.client.cancel(picture.job.id)
+
+    assert view.job.state is JobState.CANCELLED
+    assert cancelled_s < 5.0  # of ten seconds that it would have run
+    assert picture.steps_run == 30
+    assert again.job.state is JobState.SUCCEEDED  # too late: it had ended
+
+
+async def test_a_cancelled_queued_job_never_starts(make: Make) -> None:
+    async with house(make(large=SLOW, max_rows=1)) as it:
+        _, running = await started(it, "running", steps=50)
+        queued, waiting = await started(it, "queued", steps=50)
+        assert (await it.client.cancel(queued)).job.state is JobState.CANCELLED
+        with pytest.raises(CancelledError):
+            await waiting
+        assert (await running).steps_run == 50
+        assert (await it.client.get_job(queued)).job.attempt == 0
+
+
+async def test_a_late_job_is_dropped_only_if_its_client_asked_for_that(make: Make) -> None:
+    async with house(make(large=SLOW)) as it:
+        with pytest.raises(DeadlineError, match=r"deadline_s: 0\.3"):
+            await it.client.generate("late", steps=500, deadline_s=0.3, drop_if_late=True)
+        patient = await it.client.generate("late but wanted", steps=30, cache="off", deadline_s=0.1)
+        dropped, _ = await it.client.list_jobs()
+
+    assert patient.steps_run == 30
+    assert {view.job.state for view in dropped} <= {JobState.CANCELLED, JobState.FAILED, JobState.SUCCEEDED}
+    assert dropped[-1].job.state is not JobState.SUCCEEDED
+
+
+async def test_a_caller_that_leaves_takes_its_job_along_only_if_it_said_so(make: Make) -> None:
+    async with house(make(large=SLOW)) as it:
+        with pytest.raises(DeadlineError):
+            await it.client.generate("gone", steps=500, deadline_s=300, drop_if_late=True, timeout_s=0.4)
+        with pytest.raises(DeadlineError):
+            await it.client.generate("goes on", steps=40, timeout_s=0.2)
+        states = await _states(it, {"gone": JobState.CANCELLED, "goes on": JobState.SUCCEEDED})
+
+    assert states == {"gone": JobState.CANCELLED, "goes on": JobState.SUCCEEDED}
+
+
+async def _states(it: House, wanted: dict[str, JobState]) -> dict[str, JobState]:
+    end = time.monotonic() + 15
+    while True:
+        views, _ = await it.client.list_jobs()
+        states = {view.job.request.prompt: view.job.state for view in views}
+        if states == wanted or time.monotonic() > end:
+            return states
+        await asyncio.sleep(0.05)
+
+
+async def test_a_full_queue_refuses_with_a_delay_and_a_client_that_waits_gets_in(make: Make) -> None:
+    async with house(make(large=SLOW, max_rows=1, max_queued=1)) as it:
+        _, running = await started(it, "running", steps=60)
+        await asyncio.sleep(0.3)  # claimed
+        _, queued = await started(it, "queued", steps=2)
+        with pytest.raises(OverloadedError, match="max_queued is 1") as refused:
+            await it.client.generate("one too many", steps=2)
+        assert refused.value.retry_after_s is not None
+        assert 0 < refused.value.retry_after_s <= 60
+        async with AsyncClient(it.process.address, retry_s=20.0) as patient:
+            picture = await patient.generate("patient", steps=2, cache="off")
+        await asyncio.gather(running, queued)
+
+    assert picture.steps_run == 2
+
+
+async def test_a_full_disk_refuses_before_accepting(make: Make) -> None:
+    async with house(make(large="noop:", min_free_bytes=2**60)) as it:
+        with pytest.raises(OverloadedError, match="min_free_bytes") as refused:
+            await it.client.generate("no room")
+        assert refused.value.retry_after_s
+        assert (await it.client.list_jobs())[0] == []
+    assert issubclass(StorageFullError, OverloadedError)
+
+
+async def test_ending_the_process_finishes_what_runs_and_turns_new_calls_away(make: Make) -> None:
+    settings = make(large=SLOW)
+    async with house(settings) as it:
+        job_id, waiting = await started(it, "finishes", steps=40)
+        await asyncio.sleep(0.2)
+        client = it.client
+    # the block's end drained the process: the running job was finished first
+    picture = await waiting
+    assert picture.job.id == job_id
+    with pytest.raises((grpc.RpcError, Exception)):
+        await client.generate("too late", timeout_s=1.0)
+
+
+async def test_progress_is_told_by_step(make: Make) -> None:
+    async with house(make(large=SLOW, progress_per_s=50)) as it:
+        events = [event async for event in it.client.generate_stream("told", steps=20, cache="off")]
+    steps = [event.step for event in events if isinstance(event, Progress)]
+    assert steps == sorted(set(steps))
+    assert max(steps) < 20  # the last one is the picture itself
+    assert {event.steps for event in events if isinstance(event, Progress)} == {20}

@@ -1,0 +1,49 @@
+"""When a job is given up, and what its caller is told."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from services.gateway.deadlines import DropTimers, outcome_error, time_left_s
+from shared.errors import AfterimageError, CancelledError, DeadlineError
+from shared.types import Job, JobState, Plan, PlanSource, Request, Size
+
+REQUEST = Request(
+    prompt="a fox", size=Size(64, 64), steps=10, guidance=2.0, seed=1, deadline_s=5.0, drop_if_late=True
+)  # fmt: skip
+JOB = Job("j1", REQUEST, Plan(PlanSource.NOISE, "large"), JobState.QUEUED, created_at=100.0, updated_at=100.0)
+
+
+def test_only_jobs_that_asked_for_it_are_dropped() -> None:
+    assert time_left_s(JOB, 103.0) == 2.0
+    assert time_left_s(replace(JOB, request=replace(REQUEST, drop_if_late=False)), 103.0) is None
+    assert time_left_s(replace(JOB, request=replace(REQUEST, deadline_s=None)), 103.0) is None
+    assert time_left_s(replace(JOB, state=JobState.SUCCEEDED), 103.0) is None
+
+
+def test_what_a_final_state_means_for_who_waits() -> None:
+    assert outcome_error(replace(JOB, state=JobState.SUCCEEDED)) is None
+    late = replace(JOB, updated_at=105.5)
+    assert isinstance(outcome_error(replace(late, state=JobState.CANCELLED)), DeadlineError)
+    assert isinstance(outcome_error(replace(late, state=JobState.FAILED)), DeadlineError)
+    assert isinstance(outcome_error(replace(JOB, state=JobState.CANCELLED)), CancelledError)
+    failed = outcome_error(replace(JOB, state=JobState.FAILED, error="out of memory"))
+    assert type(failed) is AfterimageError
+    assert "out of memory" in str(failed)
+
+
+async def test_a_timer_fires_once_unless_the_job_ends_first() -> None:
+    dropped: list[str] = []
+
+    async def drop(job_id: str) -> None:
+        dropped.append(job_id)
+
+    timers = DropTimers(drop)
+    timers.arm(JOB, now=104.98)
+    timers.arm(replace(JOB, id="ended"), now=104.98)
+    timers.arm(replace(JOB, id="too late already"), now=200.0)
+    timers.disarm("ended")
+    await asyncio.sleep(0.15)
+    timers.close()
+    assert sorted(dropped) == ["j1", "too late already"]

@@ -1,0 +1,106 @@
+"""Facts wake whoever waits; the row has the last word."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from services.gateway import fanout
+from services.gateway.fanout import Fanout
+from shared.bus.inprocess import InProcessBus
+from shared.errors import UnavailableError
+from shared.messages import JobFailed, JobSucceeded, Progress
+from shared.types import Job, JobState, Plan, PlanSource, Request, Size
+
+JOB = Job(
+    "j1",
+    Request(prompt="a fox", size=Size(64, 64), steps=10, guidance=2.0, seed=1),
+    Plan(PlanSource.NOISE, "large"),
+    JobState.RUNNING,
+)
+
+
+class Rows:
+    def __init__(self) -> None:
+        self.job = JOB
+        self.reads = 0
+
+    async def get(self, job_id: str) -> Job:
+        assert job_id == self.job.id
+        self.reads += 1
+        return self.job
+
+
+async def everything(house: Fanout, rows: Rows) -> list[Progress | Job]:
+    with house.watch("j1") as watch:
+        return [event async for event in house.follow(watch, rows)]
+
+
+async def test_progress_then_the_final_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fanout, "POLL_S", 60.0)
+    bus, rows, ended = InProcessBus(), Rows(), list[str]()
+    house = Fanout(bus, ended.append)
+    await house.start()
+    waiting = asyncio.create_task(everything(house, rows))
+    await asyncio.sleep(0)
+    for step in (1, 2):
+        await bus.publish(Progress("j1", step, 10))
+    await bus.publish(JobSucceeded("another", 1))
+    rows.job = replace(JOB, state=JobState.SUCCEEDED)
+    await bus.publish(JobSucceeded("j1", 1))
+    events = await asyncio.wait_for(waiting, 5)
+    await house.stop()
+    await bus.close()
+
+    assert [event.step for event in events[:-1] if isinstance(event, Progress)] == [1, 2]
+    assert events[-1] == rows.job
+    assert rows.reads == 1
+    assert ended == ["another", "j1"]
+
+
+async def test_a_failed_attempt_is_not_the_end_and_a_lost_fact_is_found_by_polling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fanout, "POLL_S", 0.05)
+    bus, rows = InProcessBus(), Rows()
+    house = Fanout(bus, lambda _: None)
+    await house.start()
+    waiting = asyncio.create_task(everything(house, rows))
+    await asyncio.sleep(0)
+    rows.job = replace(JOB, state=JobState.QUEUED)
+    await bus.publish(JobFailed("j1", 1, "cuda sneezed"))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    rows.job = replace(JOB, state=JobState.CANCELLED)  # and nobody says so
+    events = await asyncio.wait_for(waiting, 5)
+    await house.stop()
+    await bus.close()
+    assert events[-1] == rows.job
+
+
+async def test_a_gateway_that_stops_tells_who_waits_for_a_job_that_went_back() -> None:
+    bus, rows = InProcessBus(), Rows()
+    house = Fanout(bus, lambda _: None)
+    await house.start()
+    waiting = asyncio.create_task(everything(house, rows))
+    await asyncio.sleep(0)
+    house.drain()
+    await asyncio.sleep(0.05)
+    assert not waiting.done()  # it still runs, and may finish
+    rows.job = replace(JOB, state=JobState.QUEUED)
+    with pytest.raises(UnavailableError, match="j1"):
+        await asyncio.wait_for(waiting, 5)
+    await house.stop()
+    await bus.close()
+
+
+async def test_nothing_is_remembered_of_those_who_left() -> None:
+    house = Fanout(InProcessBus(), lambda _: None)
+    with house.watch("j1") as first, house.watch("j1") as second:
+        assert house.waited_for("j1", besides=first)
+        house.redirect(second, "j2")
+        assert not house.waited_for("j1", besides=first)
+        assert house.waited_for("j2", besides=first)
+    assert not house._watches

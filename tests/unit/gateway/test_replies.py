@@ -1,0 +1,48 @@
+"""Answers that cannot be true are told from those that can."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from services.gateway.replies import NonsenseError, check_plan, check_vector, noise_plan
+from shared.models.card import ModelCard
+from shared.settings import Settings
+from shared.types import CacheMode, Plan, PlanSource, Request, Size, vector_bytes
+
+CARD = ModelCard(name="noop", path="noop:")
+REQUEST = Request(prompt="a fox", size=Size(64, 64), steps=25, guidance=2.0, seed=1)
+PLAN = Plan(PlanSource.LATENT, "noop", start_step=5, state_key="states/1", capture_steps=(10,))
+
+
+def test_unit_vectors_pass_and_others_do_not() -> None:
+    vector = np.zeros(8, dtype=np.float32)
+    vector[0] = 1
+    assert check_vector(vector_bytes(vector)) == vector_bytes(vector)
+    for wrong in (b"", b"abc", vector_bytes(vector * 2), vector_bytes(vector * 0), vector_bytes(vector * np.nan)):
+        with pytest.raises(NonsenseError):
+            check_vector(wrong)
+
+
+def test_plans_that_cannot_be_drawn_are_refused() -> None:
+    assert check_plan(PLAN, REQUEST, CARD) is PLAN
+    for wrong in (
+        replace(PLAN, model="other"),
+        replace(PLAN, start_step=25),
+        replace(PLAN, start_step=-1),
+        replace(PLAN, state_key=""),
+        replace(PLAN, capture_steps=(25,)),
+    ):
+        with pytest.raises(NonsenseError):
+            check_plan(wrong, REQUEST, CARD)
+
+
+def test_a_plan_from_noise_keeps_states_only_where_the_request_writes(settings: Settings) -> None:
+    plan = noise_plan(REQUEST, CARD, settings, ("retriever: away",), "why")
+    assert (plan.source, plan.start_step, plan.capture_steps) == (PlanSource.NOISE, 0, (2, 5, 7, 10, 12))
+    assert plan.weights_hash == CARD.weights_hash
+    for cache in (CacheMode.READ, CacheMode.OFF):
+        assert noise_plan(replace(REQUEST, cache=cache), CARD, settings, (), "").capture_steps == ()
+    assert noise_plan(replace(REQUEST, steps=1), CARD, settings, (), "").capture_steps == ()

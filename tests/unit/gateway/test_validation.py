@@ -1,0 +1,88 @@
+"""Requests are checked against the card of the model they are for, and completed from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protos import common_pb2 as pb
+from services.gateway.validation import Models, check_tenant, page_size, validate
+from shared.errors import InvalidRequestError
+from shared.models.card import ModelCard, SizeRule
+from shared.settings import Settings
+from shared.types import CacheMode, Request, Scope, Size
+
+LARGE = ModelCard(name="large", sizes=SizeRule(sizes=(Size(64, 64), Size(96, 64))), default_size=Size(64, 64))
+SMALL = ModelCard(name="tiny-one", default_steps=8, default_guidance=1.0, role="small")
+MODELS = Models({"large": LARGE, "tiny-one": SMALL}, large="large", small="tiny-one")
+
+
+def checked(settings: Settings, **fields: Any) -> Request:
+    return validate(pb.Request(**({"prompt": "a fox"} | fields)), MODELS, settings, "acme")[0]
+
+
+def test_unset_fields_take_the_models_defaults(settings: Settings) -> None:
+    request = checked(settings)
+    assert (request.size, request.steps, request.guidance) == (Size(64, 64), 50, 7.5)
+    assert (request.cache, request.scope, request.tenant) == (CacheMode.AUTO, Scope.TENANT, "acme")
+    assert (request.savings, request.fresh_noise, request.deadline_s) == (0.5, 0.0, None)
+
+
+def test_zero_is_a_value_and_not_an_unset_field(settings: Settings) -> None:
+    assert checked(settings, savings=0.0).savings == 0.0
+    assert checked(settings, seed=0).seed == 0
+    assert checked(settings, seed=0).seed_given
+    with pytest.raises(InvalidRequestError, match="steps"):
+        checked(settings, steps=0)
+
+
+def test_a_seed_is_drawn_when_none_is_given(settings: Settings) -> None:
+    seeds = {checked(settings).seed for _ in range(20)}
+    assert len(seeds) == 20
+    assert not checked(settings).seed_given
+
+
+@pytest.mark.parametrize(
+    ("quality", "model"), [("", "large"), ("auto", "large"), ("large", "large"), ("small", "tiny-one")]
+)
+def test_quality_names_a_role_or_a_model(settings: Settings, quality: str, model: str) -> None:
+    _, card = validate(pb.Request(prompt="a", quality=quality), MODELS, settings, "default")
+    assert card.name == model
+    assert validate(pb.Request(prompt="a", quality="tiny-one"), MODELS, settings, "default")[1] is SMALL
+
+
+def test_an_unknown_model_is_answered_with_those_that_exist(settings: Settings) -> None:
+    with pytest.raises(InvalidRequestError, match="auto, large, small, tiny-one") as caught:
+        checked(settings, quality="huge")
+    assert caught.value.field == "quality"
+
+
+def test_a_size_is_answered_with_those_the_model_draws(settings: Settings) -> None:
+    assert checked(settings, width=96, height=64).size == Size(96, 64)
+    with pytest.raises(InvalidRequestError, match="one of 64x64, 96x64"):
+        checked(settings, width=64, height=96)
+
+
+def test_tabs_and_line_ends_are_text(settings: Settings) -> None:
+    assert checked(settings, prompt="a fox\n\tin the snow").prompt == "a fox\n\tin the snow"
+    with pytest.raises(InvalidRequestError, match=r"U\+0007 at position 1"):
+        checked(settings, prompt="a\x07")
+
+
+def test_the_longest_prompt_is_taken_and_one_more_character_is_not(settings: Settings) -> None:
+    assert checked(settings, prompt="x" * settings.max_prompt_chars)
+    with pytest.raises(InvalidRequestError, match="at most 2000 characters"):
+        checked(settings, prompt="x" * (settings.max_prompt_chars + 1))
+
+
+@pytest.mark.parametrize("tenant", ["", "a:b", "ü", "x" * 65, "a b", "a/b"])
+def test_tenants_that_could_be_confused_are_refused(tenant: str) -> None:
+    with pytest.raises(InvalidRequestError, match="tenant"):
+        check_tenant(tenant)
+
+
+def test_page_sizes() -> None:
+    assert (page_size(0), page_size(1), page_size(1000)) == (50, 1, 1000)
+    with pytest.raises(InvalidRequestError, match="page_size"):
+        page_size(1001)
