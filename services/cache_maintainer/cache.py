@@ -92,7 +92,7 @@ class Cache:
             for state in entry.states:
                 self.shelf.insert(state)
                 self.counts.inserted += 1
-                METRICS.inserted.labels(_of_fifty(state.step, entry.compat.steps)).inc()
+                METRICS.inserted.labels(_label(state.step)).inc()
         self._unindexed += [_item(entry, jobs[entry.id]) for entry in added if entry.states]
         await self.index_pending()
         if added:
@@ -127,7 +127,7 @@ class Cache:
         self.counts.evicted += len(victims)
         self.counts.holes += sum(state.entry_id not in dirty for state in victims)
         for state in victims:
-            METRICS.evicted.labels(self.shelf.policy.name, str(state.step)).inc()
+            METRICS.evicted.labels(self.shelf.policy.name, _label(state.step)).inc()
         holes = sorted({state.entry_id for state in victims}.difference(dirty))
         await self._backends.bus.publish(EntriesEvicted(tuple(dirty), tuple(holes)))
 
@@ -212,6 +212,6 @@ def _left_out(jobs: Sequence[Job], kept: Sequence[Entry]) -> list[str]:
     return [key for key in captured if key not in stay]
 
 
-def _of_fifty(step: int, steps: int) -> str:
-    """K of T = 50, so that metrics have few labels whatever T is."""
-    return str(round(step * 50 / steps))
+def _label(step: int) -> str:
+    """Metrics have few labels, whatever T is."""
+    return str(step) if step <= 50 else "above 50"

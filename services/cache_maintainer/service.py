@@ -51,7 +51,8 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         self._tasks = [
             asyncio.create_task(self._batches()),
             asyncio.create_task(self._every(settings.blob_grace_s / 2, self._tidy)),
-            asyncio.create_task(self._every(settings.collect_s, self.collect)),
+            # once soon after the start too: a process that never runs for long must collect as well
+            asyncio.create_task(self._every(settings.collect_s, self.collect, first_s=settings.blob_grace_s)),
         ]
 
     def register(self, server: grpc.aio.Server) -> str:
@@ -119,10 +120,13 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             await asyncio.sleep(self._context.settings.cache_batch_s)
             await self._guarded(self.flush)
 
-    async def _every(self, period_s: float, work: Callable[[], Awaitable[Any]]) -> None:
+    async def _every(
+        self, period_s: float, work: Callable[[], Awaitable[Any]], *, first_s: float | None = None
+    ) -> None:
+        await asyncio.sleep(period_s if first_s is None else first_s)
         while True:
-            await asyncio.sleep(period_s)
             await self._guarded(work)
+            await asyncio.sleep(period_s)
 
     async def _guarded(self, work: Callable[[], Awaitable[Any]]) -> None:
         try:

@@ -180,8 +180,7 @@ def _weigh(
     start = largest_present(at, wished)
     weighed = Candidate(hit.entry_id, "latent", hit.similarity, wished, start, entry.prompt)
     if wished == 0:
-        lowest = shifted(rules.table.lowest_similarity, request.savings)
-        return replace(weighed, reason=f"not similar enough: {hit.similarity:.3f} is not above {lowest:.3f}"), None
+        return replace(weighed, reason=_too_different(hit.similarity, rules, request)), None
     if start == 0:
         return replace(weighed, reason=f"step {wished} is allowed, but no state at or before it is there"), None
     hole = f"; the state at {wished} is gone" if start < wished else ""
@@ -231,5 +230,13 @@ def _nothing(weighed: Sequence[tuple[Candidate, State | None]], rules: Rules, re
     nearest = max(one.similarity for one, _ in weighed)
     if any(one.wished_step for one, _ in weighed):
         return f"Drawn from noise: similar prompts are cached ({nearest:.3f}), but the states they allow are gone."
+    return f"Drawn from noise: the nearest cached prompt is {_too_different(nearest, rules, request)}."
+
+
+def _too_different(similarity: float, rules: Rules, request: Request) -> str:
+    if not rules.table.levels:
+        return f"of no use (similarity {similarity:.3f}): no reuse kept this model's quality when it was profiled"
     lowest = shifted(rules.table.lowest_similarity, request.savings)
-    return f"Drawn from noise: the nearest cached prompt has similarity {nearest:.3f}, not above {lowest:.3f}."
+    if similarity > lowest:
+        return f"similar enough ({similarity:.3f}), but {request.steps} steps are too few to skip any"
+    return f"not similar enough: {similarity:.3f} is not above {lowest:.3f}"

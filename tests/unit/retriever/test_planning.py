@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from services.retriever.planning import Question, Rules, from_candidates, from_noise, from_repeat, lot
 from services.retriever.selection import wished_step
 from shared.models.card import find_card
-from shared.models.k_table import FIG_10
+from shared.models.k_table import FIG_10, KTable
 from shared.types import CacheMode, CompatKey, Entry, Hit, Plan, PlanSource, Request, Scope, Size, State
 
 SIZE = Size(64, 64)
@@ -128,6 +128,15 @@ def test_another_schedule_only_where_the_noise_is_exactly_equal() -> None:
     odd = plan(question(steps=49), [(0.99, entry("a"))])
     assert odd.source is PlanSource.NOISE
     assert "no state at or before" in odd.candidates[0].reason
+
+
+def test_why_nothing_is_reused_is_said() -> None:
+    assert "0.500 is not above 0.650" in plan(question(), [(0.5, entry("a"))]).reason
+    assert "nothing that fits" in plan(question(), []).reason
+    assert "states they allow are gone" in plan(question(), [(0.99, entry("a", ks=()))]).reason
+    unsafe = replace(RULES, table=KTable(()))
+    assert "no reuse kept this model's quality" in plan(question(), [(0.99, entry("a"))], unsafe).reason
+    assert "too few to skip" in plan(question(steps=1), [(0.99, entry("a"))]).reason
 
 
 def test_fresh_noise_only_where_a_state_is_reused() -> None:
