@@ -96,8 +96,12 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
 
     async def catch_up(self) -> None:
         """Caches (or drops) what finished while nobody listened, or could not be inserted then."""
+        done: set[str] = set()
         while job_ids := await self._context.backends.catalog.jobs.to_cache(self._context.settings.cache_batch_max):
+            if done.issuperset(job_ids):  # what is still there cannot be settled now
+                return
             await self.cache.insert(job_ids)
+            done.update(job_ids)
 
     async def collect(self) -> None:
         """Expires results, drops entries that lived only with them, and collects blobs that nothing names."""
