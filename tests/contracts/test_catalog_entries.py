@@ -118,6 +118,30 @@ async def test_items_are_what_the_index_must_hold(catalog: Catalog) -> None:
     np.testing.assert_array_equal(item.vectors["whole"], a_vector(4))
 
 
+async def test_items_of_named_entries(catalog: Catalog) -> None:
+    for n in range(3):
+        await add(catalog, an_entry(id=f"e{n}"), seed=n)
+    await catalog.entries.drop_states([("e1", 5), ("e1", 10)])
+    items = {item.entry_id: item for item in await catalog.entries.items_of(["e2", "e1", "e0", "nope"])}
+    assert set(items) == {"e0", "e2"}
+    np.testing.assert_array_equal(items["e2"].vectors["whole"], a_vector(2))
+    assert await catalog.entries.items_of([]) == []
+
+
+async def test_spent_entries_have_neither_states_nor_a_job(catalog: Catalog) -> None:
+    job, _ = await catalog.jobs.accept(a_job(), key_lifetime_s=60.0)
+    with_job, with_state, spent = an_entry(job_id=job.id), an_entry(), an_entry()
+    for entry in (with_job, with_state, spent):
+        await add(catalog, entry)
+    for entry in (with_job, spent):
+        await catalog.entries.drop_states([(entry.id, 5), (entry.id, 10)])
+    assert await catalog.entries.spent() == [spent.id]
+    await catalog.jobs.cancel(job.id)
+    await catalog.jobs.expire(-1.0)
+    assert set(await catalog.entries.spent()) == {spent.id, with_job.id}
+    assert len(await catalog.entries.spent(limit=1)) == 1
+
+
 async def test_an_index_is_rebuilt_from_the_catalog(catalog: Catalog) -> None:
     for n in range(3):
         await add(catalog, an_entry(id=f"e{n}"), seed=n)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -11,10 +14,11 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 
 import shared.catalog
-from shared.catalog import database, open_catalog
+from shared.catalog import open_catalog, sqlite
+from shared.catalog.database import open_database
 from shared.catalog.migrate import HEAD
 from shared.clock import ManualClock
-from shared.errors import ConfigurationError, UnavailableError
+from shared.errors import AfterimageError, ConfigurationError, UnavailableError
 from tests.contracts.nouns import a_job
 
 
@@ -47,7 +51,7 @@ async def test_in_memory() -> None:
 
 
 async def test_commits_of_jobs_are_synced_and_those_of_the_cache_are_not(tmp_path: Path) -> None:
-    opened = database.open_database(f"sqlite:///{tmp_path / 'c.db'}", ManualClock())
+    opened = open_database(f"sqlite:///{tmp_path / 'c.db'}", ManualClock())
 
     def level(connection: sa.Connection) -> tuple[object, ...]:
         return tuple(
@@ -60,6 +64,59 @@ async def test_commits_of_jobs_are_synced_and_those_of_the_cache_are_not(tmp_pat
     assert await opened.write_lazily(level) == (normal, "wal", 1)
     assert await opened.write(level) == (full, "wal", 1)
     await opened.close()
+    hurried = open_database(f"sqlite:///{tmp_path / 'c.db'}?synchronous=normal", ManualClock())
+    assert await hurried.write(level) == (normal, "wal", 1)
+    await hurried.close()
+    with pytest.raises(ConfigurationError, match="synchronous must be full or normal, not 'off'"):
+        open_database("sqlite:///c.db?synchronous=off", ManualClock())
+
+
+async def test_writes_that_share_a_commit_do_not_share_their_errors(tmp_path: Path) -> None:
+    catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path / 'c.db'}")
+    key = {"idempotency_key": "k", "caller": "a", "body_hash": "h"}
+    first, _ = await catalog.jobs.accept(a_job(), **key, key_lifetime_s=60.0)
+
+    async def outcome(write: Coroutine[Any, Any, Any]) -> str:
+        try:
+            await write
+        except AfterimageError as error:
+            return type(error).__name__
+        return "written"
+
+    def batch() -> list[Coroutine[Any, Any, Any]]:
+        jobs = catalog.jobs
+        return [
+            jobs.accept(a_job(), key_lifetime_s=60.0),
+            jobs.accept(a_job(), **{**key, "body_hash": "other"}, key_lifetime_s=60.0),
+            jobs.accept(a_job(), key_lifetime_s=60.0),
+            jobs.cancel("unknown"),
+            jobs.accept(a_job(), key_lifetime_s=60.0),
+        ]
+
+    expected = ["written", "ConflictError", "written", "NotFoundError", "written"]
+    assert await asyncio.gather(*map(outcome, batch())) == expected
+    # an error of the database itself undoes the transaction; the others are committed again without it
+    again = await asyncio.gather(*map(outcome, [*batch(), catalog.jobs.accept(first, key_lifetime_s=60.0)]))
+    assert again == [*expected, "AfterimageError"]
+    assert await catalog.jobs.queued() == 7
+    await catalog.close()
+
+
+async def test_a_write_whose_caller_went_away_stands(tmp_path: Path) -> None:
+    catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path / 'c.db'}")
+    job = a_job()
+    writing = asyncio.create_task(catalog.jobs.accept(job, key_lifetime_s=60.0))
+    await asyncio.sleep(0)
+    writing.cancel()
+    await asyncio.wait([writing])
+    await catalog.close()  # waits for it
+    catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path / 'c.db'}")
+    assert (await catalog.jobs.get(job.id)).id == job.id
+    await catalog.close()
+    with pytest.raises(UnavailableError, match="closed"):
+        await catalog.jobs.get(job.id)
+    with pytest.raises(UnavailableError, match="closed"):
+        await catalog.jobs.cancel(job.id)
 
 
 async def test_a_failed_transaction_leaves_nothing(tmp_path: Path) -> None:
@@ -89,7 +146,7 @@ async def test_what_is_no_catalog(tmp_path: Path) -> None:
 
 
 async def test_a_catalog_that_something_else_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.05)
     catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path / 'c.db'}")
     job, _ = await catalog.jobs.accept(a_job(), key_lifetime_s=60.0)
     other = sqlite3.connect(tmp_path / "c.db", isolation_level=None)

@@ -1,0 +1,192 @@
+"""SQLite with one writing thread that commits whatever waits together, and one reading thread.
+
+A transaction is one hop to the writing thread: accept + claim + finish take 1.1 ms against 3.1 ms when every statement
+hops separately through aiosqlite (measured, 2 quiet cores). Writes that arrive while one is being synced share the
+next commit: on a busy machine, where waiting for the disk is what costs, 500 accepts at once take 0.4 s, not 4.3 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from shared.catalog.database import Operation, P, R, explain
+from shared.clock import Clock
+from shared.errors import ConfigurationError, UnavailableError
+
+BUSY_TIMEOUT_S = 5.0
+GROUP = 64
+"""Writes that may share a commit."""
+
+
+@dataclass(slots=True, eq=False)
+class _Write:
+    lazy: bool
+    call: Callable[[sa.Connection], Any]
+    future: asyncio.Future[Any]
+    value: Any = None
+    error: BaseException | None = None
+
+    def run(self, connection: sa.Connection) -> None:
+        self.value, self.error = None, None
+        self.value = self.call(connection)
+
+    def settle(self) -> None:
+        if self.future.done():  # its caller was cancelled; the write stands
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.value)
+
+
+def _durability(url: sa.URL) -> tuple[sa.URL, bool]:
+    """The URL without our own parameter, and whether commits of jobs are synced."""
+    wish = url.query.get("synchronous", "full")
+    if wish not in ("full", "normal"):
+        raise ConfigurationError(f"catalog_url: synchronous must be full or normal, not {wish!r}")
+    return url.difference_update_query(["synchronous"]), wish == "full"
+
+
+class SqliteDatabase:
+    """One WAL file.
+
+    synchronous=FULL for jobs: in WAL mode NORMAL does not sync at commit, so a power cut could undo a job whose client
+    was already told that it is accepted. What can be rebuilt commits under NORMAL. `?synchronous=normal` in the URL
+    gives that promise up everywhere, for a disk whose syncs are slow; a killed process loses nothing either way.
+    """
+
+    process_local = True
+
+    def __init__(self, url: sa.URL, clock: Clock) -> None:
+        url, self._durable = _durability(url)
+        self._where = url.database or ":memory:"
+        in_memory = url.database in (None, "", ":memory:")
+        self._engine = sa.create_engine(
+            url.set(drivername="sqlite"),
+            poolclass=sa.StaticPool if in_memory else sa.NullPool,
+            connect_args={"check_same_thread": False, "timeout": BUSY_TIMEOUT_S, "isolation_level": None},
+        )
+
+        def configure(connection: Any, _record: object) -> None:
+            # isolation_level None: we say BEGIN ourselves, because the driver's own implicit one comes too late
+            connection.create_function("now_s", 0, clock.now)
+            for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "cache_size = -16000"):
+                connection.execute(f"PRAGMA {pragma}").close()
+
+        sa.event.listen(self._engine, "connect", configure)
+        self._writer = ThreadPoolExecutor(1, "catalog-writer")
+        self._reader = self._writer if in_memory else ThreadPoolExecutor(1, "catalog-reader")
+        self._writing: sa.Connection | None = None
+        self._reading: sa.Connection | None = None
+        self._lazy = False
+        self._waiting: deque[_Write] = deque()
+        self._closed = False
+
+    # ---- on the writing thread ----
+
+    def _drain(self) -> None:
+        group: list[_Write] = []
+        while self._waiting and len(group) < GROUP:
+            group.append(self._waiting.popleft())
+        if not group:  # they shared an earlier commit
+            return
+        try:
+            self._commit(group)
+        except (sa.exc.DBAPIError, sqlite3.Error) as error:
+            if len(group) == 1:
+                group[0].error = explain(error, self._where)
+            else:  # what one of them may have broken, the others get again without it
+                for write in group:
+                    self._commit_alone(write)
+        for write in group:
+            with suppress(RuntimeError):  # its loop is gone, and so is whoever asked
+                write.future.get_loop().call_soon_threadsafe(write.settle)
+
+    def _commit_alone(self, write: _Write) -> None:
+        try:
+            self._commit([write])
+        except (sa.exc.DBAPIError, sqlite3.Error) as error:
+            write.error = explain(error, self._where)
+
+    def _commit(self, group: Sequence[_Write]) -> None:
+        """One transaction; a write that raises something of its own takes only itself back."""
+        if self._writing is None:
+            self._writing = self._engine.connect()
+        raw: Any = self._writing.connection.driver_connection
+        lazy = not self._durable or all(write.lazy for write in group)
+        if lazy is not self._lazy:
+            raw.execute(f"PRAGMA synchronous = {'NORMAL' if lazy else 'FULL'}").close()
+            self._lazy = lazy
+        with self._writing.begin():
+            raw.execute("BEGIN IMMEDIATE")
+            for write in group:
+                raw.execute("SAVEPOINT one")
+                try:
+                    write.run(self._writing)
+                except (sa.exc.DBAPIError, sqlite3.Error):
+                    raise
+                except BaseException as error:
+                    write.error = error
+                    raw.execute("ROLLBACK TO one")
+                raw.execute("RELEASE one")
+
+    # ---- on the reading thread ----
+
+    def _read(self, operation: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        try:
+            if self._reading is None:
+                self._reading = self._engine.connect()
+            raw: Any = self._reading.connection.driver_connection
+            with self._reading.begin():
+                raw.execute("BEGIN")
+                return operation(self._reading, *args, **kwargs)
+        except (sa.exc.DBAPIError, sqlite3.Error) as error:
+            raise explain(error, self._where) from error
+
+    # ---- on the event loop ----
+
+    async def _enqueue(self, lazy: bool, call: Callable[[sa.Connection], R]) -> R:
+        if self._closed:
+            raise UnavailableError(f"{self._where}: the catalog is closed")
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Write(lazy, call, future))
+        self._writer.submit(self._drain)
+        return await future
+
+    async def write(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._enqueue(False, lambda connection: operation(connection, *args, **kwargs))
+
+    async def write_lazily(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._enqueue(True, lambda connection: operation(connection, *args, **kwargs))
+
+    async def read(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._reader is self._writer:  # in memory there is one connection
+            return await self.write_lazily(operation, *args, **kwargs)
+        if self._closed:
+            raise UnavailableError(f"{self._where}: the catalog is closed")
+        return await asyncio.get_running_loop().run_in_executor(self._reader, self._read, operation, args, kwargs)
+
+    def _hang_up(self) -> None:
+        for connection in (self._reading, self._writing):
+            if connection is not None:
+                connection.close()
+        self._engine.dispose()
+
+    async def close(self) -> None:
+        """Waits for what was asked before."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._reader is not self._writer:
+            await asyncio.to_thread(self._reader.shutdown)
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._hang_up)
+        await asyncio.to_thread(self._writer.shutdown)
