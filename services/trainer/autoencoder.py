@@ -62,7 +62,7 @@ def train_autoencoder(plan: AutoencoderPlan, sprites: Path, work: Path) -> None:
         optimizer.load_state_dict(state["optimizer"])
         average.load_state_dict(state["average"])
         step, used_s = state["step"], state["used_s"]
-    progress = runs.Progress(work, "vae")
+    progress = runs.Progress(work, "vae", used_s=used_s)
     began = time.monotonic()
 
     def save() -> None:

@@ -97,7 +97,7 @@ def train_pair(plan: PairPlan, sprites: Path, work: Path) -> None:
             optimizer.load_state_dict(saved)
         average.load_state_dict(state["average"])
         step, used_s = state["step"], state["used_s"]
-    progress = runs.Progress(work, "clip", every=50)
+    progress = runs.Progress(work, "clip", used_s=used_s)
     began = time.monotonic()
 
     def save() -> None:

@@ -251,7 +251,7 @@ class Run:
 
 def train_denoiser(run: Run, vae: nn.Module | None = None) -> None:
     """Train until the plan is used up; rank 0 reports, saves, and draws the plan's prompts if `vae` is given."""
-    progress = runs.Progress(run.work, run.name)
+    progress = runs.Progress(run.work, run.name, used_s=run.used_s)
     saved = drawn = time.monotonic()
     leads = run.rank == 0
     while run.done() < 1:

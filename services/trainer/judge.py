@@ -109,7 +109,7 @@ def judge_model(
 def real_pictures(
     renderer: Renderer, passed: Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.uint8]] | None = None
 ) -> Draw:
-    """Renders instead of drawings, so that the judge itself is judged; `passed` may send them through an autoencoder."""
+    """Renders instead of drawings, to judge the judge; `passed` may send them through an autoencoder."""
 
     def draw(scenes: Sequence[Scene], size: tuple[int, int]) -> tuple[npt.NDArray[np.uint8], float]:
         began = time.monotonic()

@@ -15,6 +15,7 @@ from diffusers import AutoencoderTiny
 
 from services.trainer import runs
 from services.trainer.judge_net import JudgeNet
+from services.trainer.muon import Muon
 from services.trainer.renderer import LAYOUTS, SIZES, Renderer
 from shared.scenes import VALUES, Scene, random_scene
 
@@ -39,15 +40,21 @@ def train_judge_net(plan: JudgePlan, vae: AutoencoderTiny, sprites: Path, work: 
     renderer, net = Renderer(sprites), JudgeNet()
     net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch documents it, its stubs do not
     vae.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=plan.rate, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
+    kernels = [p for p in net.body.parameters() if p.ndim == 4]
+    rest = [p for p in net.parameters() if p.ndim != 4]
+    optimizers = [
+        Muon(kernels, lr=plan.rate, weight_decay=0.01),
+        torch.optim.AdamW(rest, lr=plan.rate, betas=(0.9, 0.99), weight_decay=0.01, fused=True),
+    ]
     average = runs.Average([net], decay=0.995)
     step, used_s = 0, 0.0
     if state := runs.load_checkpoint(work / "judge.pt"):
         net.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         average.load_state_dict(state["average"])
         step, used_s = state["step"], state["used_s"]
-    progress = runs.Progress(work, "judge", every=100)
+    progress = runs.Progress(work, "judge", every=100, used_s=used_s)
     began = time.monotonic()
 
     def save() -> None:
@@ -55,7 +62,7 @@ def train_judge_net(plan: JudgePlan, vae: AutoencoderTiny, sprites: Path, work: 
             work / "judge.pt",
             {
                 "model": net.state_dict(),
-                "optimizer": optimizer.state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in optimizers],
                 "average": average.state_dict(),
                 "step": step,
                 "used_s": used_s + time.monotonic() - began,
@@ -64,7 +71,7 @@ def train_judge_net(plan: JudgePlan, vae: AutoencoderTiny, sprites: Path, work: 
 
     while (done := (used_s + time.monotonic() - began) / plan.seconds) < 1:
         rng = random.Random(plan.seed * 1_000_003 + step)
-        for group in optimizer.param_groups:
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = plan.rate * min(1.0, (step + 1) / 100) * (0.51 + 0.5 * math.cos(math.pi * done))
         scenes, pictures = _batch(renderer, vae, rng, plan)
         with torch.autocast("cpu", torch.bfloat16):
@@ -73,9 +80,10 @@ def train_judge_net(plan: JudgePlan, vae: AutoencoderTiny, sprites: Path, work: 
             name: F.cross_entropy(scores[name].float(), torch.tensor([s.labels()[name] for s in scenes]))
             for name in VALUES
         }
-        torch.autograd.backward(sum(losses.values(), torch.zeros(())) + 2 * losses["object"])
-        optimizer.step()
-        optimizer.zero_grad()
+        torch.autograd.backward(sum(losses.values(), torch.zeros(())) + 4 * losses["object"])
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         average.update()
         step += 1
         progress.add(step, step * plan.batch, **{name: loss.item() for name, loss in losses.items()})

@@ -80,7 +80,7 @@ def boxes(scene: Scene, width: int, height: int, layout: int = 0) -> tuple[Box, 
     side = _SIDES[min(scene.count, 2)][scene.size]
     step = side if scene.count == 1 else side - LATTICE
     across = side if scene.count == 1 else side + step
-    margin = min(LATTICE, (width - across) // 2 // LATTICE * LATTICE)
+    margin = LATTICE if width - across >= 4 * LATTICE else 0
     left = {
         "left": margin,
         "centre": (width - across) // 2 // LATTICE * LATTICE,

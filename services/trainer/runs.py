@@ -74,11 +74,12 @@ class Average:
 
 @dataclass
 class Progress:
-    """Writes a line and a row of `losses.csv` every `every` steps, and a loss curve."""
+    """Writes a line and a row of `losses.csv` every `every` steps, and a loss curve; `used_s` is earlier runs' time."""
 
     folder: Path
     name: str
     every: int = 50
+    used_s: float = 0.0
     started: float = field(default_factory=time.monotonic)
     _sums: dict[str, float] = field(default_factory=dict)
     _count: int = 0
@@ -91,7 +92,7 @@ class Progress:
         if step % self.every:
             return
         means = {key: value / self._count for key, value in self._sums.items()}
-        wall_s = time.monotonic() - self.started
+        wall_s = self.used_s + time.monotonic() - self.started
         log.info(
             self.name, step=step, samples=samples, wall_s=round(wall_s), **{k: round(v, 4) for k, v in means.items()}
         )

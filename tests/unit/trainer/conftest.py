@@ -1,0 +1,46 @@
+"""Sprites where a machine has them, and a training folder with everything untrained in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.trainer import runs
+from services.trainer.autoencoder import new_autoencoder
+from services.trainer.clip_pair import tokenizer_at
+from services.trainer.renderer import LAYOUTS, Renderer
+from services.trainer.sprites import sprites_cached
+from shared.scenes import held_out, random_scene
+
+SPRITES = Path(os.environ.get("AFTERIMAGE_SPRITES", "out/train/sprites"))
+
+
+@pytest.fixture(scope="session")
+def renderer() -> Renderer:
+    if not sprites_cached(SPRITES):
+        pytest.skip(f"no sprites in {SPRITES}: they come from a package registry when training or judging runs")
+    return Renderer(SPRITES)
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A training folder: a tokenizer, an untrained autoencoder, and random latents of two sizes."""
+    torch.manual_seed(0)
+    tokenizer_at(tmp_path)
+    runs.save_checkpoint(tmp_path / "vae.pt", {"average": runs.Average([new_autoencoder()]).state_dict()})
+    rng, noise = random.Random(1), np.random.default_rng(1)
+    (tmp_path / "latents").mkdir()
+    for width, height in ((64, 64), (96, 64)):
+        stem = tmp_path / "latents" / f"{width}x{height}-0"
+        scenes = [scene for scene in (random_scene(rng) for _ in range(60)) if not held_out(scene)][:24]
+        np.save(f"{stem}.npy", noise.standard_normal((24, 4, height // 4, width // 4)).astype(np.float16))
+        rows = [[*scene.labels().values(), rng.randrange(LAYOUTS)] for scene in scenes]
+        np.save(f"{stem}-labels.npy", np.array(rows, dtype=np.uint8))
+        Path(f"{stem}.json").write_text(json.dumps({"width": width, "height": height, "count": 24}))
+    return tmp_path

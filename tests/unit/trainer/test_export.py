@@ -1,0 +1,89 @@
+"""What is exported loads as any hub checkpoint does, and is the model that was trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline
+from transformers import CLIPModel, CLIPTokenizer
+
+from services.trainer import runs
+from services.trainer.clip_pair import embed_text, pair_config, tokenizer_at
+from services.trainer.denoiser import DenoiserPlan, Run
+from services.trainer.export import export_denoiser, export_judge, export_pair, trained_denoiser
+from services.trainer.judge_net import JudgeNet, load_judge
+from services.trainer.latents import Latents
+from services.trainer.words import Words
+from shared.errors import NotFoundError
+from shared.scenes import VALUES
+
+
+def test_a_denoiser_is_a_stable_diffusion_pipeline(work: Path, tmp_path: Path) -> None:
+    words = Words(tokenizer_at(work))
+    Run("small", DenoiserPlan(), words, Latents(work / "latents", words), work).save()
+    target = tmp_path / "bundled" / "small"
+    export_denoiser(work, "small", target)
+    assert not list(target.rglob("*.bin"))
+    pipeline = StableDiffusionPipeline.from_pretrained(target, torch_dtype=torch.float32, safety_checker=None)
+    pipeline.set_progress_bar_config(disable=True)
+
+    model = trained_denoiser(work, "small")
+    latents, timesteps = torch.randn(2, 4, 16, 24), torch.tensor([10, 900])
+    tokens = torch.tensor([words.ids("a fox in the snow"), words.ids("")])
+    states = pipeline.text_encoder(tokens)[0]
+    found = pipeline.unet(latents, timesteps, encoder_hidden_states=states).sample
+    assert torch.allclose(found, model(latents, timesteps, tokens), atol=0.01)  # half-precision weights
+
+    picture = pipeline("a fox in the snow", width=96, height=64, num_inference_steps=2, output_type="np").images
+    assert picture.shape == (1, 64, 96, 3)
+    assert pipeline.scheduler.config.prediction_type == "v_prediction"
+
+
+def test_an_export_replaces_the_last_one_whole(work: Path, tmp_path: Path) -> None:
+    words = Words(tokenizer_at(work))
+    Run("small", DenoiserPlan(), words, Latents(work / "latents", words), work).save()
+    target = tmp_path / "small"
+    target.mkdir()
+    (target / "stale").write_text("from another version")
+    export_denoiser(work, "small", target)
+    assert not (target / "stale").exists()
+    assert [path.name for path in tmp_path.glob("small*") if path.is_dir()] == ["small"]
+
+
+def test_a_pair_is_a_clip_model_with_the_words_it_knows(work: Path, tmp_path: Path) -> None:
+    words = Words(tokenizer_at(work))
+    model = CLIPModel(pair_config(words)).eval()
+    runs.save_checkpoint(work / "clip.pt", {"average": runs.Average([model]).state_dict()})
+    target = tmp_path / "clip"
+    export_pair(work, target)
+    loaded, tokenizer = CLIPModel.from_pretrained(target), CLIPTokenizer.from_pretrained(target)
+    texts = ["a fox in the snow", "three hats"]
+    ours, theirs = embed_text(model, words, texts), embed_text(loaded.float(), Words(tokenizer), texts)
+    assert torch.allclose(ours, theirs, atol=5e-3)
+    known = json.loads((target / "known_words.json").read_text())
+    assert {"fox", "foxes", "watercolour", "snow"} <= set(known["words"])
+    assert "zebra" not in known["words"]
+
+
+def test_a_judge_reads_values_and_refuses_another_grammar(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = JudgeNet()
+    assert sum(p.numel() for p in net.parameters()) < 500_000
+    runs.save_checkpoint(work / "judge.pt", {"average": runs.Average([net]).state_dict()})
+    export_judge(work, tmp_path / "judge")
+    judge = load_judge(tmp_path / "judge")
+    said = judge(torch.randint(0, 255, (3, 64, 96, 3), dtype=torch.uint8).numpy())
+    assert set(said) == set(VALUES)
+    assert all(len(values) == 3 and values[0] in map(str, VALUES[name]) for name, values in said.items())
+    monkeypatch.setattr("services.trainer.judge_net.VALUES", {**VALUES, "count": (1, 2)})
+    with pytest.raises((ValueError, RuntimeError)):
+        load_judge(tmp_path / "judge")
+
+
+def test_nothing_trained_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"large\.pt"):
+        trained_denoiser(tmp_path, "large")
