@@ -161,9 +161,29 @@ KNOWN: dict[str, ModelCard] = {
 """Hub checkpoints whose card is known; any other checkpoint brings a card.json or takes the defaults."""
 
 
+_TOY_SIZES = SizeRule(sizes=(Size(64, 64), Size(96, 64), Size(64, 96), Size(96, 96)))
+SHIPPED: dict[str, ModelCard] = {
+    role: ModelCard(
+        name=role,
+        role=role,
+        default_size=Size(64, 64),
+        default_guidance=2.5,
+        guidance_max=10.0,
+        sizes=_TOY_SIZES,
+        vae_scale=4,
+        prompt_max_tokens=32,
+        about=f"The {role} of the two small models that ship with Afterimage: toy scenes at 64 to 96 pixels",
+    )
+    for role in ("large", "small")
+}
+"""Cards of the bundled models, for folders that hold weights but no card.json of their own."""
+
+
 def bundled_cards(root: Path = BUNDLED) -> dict[str, ModelCard]:
-    """Cards of the models that ship, by name; a folder without a card.json is not a model that draws."""
-    return {card.name: card for card in (read_card(path) for path in sorted(root.glob("*/card.json")))}
+    """Cards of the models that ship and whose weights are there, by name."""
+    cards = {name: replace(card, path=str(root / name)) for name, card in SHIPPED.items()}
+    here = {name: card for name, card in cards.items() if (root / name / "model_index.json").is_file()}
+    return here | {card.name: card for card in (read_card(path) for path in sorted(root.glob("*/card.json")))}
 
 
 def served_card(settings: Settings) -> ModelCard:
@@ -181,8 +201,8 @@ def find_card(name_or_path: str, *, root: Path = BUNDLED) -> ModelCard:
         return noop_card(name_or_path)
     if name_or_path.startswith(BUNDLED_PREFIX):
         return _bundled_card(name_or_path.removeprefix(BUNDLED_PREFIX), root)
-    if (root / name_or_path / "card.json").is_file():
-        return read_card(root / name_or_path / "card.json")
+    if name_or_path in (bundled := bundled_cards(root)):
+        return bundled[name_or_path]
     folder = Path(name_or_path).expanduser()
     if (folder / "card.json").is_file():
         return read_card(folder / "card.json")
@@ -201,9 +221,7 @@ def find_card(name_or_path: str, *, root: Path = BUNDLED) -> ModelCard:
 def _bundled_card(name: str, root: Path) -> ModelCard:
     known = bundled_cards(root)
     if name not in known:
-        raise ModelError(
-            f"model bundled:{name}: no {root / name / 'card.json'}; there are: {', '.join(known) or 'none'}"
-        )
+        raise ModelError(f"model bundled:{name}: no weights in {root / name}; there are: {', '.join(known) or 'none'}")
     return known[name]
 
 

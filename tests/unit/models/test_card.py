@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def test_a_bundled_name_a_folder_and_a_hub_id(folder: Path) -> None:
     assert by_name == find_card("large", root=folder)
     assert by_name.folder == folder / "large"
     assert set(bundled_cards(folder)) == {"large"}
+    assert by_name.prompt_max_tokens == tiny.TOKENS
     assert find_card("stable-diffusion-v1-5/stable-diffusion-v1-5").name == "sd-1.5"
     assert find_card("somebody/New-Model").path == "somebody/New-Model"
 
@@ -36,8 +38,15 @@ def test_a_folder_without_a_card_takes_the_defaults(folder: Path, tmp_path: Path
     assert find_card(str(tmp_path / "mine")) == ModelCard(name="mine", path=str(tmp_path / "mine"))
 
 
+def test_bundled_weights_without_a_card_of_their_own_take_the_shipped_one(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "large", tmp_path / "small", ignore=shutil.ignore_patterns("card.json"))
+    card = find_card("bundled:small", root=tmp_path)
+    assert (card.role, card.folder, card.sizes.allows(Size(96, 64))) == ("small", tmp_path / "small", True)
+    assert card.weights_hash == find_card("bundled:large", root=folder).weights_hash
+
+
 def test_missing_weights_and_models_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"bundled:huge: no .*huge/card.json; there are: none"):
+    with pytest.raises(ModelError, match=r"bundled:huge: no weights in .*huge; there are: none"):
         find_card("bundled:huge", root=tmp_path)
     with pytest.raises(ModelError, match="nowhere"):
         find_card(str(tmp_path / "nowhere"))
