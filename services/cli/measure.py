@@ -74,7 +74,8 @@ class Profiler:
         return Task(task_id, card.name, prompt, size, self.steps, guidance, seed, **more)
 
     def _draw(self, tasks: Sequence[Task], on_step: OnStep) -> Drawn:
-        engine, drawn = Engine({self.family.card.name: self.family}, max_rows=self.max_rows), Drawn()
+        engine = Engine({self.family.card.name: self.family}, max_rows=self.max_rows, tell_every_s=0.0)
+        drawn = Drawn()
         for task in tasks:
             engine.submit(task)
         while not engine.idle:
