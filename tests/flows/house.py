@@ -16,6 +16,7 @@ from services.cli.embedded import all_services
 from shared.client import AsyncClient, Picture
 from shared.service import Running, Service, running
 from shared.settings import Settings
+from shared.types import CacheMode, PlanSource
 
 SLOW = "noop:?step_ms=20"
 """A denoiser that only waits: what a job does between two steps can be timed."""
@@ -37,8 +38,9 @@ class House:
         return picture
 
     async def settled(self, picture: Picture, timeout_s: float = 20.0) -> None:
-        """Until the picture's entry can be found by search and by the predictor."""
-        if not picture.plan.capture_steps:
+        """Until the picture's entry answers repeats and, when it has states, search and predictor know it."""
+        writes = picture.job.request.cache in (CacheMode.AUTO, CacheMode.WRITE)
+        if not writes or picture.plan.source is PlanSource.EXACT:
             return
         maintainer: Any = CacheMaintainerServiceStub(self.process.context.channel("cache_maintainer"))
         predictor: Any = MatchPredictorServiceStub(self.process.context.channel("match_predictor"))
@@ -46,8 +48,8 @@ class House:
         while time.monotonic() < end:
             page = await maintainer.Inspect(cache_maintainer_pb2.InspectRequest(page_size=1000), timeout=5.0)
             known = await predictor.Stats(match_predictor_pb2.StatsRequest(), timeout=5.0)
-            prompts = {entry.prompt for entry in page.entries}
-            if picture.job.request.prompt in prompts and known.entries >= len(page.entries):
+            searched = [entry for entry in page.entries if entry.states]
+            if picture.job.id in {entry.id for entry in page.entries} and known.entries >= len(searched):
                 return
             await asyncio.sleep(0.02)
         raise AssertionError(f"the cache did not take in {picture.job.request.prompt!r}")
