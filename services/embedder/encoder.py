@@ -89,7 +89,9 @@ class Encoder:
         """Raises ModelError when the folder holds no CLIP pair in transformers' layout."""
         import torch
         from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()  # a service draws no bars into its log
         self.hash = encoder_hash(folder)
         self._torch = torch
         try:
