@@ -1,0 +1,72 @@
+"""Every command teaches with an example; every error is one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from services.cli import app as cli
+from shared.errors import ConfigurationError, InvalidRequestError, OverloadedError, StorageFullError, UnavailableError
+
+COMMANDS = [
+    ("up",), ("generate",), ("profile",), ("demo",), ("jobs", "list"), ("jobs", "show"), ("jobs", "cancel"),
+    ("cache", "stats"), ("cache", "inspect"), ("cache", "purge"),
+]  # fmt: skip
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Exit code and stderr of `afterimage …`."""
+    monkeypatch.setattr(sys, "argv", ["afterimage", *arguments])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    return int(left.value.code or 0), capfd.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_teaches_with_an_example(command: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(cli.app, [*command, "--help"])
+    assert result.exit_code == 0
+    assert "Example" in result.output
+    assert f"afterimage {' '.join(command)}" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("jobs", "list", "--target", "127.0.0.1:1"), os.EX_UNAVAILABLE, "nothing listens on 127.0.0.1:1"),
+        (("jobs", "list", "--state", "lost"), os.EX_USAGE, "state: must be one of queued, running"),
+        (("generate", "a fox", "--size", "big"), os.EX_USAGE, "WIDTHxHEIGHT"),
+        (("generate", "a fox", "--cache", "maybe"), os.EX_USAGE, "must be one of auto, read, write, off"),
+        (("cache", "purge"), os.EX_USAGE, "exactly one of"),
+        (("cache", "purge", "--all", "--tenant", "acme"), os.EX_USAGE, "exactly one of"),
+        (("profile", "--alphas", "1.5"), os.EX_USAGE, "above 0 and up to 1"),
+        (("up", "--max-rows", "0"), os.EX_CONFIG, "max_rows: Input should be greater than or equal to 1 (got 0)"),
+        (("up", "--eviction-policy", "random"), os.EX_CONFIG, "eviction_policy"),
+    ],
+)
+def test_errors_are_one_line_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    code: int,
+    said: str,
+) -> None:
+    monkeypatch.setenv("AFTERIMAGE_DATA_DIR", str(tmp_path / "data"))
+    left, err = run(monkeypatch, capfd, *arguments)
+    assert left == code
+    assert said in err
+    assert err.startswith("afterimage: ")
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_exit_codes_follow_sysexits() -> None:
+    assert cli.exit_code(InvalidRequestError("a", "b")) == os.EX_USAGE
+    assert cli.exit_code(OverloadedError()) == os.EX_TEMPFAIL
+    assert cli.exit_code(StorageFullError()) == os.EX_IOERR
+    assert cli.exit_code(UnavailableError()) == os.EX_UNAVAILABLE
+    assert cli.exit_code(ConfigurationError()) == os.EX_CONFIG

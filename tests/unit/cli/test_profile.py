@@ -1,0 +1,85 @@
+"""A profile on the tiny models: measured, resumed after a kill, stored where lookups read it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from services.cli.app import app
+from services.cli.measure import profile_row
+from shared.catalog import open_catalog
+from shared.errors import ConfigurationError
+from shared.models import tiny
+from shared.models.k_table import table_from_json
+
+RECORD: dict[str, Any] = {
+    "pair": 0, "kind": "colour", "k": 5, "similarity": 0.9, "score": 0.27, "score_from_noise": 0.3,
+    "right": {"colour": True, "object": False}, "right_from_noise": {"colour": False, "object": True},
+    "asked_for": ["colour"],
+}  # fmt: skip
+
+
+def test_a_record_becomes_a_row_of_algorithm_2() -> None:
+    row = profile_row(RECORD)
+    assert row is not None
+    assert round(row.quality_ratio, 9) == 0.9
+    assert (row.kept, row.kept_from_noise) == (True, False)
+    both = profile_row(RECORD | {"asked_for": ["colour", "object"]})
+    assert both is not None
+    assert (both.kept, both.kept_from_noise) == (False, False)
+    unjudged = profile_row(RECORD | {"right": {}, "right_from_noise": {}})
+    assert unjudged is not None
+    assert unjudged.kept is None
+    assert profile_row(RECORD | {"score_from_noise": 0.0}) is None
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    return tiny.build(tmp_path / "models", seed=1)  # a random encoder by which pictures score above nothing
+
+
+def profile(models: Path, tmp_path: Path, *more: str) -> Any:
+    arguments = ["--model", models / "large", "--encoder", models / "clip", "--steps", "10", "--device", "cpu"]
+    arguments += ["--out", tmp_path / "profile", "--data-dir", tmp_path / "data", *more]
+    return CliRunner().invoke(app, ["profile", *map(str, arguments)], catch_exceptions=True)
+
+
+async def test_a_profile_is_measured_resumed_and_stored(models: Path, tmp_path: Path) -> None:
+    first = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4", "--alphas", "0.5")
+    assert first.exit_code == 0, first.output + repr(first.exception)
+    rows = tmp_path / "profile" / "rows.jsonl"
+    lines = rows.read_text().splitlines()
+    assert len(lines) == 1 + 4 * 5
+    rows.write_text("\n".join(lines[:13]) + "\n" + lines[13][:20])  # killed in the middle of the third pair
+    second = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4", "--alphas", "0.5")
+    assert second.exit_code == 0, second.output + repr(second.exception)
+    resumed = rows.read_text().splitlines()
+    assert resumed[:11] == lines[:11]
+    assert _scores(resumed) == pytest.approx(_scores(lines), abs=1e-4)
+
+    table = table_from_json(json.loads((tmp_path / "profile" / "k_table_0.5.json").read_text()))
+    assert table.steps == 10
+    assert sum(cell.count for cell in table.cells) == 20
+    assert {"kinds", "right", "pairs", "alpha"} <= json.loads(
+        (tmp_path / "profile" / "quality.json").read_text()
+    ).keys()
+    assert json.loads((tmp_path / "profile" / "latency.json").read_text())["step_s"]["1"] > 0
+    catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/data/catalog.sqlite3")
+    stored = await catalog.profiles.get("k_table_0.5", "large", table.weights_hash)
+    await catalog.close()
+    assert stored is not None
+    assert table_from_json(stored).levels == table.levels
+
+    other = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4", "--seed", "9")
+    assert isinstance(other.exception, ConfigurationError)
+    assert "other settings" in str(other.exception)
+
+
+def _scores(lines: list[str]) -> list[float]:
+    records = sorted((json.loads(line) for line in lines[1:]), key=lambda record: (record["pair"], record["k"]))
+    return [record["score"] for record in records]

@@ -1,0 +1,32 @@
+"""Plans in words."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from services.cli.words import candidates_table, job_sheet, jobs_table, where_it_started
+from shared.types import PlanSource
+from tests.unit.cli.views import picture
+
+
+def shown(*things: object) -> str:
+    console = Console(width=200, record=True, file=None, quiet=False)
+    with console.capture() as text:
+        for thing in things:
+            console.print(thing)
+    return text.get()
+
+
+def test_where_it_started_says_what_it_saved() -> None:
+    assert where_it_started(picture()) == "Started from noise: 50 steps in 1.00 s."
+    hit = where_it_started(picture(source=PlanSource.LATENT, start=20))
+    assert hit == "Started after step 20 of 50 from “a dog <b>” (similarity 0.910): 30 steps in 1.00 s, 20 saved."
+    assert "no step run" in where_it_started(picture(source=PlanSource.EXACT))
+
+
+def test_prompts_are_never_markup() -> None:
+    hostile = picture("[bold]a fox[/bold] [/]", PlanSource.LATENT, 20)
+    text = shown(jobs_table([hostile]), job_sheet(hostile), candidates_table(hostile.plan))
+    assert text.count("[bold]a fox[/bold] [/]") == 2
+    assert "a dog <b>" in text
+    assert "mind the gap" in text
