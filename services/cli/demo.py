@@ -78,21 +78,21 @@ async def _draw_session(settings: Any, seed: int, steps: int | None, console: Co
         async with embedded(settings) as process, AsyncClient(process.address) as client:
             bar.update(whole, description="warming up")
             await _draw(client, "a first picture that nobody measures", "", {**fields, "cache": "off"}, bar, current)
-            rows = []
+            rows: list[Row] = []
             for prompt in prompts:
                 bar.update(whole, description="drawing the session")
-                rows.append(await _both_ways(process, client, prompt, fields, bar, current))
+                await _settled(process, {row.picture.job.id for row in rows if not row.exact})
+                rows.append(await _both_ways(client, prompt, fields, bar, current))
                 bar.advance(whole)
     return rows
 
 
 async def _both_ways(
-    process: Running, client: AsyncClient, prompt: Prompt, fields: dict[str, Any], bar: Progress, current: TaskID
+    client: AsyncClient, prompt: Prompt, fields: dict[str, Any], bar: Progress, current: TaskID
 ) -> Row:
-    """One prompt with the cache, then without it; between them the cache takes in what was drawn (a user's pause)."""
+    """One prompt with the cache, then without it."""
     bar.update(current, description=f"with cache: {prompt.text[:40]}")
     with_cache, seconds = await _draw(client, prompt.text, prompt.user, fields, bar, current)
-    await _settled(process, with_cache)
     bar.update(current, description=f"without:    {prompt.text[:40]}")
     without, seconds_without = await _draw(client, prompt.text, prompt.user, {**fields, "cache": "off"}, bar, current)
     return Row(prompt, with_cache, seconds, without, seconds_without)
@@ -111,20 +111,18 @@ async def _draw(
     raise AfterimageError("the stream ended without a picture")
 
 
-async def _settled(process: Running, picture: Picture) -> None:
-    """Until the picture's states can be found (or there is nothing to wait for); pictures never wait for the cache."""
-    if not picture.plan.capture_steps:
-        return
+async def _settled(process: Running, drawn: set[str]) -> None:
+    """Until the cache has taken in what these jobs left, and lookups know of it; pictures never wait for that."""
     maintainer: Any = CacheMaintainerServiceStub(process.context.channel("cache_maintainer"))
     predictor: Any = MatchPredictorServiceStub(process.context.channel("match_predictor"))
-    before, end = -1, time.monotonic() + SETTLE_S
+    end = time.monotonic() + SETTLE_S
     while time.monotonic() < end:
-        await asyncio.sleep(0.1)
-        cache = await maintainer.Stats(cache_maintainer_pb2.StatsRequest(), timeout=5.0)
+        page = await maintainer.Inspect(cache_maintainer_pb2.InspectRequest(page_size=1000), timeout=5.0)
         known = await predictor.Stats(match_predictor_pb2.StatsRequest(), timeout=5.0)
-        if cache.entries == before and known.entries >= cache.entries:
+        searched = [entry for entry in page.entries if entry.states]
+        if drawn <= {entry.id for entry in page.entries} and known.entries >= len(searched):
             return
-        before = cache.entries
+        await asyncio.sleep(0.05)
 
 
 def _write(out: Path, rows: Sequence[Row]) -> None:

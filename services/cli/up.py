@@ -52,10 +52,11 @@ def up(
 
     telemetry.configure_logging(settings.log_level)
     with contextlib.ExitStack() as stack:
+        out = Console()
+        out.print("[dim]starting …[/dim]")
 
         def ready(process: Running) -> None:
             stack.enter_context(announced(process, settings))
-            out = Console()
             out.print(f"[bold]Afterimage[/bold] listens on [bold]{process.address}[/bold] (gRPC)")
             metrics = f"http://{settings.metrics_listen}/metrics" if settings.metrics_listen else "off"
             out.print(f"metrics {metrics} · data {settings.data_dir.absolute()} · model {settings.large}")
