@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 
 from protos import gpu_worker_pb2 as pb
 from services.gpu_worker import service as service_module
@@ -27,6 +29,7 @@ from shared.messages import (
     StateUsed,
     lane_of,
 )
+from shared.telemetry import configure_logging
 from shared.types import Job, JobState, PlanSource, Size
 from tests.unit.gpu_worker.worker import STEPS, Bench, running_worker
 
@@ -46,6 +49,14 @@ async def slow(tmp_path: Path) -> AsyncIterator[Bench]:
     """A denoiser that takes 20 ms a step: time to interfere."""
     async with running_worker(tmp_path / "data", SLOW, lease_s=0.6) as running:
         yield running
+
+
+@pytest.fixture
+def plain_logs() -> Iterator[None]:
+    """As in a service: the pretty tracebacks of unconfigured logs print every local tensor, which takes seconds."""
+    configure_logging(pretty=False)
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +89,7 @@ async def test_a_picture_is_drawn_stored_told_and_acknowledged(bench: Bench) -> 
         assert len(data) == state.bytes
         assert decode_state(data, state.codec).shape == (4, 16, 16)
     assert result.compat == bench.service._place.card.compat(Size(64, 64), STEPS)
-    assert bench.heard(JobSucceeded) == [JobSucceeded(job.id, 1)]
+    assert await bench.told(JobSucceeded) == [JobSucceeded(job.id, 1)]
     timings = result.timings
     assert timings.denoise_s > 0
     assert timings.decode_s > 0
@@ -95,8 +106,7 @@ async def test_a_hit_starts_after_k_steps_and_is_redrawn_bit_equal_from_its_plan
     assert second.result is not None, second.error
     assert second.result.steps_run == STEPS - 4
     assert second.plan == plan
-    await bench.idle()
-    assert bench.heard(StateUsed) == [StateUsed(entry.id, 4)]
+    assert await bench.told(StateUsed) == [StateUsed(entry.id, 4)]
 
     family = bench.service._family
     for job, blob in ((first, None), (second, await bench.blobs.get(plan.state_key))):
@@ -116,8 +126,7 @@ async def test_a_state_serves_a_run_of_another_length_at_the_same_noise_level(be
     job = await bench.draw(bench.hit(entry, 4, start_step=8), steps=20)
     assert job.result is not None, job.error
     assert job.result.steps_run == 12
-    await bench.idle()
-    assert bench.heard(StateUsed) == [StateUsed(entry.id, 4)]
+    assert await bench.told(StateUsed) == [StateUsed(entry.id, 4)]
 
 
 async def test_a_missing_blob_is_a_hole_and_the_next_smaller_k_starts(bench: Bench) -> None:
@@ -238,7 +247,7 @@ async def test_the_tasks_own_error_is_tried_three_times_then_kept_on_the_job(ben
     await bench.idle()
     assert (job.state, job.attempt, job.failures) == (JobState.FAILED, 3, 3)
     assert "its latent is (4, 8, 8)" in job.error
-    assert [fact.attempt for fact in bench.heard(JobFailed)] == [3]
+    assert [fact.attempt for fact in await bench.told(JobFailed)] == [3]
     (letter,) = bench.backends.bus.dead_letters()  # type: ignore[attr-defined]
     assert (letter.message, "(4, 8, 8)" in letter.reason) == (GenerateImage(job.id), True)
     assert set(await bench.keys()) == before
@@ -304,13 +313,13 @@ async def test_a_job_cancelled_before_its_claim_is_acknowledged_undrawn(slow: Be
 
 
 async def test_a_cancel_nobody_told_the_worker_is_seen_at_the_next_renewal(slow: Bench) -> None:
-    job = await slow.accept(steps=100)
+    job = await slow.accept(steps=1000)  # 20 s
     await slow.send(job)
     await slow.until(lambda row: row.state is JobState.RUNNING, job.id)
     await slow.jobs.cancel(job.id)
-    async with asyncio.timeout(1.0):  # the run itself takes 2 s
-        await asyncio.sleep(0.01)
-        await slow.idle()
+    await asyncio.sleep(0.01)
+    await slow.idle()
+    assert await slow.keys() == []
 
 
 async def test_the_lease_is_kept_alive_while_the_job_runs(slow: Bench) -> None:
@@ -323,13 +332,13 @@ async def test_the_lease_is_kept_alive_while_the_job_runs(slow: Bench) -> None:
 async def test_late_jobs_are_dropped_when_they_asked_for_it(slow: Bench) -> None:
     job = await slow.draw(steps=100, deadline_s=0.2, drop_if_late=True)
     assert job.state is JobState.CANCELLED
-    assert slow.heard(JobCancelled, job.id)
+    assert await slow.told(JobCancelled, job.id)
 
 
 async def test_a_duplicate_of_a_finished_job_is_answered_again(bench: Bench) -> None:
     job = await bench.draw()
     await bench.send(job)
-    await bench.until(lambda _: len(bench.heard(JobSucceeded, job.id)) == 2, job.id)
+    await bench.told(JobSucceeded, job.id, count=2)
     await bench.idle()
     assert (await bench.jobs.get(job.id)).attempt == 1
     assert len(await bench.keys("pictures/")) == 1
@@ -357,11 +366,11 @@ async def test_unknown_jobs_and_strange_messages_do_not_stay_in_the_lane(slow: B
 
 async def test_a_drain_hands_back_what_it_cannot_finish(tmp_path: Path) -> None:
     async with running_worker(tmp_path, SLOW) as bench:
-        short, long = await bench.accept(steps=5), await bench.accept(steps=200)
+        short, long = await bench.accept(steps=2), await bench.accept(steps=1000)
         await bench.send(short)
         await bench.send(long)
         await bench.until(lambda job: job.state is JobState.RUNNING, long.id)
-        answer = await bench.service.Drain(pb.DrainRequest(timeout_s=0.4), None)
+        answer = await bench.service.Drain(pb.DrainRequest(timeout_s=1.5), None)
         assert (answer.finished, answer.handed_back) == (1, 1)
         assert (await bench.jobs.get(short.id)).state is JobState.SUCCEEDED
         back = await bench.jobs.get(long.id)
@@ -375,9 +384,10 @@ async def test_a_drain_hands_back_what_it_cannot_finish(tmp_path: Path) -> None:
 
 async def test_progress_comes_at_once_and_then_at_its_pace(tiny_folder: Path, tmp_path: Path) -> None:
     async with running_worker(tmp_path, SLOW, progress_per_s=5.0) as bench:
+        begun = time.monotonic()
         job = await bench.draw(steps=50)  # a second
         told = bench.heard(Progress, job.id)
-        assert 3 <= len(told) <= 7
+        assert 3 <= len(told) <= 2 + 5 * (time.monotonic() - begun)
         assert (told[0].step, told[0].steps, told[0].preview) == (0, 50, "")
         assert [fact.step for fact in told] == sorted({fact.step for fact in told})
         assert told[-1].preview
@@ -404,6 +414,7 @@ async def test_a_job_seen_at_two_crashes_rides_alone_and_after_three_more_it_fai
     assert (done.state, done.error) == (JobState.FAILED, "its worker crashed 5 times, the last 3 alone")
 
 
+@pytest.mark.usefixtures("plain_logs")
 async def test_an_engine_in_trouble_fails_its_tasks_and_goes_on(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(NoopFamily, "preview", lambda self, clean: 1 / 0)

@@ -54,6 +54,13 @@ class Bench:
     def heard(self, kind: type[Any], job_id: str = "") -> list[Any]:
         return [fact for fact in self.facts if isinstance(fact, kind) and job_id in ("", getattr(fact, "job_id", ""))]
 
+    async def told(self, kind: type[Any], job_id: str = "", count: int = 1) -> list[Any]:
+        """The facts of a kind, once there are so many: they come a moment after the row."""
+        async with asyncio.timeout(20):
+            while len(heard := self.heard(kind, job_id)) < count:  # noqa: ASYNC110 — a test looks now and then
+                await asyncio.sleep(0.005)
+        return heard
+
     async def accept(self, plan: Plan | None = None, **changes: Any) -> Job:
         """A job row, not sent yet."""
         request = replace(Request(prompt="a red fox", size=Size(64, 64), steps=STEPS, guidance=2.5, seed=7), **changes)
