@@ -18,7 +18,7 @@ from services.match_predictor.sketch import Sketch
 from shared.bus import Subscription
 from shared.errors import AfterimageError, InvalidRequestError
 from shared.messages import EntriesCached, EntriesEvicted, JobQueued, Message
-from shared.models.card import find_card
+from shared.models.card import served_card
 from shared.models.k_table import FIG_10, load_k_table
 from shared.service import Context
 from shared.settings import Settings
@@ -169,7 +169,7 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
     async def _read_threshold(self) -> None:
         settings, profiles = self._settings, self._context.backends.catalog.profiles
         try:
-            card = find_card(settings.large)
+            card = served_card(settings)
             await asyncio.to_thread(lambda: card.weights_hash)
             self._threshold = (await load_k_table(profiles, card, settings.k_table_alpha)).lowest_similarity
         except (AfterimageError, ValueError) as error:  # the threshold in hand stays in force

@@ -49,7 +49,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
 
     async def start(self, context: Context) -> None:
         self._settings, self._backends = context.settings, context.backends
-        self._tables = Tables(context.backends.catalog.profiles, context.settings.k_table_alpha)
+        self._tables = Tables(context.backends.catalog.profiles, context.settings.k_table_alpha, self._settings.dtype)
         await self._tables.add(context.settings.large)
         self._entries = Remembered(context.settings.remembered_entries)
         self._subscription: Subscription = await context.backends.bus.subscribe(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from shared.errors import AfterimageError
 from shared.models.card import ModelCard, find_card
@@ -15,14 +16,15 @@ REREAD_S = 30.0
 class Tables:
     """Cards and tables by model name."""
 
-    def __init__(self, profiles: Profiles, alpha: float) -> None:
+    def __init__(self, profiles: Profiles, alpha: float, dtype: str) -> None:
         self._profiles = profiles
         self._alpha = alpha
+        self._dtype = dtype  # part of every latent's compatibility key, as the workers compute
         self._known: dict[str, tuple[ModelCard, KTable]] = {}
 
     async def add(self, name_or_path: str) -> tuple[ModelCard, KTable]:
         """Reads a model's card and table; hashing its weights happens on another thread. ModelError when unknown."""
-        card = find_card(name_or_path)
+        card = replace(find_card(name_or_path), dtype=self._dtype)
         await asyncio.to_thread(lambda: (card.weights_hash, card.scheduler_config))
         self._known[card.name] = card, await load_k_table(self._profiles, card, self._alpha)
         return self._known[card.name]
