@@ -66,12 +66,15 @@ async def test_after_kill_9_finished_pictures_are_there_and_the_running_job_runs
             os.kill(process.pid, signal.SIGKILL)
             await process.wait()
         assert (data / "running.json").exists()  # nobody cleaned up
-        async with up(data, port, tiny, "noop:?step_ms=50"):
+        async with up(data, port, tiny, "noop:?step_ms=50") as process:
             events = [event async for event in stream]  # the same call, taken up again
             kept = await client.get_picture(done.job.id)
             again = await client.generate("a finished picture", steps=2, seed=1)
             ids = [event.job_id for event in queued if isinstance(event, Accepted)]
             pictures = [await _finished(client, job_id) for job_id in (running.job_id, *ids)]
+            process.terminate()  # and this time it may say goodbye
+            assert await asyncio.wait_for(process.wait(), 30) == 0
+    assert not (data / "running.json").exists()
 
     assert kept.png == done.png
     assert again.plan.source is PlanSource.EXACT

@@ -1,0 +1,95 @@
+"""The commands on the whole of Afterimage: what a newcomer types first."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from services.cli.app import app
+from services.cli.embedded import announced
+from tests.flows.conftest import Make
+from tests.flows.house import house
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch, tiny: Path, tmp_path: Path) -> None:
+    """As a user has it who named models of their own."""
+    for name, value in {"LARGE": tiny / "large", "ENCODER": tiny / "clip", "TORCH_THREADS": 1}.items():
+        monkeypatch.setenv(f"AFTERIMAGE_{name}", str(value))
+    monkeypatch.setenv("AFTERIMAGE_LISTEN", "127.0.0.1:1")  # nothing is there
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: object) -> Result:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, f"{arguments}: {result.output} {result.exception!r}"
+    return result
+
+
+def test_generate_starts_an_instance_when_none_runs_and_the_next_one_finds_its_cache(tmp_path: Path) -> None:
+    first = run("generate", "a red fox", "--steps", 10, "--seed", 1, "--data-dir", "data", "-o", "deep/fox.png")
+    assert "starting Afterimage in this process" in first.output
+    assert "Started from noise: 10 steps" in first.output
+    with Image.open(tmp_path / "deep" / "fox.png") as picture:
+        assert picture.size == (64, 64)
+    second = run("generate", "a red fox!", "--steps", 10, "--seed", 2, "--data-dir", "data", "--why")
+    assert re.search(r"Started after step [1-5] of 10 from “a red fox”", second.output)
+    assert "What the planner looked at" in second.output
+    assert len(list(tmp_path.glob("*.png"))) == 1
+
+    stats = run("cache", "stats", "--data-dir", "data")  # nobody runs: the cache is opened for the question
+    assert re.match(r"2 entries, \d+ states", stats.output)
+    purged = run("cache", "purge", "--all", "--yes", "--data-dir", "data")
+    assert "purged 2 entries" in purged.output
+    assert "0 entries, 0 states" in run("cache", "stats", "--data-dir", "data").output
+
+
+async def test_commands_find_the_process_that_works_in_a_data_directory(make: Make) -> None:
+    settings = make(large="noop:")
+    where = ("--data-dir", settings.data_dir)
+    async with house(settings) as it:
+        with announced(it.process, settings):
+            drawn = await asyncio.to_thread(run, "generate", "a red fox", "--steps", 2, *where)
+            assert "starting Afterimage" not in drawn.output
+            listed = await asyncio.to_thread(run, "jobs", "list", *where)
+            job = (await it.client.list_jobs())[0][0].job
+            assert job.id in listed.output
+            shown = await asyncio.to_thread(run, "jobs", "show", job.id, *where)
+            assert "a red fox" in shown.output
+            assert f"{job.request.seed} (drawn)" in shown.output
+            cancelled = await asyncio.to_thread(run, "jobs", "cancel", job.id, *where)
+            assert f"{job.id} is succeeded" in cancelled.output
+            await it.settled(await it.client.get_picture(job.id))
+            inspected = await asyncio.to_thread(run, "cache", "inspect", *where)
+            assert "a red fox" in inspected.output
+
+
+def test_the_demo_draws_both_ways_and_leaves_a_report(tmp_path: Path) -> None:
+    result = run("demo", "--steps", 10, "--out", "demo")
+    out = tmp_path / "demo"
+    read = json.loads((out / "summary.json").read_text())
+    requests = read["requests"]
+    assert len(requests) == 12
+    repeats = [request for request in requests if request["source"] == "exact"]
+    assert len(repeats) == read["exact_repeats"]["pictures"] == 1
+    assert read["pictures"] == 11
+    assert read["steps_total"] == 110
+    assert read["steps_run"] == sum(request["steps_run"] for request in requests) < 110
+    assert all(request["steps_run"] == 10 - request["start_step"] for request in requests if request not in repeats)
+    assert read["seconds_with_cache"] > 0 < read["seconds_without_cache"]
+    assert not any(request["degraded"] for request in requests)
+    for number in range(1, 13):
+        for name in (f"{number:02}.png", f"{number:02}-without-cache.png"):
+            with Image.open(io.BytesIO((out / name).read_bytes())) as picture:
+                assert picture.size == (64, 64)
+    assert (out / "contact-sheet.png").exists()
+    assert (out / "report.html").read_text().startswith("<!doctype html>")
+    assert "11 pictures" in result.output
+    assert not (tmp_path / ".afterimage").exists()  # its cache was its own, and is gone
