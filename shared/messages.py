@@ -69,6 +69,18 @@ class StateUsed:
 
 
 @dataclass(frozen=True, slots=True)
+class StateLost:
+    """The blob of this state is missing or corrupt (step 0: the entry's whole picture): a hole the catalog still names.
+
+    `key` is that blob, so that a newer state under the same step is not taken for it.
+    """
+
+    entry_id: str
+    step: int
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EntriesCached:
     entry_ids: tuple[str, ...]
 
@@ -111,6 +123,7 @@ Message: TypeAlias = (
     | JobSucceeded
     | JobFailed
     | StateUsed
+    | StateLost
     | EntriesCached
     | EntriesEvicted
     | WorkerReported
@@ -127,6 +140,7 @@ KINDS: dict[str, type[Message]] = {
         JobSucceeded,
         JobFailed,
         StateUsed,
+        StateLost,
         EntriesCached,
         EntriesEvicted,
         WorkerReported,
