@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -18,24 +18,17 @@ from services.gpu_worker.events import Advanced, BatchRan, Finished, LatentCaptu
 from services.gpu_worker.families import Family
 from services.gpu_worker.rows import FromState, Latent, Pixels, Task
 from services.retriever.profile import ProfileRow
+from shared.errors import CancelledError
 from shared.types import vector_from
 
 Judge = Callable[[Any], Mapping[str, Sequence[str]]]
 """Pictures (B, height, width, 3) uint8 to each attribute's values."""
 OnStep = Callable[[], None]
-_FLOOR = 0.01
-"""A picture from noise whose CLIP score is below this has nothing that a ratio could compare with."""
-
-
-@dataclass
-class Drawn:
-    pixels: dict[str, Pixels] = field(default_factory=dict)
-    states: dict[tuple[str, int], Latent] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Profiler:
-    """Everything a measurement needs; one pair costs 2·T + Σ(T − K) steps."""
+    """Everything a measurement needs; one pair costs T + the largest K + Σ(T − K) steps."""
 
     family: Family
     encoder: Encoder
@@ -48,19 +41,16 @@ class Profiler:
 
     @property
     def steps_per_pair(self) -> int:
-        return 2 * self.steps + sum(self.steps - k for k in self.ks)
+        return self.steps + max(self.ks) + sum(self.steps - k for k in self.ks)
 
     def measure(self, pairs: Sequence[ScenePair], on_step: OnStep) -> Iterator[dict[str, Any]]:
         """One record per pair and K, in order; `pairs` share batches, so a few at a time are faster."""
-        sources = [task for pair in pairs for task in self._from_noise(pair)]
-        drawn = self._draw(sources, on_step)
-        hits = [self._from_state(pair, k, drawn.states[f"{pair.number}/before", k]) for pair in pairs for k in self.ks]
-        drawn.pixels |= self._draw(hits, on_step).pixels
+        pictures = self._draw(pairs, on_step)
         for pair in pairs:
-            yield from self._records(pair, drawn)
+            yield from self._records(pair, pictures)
 
     def _from_noise(self, pair: ScenePair) -> list[Task]:
-        before = self._task(f"{pair.number}/before", pair.before_text, pair.before_seed, capture_steps=tuple(self.ks))
+        before = self._task(_source(pair), pair.before_text, pair.before_seed, capture_steps=tuple(self.ks))
         return [before, self._task(f"{pair.number}/noise", pair.after_text, pair.after_seed)]
 
     def _from_state(self, pair: ScenePair, k: int, state: Latent) -> Task:
@@ -73,27 +63,33 @@ class Profiler:
         size, guidance = card.default_size, card.default_guidance
         return Task(task_id, card.name, prompt, size, self.steps, guidance, seed, **more)
 
-    def _draw(self, tasks: Sequence[Task], on_step: OnStep) -> Drawn:
+    def _draw(self, pairs: Sequence[ScenePair], on_step: OnStep) -> dict[str, Pixels]:
+        """Each pair's pictures, by `<pair>/noise` and `<pair>/<K>`: a picture starts as soon as its state is there, and
+        the picture the states come from is not drawn to its end, so that the batch is full nearly all the time."""
         engine = Engine({self.family.card.name: self.family}, max_rows=self.max_rows, tell_every_s=0.0)
-        drawn = Drawn()
-        for task in tasks:
-            engine.submit(task)
+        pictures: dict[str, Pixels] = {}
+        sources = {_source(pair): pair for pair in pairs}
+        for pair in pairs:
+            for task in self._from_noise(pair):
+                engine.submit(task)
         while not engine.idle:
             for event in engine.step():
                 match event:
                     case Advanced():
                         on_step()
                     case LatentCaptured(id=name, step=step, latent=latent):
-                        drawn.states[name, step] = latent
+                        engine.submit(self._from_state(sources[name], step, latent))
+                        if step == max(self.ks):
+                            engine.cancel(name)
                     case Finished(id=name, pixels=pixels):
-                        drawn.pixels[name] = pixels
-                    case Left(error=error):
+                        pictures[name] = pixels
+                    case Left(error=error) if not isinstance(error, CancelledError):
                         raise error
-        return drawn
+        return pictures
 
-    def _records(self, pair: ScenePair, drawn: Drawn) -> Iterator[dict[str, Any]]:
+    def _records(self, pair: ScenePair, drawn: Mapping[str, Pixels]) -> Iterator[dict[str, Any]]:
         names = ["noise", *(str(k) for k in self.ks)]
-        pictures = [drawn.pixels[f"{pair.number}/{name}"] for name in names]
+        pictures = [drawn[f"{pair.number}/{name}"] for name in names]
         texts = [vector_from(one.vector) for one in self.encoder.texts([pair.before_text, pair.after_text])]
         found = [vector_from(one.vector) for one in self.encoder.images([encode_png(pixels) for pixels in pictures])]
         scores = [float(vector @ texts[1]) for vector in found]
@@ -113,15 +109,18 @@ class Profiler:
             }
 
 
-def profile_row(record: Mapping[str, Any]) -> ProfileRow | None:
-    """The record as Algorithm 2 wants it; None when the picture from noise is so bad that no ratio means anything."""
-    if record["score_from_noise"] < _FLOOR:
-        return None
+def _source(pair: ScenePair) -> str:
+    return f"{pair.number}/before"
+
+
+def profile_row(record: Mapping[str, Any]) -> ProfileRow:
+    """The record as Algorithm 2 wants it; a CLIP score is never below 0 (Hessel et al., CLIPScore)."""
     asked, judged = record["asked_for"], bool(record["right"])
     return ProfileRow(
         k=record["k"],
         similarity=record["similarity"],
-        quality_ratio=max(record["score"], 0.0) / record["score_from_noise"],
+        score=max(record["score"], 0.0),
+        score_from_noise=max(record["score_from_noise"], 0.0),
         kept=all(record["right"][name] for name in asked) if asked and judged else None,
         kept_from_noise=all(record["right_from_noise"][name] for name in asked) if asked and judged else None,
         kind=record["kind"],

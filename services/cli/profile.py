@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,8 +29,10 @@ if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is r
     from services.retriever.profile import ProfileRow
 
 Optional = typer.Option
-AT_A_TIME = 4
+AT_A_TIME = 8
 """Pairs that share batches, and the most that a kill costs."""
+LEAST_SCORE = 0.01
+"""Mean CLIP score of the pictures from noise below which no ratio means anything."""
 
 
 def profile(
@@ -65,7 +69,7 @@ def profile(
     console = wide()
     profiler, about = _prepared(settings, steps, fresh_noise, judge, console)
     records = _measure(profiler, about | {"seed": seed}, pairs, out, console)
-    rows = _rows(records, console)
+    rows = _rows(records)
     tables = {alpha: _table(rows, alpha, about, steps) for alpha in wanted}
     _write(out, records, rows, tables, profiler, console)
     for alpha, table in tables.items():
@@ -103,7 +107,9 @@ def _prepared(
     known = folder.is_dir()
     if not known:
         console.print(Text(f"no judge in {folder}: quality is the CLIP ratio alone", style="yellow"))
-    ks = [k * steps // 50 for k in settings.capture_steps if 0 < k * steps // 50 < steps]
+    ks = sorted({k * steps // 50 for k in settings.capture_steps if 0 < k * steps // 50 < steps})
+    if not ks:
+        raise InvalidRequestError("steps", f"too few for any K of {settings.capture_steps} of 50", steps)
     about = {
         "model": card.name,
         "weights_hash": card.weights_hash,
@@ -161,13 +167,10 @@ def _resumed(path: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
     if json.loads(lines[0]) != about:
         raise ConfigurationError(f"{path}: was measured with other settings; move it away or choose another --out")
     records = [json.loads(line) for line in lines[1:] if line.endswith("\n")]
-    whole = [record for record in records if _complete(record["pair"], records, about["ks"])]
+    of_pair = Counter(record["pair"] for record in records)
+    whole = [record for record in records if of_pair[record["pair"]] == len(about["ks"])]
     path.write_text(lines[0] + "".join(json.dumps(record) + "\n" for record in whole), encoding="utf-8")
     return whole
-
-
-def _complete(pair: int, records: Sequence[Mapping[str, Any]], ks: Sequence[int]) -> bool:
-    return sum(record["pair"] == pair for record in records) == len(ks)
 
 
 def _chunks(pairs: Iterator[Any]) -> Iterator[list[Any]]:
@@ -175,15 +178,14 @@ def _chunks(pairs: Iterator[Any]) -> Iterator[list[Any]]:
         yield chunk
 
 
-def _rows(records: Sequence[Mapping[str, Any]], console: Console) -> list[ProfileRow]:
+def _rows(records: Sequence[Mapping[str, Any]]) -> list[ProfileRow]:
     from services.cli.measure import profile_row
 
-    rows = [row for record in records if (row := profile_row(record)) is not None]
-    if len(rows) < len(records):
-        left_out = len(records) - len(rows)
-        console.print(Text(f"{left_out} of {len(records)} rows left out: their picture from noise has no CLIP score"))
-    if not rows:
-        raise ConfigurationError("no picture from noise has a CLIP score above .01: wrong encoder, or untrained models")
+    rows = [profile_row(record) for record in records]
+    if fmean(row.score_from_noise for row in rows) < LEAST_SCORE:
+        raise ConfigurationError(
+            f"pictures from noise have a CLIP score below {LEAST_SCORE}: wrong encoder, or untrained models"
+        )
     return rows
 
 

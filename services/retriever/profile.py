@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, covariance, fmean, variance
 
 from shared.models.k_table import Cell, KTable, Level
 
 CONFIDENCE = 0.95
 """One-sided."""
 CELL_ROWS = 40
-"""Rows in one band of similarity: enough for a bound, few enough to see where quality falls."""
+"""Rows that a band of similarity begins with: enough for a bound, few enough to see where quality falls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,20 @@ class ProfileRow:
     """Of the table's T."""
     similarity: float
     """Cosine of the two prompts' embeddings."""
-    quality_ratio: float
-    """CLIP score from state K ÷ CLIP score from noise."""
+    score: float
+    """CLIP score from state K, not below 0 …"""
+    score_from_noise: float = 1.0
+    """… and from noise."""
     kept: bool | None = None
     """Whether the attribute that differs between the prompts came out as asked; None where no judge knows."""
     kept_from_noise: bool | None = None
     """The same for the picture from noise."""
     kind: str = ""
     """What differs: paraphrase, style, light, colour, size/position, background, object, unrelated."""
+
+    @property
+    def judged(self) -> bool:
+        return self.kept is not None and self.kept_from_noise is not None
 
 
 def build_table(
@@ -44,7 +50,7 @@ def build_table(
     encoder_hash: str = "",
 ) -> KTable:
     """threshold(K): the lowest similarity above which every band's 95 % lower bound stays ≥ α, for the quality ratio
-    and, where a judge knows it, for the changed attribute.
+    and, where a judge knows it, for the changed attribute (docs/adr/0003-algorithm-2.md).
 
     The printed algorithm (`min{s | ∀I: quality(I) > α}`) contradicts its text; Fig. 9 shows a curve of quality over
     similarity that must stay above α to the right of the threshold, and that is what is computed. Monotone in K; a K
@@ -66,8 +72,29 @@ def build_table(
 
 
 def measure(rows: Sequence[ProfileRow], *, alpha: float, cell_rows: int = CELL_ROWS) -> list[Cell]:
-    """One K's rows in bands of about `cell_rows`, most similar first; equal similarities share a band."""
-    return [_cell(band, alpha) for band in _bands(sorted(rows, key=lambda row: -row.similarity), cell_rows)]
+    """One K's rows in bands, most similar first; equal similarities share a band.
+
+    A band begins with about `cell_rows` rows and takes in the next ones for as long as it proves nothing: it ends where
+    it is safe, or where the rows it took in last prove that quality is lost. What is left at the end and is too little
+    to prove anything belongs to the band above it.
+    """
+    cells: list[Cell] = []
+    taken: list[ProfileRow] = []
+    pooled: list[ProfileRow] = []
+    for band in _bands(sorted(rows, key=lambda row: -row.similarity), cell_rows):
+        pooled += band
+        cell = _cell(pooled, alpha)
+        if cell.safe or _proves_loss(band, alpha):
+            cells.append(cell)
+            taken, pooled = pooled, []
+    if not pooled:
+        return cells
+    rest = _cell(pooled, alpha)
+    if cells and cells[-1].safe and _too_few(rest, alpha, cell_rows):
+        joined = _cell([*taken, *pooled], alpha)
+        if joined.safe:
+            return [*cells[:-1], joined]
+    return [*cells, rest]
 
 
 def threshold(bands: Iterable[Cell]) -> float | None:
@@ -87,22 +114,41 @@ def by_kind(rows: Sequence[ProfileRow], *, alpha: float) -> dict[tuple[str, int]
     return {key: _cell([row for row in rows if (row.kind, row.k) == key], alpha) for key in keys}
 
 
-def mean_lower_bound(values: Sequence[float]) -> float:
-    """95 % one-sided lower confidence bound of the mean, Student's t; −inf for fewer than three values."""
+def ratio_bounds(values: Sequence[float], references: Sequence[float]) -> tuple[float, float]:
+    """95 % one-sided lower and upper confidence bounds of Σ values / Σ references, which are paired (Fieller 1954).
+
+    The lower bound is the largest α for which the paired differences `value − α·reference` have a mean whose own
+    lower bound, Student's t, is not negative; so a reference near 0 weighs little, which a mean of ratios it ruins.
+    (−inf, inf) for fewer than three pairs and where the references may well be 0.
+    """
     n = len(values)
     if n < 3:
-        return -math.inf
-    return fmean(values) - _student_t(n - 1) * stdev(values) / math.sqrt(n)
+        return -math.inf, math.inf
+    mean, reference = fmean(values), fmean(references)
+    c = _student_t(n - 1) ** 2 / n
+    spread = c * variance(references)
+    a = reference * reference - spread
+    if reference <= 0 or a <= 0:
+        return -math.inf, math.inf
+    half = mean * reference - c * covariance(values, references)
+    rest = mean * mean - c * variance(values)
+    root = math.sqrt(max(half * half - a * rest, 0.0))
+    return (half - root) / a, (half + root) / a
 
 
-def share_lower_bound(successes: int, of: int) -> float:
-    """95 % one-sided lower confidence bound of a share (Wilson); 0 for none."""
-    if of == 0:
-        return 0.0
-    z = NormalDist().inv_cdf(CONFIDENCE)
-    centre = successes + z * z / 2
-    spread = z * math.sqrt(successes * (of - successes) / of + z * z / 4)
-    return (centre - spread) / (of + z * z)
+def share_bounds(kept: Sequence[bool], references: Sequence[bool]) -> tuple[float, float]:
+    """The same for a share kept of those kept from noise, where without a single loss there would be no spread.
+
+    An imaginary row that lost what noise kept stands for the losses not seen yet (one that kept it, for the upper
+    bound), as in the intervals of Wilson, and of Agresti and Coull.
+    """
+    values, against = [float(one) for one in kept], [float(one) for one in references]
+    return ratio_bounds([*values, 0.0], [*against, 1.0])[0], ratio_bounds([*values, 1.0], [*against, 1.0])[1]
+
+
+def rows_that_prove(alpha: float) -> float:
+    """Rows without one loss that prove with 95 % confidence that a share of at least α is kept: αⁿ ≤ 5 %."""
+    return math.ceil(math.log(1 - CONFIDENCE) / math.log(alpha)) if 0 < alpha < 1 else math.inf
 
 
 def _student_t(degrees: int) -> float:
@@ -124,29 +170,48 @@ def _bands(rows: Sequence[ProfileRow], size: int) -> list[list[ProfileRow]]:
             bands[-1].append(row)
         else:
             bands.append([row])
-    if len(bands) > 1 and len(bands[-1]) < size // 2:  # too few for a bound of their own
-        rest = bands.pop()
-        bands[-1].extend(rest)
     return bands
 
 
 def _cell(rows: Sequence[ProfileRow], alpha: float) -> Cell:
-    ratios = [row.quality_ratio for row in rows]
-    bound = mean_lower_bound(ratios)
-    judged = [row for row in rows if row.kept is not None and row.kept_from_noise is not None]
-    kept = sum(bool(row.kept) for row in judged)
-    kept_from_noise = sum(bool(row.kept_from_noise) for row in judged)
-    kept_bound = share_lower_bound(kept, len(judged)) / (kept_from_noise / len(judged)) if kept_from_noise else None
+    scores, from_noise = [row.score for row in rows], [row.score_from_noise for row in rows]
+    bound = ratio_bounds(scores, from_noise)[0]
+    judged = [row for row in rows if row.judged]
+    kept, kept_from_noise = _shares(judged)
+    kept_bound = share_bounds(*_outcomes(judged))[0] if judged else None
     return Cell(
         k=rows[0].k,
         min_similarity=min(row.similarity for row in rows),
         max_similarity=max(row.similarity for row in rows),
         count=len(rows),
-        mean_ratio=fmean(ratios),
+        mean_ratio=fmean(scores) / fmean(from_noise) if any(from_noise) else 0.0,
         lower_bound=bound,
         judged=len(judged),
-        kept=kept / len(judged) if judged else None,
-        kept_from_noise=kept_from_noise / len(judged) if judged else None,
+        kept=kept,
+        kept_from_noise=kept_from_noise,
         kept_lower_bound=kept_bound,
-        safe=bound >= alpha and (kept_bound is None or kept_bound >= alpha),
+        safe=bound >= alpha and (kept_bound is None or (kept_bound >= alpha and len(judged) >= rows_that_prove(alpha))),
     )
+
+
+def _proves_loss(rows: Sequence[ProfileRow], alpha: float) -> bool:
+    """Whether even the upper bounds are below α."""
+    judged = [row for row in rows if row.judged]
+    clip = ratio_bounds([row.score for row in rows], [row.score_from_noise for row in rows])[1]
+    return clip < alpha or share_bounds(*_outcomes(judged))[1] < alpha
+
+
+def _too_few(cell: Cell, alpha: float, cell_rows: int) -> bool:
+    """No rows could have proved this band safe."""
+    return cell.count < cell_rows // 2 or 0 < cell.judged < rows_that_prove(alpha)
+
+
+def _outcomes(judged: Sequence[ProfileRow]) -> tuple[list[bool], list[bool]]:
+    return [bool(row.kept) for row in judged], [bool(row.kept_from_noise) for row in judged]
+
+
+def _shares(judged: Sequence[ProfileRow]) -> tuple[float | None, float | None]:
+    if not judged:
+        return None, None
+    kept, kept_from_noise = _outcomes(judged)
+    return fmean(kept), fmean(kept_from_noise)

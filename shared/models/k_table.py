@@ -30,9 +30,9 @@ class Cell:
     max_similarity: float
     count: int
     mean_ratio: float
-    """Quality from state K against from scratch (NIRVANA §5.3)."""
+    """Mean quality from state K against the mean from scratch (NIRVANA §5.3)."""
     lower_bound: float
-    """95 % lower confidence bound of the mean ratio."""
+    """95 % lower confidence bound of that ratio, from the paired scores."""
     judged: int = 0
     """Rows where a judge could tell whether the changed attribute came out."""
     kept: float | None = None
@@ -40,7 +40,7 @@ class Cell:
     kept_from_noise: float | None = None
     """… and from noise, same prompts and seeds."""
     kept_lower_bound: float | None = None
-    """95 % lower confidence bound of kept / kept_from_noise."""
+    """95 % lower confidence bound of kept / kept_from_noise, from the paired outcomes."""
     safe: bool = False
 
 

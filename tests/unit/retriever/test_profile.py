@@ -1,6 +1,6 @@
 import math
 import random
-from statistics import NormalDist
+from statistics import fmean
 
 import pytest
 
@@ -8,9 +8,10 @@ from services.retriever.profile import (
     ProfileRow,
     build_table,
     by_kind,
-    mean_lower_bound,
     measure,
-    share_lower_bound,
+    ratio_bounds,
+    rows_that_prove,
+    share_bounds,
     threshold,
 )
 from services.retriever.selection import wished_step
@@ -77,14 +78,77 @@ def test_the_row_at_the_threshold_itself_passes() -> None:
     assert wished_step(table, 0.799999, 50) == 0
 
 
-def test_bounds() -> None:
-    assert mean_lower_bound([1.0, 1.0]) == -math.inf
-    assert mean_lower_bound([1.0] * 5) == 1.0
-    # t(.95, 9) = 1.833, sample deviation of 0..9 is 3.02765
-    assert mean_lower_bound([float(i) for i in range(10)]) == pytest.approx(4.5 - 1.833 * 3.02765 / 10**0.5, abs=5e-3)
-    assert share_lower_bound(0, 0) == 0
-    assert share_lower_bound(32, 32) == pytest.approx(32 / (32 + NormalDist().inv_cdf(0.95) ** 2))
-    assert 0.8 < share_lower_bound(90, 100) < 0.9
+def judged(count: int, *, lost: float = 0.0, wrong_from_noise: float = 0.0, seed: int = 0) -> list[ProfileRow]:
+    """Rows of K = 5 over every similarity: that share of pictures wrong from noise, and lost of what noise kept."""
+    rng = random.Random(seed)
+    made = []
+    for i in range(count):
+        noise = rng.random() >= wrong_from_noise
+        kept = rng.random() >= (lost if noise else wrong_from_noise)  # what noise got wrong may come out from K
+        made.append(ProfileRow(5, 1 - i / count, 0.3, 0.3, kept=kept, kept_from_noise=noise))
+    return made
+
+
+@pytest.mark.parametrize("alpha", [0.9, 0.95])
+def test_a_model_that_loses_nothing_has_a_table(alpha: float) -> None:
+    (level,) = build_table(judged(240), alpha=alpha).levels
+    assert level.min_similarity < 0.01  # every band is safe
+    enough = rows_that_prove(alpha)
+    assert build_table(judged(int(enough)), alpha=alpha).levels
+    assert not build_table(judged(int(enough) - 1), alpha=alpha).levels  # so few prove no such share
+
+
+def test_noise_that_is_as_wrong_as_the_state_does_not_count_against_it() -> None:
+    fair = build_table(judged(600, lost=0.04, wrong_from_noise=0.1), alpha=0.9)
+    (level,) = fair.levels
+    assert level.min_similarity < 0.2
+    # a third of what noise keeps is lost: never safe, whatever the noise itself gets wrong
+    assert not build_table(judged(600, lost=0.33, wrong_from_noise=0.1), alpha=0.9).levels
+
+
+def test_a_band_of_paraphrases_with_two_judged_rows_waits_for_more() -> None:
+    paraphrases = [ProfileRow(5, 0.98 + i / 10_000, 0.3, 0.3) for i in range(38)]
+    changed = [ProfileRow(5, 0.97 - i / 1000, 0.3, 0.3, kept=True, kept_from_noise=True) for i in range(100)]
+    two = [ProfileRow(5, 0.975, 0.3, 0.3, kept=True, kept_from_noise=True)] * 2
+    (level,) = build_table([*paraphrases, *two, *changed], alpha=0.95).levels
+    assert level.min_similarity < 0.872  # the last row
+    # at the other end of the scale they join the band above them
+    rest = [ProfileRow(5, 0.5, 0.3, 0.3)] * 20 + [ProfileRow(5, 0.45, 0.3, 0.3, kept=True, kept_from_noise=True)] * 2
+    (level,) = build_table([*changed, *rest], alpha=0.95).levels
+    assert level.min_similarity < 0.46
+
+
+def test_rows_that_prove_a_loss_are_not_pooled_with_better_ones() -> None:
+    bad = [ProfileRow(5, 0.99, 0.3, 0.3, kept=i % 2 == 0, kept_from_noise=True) for i in range(40)]
+    table = build_table([*bad, *judged(600)], alpha=0.9)
+    assert table.levels == ()
+    assert any(cell.safe for cell in table.cells)
+
+
+def test_bounds_of_a_ratio_of_pairs() -> None:
+    assert ratio_bounds([1.0, 1.0], [1.0, 1.0]) == (-math.inf, math.inf)
+    assert ratio_bounds([0.3, 0.2, 0.4], [0.3, 0.2, 0.4]) == pytest.approx((1.0, 1.0))
+    # against a constant reference it is Student's interval: t(.95, 9) = 1.833, sample deviation of 0..9 is 3.02765
+    half = 1.833 * 3.02765 / 10**0.5
+    bounds = ratio_bounds([float(i) for i in range(10)], [1.0] * 10)
+    assert bounds == pytest.approx((4.5 - half, 4.5 + half), abs=5e-3)
+    # one tiny denominator: the mean of ratios would say 3.0
+    values, references = [*[0.27] * 9, 0.021], [*[0.3] * 9, 0.001]
+    low, high = ratio_bounds(values, references)
+    assert 0.88 < low < fmean(values) / fmean(references) < high < 0.95
+    assert ratio_bounds([0.1, 0.2, 0.3], [0.0, 0.0, 0.0])[0] == -math.inf
+
+
+@pytest.mark.parametrize("alpha", [0.9, 0.95])
+@pytest.mark.parametrize("n", [60, 100, 200, 300])
+def test_a_band_that_only_just_keeps_too_little_rarely_passes(alpha: float, n: int) -> None:
+    """Counted over the binomial: losses come with probability 1 − α, noise loses nothing."""
+    passes = 0.0
+    for lost in range(n + 1):
+        if share_bounds([True] * (n - lost) + [False] * lost, [True] * n)[0] < alpha:
+            break
+        passes += math.comb(n, lost) * (1 - alpha) ** lost * alpha ** (n - lost)
+    assert 0 < passes < 0.065
 
 
 def test_by_kind_counts_what_each_change_costs() -> None:
