@@ -26,6 +26,16 @@ _USED = (
     )
 )
 _ALIVE = sa.exists().where(s.entry_id == e.id)
+# built once: building a statement costs more than running it
+_IDS = sa.bindparam("ids", expanding=True)
+_BY_IDS = sa.select(entries).where(e.id.in_(_IDS))
+_STATES_OF = sa.select(states).where(s.entry_id.in_(_IDS)).order_by(s.entry_id, s.step)
+_EXACT = (
+    sa.select(entries)
+    .where(e.exact_key == sa.bindparam("by_key"), e.owner.in_(sa.bindparam("owners", expanding=True)))
+    .order_by(e.id.desc())
+    .limit(1)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +115,7 @@ def _with_states(connection: sa.Connection, rows: Sequence[Any]) -> list[Entry]:
     """The entries in the rows' order, each with its live states by step."""
     live: dict[str, list[State]] = {row.id: [] for row in rows}
     for ids in _chunks(live):
-        query = sa.select(states).where(s.entry_id.in_(ids)).order_by(s.entry_id, s.step)
-        for row in connection.execute(query):
+        for row in connection.execute(_STATES_OF, {"ids": ids}):
             live[row.entry_id].append(_state_of(row))
     return [_entry_of(row, live[row.id]) for row in rows]
 
@@ -144,7 +153,7 @@ def _add(connection: sa.Connection, entry: Entry, named: Mapping[str, bytes]) ->
 
 
 def _by_ids(connection: sa.Connection, ids: Sequence[str]) -> dict[str, Entry]:
-    rows = [row for some in _chunks(ids) for row in connection.execute(sa.select(entries).where(e.id.in_(some)))]
+    rows = [row for some in _chunks(ids) for row in connection.execute(_BY_IDS, {"ids": some})]
     return {entry.id: entry for entry in _with_states(connection, rows)}
 
 
@@ -156,8 +165,8 @@ def _get(connection: sa.Connection, entry_id: str) -> Entry:
 
 
 def _exact(connection: sa.Connection, exact_key: str, owners: Sequence[str]) -> Entry | None:
-    query = sa.select(entries).where(e.exact_key == exact_key, e.owner.in_(owners)).order_by(e.id.desc()).limit(1)
-    found = _with_states(connection, connection.execute(query).all())
+    row = connection.execute(_EXACT, {"by_key": exact_key, "owners": list(owners)})
+    found = _with_states(connection, row.all())
     return found[0] if found else None
 
 
