@@ -16,7 +16,7 @@ from services.cli.embedded import settings_from
 from services.cli.words import candidates_table, where_it_started, wide
 from shared.client import Accepted, AsyncClient, Picture
 from shared.client import Progress as Step
-from shared.errors import InvalidRequestError
+from shared.errors import AfterimageError, InvalidRequestError
 from shared.settings import Settings
 
 Optional = typer.Option
@@ -92,28 +92,36 @@ async def _draw_somewhere(
 
 
 async def draw(client: AsyncClient, prompt: str, fields: dict[str, Any], console: Console) -> Picture:
-    """The picture, with a bar that moves by denoising step and begins where the picture does."""
+    """The picture, with a bar that moves by denoising step and begins where the picture does.
+
+    Interrupted, it cancels the job: nobody else waits for it.
+    """
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console,
         transient=True,
     )  # fmt: skip
+    job_id = ""
     with bar:
         task = bar.add_task("accepted", total=None)
-        async for event in client.generate_stream(prompt, **fields):
-            match event:
-                case Accepted(queue_position=ahead, plan=plan):
-                    bar.update(task, description=_waiting(ahead), completed=plan.start_step)
-                case Step(queue_position=ahead) if ahead:
-                    bar.update(task, description=_waiting(ahead))
-                case Step(step=step, steps=steps):
-                    bar.update(task, description="drawing", completed=step, total=steps)
-                case Picture():
+        try:
+            async for event in client.generate_stream(prompt, **fields):
+                if isinstance(event, Picture):
                     return event
-    raise InvalidRequestError("stream", "ended without a picture")
+                job_id = event.job_id
+                bar.update(task, **_moved(event))
+        except asyncio.CancelledError:
+            if job_id:
+                await client.cancel(job_id)
+            raise
+    raise AfterimageError("the stream ended without a picture")
 
 
-def _waiting(ahead: int) -> str:
-    return f"{ahead} ahead in the queue" if ahead else "drawing"
+def _moved(event: Accepted | Step) -> dict[str, Any]:
+    if event.queue_position:
+        return {"description": f"{event.queue_position} ahead in the queue"}
+    if isinstance(event, Accepted):
+        return {"description": "drawing", "completed": event.plan.start_step}
+    return {"description": "drawing", "completed": event.step, "total": event.steps}
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

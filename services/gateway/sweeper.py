@@ -9,7 +9,7 @@ from shared.bus import Bus
 from shared.catalog import Catalog
 from shared.errors import AfterimageError
 from shared.messages import GenerateImage
-from shared.telemetry import log
+from shared.telemetry import METRICS, log
 from shared.types import Job
 
 
@@ -32,6 +32,7 @@ class Sweeper:
         while True:
             await asyncio.sleep(self._every_s)
             try:
+                METRICS.queued.set(await self._catalog.jobs.queued())
                 if sent := await self.sweep():
                     log("gateway").warning("requeued jobs", count=sent)
             except Exception as error:  # the sweeper must outlive a broker or database that is away

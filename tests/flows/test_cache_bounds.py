@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import grpc
+import numpy as np
 import pytest
 
 from protos import embedder_pb2
@@ -118,8 +120,8 @@ class Embedder(EmbedderServiceServicer):
 
     name: ClassVar[str] = "embedder"
 
-    def __init__(self, answer: bytes, delay_s: float = 0.0) -> None:
-        self._answer, self._delay_s = answer, delay_s
+    def __init__(self, answer: bytes, delay_s: float = 0.0, unknown: Sequence[str] = ()) -> None:
+        self._answer, self._delay_s, self._unknown = answer, delay_s, unknown
 
     async def start(self, context: Context) -> None: ...
 
@@ -133,7 +135,8 @@ class Embedder(EmbedderServiceServicer):
 
     async def EmbedText(self, request: Any, context: Any) -> embedder_pb2.EmbedTextResponse:  # noqa: N802 gRPC's name
         await asyncio.sleep(self._delay_s)
-        return embedder_pb2.EmbedTextResponse(embeddings=[embedder_pb2.Embedding(vector=self._answer)])
+        found = embedder_pb2.Embedding(vector=self._answer, unknown_words=self._unknown, truncated=bool(self._unknown))
+        return embedder_pb2.EmbedTextResponse(embeddings=[found], encoder_hash="test")
 
 
 @pytest.mark.parametrize(
@@ -152,3 +155,16 @@ async def test_a_late_or_wrong_embedder_costs_the_hit_only(
     assert picture.plan.source is PlanSource.NOISE
     assert any(note.startswith("embedder:") and said in note for note in picture.plan.degraded), picture.plan.degraded
     assert off.plan.degraded == ()  # it wanted nothing from the cache, so it lost nothing
+
+
+async def test_words_the_encoder_was_never_shown_are_a_warning_on_the_result(make: Make) -> None:
+    vector = np.eye(1, 8, dtype="<f4").tobytes()
+    embedder = Embedder(vector, unknown=["gryphon", "quokka"])
+    async with house(make(large="noop:"), without=["embedder"], plus=[embedder]) as it:
+        picture = await it.client.generate("a gryphon and a quokka", steps=2)
+        kept = await it.client.get_job(picture.job.id)
+
+    assert any("gryphon, quokka" in note for note in picture.job.warnings)
+    assert any("longer than the encoder reads" in note for note in picture.job.warnings)
+    assert kept.job.warnings == picture.job.warnings
+    assert picture.plan.degraded == ()
