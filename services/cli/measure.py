@@ -17,6 +17,7 @@ from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import Advanced, BatchRan, Finished, LatentCaptured, Left
 from services.gpu_worker.families import Family
 from services.gpu_worker.rows import FromState, Latent, Pixels, Task
+from services.retriever.planning import fresh_seed
 from services.retriever.profile import ProfileRow
 from shared.errors import CancelledError
 from shared.types import vector_from
@@ -55,7 +56,7 @@ class Profiler:
 
     def _from_state(self, pair: ScenePair, k: int, state: Latent) -> Task:
         kept = decode_state(encode_state(state, self.codec), self.codec)  # as the cache would give it back
-        start = FromState(kept, k, self.fresh_noise, pair.after_seed)
+        start = FromState(kept, k, self.fresh_noise, fresh_seed(pair.after_seed, _source(pair)))
         return self._task(f"{pair.number}/{k}", pair.after_text, pair.after_seed, start=start)
 
     def _task(self, task_id: str, prompt: str, seed: int, **more: Any) -> Task:

@@ -67,6 +67,17 @@ def lot(request: Request, purpose: str) -> float:
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") / 2**64
 
 
+def fresh_seed(seed: int, source: str) -> int:
+    """The seed of the noise that replaces a share of `source`'s at K (NIRVANA §9), repeatable and never the run's own.
+
+    A request's own seed made the noise that the state's rest comes from when both pictures were asked for with the same
+    seed: injected again it would add to itself, and the noise level after the step would be far too high. The source is
+    in it because its state may hold fresh noise of this seed itself.
+    """
+    key = f"fresh\0{seed}\0{source}".encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
+
+
 def from_noise(question: Question, rules: Rules, reason: str, *, degraded: Sequence[str] = ()) -> Plan:
     """All T steps."""
     return Plan(
@@ -155,6 +166,7 @@ def from_candidates(
         capture_steps=_capture(question, rules, start=best.start_step),
         may_run=(ModelPlan(question.model, best.start_step),),
         fresh_noise=question.request.fresh_noise,
+        noise_seed=fresh_seed(question.request.seed, best.entry_id),
         candidates=_judged(weighed, best),
         reason=_hit_reason(best, question.request.steps),
     )

@@ -3,6 +3,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,7 +143,6 @@ def test_why_nothing_is_reused_is_said() -> None:
 def test_fresh_noise_only_where_a_state_is_reused() -> None:
     assert plan(question(fresh_noise=0.3), [(0.99, entry("a"))]).fresh_noise == 0.3
     assert plan(question(fresh_noise=0.3), []).fresh_noise == 0.0
-    assert plan(question(fresh_noise=0.3), [(0.99, entry("a"))]).noise_seed == 7
 
 
 def test_epsilon_draws_its_share_from_noise_and_the_same_request_decides_the_same() -> None:
@@ -225,3 +225,19 @@ def test_never_a_k_above_the_wished_nor_a_state_that_does_not_fit(
     assert chosen.scope is Scope.PUBLIC or chosen.tenant == "default"
     assert sum(one.chosen for one in result.candidates) == 1
     assert result.start_step == max(one.start_step for one in result.candidates)
+
+
+def test_fresh_noise_is_not_the_noise_that_the_state_was_drawn_from() -> None:
+    asked = question(fresh_noise=0.3)
+    seed = plan(asked, [(0.99, entry("a"))]).noise_seed
+    assert seed == plan(asked, [(0.99, entry("a"))]).noise_seed  # the same request draws the same picture
+    assert seed != plan(question(fresh_noise=0.3, seed=8), [(0.99, entry("a"))]).noise_seed
+    # b's own state may hold noise of this seed already
+    assert seed != plan(asked, [(0.99, entry("b"))]).noise_seed
+
+    def noise(of: int) -> torch.Tensor:
+        return torch.randn(4, 16, 16, generator=torch.Generator().manual_seed(of))
+
+    own, share = noise(asked.request.seed), 0.3
+    mixed = (1 - share) ** 0.5 * own + share**0.5 * noise(seed)
+    assert abs(float(mixed.std()) - 1) < 0.05  # with the request's own seed: 1.38
