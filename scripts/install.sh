@@ -18,11 +18,14 @@ pip=".venv/bin/python -m pip --disable-pip-version-check"
 [ -x .venv/bin/uv ] || { echo "Installing uv ..."; $pip install --quiet "uv==0.13.8"; }
 
 torch=$(grep '^torch==' constraints.txt)
-if ! .venv/bin/python -c "import torch, sys; sys.exit(not torch.__version__.startswith('${torch#torch==}'))" 2>/dev/null; then
+have=".venv/.torch-$backend-${torch#torch==}"
+if [ ! -e "$have" ]; then
   echo "Installing $torch ($backend build) ..."
   # A wheel that pip's own configuration already names on disk comes first; else the build that $backend names.
   { [ "$backend" = cpu ] && $pip install --quiet --no-index --no-deps "$torch" 2>/dev/null; } ||
-    .venv/bin/uv pip install --torch-backend "${backend/#cuda/auto}" "$torch"
+    .venv/bin/uv pip install --reinstall-package torch --torch-backend "${backend/#cuda/auto}" "$torch"
+  rm -f .venv/.torch-*
+  touch "$have"
 fi
 echo "Installing Afterimage and what it needs ..."
 what="."; [ "$extras" = run ] || what=".[$extras]"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -137,44 +139,58 @@ def _check(request: Any) -> None:
 
 def _guard_unary(call: Callable[[Any, Any], Awaitable[Any]], method: str) -> Callable[[Any, Any], Awaitable[Any]]:
     async def guarded(request: Any, context: Any) -> Any:
-        start, code = time.monotonic(), "OK"
-        try:
-            _check(request)
-            return await call(request, context)
-        except (AfterimageError, Exception) as error:
-            code = await _abort(error, context, method)
-        finally:
-            METRICS.rpc_seconds.labels(method.rsplit("/", 1)[-1], code).observe(time.monotonic() - start)
+        with _timed(method) as timed:
+            try:
+                _check(request)
+                return await call(request, context)
+            except Exception as error:
+                await _abort(error, context, method, timed)
 
     return guarded
 
 
 def _guard_stream(call: Callable[[Any, Any], AsyncIterator[Any]], method: str) -> Callable[[Any, Any], Any]:
     async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
-        start, code = time.monotonic(), "OK"
-        try:
-            _check(request)
-            async for response in call(request, context):
-                yield response
-        except (AfterimageError, Exception) as error:
-            code = await _abort(error, context, method)
-        finally:
-            METRICS.rpc_seconds.labels(method.rsplit("/", 1)[-1], code).observe(time.monotonic() - start)
+        with _timed(method) as timed:
+            try:
+                _check(request)
+                async for response in call(request, context):
+                    yield response
+            except Exception as error:
+                await _abort(error, context, method, timed)
 
     return guarded
 
 
-async def _abort(error: Exception, context: Any, method: str) -> str:
+@dataclass
+class _Timed:
+    code: str = "OK"
+
+
+@contextlib.contextmanager
+def _timed(method: str) -> Iterator[_Timed]:
+    """Counts one call under the code it ends with."""
+    timed, start = _Timed(), time.monotonic()
+    try:
+        yield timed
+    except (asyncio.CancelledError, GeneratorExit):
+        timed.code = "CANCELLED"  # the client went away
+        raise
+    finally:
+        METRICS.rpc_seconds.labels(method.rsplit("/", 1)[-1], timed.code).observe(time.monotonic() - start)
+
+
+async def _abort(error: Exception, context: Any, method: str, timed: _Timed) -> None:
     """Ends the call with the error's status; gRPC's own abort is passed through untouched."""
     if isinstance(error, grpc.aio.AbortError):
+        timed.code = context.code().name if context.code() else "UNKNOWN"
         raise error
     if not isinstance(error, AfterimageError):
         log("rpc").error("unexpected error", method=method, error=repr(error), exc_info=error)
         error = AfterimageError(f"internal error: {type(error).__name__}")
+    timed.code = error.code
     status = to_status(error)
-    context.set_trailing_metadata(status.trailing_metadata)
     await context.abort(status.code, status.details, status.trailing_metadata)
-    return error.code
 
 
 async def call(method: Callable[..., Any], request: Any, *, timeout_s: float) -> Any:

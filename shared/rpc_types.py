@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -178,10 +178,6 @@ def job_from_proto(message: pb.Job) -> Job:
 
 def timings_from_proto(message: pb.Timings) -> Timings:
     return _value(Timings, message)
-
-
-def with_timings(timings: Timings, **seconds: float) -> Timings:
-    return replace(timings, **seconds)
 
 
 def _plain(kind: Any, value: Any) -> Any:

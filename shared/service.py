@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -113,14 +113,22 @@ async def running(
     finally:
         await health_servicer.enter_graceful_shutdown()
         for service in reversed(started):
-            await service.drain()
+            await _carefully(service.name, "drain", service.drain())
         for server in reversed(servers):
             await server.stop(grace=2.0)
         for service in reversed(started):
-            await service.stop()
+            await _carefully(service.name, "stop", service.stop())
         await context.close()
         await backends.close()
         shutil.rmtree(socket_dir, ignore_errors=True)
+
+
+async def _carefully(service: str, stage: str, ending: Awaitable[None]) -> None:
+    """One service's trouble with its end must not keep the others from theirs."""
+    try:
+        await ending
+    except Exception as error:
+        telemetry.log(service).error(f"{stage} failed", error=repr(error), exc_info=error)
 
 
 def _server(services: Sequence[Service], settings: Settings, health_servicer: Any, names: list[str]) -> grpc.aio.Server:
@@ -147,9 +155,8 @@ async def serve(
     services: Sequence[Service], settings: Settings, *, on_ready: Callable[[Running], None] | None = None
 ) -> None:
     """Runs until SIGTERM or SIGINT, then drains; `on_ready` hears when it serves (else the log does)."""
-    metrics = telemetry.serve_metrics(settings.metrics_listen) if settings.metrics_listen else None
-    try:
-        async with running(services, settings) as process:
+    async with running(services, settings) as process:
+        with telemetry.serving_metrics(settings.metrics_listen):
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, process.stopping.set)
@@ -162,9 +169,6 @@ async def serve(
                 )
             await process.stopping.wait()
             telemetry.log("afterimage").info("draining")
-    finally:
-        if metrics is not None:
-            metrics[0].shutdown()
 
 
 def main(service: type[Service]) -> None:

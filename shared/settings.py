@@ -59,6 +59,10 @@ class Settings(BaseSettings):
     max_attempts: int = Field(3, ge=1)
     checkpoint_every_steps: int = Field(0, ge=0, description="Crash checkpoints every m steps; 0: off.")
     sweep_s: Seconds = Field(15.0, description="How often unconfirmed jobs and dead leases are looked for.")
+    drain_s: Seconds = Field(20.0, description="How long running pictures may take to finish when the process ends.")
+    fetch_timeout_s: Seconds = Field(
+        5.0, description="Limit of reading one cached state or picture; beyond it the picture is drawn without it."
+    )
     progress_per_s: float = Field(5.0, gt=0, le=60)
 
     # ---- cache ----
@@ -94,7 +98,6 @@ class Settings(BaseSettings):
     call_timeout_s: Seconds = Field(2.0, description="Limit of one call to embedder, predictor or retriever.")
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_prompts: bool = False
 
     @model_validator(mode="after")
     def _derived_urls(self) -> Settings:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import structlog
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client import start_http_server as _start_http_server
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from shared.errors import ConfigurationError
 
 _LATENCY_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
@@ -54,7 +57,7 @@ METRICS = Metrics()
 
 
 def configure_logging(level: str = "info", *, pretty: bool | None = None) -> None:
-    """JSON lines on stderr, or coloured text on a terminal. Prompts are logged only where settings say so."""
+    """JSON lines on stderr, or coloured text on a terminal.  Prompts are never logged."""
     pretty = sys.stderr.isatty() if pretty is None else pretty
     renderer: Any = structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer()
     structlog.configure(
@@ -77,7 +80,25 @@ def log(service: str) -> Any:
     return structlog.get_logger(service=service)
 
 
-def serve_metrics(listen: str) -> Any:
-    """Serves /metrics on host:port; returns (server, thread)."""
+@contextlib.contextmanager
+def serving_metrics(listen: str) -> Iterator[int]:
+    """Serves /metrics on host:port while the block runs, not at all for ''; ConfigurationError when the port is taken.
+
+    Yields the port.
+    """
+    if not listen:
+        yield 0
+        return
     host, _, port = listen.rpartition(":")
-    return _start_http_server(int(port), addr=host or "127.0.0.1")
+    try:
+        server, thread = start_http_server(int(port), addr=host or "127.0.0.1")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"metrics_listen: cannot listen on {listen} ({error}); name another host:port, or '' for none"
+        ) from error
+    try:
+        yield int(server.server_port)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

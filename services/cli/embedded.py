@@ -19,7 +19,8 @@ RUNNING_FILE = "running.json"
 
 
 def all_services() -> list[Service]:
-    """The gateway first, which opens last; torch is imported here and not before."""
+    """The gateway first, which opens last and drains first; the cache maintainer last, so that it still hears what the
+    worker finishes while it drains. torch is imported here and not before."""
     from services.cache_maintainer.service import CacheMaintainerService
     from services.embedder.service import EmbedderService
     from services.gateway.service import GatewayService
@@ -30,11 +31,11 @@ def all_services() -> list[Service]:
     _quiet_libraries()
     return [
         GatewayService(),
-        CacheMaintainerService(),
-        MatchPredictorService(),
-        RetrieverService(),
         GpuWorkerService(),
+        RetrieverService(),
+        MatchPredictorService(),
         EmbedderService(),
+        CacheMaintainerService(),
     ]
 
 

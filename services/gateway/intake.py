@@ -56,6 +56,11 @@ class Intake:
         """The job of this request: a new one named `job_id`, or the first one of the caller's idempotency key."""
         start = self._clock.monotonic()
         request, card = validate(message, self._models, self._settings, caller.tenant)
+        body = body_hash(message) if caller.idempotency_key else ""
+        if caller.idempotency_key:
+            first = await self._backends.catalog.jobs.first(caller.tenant, caller.idempotency_key, body)
+            if first is not None:  # a retry takes up what was accepted, however full the queue is by now
+                return Accepted(first, Timings())
         await self._admit()
         try:
             planned = await self._lookup.plan(request, card)
@@ -65,7 +70,7 @@ class Intake:
                 _job(job_id, planned, picture),
                 idempotency_key=caller.idempotency_key,
                 caller=caller.tenant,
-                body_hash=body_hash(message) if caller.idempotency_key else "",
+                body_hash=body,
                 key_lifetime_s=self._settings.idempotency_keep_s,
             )
         finally:

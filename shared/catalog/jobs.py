@@ -154,10 +154,7 @@ def _take_key(connection: sa.Connection, job_id: str, caller: str, key: str, bod
     if connection.execute(taken).first() is not None:
         return ""
     row = connection.execute(_KEY, {"by_caller": caller, "by_key": key}).one()
-    if row.body_hash != body_hash:
-        raise ConflictError(
-            f"idempotency-key {key!r}: {caller or 'this caller'} used it for another request (job {row.job_id})"
-        )
+    _same_body(row, caller, key, body_hash)
     return str(row.job_id)
 
 
@@ -170,6 +167,23 @@ def _accept(
             return _get(connection, first), False
     at = connection.execute(_INSERT, _row_of(job)).one()
     return dataclasses.replace(job, created_at=at.created_at, updated_at=at.updated_at), True
+
+
+def _first(connection: sa.Connection, caller: str, key: str, body_hash: str) -> Job | None:
+    row = connection.execute(
+        _KEY.where(idempotency_keys.c.expires_at > _NOW), {"by_caller": caller, "by_key": key}
+    ).first()
+    if row is None:
+        return None
+    _same_body(row, caller, key, body_hash)
+    return _get(connection, row.job_id)
+
+
+def _same_body(row: Any, caller: str, key: str, body_hash: str) -> None:
+    if row.body_hash != body_hash:
+        raise ConflictError(
+            f"idempotency-key {key!r}: {caller or 'this caller'} used it for another request (job {row.job_id})"
+        )
 
 
 def _get(connection: sa.Connection, job_id: str) -> Job:
@@ -307,6 +321,10 @@ class Jobs:
         """(the job, whether it is new): the first job of a key that the caller used before; ConflictError when that
         one had another body."""
         return await self._database.write(_accept, job, idempotency_key, caller, body_hash, key_lifetime_s)
+
+    async def first(self, caller: str, idempotency_key: str, body_hash: str) -> Job | None:
+        """The job that this caller's key already names; ConflictError when that one had another body."""
+        return await self._database.read(_first, caller, idempotency_key, body_hash)
 
     async def get(self, job_id: str) -> Job:
         return await self._database.read(_get, job_id)

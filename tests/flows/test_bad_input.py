@@ -11,7 +11,7 @@ import pytest
 from protos import common_pb2, gateway_pb2
 from protos.gateway_pb2_grpc import GatewayServiceStub
 from shared import rpc
-from shared.errors import ConflictError, InvalidRequestError, NotFoundError
+from shared.errors import ConflictError, InvalidRequestError, NotFoundError, OverloadedError
 from tests.flows.conftest import Make
 from tests.flows.house import house
 
@@ -121,3 +121,22 @@ async def test_a_retry_while_the_first_try_still_draws_waits_for_the_same_job(ma
         both = await asyncio.gather(*(it.client.generate("a fox", steps=30, idempotency_key="k") for _ in range(2)))
         assert both[0].job.id == both[1].job.id
         assert len((await it.client.list_jobs())[0]) == 1
+
+
+async def test_a_retry_of_an_accepted_job_is_answered_however_full_the_queue_is(make: Make) -> None:
+    import asyncio
+
+    from shared.client import AsyncClient
+
+    async with house(make(large="noop:?step_ms=20", max_rows=1, max_queued=1)) as it:
+        running = asyncio.create_task(it.client.generate("first", steps=50))
+        await asyncio.sleep(0.3)  # it left the queue
+        waiting = asyncio.create_task(it.client.generate("second", steps=2, idempotency_key="k2"))
+        while not await it.backends.catalog.jobs.queued():
+            await asyncio.sleep(0.01)
+        async with AsyncClient(it.process.address, retry_s=0) as impatient:
+            with pytest.raises(OverloadedError):
+                await impatient.generate("third", steps=2)
+            retried = await impatient.generate("second", steps=2, idempotency_key="k2")
+        assert retried.job.id == (await waiting).job.id
+        await running

@@ -7,11 +7,13 @@ import urllib.request
 from typing import Any
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from services.cli.embedded import announced, found_running
 from shared import telemetry
+from shared.errors import ConfigurationError, InvalidRequestError
 from tests.flows.conftest import Make
 from tests.flows.house import house
 
@@ -33,18 +35,22 @@ async def test_health_and_reflection_answer_on_the_public_port(make: Make) -> No
 
 
 async def test_metrics_count_what_was_drawn(make: Make) -> None:
-    server, _ = telemetry.serve_metrics("127.0.0.1:0")
-    try:
+    with telemetry.serving_metrics("127.0.0.1:0") as port:
         async with house(make()) as it:
             await it.generate("a red fox", seed=1)
             await it.generate("a red fox", seed=1)
-        text = await asyncio.to_thread(read, f"http://127.0.0.1:{server.server_port}/metrics")
-    finally:
-        server.shutdown()
-        server.server_close()
+            with pytest.raises(InvalidRequestError):
+                await it.generate("")
+        text = await asyncio.to_thread(read, f"http://127.0.0.1:{port}/metrics")
+    assert 'afterimage_rpc_seconds_count{code="INVALID_ARGUMENT",method="Generate"}' in text
     assert 'afterimage_requests_total{model="large",source="exact",status="succeeded"}' in text
     assert 'afterimage_stage_seconds_count{stage="plan"}' in text
     assert "a red fox" not in text  # prompts are never labels
+
+
+def test_a_metrics_port_that_is_taken_is_named() -> None:
+    with telemetry.serving_metrics("127.0.0.1:0") as port, pytest.raises(ConfigurationError, match="metrics_listen"):
+        telemetry.serving_metrics(f"127.0.0.1:{port}").__enter__()
 
 
 def read(url: str) -> str:
