@@ -27,7 +27,7 @@ _USED = (
 )
 _ALIVE = sa.exists().where(s.entry_id == e.id)
 # built once: building a statement costs more than running it
-_IDS = sa.bindparam("ids", expanding=True)
+_IDS: Any = sa.bindparam("ids", expanding=True)
 _BY_IDS = sa.select(entries).where(e.id.in_(_IDS))
 _STATES_OF = sa.select(states).where(s.entry_id.in_(_IDS)).order_by(s.entry_id, s.step)
 _EXACT = (
