@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from services.cli.app import app
 from services.cli.embedded import announced
+from services.cli.generate import draw
+from shared.types import JobState
 from tests.flows.conftest import Make
-from tests.flows.house import house
+from tests.flows.house import SLOW, house
 
 
 @pytest.fixture(autouse=True)
@@ -93,3 +96,16 @@ def test_the_demo_draws_both_ways_and_leaves_a_report(tmp_path: Path) -> None:
     assert (out / "report.html").read_text().startswith("<!doctype html>")
     assert "11 pictures" in result.output
     assert not (tmp_path / ".afterimage").exists()  # its cache was its own, and is gone
+
+
+async def test_an_interrupted_generate_takes_its_job_along(make: Make) -> None:
+    async with house(make(large=SLOW)) as it:
+        drawing = asyncio.create_task(draw(it.client, "a red fox", {"steps": 500}, Console(quiet=True)))
+        async with asyncio.timeout(20):
+            while not (jobs := (await it.client.list_jobs())[0]):
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)
+        drawing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await drawing
+        assert (await it.client.get_job(jobs[0].job.id)).job.state is JobState.CANCELLED
