@@ -186,7 +186,7 @@ def _batch(renderer: Renderer, rng: random.Random, groups: int) -> tuple[list[Sc
     scenes: list[Scene] = []
     for _ in range(groups):
         base = _trainable(rng)
-        kinds = ("object", "colour", rng.choice(("object", *EDITS[1:-1])))
+        kinds = ("object", "colour", rng.choice(("object",) * 8 + EDITS[1:-1]))
         scenes += [base, *(_trainable(rng, base, kind) for kind in kinds)]
     layouts = [rng.randrange(64) for _ in range(groups)]  # one layout per group: only the edit differs
     pictures = np.stack([renderer.render(s, width, height, layouts[i // 4]).pixels for i, s in enumerate(scenes)])

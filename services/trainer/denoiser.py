@@ -51,7 +51,7 @@ class DenoiserPlan:
     average_every: int = 4
     other_sizes: float = 0.22
     dropout: float = 0.12
-    decay_from: float = 0.65
+    decay_from: float = 0.6
     warmup: int = 100
     checkpoint_s: float = 60.0
     grid_s: float = 300.0
@@ -107,6 +107,7 @@ def new_scheduler() -> DDIMScheduler:
         timestep_spacing="trailing",
         clip_sample=False,
         set_alpha_to_one=True,
+        steps_offset=1,  # unused by trailing spacing; StableDiffusionPipeline warns about any other value
     )
 
 

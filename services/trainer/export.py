@@ -99,6 +99,8 @@ def _replace(target: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     fresh.parent.mkdir(parents=True, exist_ok=True)
     write(fresh)
+    for path in fresh.rglob("*.safetensors"):
+        path.chmod(0o644)  # safetensors writes files for their owner only
     if target.exists():
         target.rename(old)
     fresh.rename(target)

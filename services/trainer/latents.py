@@ -71,7 +71,7 @@ def encode_scenes(
 class Latents:
     """Every encoded scene in a folder, drawn in batches of one size."""
 
-    def __init__(self, folder: Path, words: Words, object_weight: float = 3.0) -> None:
+    def __init__(self, folder: Path, words: Words, object_weight: float = 5.0) -> None:
         self.words, self._object_weight = words, object_weight
         self._parts: dict[tuple[int, int], list[_Part]] = {}
         for info in sorted(folder.glob("*.json")):
