@@ -58,6 +58,10 @@ class UnavailableError(AfterimageError):
     code = "UNAVAILABLE"
 
 
+class BlobUnavailableError(UnavailableError):
+    """The blob store cannot read or write this blob now (for the cache: a miss)."""
+
+
 class CancelledError(AfterimageError):
     """The job was cancelled."""
 

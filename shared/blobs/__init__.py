@@ -19,6 +19,8 @@ class BlobInfo:
 
 
 class Blobs(Protocol):
+    """Trouble of the store itself (permissions, a failing disk, a server that is away) is a BlobUnavailableError."""
+
     process_local: bool
 
     async def put(self, key: str, data: bytes, *, durable: bool = True) -> str:

@@ -11,12 +11,19 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from shared.blobs import BlobInfo
-from shared.errors import BlobCorruptError, BlobMissingError, ConfigurationError, InvalidRequestError, StorageFullError
+from shared.errors import (
+    BlobCorruptError,
+    BlobMissingError,
+    BlobUnavailableError,
+    ConfigurationError,
+    InvalidRequestError,
+    StorageFullError,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,6 +50,18 @@ def check_key(key: str) -> str:
         rule = "parts of 1-200 letters, digits, `.`, `_`, `-`, none starting with a dot, joined by single slashes"
         raise InvalidRequestError("key", rule, key)
     return key
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """The operating system's errors in our words: none of them is the caller's fault, and most of them pass."""
+    try:
+        yield
+    except OSError as error:
+        said = f"{what}: {error.strerror or error}"
+        if error.errno in _FULL:
+            raise StorageFullError(said, retry_after_s=RETRY_AFTER_S) from error
+        raise BlobUnavailableError(said, retry_after_s=RETRY_AFTER_S) from error
 
 
 class FilesystemBlobs:
@@ -83,7 +102,10 @@ class FilesystemBlobs:
         hashed = hashlib.sha256(data)
         temporary = self._root / TEMPORARY / f"{os.getpid()}-{next(self._numbers)}"
         try:
-            with open(temporary, "wb", buffering=0) as file:
+            with (
+                _told(f"{self._root}: cannot store {len(data)} bytes of {key}"),
+                open(temporary, "wb", buffering=0) as file,
+            ):
                 for part in (data, MAGIC + hashed.digest()):
                     rest = memoryview(part)
                     while rest:  # a nearly full disk takes a part of it
@@ -93,15 +115,9 @@ class FilesystemBlobs:
                     # once, after the rename: ext4, xfs and btrfs then commit the name and new folders with the
                     # content. A power cut before this can leave a torn file, which its trailer betrays.
                     os.fsync(file.fileno())
-        except OSError as error:
-            if error.errno in _FULL:
-                raise StorageFullError(
-                    f"{self._root}: no room for {len(data)} bytes of {key} ({error.strerror})",
-                    retry_after_s=RETRY_AFTER_S,
-                ) from error
-            raise
         finally:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
         return hashed.hexdigest()
 
     def _place(self, temporary: Path, target: Path) -> None:
@@ -119,16 +135,18 @@ class FilesystemBlobs:
         return self._get(key, sha256) if size <= SMALL else await self._off_loop(self._get, key, sha256)
 
     def _size(self, key: str) -> int:
-        try:
-            return os.stat(self._root / key).st_size
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise BlobMissingError(f"blob {key}: not there") from error
+        with _told(f"blob {key}"):
+            try:
+                return os.stat(self._root / key).st_size
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise BlobMissingError(f"blob {key}: not there") from error
 
     def _get(self, key: str, sha256: str) -> bytes:
-        try:
-            stored = (self._root / key).read_bytes()
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-            raise BlobMissingError(f"blob {key}: not there") from error
+        with _told(f"blob {key}"):
+            try:
+                stored = (self._root / key).read_bytes()
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+                raise BlobMissingError(f"blob {key}: not there") from error
         data, trailer = stored[:-TRAILER], stored[-TRAILER:]
         found = hashlib.sha256(data)
         if trailer != MAGIC + found.digest():
@@ -142,7 +160,7 @@ class FilesystemBlobs:
 
     def _delete(self, keys: Sequence[str]) -> None:
         for key in keys:
-            with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            with _told(f"blob {key}"), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 os.unlink(self._root / key)
         for folder in sorted({parent for key in keys for parent in Path(key).parents[:-1]}, reverse=True):
             with suppress(OSError):  # not empty, or gone

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shared.blobs import Blobs, digest
-from shared.errors import BlobCorruptError, BlobMissingError, InvalidRequestError
+from shared.blobs.filesystem import FilesystemBlobs
+from shared.errors import BlobCorruptError, BlobMissingError, BlobUnavailableError, InvalidRequestError
 
 
 async def keys(blobs: Blobs, prefix: str = "") -> set[str]:
@@ -51,6 +54,35 @@ async def test_a_damaged_blob_says_so(blobs: Blobs, spoil: Callable[[str], None]
         await blobs.get("states/a")
     with pytest.raises(BlobCorruptError, match="states/a"):
         await blobs.get("states/a", sha256)
+
+
+@pytest.mark.parametrize("size", [100, 200_000])
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+async def test_a_store_that_cannot_read_is_away_not_a_hole(
+    blobs: Blobs, monkeypatch: pytest.MonkeyPatch, size: int, number: int
+) -> None:
+    """A failing disk, stood in for at the system call: what comes out must be ours and must not say missing."""
+    if not isinstance(blobs, FilesystemBlobs):
+        pytest.skip("its own servers fail in their own ways")
+    await blobs.put("a", os.urandom(size))
+
+    def fails(*_: object, **__: object) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "read_bytes", fails)
+        with pytest.raises(BlobUnavailableError, match=os.strerror(number)) as away:
+            await blobs.get("a")
+    assert away.value.retry_after_s
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "rename", fails)
+        with pytest.raises(BlobUnavailableError, match=os.strerror(number)):
+            await blobs.put("b", b"x")
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "unlink", fails)
+        with pytest.raises(BlobUnavailableError, match=os.strerror(number)):
+            await blobs.delete(["a"])
+    assert await keys(blobs) == {"a"}
 
 
 async def test_another_blob_than_expected_says_so(blobs: Blobs) -> None:
