@@ -19,8 +19,12 @@ class Delivery(Protocol):
 
     async def ack(self) -> None: ...
 
-    async def reject(self, *, delay_s: float = 0.0) -> None:
-        """Back to its lane, not before `delay_s`."""
+    async def reject(self, *, delay_s: float = 0.0, counts: bool = True) -> None:
+        """Back to its lane, not before `delay_s`; one that `counts` too often is buried.
+
+        Pass False when nothing is wrong with the task, or when its row counts its failures: a task that is buried
+        behind its row's back leaves a job that waits for ever.
+        """
         ...
 
     async def bury(self, reason: str) -> None:

@@ -81,9 +81,9 @@ class _Delivery:
     async def ack(self) -> None:
         self._receiver.settle(self._parcel)
 
-    async def reject(self, *, delay_s: float = 0.0) -> None:
+    async def reject(self, *, delay_s: float = 0.0, counts: bool = True) -> None:
         if self._receiver.settle(self._parcel):
-            self._receiver.bus.give_back(self._parcel, delay_s)
+            self._receiver.bus.give_back(self._parcel, delay_s, counts=counts)
 
     async def bury(self, reason: str) -> None:
         if self._receiver.settle(self._parcel):
@@ -219,7 +219,7 @@ class InProcessBus:
     process_local = True
 
     def __init__(self, *, delivery_limit: int = 50) -> None:
-        """A command returned more often than `delivery_limit` is buried."""
+        """A command rejected more often than `delivery_limit` (where that counts) is buried."""
         self._delivery_limit = delivery_limit
         self._lanes: dict[str, _Lane] = {}
         self._queues: list[_Queue] = []
@@ -251,9 +251,9 @@ class InProcessBus:
     def forget_receiver(self, receiver: _Receiver) -> None:
         self._receivers.remove(receiver)
 
-    def give_back(self, parcel: Parcel, delay_s: float) -> None:
+    def give_back(self, parcel: Parcel, delay_s: float, *, counts: bool = True) -> None:
         """Back to its lane: to the front at once, or to the end after the delay."""
-        parcel.returns += 1
+        parcel.returns += counts
         if parcel.returns > self._delivery_limit:
             self.bury(
                 parcel, f"returned {parcel.returns} times, more than the delivery limit of {self._delivery_limit}"

@@ -179,6 +179,18 @@ async def test_a_command_that_always_comes_back_is_buried(bus: Bus, lane: str, d
     assert [where for where, _ in await dead_letters()] == [lane]
 
 
+async def test_a_command_that_nothing_is_wrong_with_may_come_back_for_ever(
+    bus: Bus, lane: str, dead_letters: DeadLetters
+) -> None:
+    receiver = await bus.receive([lane], prefetch=1)
+    await bus.send(lane, GenerateImage("patient"))
+    for _ in range(120):
+        delivery = await asyncio.wait_for(receiver.get(), SOON_S)
+        assert delivery.message == GenerateImage("patient")
+        await delivery.reject(counts=False)
+    assert await dead_letters() == []
+
+
 async def test_a_settled_delivery_stays_settled(bus: Bus, lane: str) -> None:
     receiver = await bus.receive([lane], prefetch=1)
     await bus.send(lane, GenerateImage("a"))
