@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 from shared.catalog.database import Operation, P, R, explain
 from shared.clock import Clock
-from shared.errors import ConfigurationError, UnavailableError
+from shared.errors import AfterimageError, ConfigurationError, UnavailableError
 
 BUSY_TIMEOUT_S = 5.0
 GROUP = 64
@@ -87,7 +87,8 @@ class SqliteDatabase:
         self._reader = self._writer if in_memory else ThreadPoolExecutor(1, "catalog-reader")
         self._writing: sa.Connection | None = None
         self._reading: sa.Connection | None = None
-        self._lazy = False
+        self._lazy: bool | None = False
+        """As the connection is set; None: not known."""
         self._waiting: deque[_Write] = deque()
         self._closed = False
 
@@ -107,6 +108,8 @@ class SqliteDatabase:
             else:  # what one of them may have broken, the others get again without it
                 for write in group:
                     self._commit_alone(write)
+        except BaseException as error:  # a bug of ours, or no memory: whoever waits must hear of it all the same
+            self._broken(group, error)
         for write in group:
             with suppress(RuntimeError):  # its loop is gone, and so is whoever asked
                 write.future.get_loop().call_soon_threadsafe(write.settle)
@@ -116,6 +119,18 @@ class SqliteDatabase:
             self._commit([write])
         except (sa.exc.DBAPIError, sqlite3.Error) as error:
             write.error = explain(error, self._where)
+        except BaseException as error:
+            self._broken([write], error)
+
+    def _broken(self, group: Sequence[_Write], error: BaseException) -> None:
+        """Nothing of the group was committed as far as we know, and the connection is not to be trusted."""
+        for write in group:
+            write.error = AfterimageError(f"{self._where}: not written ({error!r})")
+            write.error.__cause__ = error
+        connection, self._writing, self._lazy = self._writing, None, None
+        if connection is not None:
+            with suppress(Exception):
+                connection.close()
 
     def _commit(self, group: Sequence[_Write]) -> None:
         """One transaction; a write that raises something of its own takes only itself back."""

@@ -119,6 +119,31 @@ async def test_a_write_whose_caller_went_away_stands(tmp_path: Path) -> None:
         await catalog.jobs.cancel(job.id)
 
 
+@pytest.mark.parametrize("in_memory", [False, True])
+async def test_a_bug_while_committing_reaches_whoever_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
+) -> None:
+    url = "sqlite+aiosqlite://" if in_memory else f"sqlite+aiosqlite:///{tmp_path / 'c.db'}"
+    catalog = await open_catalog(url)
+    kept, _ = await catalog.jobs.accept(a_job(), key_lifetime_s=60.0)
+
+    def breaks(*_: object) -> None:
+        raise MemoryError("no room for the transaction")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(sa.Connection, "begin", breaks)
+        async with asyncio.timeout(5):
+            waiting = [catalog.jobs.accept(a_job(), key_lifetime_s=60.0) for _ in range(3)]
+            outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [AfterimageError] * 3
+    assert "MemoryError" in str(outcomes[0])
+    # a lazy and a synced write, on a connection that knows which it is
+    assert await catalog.jobs.claim(kept.id, "w1", 60.0) is not None
+    assert await catalog.jobs.release(kept.id, 1)
+    assert await catalog.jobs.queued() == 1
+    await catalog.close()
+
+
 async def test_a_failed_transaction_leaves_nothing(tmp_path: Path) -> None:
     catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path / 'c.db'}")
     job, _ = await catalog.jobs.accept(a_job(), idempotency_key="k", caller="a", body_hash="h", key_lifetime_s=60.0)
