@@ -9,6 +9,7 @@ from typing import Any
 
 from services.gpu_worker.codecs import encode_checkpoint, encode_png, encode_state
 from services.gpu_worker.events import Advanced, Checkpointed, Event, Finished, Joined, LatentCaptured, Left
+from services.gpu_worker.families import Family
 from services.gpu_worker.progress import progress
 from services.gpu_worker.rows import FromCheckpoint, Pixels
 from services.gpu_worker.runner import EngineThread
@@ -16,7 +17,7 @@ from services.gpu_worker.starts import Prepared, prepare, task_of
 from shared.backends import Backends
 from shared.blobs import digest
 from shared.clock import Clock
-from shared.errors import AfterimageError, CancelledError
+from shared.errors import CancelledError
 from shared.messages import StateUsed
 from shared.models import ModelCard
 from shared.settings import Settings
@@ -36,8 +37,12 @@ class Workplace:
     settings: Settings
     backends: Backends
     clock: Clock
-    card: ModelCard
+    family: Family
     engine: EngineThread
+
+    @property
+    def card(self) -> ModelCard:
+        return self.family.card
 
 
 class Attempt:
@@ -45,6 +50,8 @@ class Attempt:
 
     def __init__(self, place: Workplace, job: Job) -> None:
         self.job = job
+        self.id = f"{job.id}-{job.attempt}"
+        """What the engine calls it: after a suspend this worker may hold two attempts at one job."""
         self.plan = job.plan
         self._place = place
         self._ended: asyncio.Future[Finished | Left] = asyncio.get_running_loop().create_future()
@@ -103,14 +110,18 @@ class Attempt:
         """The row leaves before the engine's next step, or never joins."""
         self._cancelled = True
         if self._submitted:
-            self._place.engine.cancel(self.job.id)
+            self._place.engine.cancel(self.id)
 
     async def draw(self) -> Result:
         """Runs the plan and stores what came of it; raises what the engine says, or what storing raises."""
-        clock, backends = self._place.clock, self._place.backends
+        clock, backends, settings = self._place.clock, self._place.backends, self._place.settings
         begun = clock.monotonic()
-        prepared = await prepare(self.job, self._place.card, backends.blobs, backends.catalog.entries)
+        prepared = await prepare(
+            self.job, self._place.family, backends.blobs, backends.catalog.entries, settings.fetch_timeout_s
+        )
         self._fetch_s = clock.monotonic() - begun
+        for hole in prepared.lost:
+            self._in_background(backends.bus.publish(hole))
         self._submit(prepared)
         ended = await self._ended
         if isinstance(ended, Left):
@@ -122,7 +133,7 @@ class Attempt:
             raise CancelledError("cancelled")
         self.plan = prepared.plan
         task = replace(
-            task_of(self.job.id, self.job.request, self.plan, prepared.start),
+            task_of(self.id, self.job.request, self.plan, prepared.start),
             preview=True,
             checkpoint_every=self._place.settings.checkpoint_every_steps,
             deadline_at=self._deadline_at(),
@@ -131,7 +142,6 @@ class Attempt:
         self._submitted = True
         self._place.engine.submit(task)
         if self.plan.source is PlanSource.LATENT and not isinstance(prepared.start, FromCheckpoint):
-            METRICS.steps_saved.labels(self.plan.model).inc(self.plan.start_step)
             self._in_background(self._say_used())
 
     async def _say_used(self) -> None:
@@ -170,8 +180,8 @@ class Attempt:
             if await jobs.checkpoint(self.job.id, self.job.attempt, key, event.step):
                 await blobs.delete(old)
                 self._written = [key]
-        except AfterimageError as error:
-            log("gpu_worker").warning("checkpoint not written", job=self.job.id, error=str(error))
+        except Exception as error:
+            log("gpu_worker").warning("checkpoint not written", job=self.job.id, error=repr(error))
 
     async def _store(self, done: Finished) -> Result:
         begun = self._place.clock.monotonic()
@@ -211,6 +221,11 @@ class Attempt:
             else:
                 log("gpu_worker").warning("state not stored", job=self.job.id, error=str(outcome))
         return tuple(sorted(kept, key=lambda state: state.step))
+
+    @property
+    def steps_saved(self) -> int:
+        """Steps of the picture that a cached state stood for, whether or not a crash came in between."""
+        return self.plan.start_step if self.plan.source is PlanSource.LATENT else 0
 
     @property
     def plan_as_run(self) -> Plan | None:

@@ -64,7 +64,7 @@ def decode_state(data: bytes, codec: str) -> Latent:
     """The latent of `encode_state`; raises BlobCorruptError for bytes that are none."""
     try:
         latent = codec_named(codec).unpack(load(data))
-    except (SafetensorError, KeyError, ValueError, zlib.error) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, zlib.error) as error:
         raise BlobCorruptError(f"not a state in codec {codec!r}: {error}") from error
     if latent.ndim != 3 or not np.isfinite(latent).all():
         raise BlobCorruptError(f"state in codec {codec!r}: shape {latent.shape} or values that are not finite")

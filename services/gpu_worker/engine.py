@@ -20,9 +20,20 @@ from services.gpu_worker.events import (
     Left,
 )
 from services.gpu_worker.families import Family
-from services.gpu_worker.rows import FromCheckpoint, FromNoise, FromPicture, FromState, Latent, Row, Stepped, Task
+from services.gpu_worker.rows import (
+    FromCheckpoint,
+    FromNoise,
+    FromPicture,
+    FromState,
+    Latent,
+    Pixels,
+    Row,
+    Stepped,
+    Task,
+)
 from services.gpu_worker.scheduler import Decision, decide
 from shared.errors import CancelledError, DeadlineError, ModelError
+from shared.telemetry import log
 
 Outcome = list[tuple[Row, Stepped | Exception]]
 
@@ -144,7 +155,13 @@ class Engine:
     # fold
 
     def _fold(self, outcome: Outcome) -> list[Event]:
-        return [event for row, stepped in outcome for event in self._fold_row(row, stepped)]
+        return [event for row, stepped in outcome for event in self._folded(row, stepped)]
+
+    def _folded(self, row: Row, stepped: Stepped | Exception) -> Iterable[Event]:
+        try:
+            return self._fold_row(row, stepped)
+        except Exception as error:  # a latent that cannot be read off the device is this row's trouble alone
+            return [self._leave(row.task.id, error)]
 
     def _fold_row(self, row: Row, stepped: Stepped | Exception) -> Iterable[Event]:
         task = row.task
@@ -164,8 +181,16 @@ class Engine:
 
     def _advanced(self, row: Row, stepped: Stepped) -> Advanced:
         row.told_at = self._clock()
-        family, task = self.families[row.task.model], row.task
-        return Advanced(task.id, row.done, task.steps, family.preview(stepped.clean) if task.preview else None)
+        return Advanced(
+            row.task.id, row.done, row.task.steps, self._preview(row, stepped) if row.task.preview else None
+        )
+
+    def _preview(self, row: Row, stepped: Stepped) -> Pixels | None:
+        try:
+            return self.families[row.task.model].preview(stepped.clean)
+        except Exception as error:  # nobody loses a picture over its preview
+            log("gpu_worker").warning("no preview", task=row.task.id, error=repr(error))
+            return None
 
     def _finish(self, row: Row) -> Event:
         del self._running[row.task.id]

@@ -7,8 +7,9 @@ import contextlib
 import os
 import socket
 from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import grpc
 import torch
@@ -22,19 +23,29 @@ from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.runner import EngineThread
 from services.gpu_worker.warm import warm_up
 from shared.bus import Delivery
-from shared.errors import AfterimageError, CancelledError, DeadlineError, NotFoundError, UnavailableError
+from shared.errors import (
+    AfterimageError,
+    CancelledError,
+    DeadlineError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
 from shared.messages import GenerateImage, JobCancelled, JobFailed, JobSucceeded, Message, lane_of
 from shared.models import ModelCard, served_card
 from shared.service import Context
 from shared.telemetry import METRICS, log
 from shared.types import Job, JobState
 
-DRAIN_S = 20.0
-"""How long running work may take to finish when the process is told to end; the rest is handed back."""
+T = TypeVar("T")
+
 BUSY_RETRY_S = 5.0
 """A duplicate of a job that another worker is drawing comes back after this, or when that one's lease runs out."""
 RETRY_S = 1.0
 """First delay after a failure of the task; doubles with each."""
+CATALOG_RETRY_S = 5.0
+"""Longest pause between two tries to commit a finished job while the catalog is away or full: shorter than a sweep, so
+that with room again the commit comes first."""
 
 
 class GpuWorkerService(GpuWorkerServiceServicer):
@@ -55,8 +66,9 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         )
         threads = 1 if settings.batch_invariant else settings.torch_threads
         self._thread = EngineThread(engine, self._hear, threads=threads)
-        self._place = Workplace(settings, context.backends, context.clock, card, self._thread)
+        self._place = Workplace(settings, context.backends, context.clock, self._family, self._thread)
         self._attempts: dict[str, Attempt] = {}
+        """By the engine's name for them."""
         self._handling: set[asyncio.Task[None]] = set()
         self._step_s: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=64))
         self._finished = self._handed_back = 0
@@ -70,8 +82,10 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         add_GpuWorkerServiceServicer_to_server(self, server)
         return pb.DESCRIPTOR.services_by_name["GpuWorkerService"].full_name
 
-    async def drain(self, timeout_s: float = DRAIN_S) -> None:
-        """Takes nothing new; what is not finished in time goes back to its lane, neither failed nor crashed."""
+    async def drain(self, timeout_s: float | None = None) -> None:
+        """Takes nothing new; what is not finished in time (settings.drain_s unless told otherwise) goes back to its
+        lane, neither failed nor crashed."""
+        timeout_s = self._context.settings.drain_s if timeout_s is None else timeout_s
         self._draining = True
         self._taking.cancel()
         if self._handling:
@@ -111,7 +125,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
         finished, handed_back = self._finished, self._handed_back
-        await self.drain(request.timeout_s or DRAIN_S)
+        await self.drain(request.timeout_s or None)
         return pb.DrainResponse(finished=self._finished - finished, handed_back=self._handed_back - handed_back)
 
     # ---- the engine ----
@@ -129,8 +143,13 @@ class GpuWorkerService(GpuWorkerServiceServicer):
     # ---- the bus ----
 
     async def _on_cancelled(self, fact: Message) -> None:
-        if isinstance(fact, JobCancelled) and (attempt := self._attempts.get(fact.job_id)) is not None:
-            attempt.cancel()
+        if isinstance(fact, JobCancelled):
+            for attempt in self._attempts_at(fact.job_id):
+                attempt.cancel()
+
+    def _attempts_at(self, job_id: str) -> list[Attempt]:
+        """One, or more when this worker slept longer than a lease and then claimed its own job again."""
+        return [attempt for attempt in self._attempts.values() if attempt.job.id == job_id]
 
     async def _take(self) -> None:
         """A delivery in hand is a row taken: the receiver gives no more than `max_rows` at a time."""
@@ -148,8 +167,8 @@ class GpuWorkerService(GpuWorkerServiceServicer):
                 try:
                     if not await self._jobs.renew(attempt.job.id, attempt.job.attempt, self._context.settings.lease_s):
                         attempt.cancel()
-                except AfterimageError as error:  # the lease outlives a catalog that is away for a moment
-                    log("gpu_worker").warning("lease not renewed", job=attempt.job.id, error=str(error))
+                except Exception as error:  # the lease outlives a catalog that is away for a moment
+                    log("gpu_worker").warning("lease not renewed", job=attempt.job.id, error=repr(error))
 
     async def _handle(self, delivery: Delivery) -> None:
         message = delivery.message
@@ -157,53 +176,100 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             await delivery.bury(f"a worker cannot do {type(message).__name__}")
             return
         try:
-            job = await self._jobs.claim(message.job_id, self.worker, self._context.settings.lease_s)
-            METRICS.job_attempts.labels(str(delivery.redelivered).lower()).inc()
+            job = await self._claim(message.job_id)
             await (self._not_ours(message.job_id, delivery) if job is None else self._run(job, delivery))
         except AfterimageError as error:  # a port is away: the task waits, the row's lease runs out if it must
             log("gpu_worker").warning("task put back", job=message.job_id, error=str(error))
-            await delivery.reject(delay_s=error.retry_after_s or RETRY_S)
+            await delivery.reject(delay_s=error.retry_after_s or RETRY_S, counts=False)
+        except Exception as error:  # a bug must cost neither the task nor its place in the batch
+            log("gpu_worker").error("task put back", job=message.job_id, error=repr(error), exc_info=error)
+            await delivery.reject(delay_s=BUSY_RETRY_S, counts=False)
+
+    async def _claim(self, job_id: str) -> Job | None:
+        """A claim that is cancelled half-way stands in the catalog, so it is waited for and handed back."""
+        claiming = asyncio.ensure_future(self._jobs.claim(job_id, self.worker, self._context.settings.lease_s))
+        try:
+            job: Job | None = await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            if (job := await claiming) is not None and await self._jobs.release(job.id, job.attempt):
+                self._handed_back += 1
+            raise
+        return job
 
     async def _run(self, job: Job, delivery: Delivery) -> None:
-        if job.crashes >= CRASHES_TOGETHER + CRASHES_ALONE:
-            await self._give_up(
-                job, f"its worker crashed {job.crashes} times, the last {CRASHES_ALONE} alone", delivery
-            )
-            return
-        attempt = self._attempts[job.id] = Attempt(self._place, job)
+        METRICS.job_attempts.labels(str(delivery.redelivered).lower()).inc()
+        for older in self._attempts_at(job.id):
+            older.cancel()
+        attempt = Attempt(self._place, job)
+        self._attempts[attempt.id] = attempt
         try:
-            await self._attempt(attempt, delivery)
+            if job.crashes >= CRASHES_TOGETHER + CRASHES_ALONE:
+                said = f"its worker crashed {job.crashes} times, the last {CRASHES_ALONE} alone"
+                await self._give_up(job, said, delivery)
+            else:
+                await self._attempt(attempt, delivery)
         except asyncio.CancelledError:
             await self._hand_back(attempt)
             raise
         finally:
-            self._attempts.pop(job.id, None)
+            self._attempts.pop(attempt.id, None)
 
     async def _attempt(self, attempt: Attempt, delivery: Delivery) -> None:
         job = attempt.job
         try:
             result = await attempt.draw()
+            plan = attempt.plan_as_run
+            won = await self._patiently(lambda: self._jobs.finish(job.id, job.attempt, result, plan))
         except DeadlineError:
-            await self._jobs.cancel(job.id)
+            await self._patiently(lambda: self._jobs.cancel(job.id))
             await self._context.backends.bus.publish(JobCancelled(job.id))
             await self._lost(attempt, delivery)
         except CancelledError:
             await self._lost(attempt, delivery)
         except Exception as error:
-            await self._failed(attempt, error, delivery)
+            await (self._put_off if _passes(error) else self._failed)(attempt, error, delivery)
         else:
-            if not await self._jobs.finish(job.id, job.attempt, result, attempt.plan_as_run):
-                await self._lost(attempt, delivery)
-                return
-            self._finished += 1
-            await self._context.backends.bus.publish(JobSucceeded(job.id, job.attempt))
-            await delivery.ack()
-            await attempt.settle(succeeded=True, ended=True)
+            await (self._succeeded if won else self._lost)(attempt, delivery)
+
+    async def _patiently(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Writes how a job ended, however long the catalog is away or full: left to its lease, the job would count as
+        a crash and its picture would be drawn again."""
+        wait_s = RETRY_S
+        while True:
+            try:
+                return await write()
+            except AfterimageError as error:
+                if not _passes(error):
+                    raise
+                log("gpu_worker").warning("catalog does not take a job's end; trying again", error=str(error))
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, CATALOG_RETRY_S)
+
+    async def _succeeded(self, attempt: Attempt, delivery: Delivery) -> None:
+        self._finished += 1
+        METRICS.steps_saved.labels(attempt.plan.model).inc(attempt.steps_saved)
+        await self._context.backends.bus.publish(JobSucceeded(attempt.job.id, attempt.job.attempt))
+        await delivery.ack()
+        await attempt.settle(succeeded=True, ended=True)
 
     async def _lost(self, attempt: Attempt, delivery: Delivery) -> None:
-        """The row is no longer this attempt's: cancelled, or claimed by another worker."""
-        state = await self._not_ours(attempt.job.id, delivery)
-        await attempt.settle(succeeded=False, ended=state is None or state.final)
+        """The row is no longer this attempt's: cancelled, or claimed by another worker; or it was committed as this
+        attempt's by a catalog that could not say so any more."""
+        row = await self._not_ours(attempt.job.id, delivery)
+        mine = row is not None and (row.state, row.attempt) == (JobState.SUCCEEDED, attempt.job.attempt)
+        await attempt.settle(succeeded=mine, ended=row is None or row.state.final)
+
+    async def _put_off(self, attempt: Attempt, error: Exception, delivery: Delivery) -> None:
+        """Not the task's own error, a full disk say: it waits in its lane, and nothing is held against it."""
+        job, delay_s = attempt.job, getattr(error, "retry_after_s", None) or RETRY_S
+        log("gpu_worker").warning(
+            "attempt put off", job=job.id, attempt=job.attempt, error=str(error), again_in_s=delay_s
+        )
+        if await self._patiently(lambda: self._jobs.release(job.id, job.attempt)):
+            await delivery.reject(delay_s=delay_s, counts=False)
+            await attempt.settle(succeeded=False, ended=False)
+        else:
+            await self._lost(attempt, delivery)
 
     async def _failed(self, attempt: Attempt, error: Exception, delivery: Delivery) -> None:
         """The task's own error: tried again a few times, then kept on the job (design §8, Attempts)."""
@@ -213,15 +279,14 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         if job.failures + 1 >= self._context.settings.max_attempts:
             await self._give_up(job, said, delivery)
             await attempt.settle(succeeded=False, ended=True)
-        elif await self._jobs.fail(job.id, job.attempt, said, final=False):
-            retry_after_s = getattr(error, "retry_after_s", None)
-            await delivery.reject(delay_s=retry_after_s or RETRY_S * 2**job.failures)
+        elif await self._patiently(lambda: self._jobs.fail(job.id, job.attempt, said, final=False)):
+            await delivery.reject(delay_s=RETRY_S * 2**job.failures, counts=False)
             await attempt.settle(succeeded=False, ended=False)
         else:
             await self._lost(attempt, delivery)
 
     async def _give_up(self, job: Job, said: str, delivery: Delivery) -> None:
-        if await self._jobs.fail(job.id, job.attempt, said, final=True):
+        if await self._patiently(lambda: self._jobs.fail(job.id, job.attempt, said, final=True)):
             await self._context.backends.bus.publish(JobFailed(job.id, job.attempt, said))
             await delivery.bury(said)
         else:
@@ -229,14 +294,17 @@ class GpuWorkerService(GpuWorkerServiceServicer):
 
     async def _hand_back(self, attempt: Attempt) -> None:
         attempt.cancel()
-        if await self._jobs.release(attempt.job.id, attempt.job.attempt):
-            self._handed_back += 1
-            await attempt.settle(succeeded=False, ended=False)
+        try:
+            if await self._jobs.release(attempt.job.id, attempt.job.attempt):
+                self._handed_back += 1
+                await attempt.settle(succeeded=False, ended=False)
+        except AfterimageError as error:  # the process ends: the next one finds the row as a crash left it
+            log("gpu_worker").warning("job not handed back", job=attempt.job.id, error=str(error))
 
-    async def _not_ours(self, job_id: str, delivery: Delivery) -> JobState | None:
+    async def _not_ours(self, job_id: str, delivery: Delivery) -> Job | None:
         """A duplicate: of a finished job it is answered again, under another's live lease it waits (design §8)."""
         try:
-            job = await self._jobs.get(job_id)
+            job: Job = await self._jobs.get(job_id)
         except NotFoundError:
             await delivery.ack()
             return None
@@ -246,12 +314,17 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             await delivery.ack()
         else:
             left_s = job.lease_until - self._context.clock.now()
-            await delivery.reject(delay_s=min(max(left_s, RETRY_S), BUSY_RETRY_S))
-        return job.state
+            await delivery.reject(delay_s=min(max(left_s, RETRY_S), BUSY_RETRY_S), counts=False)
+        return job
 
     @property
     def _jobs(self) -> Any:
         return self._context.backends.catalog.jobs
+
+
+def _passes(error: Exception) -> bool:
+    """Whether waiting helps: something is away or full, and the task itself is not to blame."""
+    return isinstance(error, UnavailableError | OverloadedError) or getattr(error, "retry_after_s", None) is not None
 
 
 def _load(card: ModelCard, context: Context) -> Family:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from services.gpu_worker.codecs import decode_checkpoint, decode_png, decode_state
-from services.gpu_worker.rows import FromNoise, FromPicture, FromState, Start, Task
+from services.gpu_worker.families import Family
+from services.gpu_worker.rows import FromCheckpoint, FromNoise, FromPicture, FromState, Start, Task
 from shared.blobs import Blobs
 from shared.catalog import Entries
-from shared.errors import BlobCorruptError, BlobMissingError, ModelError, NotFoundError
+from shared.errors import AfterimageError, BlobCorruptError, BlobMissingError, ModelError, UnavailableError
+from shared.messages import StateLost
 from shared.models import ModelCard
 from shared.types import Entry, Job, Plan, PlanSource, Request
 
@@ -20,6 +24,8 @@ class Prepared:
 
     plan: Plan
     start: Start
+    lost: tuple[StateLost, ...] = ()
+    """Holes found on the way that the catalog does not know of."""
 
 
 def start_of(plan: Plan, blob: bytes | None) -> Start:
@@ -91,44 +97,103 @@ def smaller_starts(plan: Plan, entry: Entry, card: ModelCard, request: Request, 
         )
 
 
-async def prepare(job: Job, card: ModelCard, blobs: Blobs, entries: Entries) -> Prepared:
+async def prepare(job: Job, family: Family, blobs: Blobs, entries: Entries, timeout_s: float = 5.0) -> Prepared:
     """The job's plan, revalidated at claim (design §8): other weights are a miss, a missing or corrupt blob a hole.
 
-    A job that was interrupted goes on from its own checkpoint.
+    Whatever else a cache can do wrong (away, slow, of a shape or in a codec that nobody asked for) costs steps, never
+    the request. A job that was interrupted goes on from its own checkpoint. timeout_s: limit of one read.
     """
-    if job.checkpoint_key and (resumed := await _resume(job, card, blobs)) is not None:
-        return resumed
-    plan = replace(job.plan, model=card.name)
-    if plan.source is PlanSource.NOISE or plan.start_step == 0:
-        return Prepared(replace(plan, weights_hash=card.weights_hash), FromNoise())
-    if plan.source is PlanSource.LATENT and plan.weights_hash != card.weights_hash:
-        return Prepared(from_noise(plan, "weights: changed since the plan was made", card.weights_hash), FromNoise())
-    try:
-        return Prepared(plan, start_of(plan, await blobs.get(plan.state_key, plan.state_sha256)))
-    except (BlobMissingError, BlobCorruptError) as error:
-        return await _smaller(job, plan, card, blobs, entries, f"blobs: {error}")
+    return await _Preparation(job, family, blobs, entries, timeout_s).run()
 
 
-async def _resume(job: Job, card: ModelCard, blobs: Blobs) -> Prepared | None:
-    """None when the checkpoint is not usable: then the plan is run from its start."""
-    try:
-        start, plan = decode_checkpoint(await blobs.get(job.checkpoint_key))
-    except (BlobMissingError, BlobCorruptError):
-        return None
-    return Prepared(plan, start) if plan.weights_hash == card.weights_hash else None
+class _Preparation:
+    """One job's way down from its plan to what can really be started."""
 
+    def __init__(self, job: Job, family: Family, blobs: Blobs, entries: Entries, timeout_s: float) -> None:
+        self._job, self._family, self._blobs, self._entries = job, family, blobs, entries
+        self._timeout_s = timeout_s
+        self._lost: list[str] = []
+        """Keys of blobs that are gone or corrupt."""
 
-async def _smaller(job: Job, plan: Plan, card: ModelCard, blobs: Blobs, entries: Entries, why: str) -> Prepared:
-    noise = Prepared(from_noise(plan, f"{why}; drawn from noise", card.weights_hash), FromNoise())
-    if plan.source is not PlanSource.LATENT:
-        return noise
-    try:
-        entry = await entries.get(plan.entry_id)
-    except NotFoundError:
-        return noise
-    for smaller in smaller_starts(plan, entry, card, job.request, why):
+    async def run(self) -> Prepared:
+        card, job = self._family.card, self._job
+        if job.checkpoint_key and (resumed := await self._resume()) is not None:
+            return resumed
+        plan = replace(job.plan, model=card.name)
+        if plan.source is PlanSource.NOISE or plan.start_step == 0:
+            return Prepared(replace(plan, weights_hash=card.weights_hash), FromNoise())
+        if plan.source is PlanSource.LATENT and plan.weights_hash != card.weights_hash:
+            return self._from_noise(plan, "weights: changed since the plan was made")
         try:
-            return Prepared(smaller, start_of(smaller, await blobs.get(smaller.state_key, smaller.state_sha256)))
+            return Prepared(plan, await self._start(plan))
+        except AfterimageError as error:
+            return await self._degraded(plan, f"blobs: {error}")
+
+    async def _start(self, plan: Plan) -> Start:
+        """Raises what the blob store raises; UnavailableError when it takes too long, BlobCorruptError for a start
+        that does not fit the request."""
+        try:
+            return self._fitting(start_of(plan, await self._read(plan.state_key, plan.state_sha256)), plan.state_key)
         except (BlobMissingError, BlobCorruptError):
-            continue
-    return noise
+            self._lost.append(plan.state_key)
+            raise
+
+    async def _read(self, key: str, sha256: str = "") -> bytes:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._blobs.get(key, sha256)
+        except TimeoutError as error:
+            raise UnavailableError(f"blob {key}: no answer in {self._timeout_s:g} s") from error
+
+    def _fitting(self, start: Start, key: str) -> Start:
+        size, steps = self._job.request.size, self._job.request.steps
+        match start:
+            case FromState(latent=latent) | FromCheckpoint(latent=latent):
+                found, needed = latent.shape, self._family.latent_shape(size)
+                if found != needed:
+                    raise BlobCorruptError(f"blob {key}: its latent is {found}, {size} needs {needed}")
+            case FromPicture(pixels=pixels):
+                if pixels.shape[:2] != (size.height, size.width):  # a good picture, but not for this request
+                    raise ModelError(
+                        f"blob {key}: a picture of {pixels.shape[1]}x{pixels.shape[0]} cannot start {size}"
+                    )
+            case FromNoise():
+                return start
+        if not 0 < start.step < steps:
+            raise ModelError(f"a run of {steps} steps cannot start after {start.step}")
+        return start
+
+    async def _resume(self) -> Prepared | None:
+        """None when the checkpoint is not usable: then the plan is run from its start."""
+        key, card = self._job.checkpoint_key, self._family.card
+        try:
+            start, plan = decode_checkpoint(await self._read(key))
+            self._fitting(start, key)
+        except AfterimageError:
+            return None
+        return Prepared(plan, start) if plan.weights_hash == card.weights_hash else None
+
+    async def _degraded(self, plan: Plan, why: str) -> Prepared:
+        entry = await self._entry(plan)
+        if entry is not None and plan.source is PlanSource.LATENT:
+            for smaller in smaller_starts(plan, entry, self._family.card, self._job.request, why):
+                with contextlib.suppress(AfterimageError):
+                    return Prepared(smaller, await self._start(smaller), self._told_lost(entry))
+        return replace(self._from_noise(plan, f"{why}; drawn from noise"), lost=self._told_lost(entry))
+
+    async def _entry(self, plan: Plan) -> Entry | None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._entries.get(plan.entry_id)
+        except (AfterimageError, TimeoutError):  # gone, or the catalog is away
+            return None
+
+    def _told_lost(self, entry: Entry | None) -> tuple[StateLost, ...]:
+        """What the catalog still names although it is gone: states under the K of their own run, step 0 a picture."""
+        if entry is None:
+            return ()
+        steps = {state.key: state.step for state in entry.states} | {entry.picture_key: 0}
+        return tuple(StateLost(entry.id, steps[key], key) for key in self._lost if key in steps)
+
+    def _from_noise(self, plan: Plan, why: str) -> Prepared:
+        return Prepared(from_noise(plan, why, self._family.card.weights_hash), FromNoise())

@@ -39,6 +39,10 @@ class Family(Protocol):
         """The picture's latent, (C, h, w), without noise."""
         ...
 
+    def latent_shape(self, size: Size) -> tuple[int, int, int]:
+        """(C, h, w) of a latent of this size; safe on any thread."""
+        ...
+
     def initial_noise(self, size: Size, generator: torch.Generator) -> Tensor:
         """Where a run from noise begins; depends on the generator's state and the size only."""
         ...

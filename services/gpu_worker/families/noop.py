@@ -51,9 +51,12 @@ class NoopFamily:
         scale = self.card.vae_scale
         return torch.from_numpy(pixels[::scale, ::scale].astype(np.float32) / 127.5 - 1).permute(2, 0, 1)
 
-    def initial_noise(self, size: Size, generator: torch.Generator) -> Tensor:
+    def latent_shape(self, size: Size) -> tuple[int, int, int]:
         scale = self.card.vae_scale
-        return torch.randn((self.card.latent_channels, size.height // scale, size.width // scale), generator=generator)
+        return self.card.latent_channels, size.height // scale, size.width // scale
+
+    def initial_noise(self, size: Size, generator: torch.Generator) -> Tensor:
+        return torch.randn(self.latent_shape(size), generator=generator)
 
     def add_noise(self, latent: Tensor, noise: Tensor, schedule: Schedule, done: int) -> Tensor:
         return self.sampler.add_noise(latent, noise, schedule, done)

@@ -82,9 +82,11 @@ class UNetFamily:
         latent = encoded.latents if hasattr(encoded, "latents") else encoded.latent_dist.mode()
         return latent[0].float() * self._scale
 
+    def latent_shape(self, size: Size) -> tuple[int, int, int]:
+        return self._channels, size.height // self.card.vae_scale, size.width // self.card.vae_scale
+
     def initial_noise(self, size: Size, generator: torch.Generator) -> Tensor:
-        shape = (self._channels, size.height // self.card.vae_scale, size.width // self.card.vae_scale)
-        return torch.randn(shape, generator=generator).to(self.device)
+        return torch.randn(self.latent_shape(size), generator=generator).to(self.device)
 
     def add_noise(self, latent: Tensor, noise: Tensor, schedule: Schedule, done: int) -> Tensor:
         return self.sampler.add_noise(latent, noise, schedule, done)

@@ -11,14 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 import structlog
+import torch
 
 from protos import gpu_worker_pb2 as pb
+from services.gpu_worker import engine as engine_module
 from services.gpu_worker import service as service_module
 from services.gpu_worker.codecs import decode_png, decode_state, encode_png, encode_state
 from services.gpu_worker.families.noop import NoopFamily
+from services.gpu_worker.families.unet import UNetFamily
 from services.gpu_worker.redraw import redraw
-from shared.errors import StorageFullError
+from shared.errors import BlobUnavailableError, StorageFullError, UnavailableError
 from shared.messages import (
     GenerateImage,
     JobCancelled,
@@ -26,10 +30,11 @@ from shared.messages import (
     JobQueued,
     JobSucceeded,
     Progress,
+    StateLost,
     StateUsed,
     lane_of,
 )
-from shared.telemetry import configure_logging
+from shared.telemetry import METRICS, configure_logging
 from shared.types import Job, JobState, PlanSource, Size
 from tests.unit.gpu_worker.worker import STEPS, Bench, running_worker
 
@@ -138,6 +143,7 @@ async def test_a_missing_blob_is_a_hole_and_the_next_smaller_k_starts(bench: Ben
     assert (job.plan.start_step, job.plan.state_key) == (2, entry.states[0].key)
     assert "starts after 2 instead of 4 steps" in job.plan.degraded[0]
     assert job.plan.degraded[0].startswith("blobs: ")
+    assert await bench.told(StateLost) == [StateLost(entry.id, 4, entry.states[1].key)]
 
 
 async def test_corrupt_blobs_all_the_way_down_mean_noise(bench: Bench) -> None:
@@ -149,6 +155,67 @@ async def test_corrupt_blobs_all_the_way_down_mean_noise(bench: Bench) -> None:
     assert job.result.steps_run == STEPS
     assert (job.plan.source, job.plan.start_step, job.plan.fresh_noise) == (PlanSource.NOISE, 0, 0.0)
     assert job.plan.degraded[0].endswith("drawn from noise")
+    lost = [StateLost(entry.id, state.step, state.key) for state in reversed(entry.states)]
+    assert await bench.told(StateLost, count=2) == lost
+
+
+async def test_a_hole_is_told_under_the_k_of_the_run_that_left_it(bench: Bench) -> None:
+    entry = await bench.cache(await bench.draw())
+    await bench.blobs.delete([entry.states[1].key])
+    job = await bench.draw(bench.hit(entry, 4, start_step=8), steps=20)
+    assert job.result is not None, job.error
+    assert await bench.told(StateLost) == [StateLost(entry.id, 4, entry.states[1].key)]
+
+
+async def test_a_state_of_another_shape_is_a_hole(bench: Bench) -> None:
+    entry = await bench.cache(await bench.draw())
+    wrong = encode_state(np.zeros((4, 8, 8), np.float32), "fp32")
+    sha256 = await bench.blobs.put(entry.states[1].key, wrong)
+    job = await bench.draw(bench.hit(entry, 4, state_sha256=sha256))
+    assert job.result is not None, job.error
+    assert (job.attempt, job.plan.start_step) == (1, 2)
+    assert "its latent is (4, 8, 8), 64x64 needs (4, 16, 16)" in job.plan.degraded[0]
+    assert await bench.told(StateLost) == [StateLost(entry.id, 4, entry.states[1].key)]
+
+
+@pytest.mark.parametrize("trouble", ["codec", "store", "slow", "catalog", "beyond", "picture"])
+async def test_a_failing_cache_never_fails_a_request(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    async with running_worker(tmp_path, str(tiny_folder / "large"), fetch_timeout_s=0.1) as bench:
+        first = await bench.draw()
+        entry = await bench.cache(first)
+        plan, get = bench.hit(entry, 4), bench.blobs.get
+
+        async def away(*_: object) -> Any:
+            raise BlobUnavailableError("input/output error", retry_after_s=30.0)
+
+        async def hangs(*_: object) -> bytes:
+            await asyncio.sleep(60)
+            return b""
+
+        match trouble:
+            case "codec":
+                plan = replace(plan, state_codec="fp3")
+            case "store":
+                monkeypatch.setattr(bench.blobs, "get", away)
+            case "slow":
+                monkeypatch.setattr(bench.blobs, "get", hangs)
+            case "catalog":
+                await bench.blobs.delete([plan.state_key])
+                monkeypatch.setattr(bench.backends.catalog.entries, "get", away)
+            case "beyond":
+                plan = replace(plan, start_step=STEPS)
+            case "picture":
+                small = await bench.blobs.put("pictures/small", encode_png(np.zeros((32, 32, 3), np.uint8)))
+                plan = replace(plan, source=PlanSource.IMAGE, state_key="pictures/small", state_sha256=small)
+        job = await bench.draw(plan)
+        monkeypatch.setattr(bench.blobs, "get", get)
+        assert job.result is not None, job.error
+        assert (job.attempt, job.failures) == (1, 0)
+        assert job.plan.degraded
+        assert job.result.steps_run == (STEPS - {"codec": 2, "beyond": 4}.get(trouble, 0))
+        assert not bench.heard(StateLost)  # none of these says that the blob is gone for good
 
 
 async def test_other_weights_are_a_miss(bench: Bench) -> None:
@@ -213,7 +280,7 @@ async def _checkpoint_of(bench: Bench, job: Job) -> str:
     from services.gpu_worker.events import Checkpointed
     from services.gpu_worker.starts import prepare, task_of
 
-    prepared = await prepare(job, bench.service._place.card, bench.blobs, bench.backends.catalog.entries)
+    prepared = await prepare(job, bench.service._family, bench.blobs, bench.backends.catalog.entries)
     engine = Engine({bench.model: bench.service._family})
     engine.submit(replace(task_of(job.id, job.request, prepared.plan, prepared.start), checkpoint_every=3))
     events: list[Any] = []
@@ -238,23 +305,199 @@ async def test_a_broken_checkpoint_costs_only_the_steps(tiny_folder: Path, tmp_p
         assert done.result.steps_run == STEPS
 
 
-async def test_the_tasks_own_error_is_tried_three_times_then_kept_on_the_job(bench: Bench) -> None:
-    entry = await bench.cache(await bench.draw())
-    wrong = encode_state(np.zeros((4, 8, 8), np.float32), "fp32")
-    sha256 = await bench.blobs.put("states/wrong", wrong)
+async def test_the_tasks_own_error_is_tried_three_times_then_kept_on_the_job(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.draw()
     before = set(await bench.keys())
-    job = await bench.draw(bench.hit(entry, 4, state_key="states/wrong", state_sha256=sha256))
+
+    def not_finite(self: UNetFamily, size: Size, generator: object) -> torch.Tensor:
+        return torch.full(self.latent_shape(size), torch.nan)
+
+    monkeypatch.setattr(UNetFamily, "initial_noise", not_finite)
+    job = await bench.draw()
     await bench.idle()
     assert (job.state, job.attempt, job.failures) == (JobState.FAILED, 3, 3)
-    assert "its latent is (4, 8, 8)" in job.error
+    assert "numbers that are not finite" in job.error
     assert [fact.attempt for fact in await bench.told(JobFailed)] == [3]
     (letter,) = bench.backends.bus.dead_letters()  # type: ignore[attr-defined]
-    assert (letter.message, "(4, 8, 8)" in letter.reason) == (GenerateImage(job.id), True)
+    assert (letter.message, "not finite" in letter.reason) == (GenerateImage(job.id), True)
     assert set(await bench.keys()) == before
 
 
 async def test_a_full_disk_loses_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     put = bench.blobs.put
+    refused: list[str] = []
+
+    async def full_for_a_while(key: str, data: bytes, **more: Any) -> str:
+        if key.startswith("pictures/") and len(refused) < 5:
+            refused.append(key)
+            raise StorageFullError("no room", retry_after_s=0.01)
+        return await put(key, data, **more)
+
+    monkeypatch.setattr(bench.blobs, "put", full_for_a_while)
+    job = await bench.draw()
+    assert (job.state, job.attempt, job.failures, job.crashes) == (JobState.SUCCEEDED, 6, 0, 0)
+    await bench.idle()
+    assert bench.backends.bus.dead_letters() == []  # type: ignore[attr-defined]
+    assert len(await bench.keys("pictures/")) == 1
+    assert len(await bench.keys("states/")) == 2
+
+
+async def test_a_full_catalog_delays_the_end_of_a_job_and_costs_no_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease runs out meanwhile, as on a disk where it cannot be renewed either."""
+    async with running_worker(tmp_path, SLOW, lease_s=0.2) as bench:
+        finish, tried = bench.jobs.finish, asyncio.Event()
+
+        async def full(*_: object, **__: object) -> bool:
+            tried.set()
+            raise StorageFullError("the disk is full", retry_after_s=30.0)
+
+        monkeypatch.setattr(bench.jobs, "finish", full)
+        monkeypatch.setattr(bench.jobs, "renew", full)
+        job = await bench.accept(steps=2)
+        await bench.send(job)
+        await asyncio.wait_for(tried.wait(), 20)
+        await asyncio.sleep(0.3)
+        assert (await bench.jobs.get(job.id)).state is JobState.RUNNING
+        monkeypatch.setattr(bench.jobs, "finish", finish)
+        done = await bench.final(job.id)
+        assert (done.state, done.attempt, done.crashes) == (JobState.SUCCEEDED, 1, 0)
+        assert (await picture(bench, done)).shape == (64, 64, 3)
+
+
+@pytest.mark.usefixtures("plain_logs")
+async def test_a_full_catalog_delays_a_failure_too(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail = slow.jobs.fail
+    refused: list[bool] = []
+
+    async def full_at_first(*given: Any, final: bool) -> bool:
+        refused.append(final)
+        if len(refused) <= 5:
+            raise StorageFullError("the disk is full", retry_after_s=30.0)
+        return await fail(*given, final=final)
+
+    monkeypatch.setattr(slow.jobs, "fail", full_at_first)
+    monkeypatch.setattr(NoopFamily, "decode", lambda self, latent: 1 / 0)
+    job = await slow.draw(steps=2)
+    assert (job.state, job.attempt, job.failures, job.crashes) == (JobState.FAILED, 3, 3, 0)
+    assert len(refused) == 5 + 3
+
+
+async def test_a_commit_that_only_lost_its_answer_keeps_its_picture(
+    slow: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, unheard = slow.jobs.finish, []
+
+    async def connection_breaks(*given: Any) -> bool:
+        won = await finish(*given)
+        if not unheard:
+            unheard.append(won)
+            raise UnavailableError("connection lost")
+        return bool(won)
+
+    monkeypatch.setattr(slow.jobs, "finish", connection_breaks)
+    job = await slow.draw(steps=2)
+    await slow.told(JobSucceeded, job.id)
+    await slow.idle()
+    assert unheard == [True]
+    assert (await picture(slow, job)).shape == (64, 64, 3)
+
+
+async def test_a_worker_that_slept_longer_than_a_lease_claims_its_own_job_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A laptop that is closed: leases run out by the clock on the wall, and the sweeper wakes before the renewal."""
+    async with running_worker(tmp_path, SLOW, lease_s=30.0, max_rows=2) as bench:
+        job = await bench.accept(steps=40)
+        await bench.send(job)
+        await bench.until(lambda row: bool(bench.heard(Progress, row.id)), job.id)
+        await _let_lease_run_out(bench, job.id)
+        (requeued,) = await bench.jobs.to_requeue(unconfirmed_after_s=60.0)
+        assert requeued.id == job.id
+        await bench.send(job)
+        done = await bench.final(job.id)
+        await bench.idle()
+        assert (done.state, done.attempt, done.failures) == (JobState.SUCCEEDED, 2, 0)
+        assert bench.service._attempts == {}
+        assert len(await bench.keys("pictures/")) == 1
+        # every row is free again: two at once are drawn
+        pair = await asyncio.gather(*(bench.draw(steps=2) for _ in range(2)))
+        assert [one.state for one in pair] == [JobState.SUCCEEDED] * 2
+
+
+async def _let_lease_run_out(bench: Bench, job_id: str) -> None:
+    def expire(connection: Any) -> None:
+        connection.execute(sa.text("UPDATE jobs SET lease_until = 1 WHERE id = :id"), {"id": job_id})
+
+    await bench.backends.catalog._database.write(expire)
+
+
+@pytest.mark.usefixtures("plain_logs")
+async def test_a_task_nobody_can_claim_yet_is_never_buried(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim, refused = slow.jobs.claim, []
+
+    async def away(*given: Any) -> Job | None:
+        refused.append(given)
+        if len(refused) <= 60:  # more than a task may be rejected for its own sake
+            raise (UnavailableError if len(refused) % 2 else ZeroDivisionError)("no claims today")
+        return await claim(*given)
+
+    monkeypatch.setattr(service_module, "BUSY_RETRY_S", 0.001)
+    monkeypatch.setattr(service_module, "RETRY_S", 0.001)
+    monkeypatch.setattr(slow.jobs, "claim", away)
+    job = await slow.draw(steps=2)
+    assert (job.state, job.attempt) == (JobState.SUCCEEDED, 1)
+    assert slow.backends.bus.dead_letters() == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("plain_logs")
+async def test_a_bug_in_the_worker_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_worker(tmp_path, SLOW, max_rows=1) as bench:
+        claim, broken = bench.jobs.claim, []
+
+        async def breaks_once(*given: Any) -> Job | None:
+            if not broken:
+                broken.append(given)
+                raise ZeroDivisionError("a bug")
+            return await claim(*given)
+
+        monkeypatch.setattr(bench.jobs, "claim", breaks_once)
+        job = await bench.draw(steps=2)
+        assert (job.state, len(broken)) == (JobState.SUCCEEDED, 1)
+
+
+async def test_a_claim_cancelled_half_way_is_handed_back(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim, claimed = slow.jobs.claim, asyncio.Event()
+
+    async def answers_late(*given: Any) -> Job | None:
+        row = await claim(*given)
+        claimed.set()
+        await asyncio.sleep(0.2)
+        return row
+
+    monkeypatch.setattr(slow.jobs, "claim", answers_late)
+    job = await slow.accept()
+    await slow.send(job)
+    await asyncio.wait_for(claimed.wait(), 10)
+    await slow.service.drain(0.0)
+    row = await slow.jobs.get(job.id)
+    assert (row.state, row.attempt, row.crashes) == (JobState.QUEUED, 1, 0)
+    receiver = await slow.backends.bus.receive([lane_of(slow.model)], prefetch=1)
+    async with asyncio.timeout(1):
+        assert (await receiver.get()).message == GenerateImage(job.id)
+
+
+async def test_saved_steps_are_counted_once_for_a_finished_picture(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def saved() -> float:
+        return METRICS.steps_saved.labels(bench.model)._value.get()  # type: ignore[no-any-return]
+
+    entry = await bench.cache(await bench.draw())
+    before, put = saved(), bench.blobs.put
     refused: list[str] = []
 
     async def full_once(key: str, data: bytes, **more: Any) -> str:
@@ -264,11 +507,12 @@ async def test_a_full_disk_loses_nothing(bench: Bench, monkeypatch: pytest.Monke
         return await put(key, data, **more)
 
     monkeypatch.setattr(bench.blobs, "put", full_once)
-    job = await bench.draw()
-    assert (job.state, job.attempt, job.failures) == (JobState.SUCCEEDED, 2, 1)
+    job = await bench.draw(bench.hit(entry, 4))
     await bench.idle()
-    assert len(await bench.keys("pictures/")) == 1
-    assert len(await bench.keys("states/")) == 2
+    assert (job.attempt, saved() - before) == (2, 4)
+    late = await bench.draw(bench.hit(entry, 4), deadline_s=0.0001, drop_if_late=True)
+    await bench.idle()
+    assert (late.state, saved() - before) == (JobState.CANCELLED, 4)
 
 
 async def test_a_state_that_cannot_be_stored_is_a_hole_not_a_failure(
@@ -291,7 +535,7 @@ async def test_cancel_takes_effect_between_steps_and_leaves_the_others_alone(slo
     doomed, other = await slow.accept(), await slow.accept()
     await slow.send(doomed)
     await slow.send(other)
-    await slow.until(lambda job: slow.service._attempts.get(job.id) is not None, doomed.id)
+    await slow.until(lambda job: bool(slow.service._attempts_at(job.id)), doomed.id)
     await asyncio.sleep(0.07)
     assert (await slow.jobs.cancel(doomed.id)).state is JobState.CANCELLED
     await slow.backends.bus.publish(JobCancelled(doomed.id))
@@ -306,10 +550,16 @@ async def test_cancel_takes_effect_between_steps_and_leaves_the_others_alone(slo
 async def test_a_job_cancelled_before_its_claim_is_acknowledged_undrawn(slow: Bench) -> None:
     job = await slow.accept()
     await slow.jobs.cancel(job.id)
+    after = await slow.accept(steps=2)
     await slow.send(job)
-    await asyncio.sleep(0.05)
+    await slow.send(after)
+    assert (await slow.final(after.id)).state is JobState.SUCCEEDED  # its lane keeps order: the first one was taken
     await slow.idle()
     assert not slow.heard(Progress, job.id)
+    assert (await slow.jobs.get(job.id)).attempt == 0
+    receiver = await slow.backends.bus.receive([lane_of(slow.model)], prefetch=1)
+    with pytest.raises(TimeoutError):  # acknowledged: it is in no lane any more
+        await asyncio.wait_for(receiver.get(), 0.2)
 
 
 async def test_a_cancel_nobody_told_the_worker_is_seen_at_the_next_renewal(slow: Bench) -> None:
@@ -417,11 +667,22 @@ async def test_a_job_seen_at_two_crashes_rides_alone_and_after_three_more_it_fai
 @pytest.mark.usefixtures("plain_logs")
 async def test_an_engine_in_trouble_fails_its_tasks_and_goes_on(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(NoopFamily, "preview", lambda self, clean: 1 / 0)
+        broken.setattr(engine_module, "decide", lambda *_: 1 / 0)
         failed = await slow.draw(steps=30)
     assert failed.state is JobState.FAILED
     assert "ZeroDivisionError" in failed.error
     assert (await slow.draw()).state is JobState.SUCCEEDED
+
+
+@pytest.mark.usefixtures("plain_logs")
+async def test_a_preview_that_fails_costs_nobody_a_picture(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NoopFamily, "preview", lambda self, clean: 1 / 0)
+    monkeypatch.setattr(NoopFamily, "decode", lambda self, latent: np.zeros((64, 64, 3), np.uint8))
+    job = await slow.draw(steps=30)
+    assert (job.state, job.attempt) == (JobState.SUCCEEDED, 1)
+    told = slow.heard(Progress, job.id)
+    assert len(told) > 1
+    assert not any(fact.preview for fact in told)
 
 
 async def test_describe_says_what_is_loaded(bench: Bench) -> None:

@@ -20,6 +20,7 @@ from shared.messages import (
     JobSucceeded,
     Message,
     Progress,
+    StateLost,
     StateUsed,
     lane_of,
 )
@@ -49,7 +50,7 @@ class Bench:
         async def hear(fact: Message) -> None:
             self.facts.append(fact)
 
-        await self.backends.bus.subscribe([JobSucceeded, JobFailed, JobCancelled, Progress, StateUsed], hear)
+        await self.backends.bus.subscribe([JobSucceeded, JobFailed, JobCancelled, Progress, StateUsed, StateLost], hear)
 
     def heard(self, kind: type[Any], job_id: str = "") -> list[Any]:
         return [fact for fact in self.facts if isinstance(fact, kind) and job_id in ("", getattr(fact, "job_id", ""))]
