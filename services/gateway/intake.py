@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +14,10 @@ from services.gateway.lanes import lane_for
 from services.gateway.lookup import Lookup, Planned
 from services.gateway.sweeper import Confirmer
 from services.gateway.validation import Models, validate
-from shared.errors import BlobCorruptError, BlobMissingError
+from shared.errors import AfterimageError, BlobCorruptError, BlobMissingError
 from shared.exact import exact_key
 from shared.ids import new_id
-from shared.messages import GenerateImage, JobQueued, StateUsed
+from shared.messages import GenerateImage, JobQueued, StateLost, StateUsed
 from shared.service import Context
 from shared.telemetry import METRICS
 from shared.types import Job, JobState, Plan, PlanSource, Result, Timings
@@ -98,14 +99,17 @@ class Intake:
         self._queue.arriving()
 
     async def _stored_picture(self, planned: Planned) -> bytes:
-        """The picture of an exact repeat; one that is gone or damaged is planned again, without the exact check."""
+        """The picture of an exact repeat; one that cannot be read in time is planned again, without the exact check."""
         plan = planned.plan
         if plan is None or plan.source is not PlanSource.EXACT:
             return b""
         try:
-            return await self._backends.blobs.get(plan.state_key, plan.state_sha256)
-        except (BlobMissingError, BlobCorruptError) as error:
-            planned.degraded.append(f"blobs: {error}")
+            async with asyncio.timeout(self._settings.fetch_timeout_s):
+                return await self._backends.blobs.get(plan.state_key, plan.state_sha256)
+        except (AfterimageError, TimeoutError) as error:
+            if isinstance(error, BlobMissingError | BlobCorruptError):
+                await self._backends.bus.publish(StateLost(plan.entry_id, 0, plan.state_key))
+            planned.degraded.append(f"blobs: {str(error) or 'no answer in time'}")
             METRICS.degraded.labels("blobs").inc()
             await self._lookup.replan(planned, exact=False)
             return b""
