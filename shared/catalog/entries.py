@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -36,6 +37,18 @@ _EXACT = (
     .order_by(e.id.desc())
     .limit(1)
 )
+_ADD_STATES, _ADD_VECTORS = sa.insert(states), sa.insert(vectors)
+_ANSWERED = sa.delete(captured).where(captured.c.job_id == sa.bindparam("of_job"))
+_COUNT_ENTRIES = sa.select(sa.func.count()).select_from(entries)
+_COUNT_STATES = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(s.bytes), 0))
+
+
+@cache
+def _adding(dialect: str) -> Any:
+    """Adds an entry unless it is there; `given_at` None: now."""
+    insert: Any = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    at = sa.func.coalesce(sa.bindparam("given_at", type_=e.created_at.type), _NOW)
+    return insert(entries).values(created_at=at).on_conflict_do_nothing().returning(e.created_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +134,8 @@ def _with_states(connection: sa.Connection, rows: Sequence[Any]) -> list[Entry]:
 
 
 def _add(connection: sa.Connection, entry: Entry, named: Mapping[str, bytes]) -> bool:
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    created = entry.created_at or _NOW
-    once = insert(entries).values(created_at=created, **_row_of(entry)).on_conflict_do_nothing().returning(e.created_at)
-    at = connection.execute(once).scalar()
+    given = {"given_at": entry.created_at or None, **_row_of(entry)}
+    at = connection.execute(_adding(connection.dialect.name), given).scalar()
     if at is None:
         return False
     if entry.states:
@@ -142,13 +153,13 @@ def _add(connection: sa.Connection, entry: Entry, named: Mapping[str, bytes]) ->
             }
             for state in entry.states
         ]
-        connection.execute(sa.insert(states), rows)
+        connection.execute(_ADD_STATES, rows)
     if named:
         rows = [{"entry_id": entry.id, "name": name, "data": data} for name, data in named.items()]
-        connection.execute(sa.insert(vectors), rows)
+        connection.execute(_ADD_VECTORS, rows)
     if entry.job_id:
         # the entry answers for the job's latents from here on
-        connection.execute(sa.delete(captured).where(captured.c.job_id == entry.job_id))
+        connection.execute(_ANSWERED, {"of_job": entry.job_id})
     return True
 
 
@@ -236,8 +247,8 @@ def _spent(connection: sa.Connection, limit: int) -> list[str]:
 
 
 def _totals(connection: sa.Connection) -> Totals:
-    count = int(connection.execute(sa.select(sa.func.count()).select_from(entries)).scalar_one())
-    of_states = connection.execute(sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(s.bytes), 0))).one()
+    count = int(connection.execute(_COUNT_ENTRIES).scalar_one())
+    of_states = connection.execute(_COUNT_STATES).one()
     return Totals(entries=count, states=int(of_states[0]), bytes=int(of_states[1]))
 
 
