@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.cache_maintainer.admission import admit, fitting
 from services.cache_maintainer.eviction import Shelf
 from shared.backends import Backends
 from shared.clock import Clock
-from shared.errors import AfterimageError, NotFoundError
+from shared.errors import AfterimageError, NotFoundError, StorageFullError
 from shared.messages import EntriesCached, EntriesEvicted
 from shared.telemetry import METRICS, log
-from shared.types import Entry, IndexItem, Job, State, owner_key, vector_from
+from shared.types import Entry, Job, State
 
 
 @dataclass
@@ -46,13 +47,15 @@ class Cache:
         self._max_bytes = max_bytes
         self._grace_s = grace_s
         self._lock = asyncio.Lock()
-        self._unindexed: list[IndexItem] = []
+        self._unindexed: set[str] = set()
+        """Entries that the index may lack."""
         self._doomed: list[tuple[float, list[str]]] = []
 
     async def insert(self, job_ids: Sequence[str]) -> None:
         """Turns succeeded jobs into entries: room first, then catalog, then index (their blobs exist already).
 
-        Jobs that are entries already, are gone or may not be kept are fine; the latter's latents are dropped.
+        Jobs that are entries already, are gone or may not be kept are fine; the latter's latents are dropped. Raises
+        what the first job that failed raised, after all others are cached; the catalog still lists it as uncached.
         """
         async with self._lock:
             jobs = await self._uncached(job_ids)
@@ -64,7 +67,6 @@ class Cache:
                 self.shelf.make_room(len(incoming), sum(state.bytes for state in incoming), self._max_bytes)
             )
             await self._add(kept, {job.id: job for job in jobs})
-            self.doom(_left_out([job for job in jobs if job.id in {entry.id for entry in kept}], kept))
 
     async def _uncached(self, job_ids: Sequence[str]) -> list[Job]:
         known = await self._backends.catalog.entries.by_ids(job_ids)
@@ -82,54 +84,98 @@ class Cache:
             self.doom(await self._backends.catalog.jobs.drop_captured(job_ids))
 
     async def _add(self, entries: Sequence[Entry], jobs: dict[str, Job]) -> None:
-        added = []
+        """What is in the catalog is on the shelf, in the index and announced, whatever happens to the next one."""
+        added: list[Entry] = []
+        failed: list[Exception] = []
         for entry in entries:
             vector = jobs[entry.id].vector
-            if await self._backends.catalog.entries.add(entry, {"whole": vector} if vector else {}):
-                added.append(entry)
-        live = await self._backends.catalog.entries.by_ids([entry.id for entry in added])
-        for entry in live.values():
-            for state in entry.states:
-                self.shelf.insert(state)
-                self.counts.inserted += 1
-                METRICS.inserted.labels(_label(state.step)).inc()
-        self._unindexed += [_item(entry, jobs[entry.id]) for entry in added if entry.states]
-        await self.index_pending()
+            try:
+                if await self._backends.catalog.entries.add(entry, {"whole": vector} if vector else {}):
+                    added.append(entry)
+                    self._shelve(entry)
+            except Exception as error:
+                failed.append(error)
+        self.doom(_left_out([jobs[entry.id] for entry in added], added))
+        await self._index_pending()
         if added:
-            await self._backends.bus.publish(EntriesCached(tuple(entry.id for entry in added)))
-        await self.measure()
+            await self._tell(EntriesCached(tuple(entry.id for entry in added)))
+            await self.measure()
+        if failed:
+            raise failed[0]
+
+    def _shelve(self, entry: Entry) -> None:
+        now = self._clock.now()
+        for state in entry.states:
+            self.shelf.insert(replace(state, created_at=state.created_at or now, used_at=state.used_at or now))
+            self.counts.inserted += 1
+            METRICS.inserted.labels(_label(state.step)).inc()
+        if entry.states:
+            self._unindexed.add(entry.id)
+
+    async def _tell(self, fact: EntriesCached | EntriesEvicted) -> None:
+        """A hint: who missed it reads the catalog again, and the cache's own work goes on."""
+        try:
+            await self._backends.bus.publish(fact)
+        except AfterimageError as error:
+            log("cache_maintainer").warning("bus away, a fact is lost", fact=type(fact).__name__, error=str(error))
 
     async def index_pending(self) -> None:
-        """Adds to the index what could not be added before; an index that is away is tried again later."""
+        """Adds to the index what could not be added before."""
+        async with self._lock:  # else an entry evicted meanwhile would come back
+            await self._index_pending()
+
+    async def _index_pending(self) -> None:
+        """From the catalog; while that or the index is away they wait for the next time."""
         if not self._unindexed:
             return
-        items = [item for item in self._unindexed if self.shelf.alive(item.entry_id)]
         try:
-            await self._backends.index.add(items)
-        except AfterimageError as error:
-            log("cache_maintainer").warning("index away, entries wait", entries=len(items), error=str(error))
+            await self._backends.index.add(await self._backends.catalog.entries.items_of(sorted(self._unindexed)))
+        except Exception as error:
+            log("cache_maintainer").warning("index away, entries wait", entries=len(self._unindexed), error=str(error))
             return
-        self._unindexed = []
+        self._unindexed.clear()
 
     async def _evict(self, victims: Sequence[State]) -> None:
-        """Index (entries with no state left), catalog, and the blobs after the grace."""
+        """Makes states that the shelf gave up leave everywhere, and counts them."""
         if not victims:
             return
-        dirty = sorted({state.entry_id for state in victims if not self.shelf.alive(state.entry_id)})
+        holes = sum(self.shelf.alive(state.entry_id) for state in victims)
+        await self._take_away(victims)
+        self.counts.evicted += len(victims)
+        self.counts.holes += holes
+        for state in victims:
+            METRICS.evicted.labels(self.shelf.policy.name, _label(state.step)).inc()
+
+    async def _take_away(self, victims: Sequence[State]) -> None:
+        """Index (entries with no state left), catalog, and the blobs after the grace."""
+        dirty = {state.entry_id for state in victims if not self.shelf.alive(state.entry_id)}
         try:
-            await self._backends.index.remove(dirty)
+            await self._backends.index.remove(sorted(dirty))
             await self._backends.catalog.entries.drop_states([(state.entry_id, state.step) for state in victims])
         except BaseException:
             for state in victims:  # still there: they are evicted with the next insertion
                 self.shelf.insert(state)
+            self._unindexed |= dirty
             raise
         self.doom([state.key for state in victims])
-        self.counts.evicted += len(victims)
-        self.counts.holes += sum(state.entry_id not in dirty for state in victims)
-        for state in victims:
-            METRICS.evicted.labels(self.shelf.policy.name, _label(state.step)).inc()
-        holes = sorted({state.entry_id for state in victims}.difference(dirty))
-        await self._backends.bus.publish(EntriesEvicted(tuple(dirty), tuple(holes)))
+        holes = {state.entry_id for state in victims} - dirty
+        await self._tell(EntriesEvicted(tuple(sorted(dirty)), tuple(sorted(holes))))
+
+    async def lose(self, entry_id: str, step: int, key: str) -> None:
+        """A worker found this state's blob gone or corrupt (step 0: the entry's picture); hearing it twice is fine.
+
+        The state leaves as in an eviction; an entry whose picture is gone leaves whole.
+        """
+        async with self._lock:
+            if step == 0:
+                found = await self._backends.catalog.entries.by_ids([entry_id])
+                await self._drop([entry for entry in found.values() if entry.picture_key == key])
+                return
+            state = self.shelf.get((entry_id, step))
+            if state is not None and state.key == key:
+                self.shelf.remove((entry_id, step))
+                await self._take_away([state])
+                await self.measure()
 
     async def shrink(self) -> None:
         """Evicts until the budget holds, for a budget that was lowered since the last start."""
@@ -148,17 +194,31 @@ class Cache:
                     return await self._drop(doomed)
 
     async def _drop(self, entries: Sequence[Entry]) -> Removed:
+        if not entries:
+            return Removed(0, 0, 0)
         ids = tuple(entry.id for entry in entries)
         await self._backends.index.remove(ids)
-        gone = await self._backends.catalog.entries.drop_entries(ids)
+        try:
+            gone = await self._drop_rows(entries)
+        except BaseException:
+            self._unindexed.update(ids)
+            raise
         states = [state for entry in gone for state in entry.states]
         for state in states:
             self.shelf.remove((state.entry_id, state.step))
         self.doom([state.key for state in states] + [entry.picture_key for entry in gone])
-        if ids:
-            await self._backends.bus.publish(EntriesEvicted(ids))
+        await self._tell(EntriesEvicted(ids))
         await self.measure()
         return Removed(len(gone), len(states), sum(state.bytes for state in states))
+
+    async def _drop_rows(self, entries: Sequence[Entry]) -> list[Entry]:
+        ids = [entry.id for entry in entries]
+        try:
+            return await self._backends.catalog.entries.drop_entries(ids)
+        except StorageFullError:
+            # a full disk has no room for the deletion of rows either; a state without its blob is a hole
+            await self._backends.blobs.delete([state.key for entry in entries for state in entry.states])
+            return await self._backends.catalog.entries.drop_entries(ids)
 
     async def drop_spent(self) -> None:
         """Drops entries that only answered exact repeats and whose job expired."""
@@ -172,12 +232,13 @@ class Cache:
         if keys:
             self._doomed.append((self._clock.monotonic() + self._grace_s, list(keys)))
 
-    async def delete_doomed(self) -> int:
+    async def delete_doomed(self, *, unread: bool = False) -> int:
         """Deletes the blobs whose grace is over and that nothing names any more; how many went.
 
-        What this process forgets by ending, the orphan collector finds.
+        `unread`: nobody can be reading any more, so no grace is needed. What this process forgets by ending, the orphan
+        collector finds.
         """
-        now = self._clock.monotonic()
+        now = math.inf if unread else self._clock.monotonic()
         due = [key for at, keys in self._doomed if at <= now for key in keys]
         if not due:
             return 0
@@ -193,16 +254,6 @@ class Cache:
         METRICS.cache_bytes.set(totals.bytes)
         METRICS.cache_entries.set(totals.entries)
         METRICS.cache_states.set(totals.states)
-
-
-def _item(entry: Entry, job: Job) -> IndexItem:
-    return IndexItem(
-        entry_id=entry.id,
-        vectors={"whole": vector_from(job.vector)},
-        compat=str(entry.compat),
-        owner=owner_key(entry.scope, entry.tenant, entry.user),
-        encoder_hash=entry.encoder_hash,
-    )
 
 
 def _left_out(jobs: Sequence[Job], kept: Sequence[Entry]) -> list[str]:

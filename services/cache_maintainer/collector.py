@@ -21,7 +21,10 @@ async def collect_orphans(backends: Backends, clock: Clock, grace_s: float) -> i
     for prefix in PREFIXES:
         async for keys in _old(backends.blobs.list(prefix), clock.now() - grace_s):
             named = await backends.catalog.entries.referenced(keys)
-            orphans = [key for key in keys if key not in named and not await _in_work(backends, key)]
+            idle = [key for key in keys if key not in named and not await _in_work(backends, key)]
+            # a job that finished between the two questions names its blobs now
+            named = await backends.catalog.entries.referenced(idle)
+            orphans = [key for key in idle if key not in named]
             await backends.blobs.delete(orphans)
             deleted += len(orphans)
     return deleted

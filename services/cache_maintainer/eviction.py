@@ -102,6 +102,9 @@ class Shelf:
     def __contains__(self, key: Key) -> bool:
         return key in self._states
 
+    def get(self, key: Key) -> State | None:
+        return self._states.get(key)
+
     def alive(self, entry_id: str) -> bool:
         """Whether any state of this entry is left."""
         return entry_id in self._count

@@ -15,8 +15,8 @@ from services.cache_maintainer.cache import Cache
 from services.cache_maintainer.collector import collect_orphans
 from services.cache_maintainer.eviction import POLICIES, Lcbfu, Policy, Shelf
 from shared.bus import Subscription
-from shared.errors import InvalidRequestError
-from shared.messages import JobSucceeded, Message, StateUsed
+from shared.errors import AfterimageError, InvalidRequestError
+from shared.messages import JobSucceeded, Message, StateLost, StateUsed
 from shared.service import Context
 from shared.settings import Settings
 from shared.telemetry import log
@@ -34,6 +34,8 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         self._context = context
         self._finished: asyncio.Queue[str] = asyncio.Queue()
         self._uses: list[tuple[str, int, float]] = []
+        self._behind = True
+        """Whether the catalog must be asked what is not cached: at the start, and after a batch that failed."""
         shelf = Shelf(policy_of(settings), await context.backends.catalog.entries.states())
         self.cache = Cache(
             context.backends,
@@ -43,11 +45,11 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             grace_s=settings.blob_grace_s,
         )
         self._subscription: Subscription = await context.backends.bus.subscribe(
-            [JobSucceeded, StateUsed], self.handle, queue=self.name
+            [JobSucceeded, StateUsed, StateLost], self.handle, queue=self.name
         )
-        await self.catch_up()
-        await self.cache.shrink()
-        await self.cache.measure()
+        # a full disk must not keep anyone from making room; what failed is tried again when collecting
+        for work in (self.catch_up, self.cache.shrink, self.cache.measure):
+            await self._guarded(work)
         self._tasks = [
             asyncio.create_task(self._batches()),
             asyncio.create_task(self._every(settings.blob_grace_s / 2, self._tidy)),
@@ -67,6 +69,8 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._context.backends.bus.process_local:  # everyone who reads is in this process, and has drained
+            await self.cache.delete_doomed(unread=True)
 
     # ---- facts ----
 
@@ -78,30 +82,38 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
                 at = self._context.clock.now()
                 self.cache.shelf.use((entry_id, step), at)
                 self._uses.append((entry_id, step, at))
+            case StateLost(entry_id=entry_id, step=step, key=key):
+                await self.cache.lose(entry_id, step, key)
             case _:
                 return
 
     async def flush(self) -> None:
-        """Inserts every job heard of so far, and writes down the uses."""
-        jobs: list[str] = []
-        while not self._finished.empty() and len(jobs) < self._context.settings.cache_batch_max:
-            jobs.append(self._finished.get_nowait())
+        """Inserts every job heard of so far, and writes down the uses; what fails is tried again within a grace."""
         uses, self._uses = self._uses, []
-        if uses:
-            await self._context.backends.catalog.entries.used(uses)
-        if jobs:
-            await self.cache.insert(jobs)
-        if not self._finished.empty():
-            await self.flush()
+        try:
+            if uses:
+                await self._context.backends.catalog.entries.used(uses)
+        except AfterimageError:
+            self._uses = uses + self._uses
+            raise
+        while not self._finished.empty():
+            count = min(self._finished.qsize(), self._context.settings.cache_batch_max)
+            jobs = [self._finished.get_nowait() for _ in range(count)]
+            try:
+                await self.cache.insert(jobs)
+            except BaseException:
+                self._behind = True  # the catalog lists them until they are cached, so that none is forgotten here
+                raise
 
     async def catch_up(self) -> None:
         """Caches (or drops) what finished while nobody listened, or could not be inserted then."""
         done: set[str] = set()
         while job_ids := await self._context.backends.catalog.jobs.to_cache(self._context.settings.cache_batch_max):
             if done.issuperset(job_ids):  # what is still there cannot be settled now
-                return
+                break
             await self.cache.insert(job_ids)
             done.update(job_ids)
+        self._behind = False
 
     async def collect(self) -> None:
         """Expires results, drops entries that lived only with them, and collects blobs that nothing names."""
@@ -116,6 +128,8 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
     async def _tidy(self) -> None:
         await self.cache.delete_doomed()
         await self.cache.index_pending()
+        if self._behind:
+            await self.catch_up()
 
     async def _batches(self) -> None:
         """One batch at most `cache_batch_s` after its first job."""
@@ -160,7 +174,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         )
 
     async def Purge(self, request: pb.PurgeRequest, context: Any) -> pb.PurgeResponse:
-        await self.flush()
+        await self._guarded(self.flush)  # with a full disk it fails, and the purge must not
         removed = await self.cache.purge(await self._wanted(request))
         return pb.PurgeResponse(entries=removed.entries, states=removed.states, bytes=removed.bytes)
 

@@ -61,6 +61,8 @@ _FINISH = (
 )  # fmt: skip
 _FINISH_REPLANNED = _FINISH.values(plan=sa.bindparam("as_run"))
 _CAPTURE = sa.insert(captured)
+_NO_LATENTS = "none:"
+"""Begins what stands in place of a blob key for a job that captured nothing."""
 _BACK = {"state": QUEUED, "worker": "", "lease_until": 0.0, "updated_at": _NOW}
 _FAIL = (
     sa.update(jobs)
@@ -227,8 +229,9 @@ def _finish(connection: sa.Connection, job_id: str, attempt: int, result: Result
         parameters["as_run"] = to_json(plan).decode()
     if not _set(connection, _FINISH if plan is None else _FINISH_REPLANNED, parameters):
         return False
-    if result.captured:
-        connection.execute(_CAPTURE, [{"key": latent.key, "job_id": job_id} for latent in result.captured])
+    # a job without latents is listed as uncached too: its entry answers exact repeats
+    keys = [latent.key for latent in result.captured] or [_NO_LATENTS + job_id]
+    connection.execute(_CAPTURE, [{"key": key, "job_id": job_id} for key in keys])
     return True
 
 
@@ -300,7 +303,7 @@ def _drop_captured(connection: sa.Connection, job_ids: Sequence[str]) -> list[st
     for at in range(0, len(job_ids), CHUNK):
         chunk = sa.delete(captured).where(captured.c.job_id.in_(job_ids[at : at + CHUNK])).returning(captured.c.key)
         keys.extend(connection.execute(chunk).scalars())
-    return sorted(keys)
+    return sorted(key for key in keys if not key.startswith(_NO_LATENTS))
 
 
 class Jobs:
@@ -395,7 +398,7 @@ class Jobs:
         return await self._database.write(_expire, older_than_s)
 
     async def to_cache(self, limit: int = 100) -> builtins.list[str]:
-        """Ids of succeeded jobs whose captured latents were neither cached nor dropped, oldest first."""
+        """Ids of succeeded jobs that are not settled yet: neither an entry of the cache nor refused, oldest first."""
         return await self._database.read(_to_cache, limit)
 
     async def drop_captured(self, job_ids: Sequence[str]) -> builtins.list[str]:

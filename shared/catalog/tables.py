@@ -93,7 +93,7 @@ idempotency_keys = sa.Table(
 )
 
 captured = sa.Table(
-    # latents that a finished job captured and nobody has yet cached or dropped
+    # latents that a finished job captured and nobody has yet cached or dropped; one `none:` row for a job without any
     "captured",
     METADATA,
     sa.Column("key", sa.Text, primary_key=True),

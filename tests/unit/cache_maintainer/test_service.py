@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,8 @@ from services.cache_maintainer.service import CacheMaintainerService
 from shared import rpc
 from shared.backends import Backends
 from shared.clock import ManualClock
-from shared.errors import BlobMissingError, InvalidRequestError, NotFoundError
-from shared.messages import EntriesCached, EntriesEvicted, JobSucceeded, Message, StateUsed
+from shared.errors import BlobMissingError, InvalidRequestError, NotFoundError, StorageFullError, UnavailableError
+from shared.messages import EntriesCached, EntriesEvicted, JobSucceeded, Message, StateLost, StateUsed
 from shared.service import running
 from shared.settings import Settings
 from shared.types import CacheMode, IndexFilter, PlanSource, Request
@@ -266,8 +267,6 @@ async def test_inspect_pages_newest_first(small: Settings) -> None:
 
 
 async def test_an_index_that_is_away_gets_the_entry_later(small: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shared.errors import UnavailableError
-
     async with house(small) as home:
         add = home.backends.index.add
 
@@ -284,3 +283,196 @@ async def test_an_index_that_is_away_gets_the_entry_later(small: Settings, monke
             "whole", near(unit(1), 0.9), IndexFilter(owners=("tenant:default",), encoder_hash=ENCODER), 1
         )
         assert hits[0].entry_id == job_id
+
+
+def failing(method: Callable[..., Any], error: Exception, *, on: int) -> Callable[..., Any]:
+    """The port's own method, which fails at its `on`-th call."""
+    calls = 0
+
+    async def called(*args: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == on:
+            raise error
+        return await method(*args, **more)
+
+    return called
+
+
+async def test_a_batch_that_fails_half_way_leaves_nothing_half_cached(
+    small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(small) as home:
+        jobs = [await finished_job(home.backends, request(name), unit(i)) for i, name in enumerate("ab", 1)]
+        entries = home.backends.catalog.entries
+        with monkeypatch.context() as patched:
+            patched.setattr(entries, "add", failing(entries.add, UnavailableError("locked"), on=2))
+            for job in jobs:
+                await home.service.handle(JobSucceeded(job.id, 1))
+            with pytest.raises(UnavailableError):
+                await home.service.flush()
+        first, second = (job.id for job in jobs)
+        assert await home.found(1) == [first]
+        assert home.service.cache.shelf.bytes == (await entries.totals()).bytes == 500
+        await asyncio.sleep(0.02)
+        assert EntriesCached((first,)) in home.facts
+        await home.service._tidy()  # the next round remembers what failed
+        assert await home.found(2) == [second]
+        assert home.service.cache.shelf.bytes == (await entries.totals()).bytes == 1000
+
+
+async def test_an_eviction_that_the_catalog_refuses_leaves_the_index_whole(
+    small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(small.model_copy(update={"cache_max_bytes": 500})) as home:
+        first = await home.finish(request("a"), 1)
+        second = await finished_job(home.backends, request("b"), unit(2))
+        entries = home.backends.catalog.entries
+        with monkeypatch.context() as patched:
+            patched.setattr(entries, "drop_states", failing(entries.drop_states, UnavailableError("locked"), on=1))
+            with pytest.raises(UnavailableError):
+                await home.service.cache.insert([second.id])
+        await home.service.cache.index_pending()
+        assert await home.found(1) == [first]
+        await home.service.catch_up()
+        assert await home.found(2) == [second.id]
+        assert await home.found(1) == []
+        assert home.service.cache.shelf.bytes == (await entries.totals()).bytes == 500
+
+
+async def test_jobs_without_latents_become_exact_repeats_even_when_nobody_heard_of_them(small: Settings) -> None:
+    async with house(small) as home:
+        await home.service.drain()
+        missed = await finished_job(home.backends, request("a"), unit(1), steps=())
+    async with house(small) as home:
+        entry = await home.backends.catalog.entries.exact(missed.exact_key, ["tenant:default"])
+        assert entry is not None
+        assert await home.backends.catalog.jobs.to_cache() == []
+        await home.stub.Purge(pb.PurgeRequest(everything=True), timeout=5)
+        await home.service.catch_up()  # what was thrown away stays away
+        assert (await home.backends.catalog.entries.totals()).entries == 0
+
+
+async def test_what_is_purged_frees_its_room_before_the_process_ends(small: Settings) -> None:
+    async with house(small) as home:
+        job_id = await home.finish(request())
+        await home.stub.Purge(pb.PurgeRequest(everything=True), timeout=5)
+        assert await home.has(f"states/{job_id}/1/5.safetensors")  # someone may be reading
+        blobs = small.data_dir / "blobs"
+    assert not list(blobs.rglob("*.safetensors"))
+    assert list(blobs.rglob("*.png"))
+
+
+async def test_a_full_disk_keeps_nobody_from_purging(small: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shared.catalog.entries import Entries
+
+    async with house(small) as home:
+        job_id = await home.finish(request("a"), 1)
+        await home.service.drain()
+        await finished_job(home.backends, request("b"), unit(2))  # not cached yet
+    full = StorageFullError("catalog: the disk is full", retry_after_s=30.0)
+
+    async def no_room(self: Entries, *args: Any) -> Any:
+        raise full
+
+    drop_entries = Entries.drop_entries
+
+    async def room_once_blobs_went(self: Entries, ids: Any) -> Any:
+        if await home.has(f"states/{job_id}/1/5.safetensors"):
+            raise full
+        return await drop_entries(self, ids)
+
+    monkeypatch.setattr(Entries, "add", no_room)
+    monkeypatch.setattr(Entries, "used", no_room)
+    monkeypatch.setattr(Entries, "drop_entries", room_once_blobs_went)
+    async with house(small) as home:  # starts although nothing can be cached
+        await home.service.handle(StateUsed(job_id, 5))
+        gone = await home.stub.Purge(pb.PurgeRequest(everything=True), timeout=5)
+        assert (gone.entries, gone.states) == (1, 5)
+        assert not await home.has(f"states/{job_id}/1/5.safetensors")
+        assert await home.has(f"pictures/{job_id}/1.png")
+
+
+async def test_a_lost_state_leaves_once_and_its_entry_goes_on(small: Settings) -> None:
+    async with house(small) as home:
+        job_id = await home.finish(request())
+        key = f"states/{job_id}/1/25.safetensors"
+        lost = StateLost(job_id, 25, key)
+        await home.service.handle(StateLost(job_id, 25, f"states/{job_id}/2/25.safetensors"))  # another attempt's
+        assert await home.steps(job_id) == [5, 10, 15, 20, 25]
+        for _ in range(2):
+            await home.service.handle(lost)
+        assert await home.steps(job_id) == [5, 10, 15, 20]
+        assert home.service.cache.shelf.bytes == (await home.backends.catalog.entries.totals()).bytes == 400
+        await home.settle()
+        assert [fact for fact in home.facts if isinstance(fact, EntriesEvicted)] == [EntriesEvicted((), (job_id,))]
+        for step in (5, 10, 15, 20):
+            await home.service.handle(StateLost(job_id, step, f"states/{job_id}/1/{step}.safetensors"))
+        assert await home.found(1) == []
+        stats = await home.stub.Stats(pb.StatsRequest(), timeout=5)
+        assert (stats.entries, stats.states, stats.bytes, stats.evicted, stats.holes) == (1, 0, 0, 0, 0)
+
+
+async def test_an_entry_whose_picture_is_lost_leaves_whole(small: Settings) -> None:
+    async with house(small) as home:
+        job_id = await home.finish(request())
+        await home.service.handle(StateLost(job_id, 0, "pictures/another.png"))
+        assert await home.found(1) == [job_id]
+        await home.service.handle(StateLost(job_id, 0, f"pictures/{job_id}/1.png"))
+        assert await home.found(1) == []
+        assert (await home.backends.catalog.entries.totals()).entries == 0
+
+
+async def test_blobs_of_a_job_that_finishes_while_orphans_are_looked_for_stay(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(settings.model_copy(update={"large": MODEL, "blob_grace_s": 0.05})) as home:
+        await home.service.drain()
+        jobs, finish = home.backends.catalog.jobs, home.backends.catalog.jobs.finish
+        waiting: list[tuple[Any, ...]] = []
+
+        async def later(*args: Any) -> bool:
+            waiting.append(args)
+            return True
+
+        with monkeypatch.context() as patched:
+            patched.setattr(jobs, "finish", later)
+            job = await finished_job(home.backends, request(), unit(1))
+        get = jobs.get
+
+        async def finishing(job_id: str) -> Any:
+            if waiting:
+                await finish(*waiting.pop())
+            return await get(job_id)
+
+        monkeypatch.setattr(jobs, "get", finishing)  # between what is named and what is in work
+        await asyncio.sleep(0.2)
+        await home.service.collect()
+        assert not waiting
+        assert await home.has(f"states/{job.id}/1/5.safetensors")
+        assert await home.has(f"pictures/{job.id}/1.png")
+
+
+async def test_an_entry_that_is_evicted_while_the_index_takes_it_does_not_come_back(
+    small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(small) as home:
+        index = home.backends.index
+        add, asked, go_on = index.add, asyncio.Event(), asyncio.Event()
+        with monkeypatch.context() as patched:
+            patched.setattr(index, "add", failing(add, UnavailableError("away"), on=1))
+            await home.finish(request())
+
+        async def slow(items: Any) -> None:
+            asked.set()
+            await go_on.wait()
+            await add(items)
+
+        monkeypatch.setattr(index, "add", slow)
+        pending = asyncio.create_task(home.service.cache.index_pending())
+        await asked.wait()
+        purge = asyncio.create_task(home.service.cache.purge(lambda entry: True))
+        await asyncio.sleep(0.05)
+        go_on.set()
+        await asyncio.gather(pending, purge)
+        assert await home.found(1) == []
