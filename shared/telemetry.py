@@ -92,7 +92,7 @@ def serving_metrics(listen: str) -> Iterator[int]:
     host, _, port = listen.rpartition(":")
     try:
         server, thread = start_http_server(int(port), addr=host or "127.0.0.1")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         raise ConfigurationError(
             f"metrics_listen: cannot listen on {listen} ({error}); name another host:port, or '' for none"
         ) from error

@@ -14,7 +14,7 @@ from services.gateway.lanes import lane_for
 from services.gateway.lookup import Lookup, Planned
 from services.gateway.sweeper import Confirmer
 from services.gateway.validation import Models, validate
-from shared.errors import AfterimageError, BlobCorruptError, BlobMissingError
+from shared.errors import AfterimageError, BlobCorruptError, BlobMissingError, OverloadedError
 from shared.exact import exact_key
 from shared.ids import new_id
 from shared.messages import GenerateImage, JobQueued, StateLost, StateUsed
@@ -58,11 +58,14 @@ class Intake:
         start = self._clock.monotonic()
         request, card = validate(message, self._models, self._settings, caller.tenant)
         body = body_hash(message) if caller.idempotency_key else ""
-        if caller.idempotency_key:
-            first = await self._backends.catalog.jobs.first(caller.tenant, caller.idempotency_key, body)
-            if first is not None:  # a retry takes up what was accepted, however full the queue is by now
-                return Accepted(first, Timings())
-        await self._admit()
+        try:
+            await self._admit()
+        except OverloadedError:
+            # a retry takes up what was accepted, however full the queue is by now
+            first = await self._first(caller, body)
+            if first is None:
+                raise
+            return Accepted(first, Timings())
         try:
             planned = await self._lookup.plan(request, card)
             picture = await self._stored_picture(planned)
@@ -86,13 +89,19 @@ class Intake:
     async def close(self) -> None:
         await self._confirmer.close()
 
+    async def _first(self, caller: Caller, body: str) -> Job | None:
+        """The job that the caller's idempotency key already names."""
+        if not caller.idempotency_key:
+            return None
+        return await self._backends.catalog.jobs.first(caller.tenant, caller.idempotency_key, body)
+
     async def _admit(self) -> None:
         """Raises OverloadedError when the queue or the disk is full; never refuses on an old count."""
         if self._local_disk:
             free = shutil.disk_usage(Path(self._settings.blobs_url.partition(":")[2])).free
             check_disk(free, self._settings.min_free_bytes)
         now, limit = self._clock.monotonic(), self._settings.max_queued
-        if self._queue.stale(now) or self._queue.length >= limit:
+        if self._queue.stale(now, limit):
             self._queue.counted(await self._backends.catalog.jobs.queued(), now)
         METRICS.queued.set(self._queue.length)
         check_queue(self._queue.length, limit, self.rate.per_s(now))
