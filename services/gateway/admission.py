@@ -56,8 +56,9 @@ def check_disk(free_bytes: int, min_free_bytes: int) -> None:
 class QueueLength:
     """Jobs waiting: counted now and then, and kept up with what this gateway let in since."""
 
-    def __init__(self, stale_after_s: float = 0.25) -> None:
-        self._stale_after_s = stale_after_s
+    def __init__(self, stale_after_s: float = 0.25, relaxed_s: float = 2.0) -> None:
+        """A count is good for `relaxed_s` while the queue is less than half full, for `stale_after_s` else."""
+        self._stale_after_s, self._relaxed_s = stale_after_s, relaxed_s
         self._counted_at = float("-inf")
         self._counted = self._since = self._arriving = 0
 
@@ -65,8 +66,10 @@ class QueueLength:
     def length(self) -> int:
         return self._counted + self._since + self._arriving
 
-    def stale(self, now: float) -> bool:
-        return now - self._counted_at > self._stale_after_s
+    def stale(self, now: float, limit: int) -> bool:
+        """Whether to count again before the next one is let in; always when it would be refused."""
+        good_for_s = self._relaxed_s if self.length * 2 < limit else self._stale_after_s
+        return now - self._counted_at > good_for_s or self.length >= limit
 
     def counted(self, queued: int, now: float) -> None:
         self._counted, self._since, self._counted_at = queued, 0, now

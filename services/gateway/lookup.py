@@ -100,7 +100,10 @@ class Lookup:
     async def _predict_hit(self, planned: Planned) -> bool:
         owners = visible_owners(planned.request.tenant, planned.request.user)
         message = match_predictor_pb2.PredictRequest(
-            vector=planned.vector, encoder_hash=planned.encoder_hash, owners=owners
+            vector=planned.vector,
+            encoder_hash=planned.encoder_hash,
+            owners=owners,
+            compat=str(planned.card.compat(planned.request.size, planned.request.steps)),
         )
         reply = await self._call(self._predictor.Predict, message)
         return bool(reply.hit)

@@ -35,7 +35,7 @@ def test_the_rate_counts_what_finished_lately() -> None:
 
 def test_requests_on_their_way_count_before_their_rows_are_written() -> None:
     queue = QueueLength(stale_after_s=1.0)
-    assert queue.stale(0.0)
+    assert queue.stale(0.0, limit=100)
     queue.counted(3, now=0.0)
     queue.arriving()
     queue.arriving()
@@ -45,7 +45,19 @@ def test_requests_on_their_way_count_before_their_rows_are_written() -> None:
     queue.counted(4, now=2.0)
     assert queue.length == 5  # one still on its way
     queue.arrived()
-    assert not queue.stale(2.5)
+    assert not queue.stale(2.5, limit=100)
+
+
+def test_a_count_keeps_longer_while_the_queue_is_far_from_full_and_never_refuses_when_old() -> None:
+    queue = QueueLength(stale_after_s=0.25, relaxed_s=2.0)
+    queue.counted(4, now=0.0)
+    assert not queue.stale(1.9, limit=10)
+    assert queue.stale(2.1, limit=10)
+    queue.counted(5, now=10.0)
+    assert not queue.stale(10.2, limit=10)
+    assert queue.stale(10.3, limit=10)
+    queue.counted(10, now=20.0)
+    assert queue.stale(20.0, limit=10)
 
 
 def test_a_full_disk_is_refused_with_a_delay() -> None:
