@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from services.gpu_worker import engine as engine_module
 from services.gpu_worker.codecs import decode_checkpoint, decode_state, encode_checkpoint, encode_state
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import (
@@ -269,6 +270,34 @@ def test_a_row_that_breaks_the_forward_fails_alone(family: UNetFamily, monkeypat
     (left,) = [event for event in events if isinstance(event, Left)]
     assert (left.id, str(left.error)) == ("bad", "no memory")
     assert set(finished(events)) == {"good"}
+
+
+def test_a_preview_that_fails_costs_only_the_preview(family: UNetFamily, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(self: UNetFamily, clean: object) -> object:
+        raise RuntimeError("no memory for a preview")
+
+    monkeypatch.setattr(type(family), "preview", breaks)
+    events = drive(family, [(0, task("seen", preview=True)), (0, task("unseen"))])
+    assert set(finished(events)) == {"seen", "unseen"}
+    told = [event for event in events if isinstance(event, Advanced) and event.id == "seen"]
+    assert len(told) == STEPS
+    assert all(event.preview is None for event in told)
+
+
+def test_a_latent_that_cannot_leave_the_device_is_its_rows_trouble_alone(
+    family: UNetFamily, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(latent: object) -> object:
+        raise RuntimeError("no memory to copy to")
+
+    engine = Engine({"large": family}, tell_every_s=1e9)
+    engine.submit(task("captured", capture_steps=(1,)))
+    engine.submit(task("plain"))
+    with monkeypatch.context() as broken:
+        broken.setattr(engine_module, "off_device", breaks)
+        (left,) = [event for event in engine.step() if isinstance(event, Left)]
+    assert (left.id, str(left.error)) == ("captured", "no memory to copy to")
+    assert engine.rows == 1
 
 
 def test_numbers_that_are_not_finite_are_an_error_not_a_picture(family: UNetFamily) -> None:
