@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from services.cli.connection import listens
+from shared.catalog import open_catalog
 from shared.client import Accepted, AsyncClient
 from shared.errors import DataDirectoryLockedError
-from shared.types import JobState, PlanSource
+from shared.types import Job, JobState, PlanSource
 from tests.flows.conftest import Make
 from tests.flows.house import house
 
@@ -103,6 +104,35 @@ async def test_two_processes_never_share_a_data_directory(make: Make) -> None:
 
 async def test_a_stopped_process_hands_running_work_to_the_next_one(make: Make) -> None:
     """A drain that runs out of patience is not a failure: the job is queued again and finishes after the restart."""
+    settings = make(large="noop:?step_ms=10", drain_s=0.2)
+    async with house(settings) as it:
+        stream = it.client.generate_stream("too long for the drain", steps=200, cache="off")
+        accepted = await anext(stream)
+        assert isinstance(accepted, Accepted)
+        async with asyncio.timeout(20):
+            while (await it.client.get_job(accepted.job_id)).job.state is not JobState.RUNNING:
+                await asyncio.sleep(0.02)
+        catalog = settings.catalog_url
+    handed_back = await _row(catalog, accepted.job_id)
+    async with house(settings) as it:
+        assert await _finished(it.client, accepted.job_id)
+        done = (await it.client.get_job(accepted.job_id)).job
+
+    assert (handed_back.state, handed_back.attempt) == (JobState.QUEUED, 1)
+    assert (handed_back.failures, handed_back.crashes) == (0, 0)
+    assert (done.attempt, done.failures, done.crashes) == (2, 0, 0)
+
+
+async def _row(catalog_url: str, job_id: str) -> Job:
+    """As it lies on the disk while nothing runs."""
+    catalog = await open_catalog(catalog_url)
+    try:
+        return await catalog.jobs.get(job_id)
+    finally:
+        await catalog.close()
+
+
+async def test_a_job_committed_but_never_sent_is_drawn_by_the_next_process(make: Make) -> None:
     settings = make(large="noop:?step_ms=5")
     async with house(settings) as it:
         job = await it.client.generate("before", steps=2)
