@@ -389,7 +389,8 @@ async def test_a_full_catalog_delays_a_failure_too(slow: Bench, monkeypatch: pyt
 async def test_a_commit_that_only_lost_its_answer_keeps_its_picture(
     slow: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish, unheard = slow.jobs.finish, []
+    finish = slow.jobs.finish
+    unheard: list[bool] = []
 
     async def connection_breaks(*given: Any) -> bool:
         won = await finish(*given)
@@ -437,7 +438,8 @@ async def _let_lease_run_out(bench: Bench, job_id: str) -> None:
 
 @pytest.mark.usefixtures("plain_logs")
 async def test_a_task_nobody_can_claim_yet_is_never_buried(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    claim, refused = slow.jobs.claim, []
+    claim = slow.jobs.claim
+    refused: list[Any] = []
 
     async def away(*given: Any) -> Job | None:
         refused.append(given)
@@ -456,7 +458,8 @@ async def test_a_task_nobody_can_claim_yet_is_never_buried(slow: Bench, monkeypa
 @pytest.mark.usefixtures("plain_logs")
 async def test_a_bug_in_the_worker_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_worker(tmp_path, SLOW, max_rows=1) as bench:
-        claim, broken = bench.jobs.claim, []
+        claim = bench.jobs.claim
+        broken: list[Any] = []
 
         async def breaks_once(*given: Any) -> Job | None:
             if not broken:
@@ -494,7 +497,7 @@ async def test_saved_steps_are_counted_once_for_a_finished_picture(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def saved() -> float:
-        return METRICS.steps_saved.labels(bench.model)._value.get()  # type: ignore[no-any-return]
+        return METRICS.steps_saved.labels(bench.model)._value.get()
 
     entry = await bench.cache(await bench.draw())
     before, put = saved(), bench.blobs.put
