@@ -72,7 +72,6 @@ class ModelCard:
     latent_channels: int = 4
     vae_scale: int = 8
     """Pixels per latent cell, each way."""
-    prompt_max_tokens: int = 77
     dtype: str = "float32"
     """What the weights compute in; latents and the sampler are always float32."""
     memory_bytes: int = 0
@@ -171,7 +170,6 @@ SHIPPED: dict[str, ModelCard] = {
         guidance_max=10.0,
         sizes=_TOY_SIZES,
         vae_scale=4,
-        prompt_max_tokens=32,
         about=f"The {role} of the two small models that ship with Afterimage: toy scenes at 64 to 96 pixels",
     )
     for role in ("large", "small")

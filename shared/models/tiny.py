@@ -104,7 +104,6 @@ def _build_pipeline(folder: Path, channels: tuple[int, ...], scheduler: dict[str
         "default_guidance": 2.5,
         "sizes": {"multiple_of": 8, "min_px": 32, "max_px": 128},
         "vae_scale": 4,
-        "prompt_max_tokens": TOKENS,
         "about": "Random weights: it draws noise, at the speed of a tiny model",
     }
     (folder / "card.json").write_text(json.dumps(card, indent=2))

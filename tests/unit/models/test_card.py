@@ -27,7 +27,6 @@ def test_a_bundled_name_a_folder_and_a_hub_id(folder: Path) -> None:
     assert by_name == find_card("large", root=folder)
     assert by_name.folder == folder / "large"
     assert set(bundled_cards(folder)) == {"large"}
-    assert by_name.prompt_max_tokens == tiny.TOKENS
     assert find_card("stable-diffusion-v1-5/stable-diffusion-v1-5").name == "sd-1.5"
     assert find_card("somebody/New-Model").path == "somebody/New-Model"
 
