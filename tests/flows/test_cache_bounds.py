@@ -13,6 +13,7 @@ import pytest
 
 from protos import embedder_pb2
 from protos.embedder_pb2_grpc import EmbedderServiceServicer, add_EmbedderServiceServicer_to_server
+from shared.errors import BlobUnavailableError
 from shared.models import tiny as tiny_models
 from shared.service import Context
 from shared.types import PlanSource
@@ -99,6 +100,30 @@ async def test_a_lost_picture_of_an_exact_repeat_is_drawn_again(make: Make) -> N
 
     assert again.plan.source is not PlanSource.EXACT
     assert any(note.startswith("blobs:") for note in again.plan.degraded)
+    assert again.png
+
+
+@pytest.mark.parametrize("trouble", ["unreadable", "slow"])
+async def test_an_exact_repeat_whose_picture_cannot_be_read_is_drawn(
+    make: Make, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    async with house(make(fetch_timeout_s=0.3)) as it:
+        first = await it.generate("a red fox", seed=1)
+        stored = (await it.backends.catalog.jobs.get(first.job.id)).result.picture_key
+        get = it.backends.blobs.get
+
+        async def troubled(key: str, sha256: str = "") -> bytes:
+            if key == stored and trouble == "slow":
+                await asyncio.sleep(60)
+            if key == stored:
+                raise BlobUnavailableError(f"blob {key}: Input/output error", retry_after_s=30.0)
+            return bytes(await get(key, sha256))
+
+        monkeypatch.setattr(it.backends.blobs, "get", troubled)
+        again = await it.generate("a red fox", seed=1)
+
+    assert again.plan.source is not PlanSource.EXACT
+    assert any(note.startswith("blobs:") and len(note) > len("blobs: ") for note in again.plan.degraded)
     assert again.png
 
 
