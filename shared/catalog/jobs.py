@@ -6,6 +6,7 @@ import builtins
 import dataclasses
 import json
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -85,6 +86,9 @@ _UNCONFIRMED = (
 _KEY = sa.select(idempotency_keys).where(
     idempotency_keys.c.caller == sa.bindparam("by_caller"), idempotency_keys.c.key == sa.bindparam("by_key")
 )
+_LIVE_KEY = _KEY.where(idempotency_keys.c.expires_at > _NOW)
+_CONFIRM = sa.update(jobs).where(c.id.in_(sa.bindparam("ids", expanding=True))).values(confirmed=True)
+_COUNT_QUEUED = sa.select(sa.func.count()).select_from(jobs).where(c.state == QUEUED)
 
 
 def job_of(row: Any) -> Job:
@@ -140,20 +144,23 @@ def _row_of(job: Job) -> dict[str, Any]:
     }
 
 
-def _take_key(connection: sa.Connection, job_id: str, caller: str, key: str, body_hash: str, lifetime_s: float) -> str:
-    """Empty when the key is now this job's, else the id of the job that has it; ConflictError for another body."""
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    statement = insert(idempotency_keys).values(
-        caller=caller, key=key, body_hash=body_hash, job_id=job_id, expires_at=_NOW + lifetime_s
-    )
+@cache
+def _taking(dialect: str) -> Any:
+    """One statement, so that two replicas with the same key meet on the row: the second waits, then finds it taken."""
+    insert: Any = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    statement = insert(idempotency_keys).values(expires_at=_NOW + sa.bindparam("lifetime_s", type_=sa.Double))
     new = statement.excluded
-    # one statement, so that two replicas with the same key meet on the row: the second waits, then finds it taken
-    taken = statement.on_conflict_do_update(
+    return statement.on_conflict_do_update(
         index_elements=["caller", "key"],
         set_={"body_hash": new.body_hash, "job_id": new.job_id, "expires_at": new.expires_at},
         where=idempotency_keys.c.expires_at <= _NOW,
     ).returning(idempotency_keys.c.job_id)
-    if connection.execute(taken).first() is not None:
+
+
+def _take_key(connection: sa.Connection, job_id: str, caller: str, key: str, body_hash: str, lifetime_s: float) -> str:
+    """Empty when the key is now this job's, else the id of the job that has it; ConflictError for another body."""
+    wished = {"caller": caller, "key": key, "body_hash": body_hash, "job_id": job_id, "lifetime_s": lifetime_s}
+    if connection.execute(_taking(connection.dialect.name), wished).first() is not None:
         return ""
     row = connection.execute(_KEY, {"by_caller": caller, "by_key": key}).one()
     _same_body(row, caller, key, body_hash)
@@ -172,9 +179,7 @@ def _accept(
 
 
 def _first(connection: sa.Connection, caller: str, key: str, body_hash: str) -> Job | None:
-    row = connection.execute(
-        _KEY.where(idempotency_keys.c.expires_at > _NOW), {"by_caller": caller, "by_key": key}
-    ).first()
+    row = connection.execute(_LIVE_KEY, {"by_caller": caller, "by_key": key}).first()
     if row is None:
         return None
     _same_body(row, caller, key, body_hash)
@@ -242,12 +247,12 @@ def _cancel(connection: sa.Connection, job_id: str) -> Job:
 
 def _confirm(connection: sa.Connection, job_ids: Sequence[str]) -> None:
     for at in range(0, len(job_ids), CHUNK):
-        connection.execute(sa.update(jobs).where(c.id.in_(job_ids[at : at + CHUNK])).values(confirmed=True))
+        connection.execute(_CONFIRM, {"ids": list(job_ids[at : at + CHUNK])})
 
 
 def _queued(connection: sa.Connection, lane: str | None) -> int:
-    query = sa.select(sa.func.count()).select_from(jobs).where(c.state == QUEUED)
-    return int(connection.execute(query if lane is None else query.where(c.lane == lane)).scalar_one())
+    query = _COUNT_QUEUED if lane is None else _COUNT_QUEUED.where(c.lane == lane)
+    return int(connection.execute(query).scalar_one())
 
 
 def _position(connection: sa.Connection, job_id: str) -> int:
@@ -320,10 +325,17 @@ class Jobs:
         caller: str = "",
         body_hash: str = "",
         key_lifetime_s: float = 86_400.0,
+        durable: bool = True,
     ) -> tuple[Job, bool]:
         """(the job, whether it is new): the first job of a key that the caller used before; ConflictError when that
-        one had another body."""
-        return await self._database.write(_accept, job, idempotency_key, caller, body_hash, key_lifetime_s)
+        one had another body.
+
+        `durable` False leaves the sync to the next durable write of an embedded catalog, which a job's end is: enough
+        where nobody is told of the job before that.
+        """
+        lazily = self._database.process_local and not durable
+        write = self._database.write_lazily if lazily else self._database.write
+        return await write(_accept, job, idempotency_key, caller, body_hash, key_lifetime_s)
 
     async def first(self, caller: str, idempotency_key: str, body_hash: str) -> Job | None:
         """The job that this caller's key already names; ConflictError when that one had another body."""
