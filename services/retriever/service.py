@@ -165,7 +165,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         if hits is None or (hits and entries is None):
             reason = f"Drawn from noise: {asked.degraded[-1]}."
             return from_noise(question, asked.rules, reason, degraded=asked.degraded)
-        asked.degraded += doubts(asked.rules.table, asked.card, question.encoder_hash)
+        asked.degraded += doubts(asked.rules.table, asked.card, question.encoder_hash, self._settings.k_table_alpha)
         step_in = partial(asked.card.step_in, steps=question.request.steps)
         return from_candidates(question, asked.rules, hits, entries or {}, step_in, degraded=asked.degraded)
 

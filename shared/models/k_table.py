@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -98,7 +99,8 @@ def table_from_json(value: dict[str, Any], source: str = "") -> KTable:
 
 
 async def load_k_table(profiles: Profiles, card: ModelCard, alpha: float) -> KTable:
-    """The table in force for a model: measured here with these weights, else shipped beside them, else Fig. 10."""
+    """The table in force for a model: measured here with these weights, else shipped beside them, else Fig. 10; what
+    may be wrong with it, `doubts` says."""
     measured = await profiles.get(profile_kind(alpha), card.name, card.weights_hash)
     if measured is not None:
         return table_from_json(measured, f"profile of {card.name}, alpha {alpha:g}")
@@ -106,14 +108,28 @@ async def load_k_table(profiles: Profiles, card: ModelCard, alpha: float) -> KTa
 
 
 def shipped_table(card: ModelCard, alpha: float) -> KTable | None:
-    """`k_table_<alpha>.json` in the model's folder, or the one its card names; None when it is missing or broken."""
+    """Of the tables in the model's folder the one of this α, else the next stricter, else the strictest there is.
+
+    These are `k_table_<alpha>.json` and the one the card names; None when there is none, broken ones are left out.
+    """
     if card.is_noop:
         return None
     try:
-        path = card.folder / (card.k_table or f"{profile_kind(alpha)}.json")
+        named = [card.folder / card.k_table] if card.k_table else []
+        tables = [table for path in (*named, *sorted(card.folder.glob("k_table_*.json"))) if (table := _whole(path))]
+    except ModelError as error:
+        log("k_table").warning("no shipped table", model=card.name, error=str(error))
+        return None
+    stricter = [table for table in tables if table.alpha >= alpha]
+    by_alpha = attrgetter("alpha")
+    return min(stricter, key=by_alpha) if stricter else max(tables, key=by_alpha, default=None)
+
+
+def _whole(path: Path) -> KTable | None:
+    try:
         return read_table(path) if path.is_file() else None
-    except (ValidationError, ModelError) as error:
-        log("k_table").warning("the shipped table is ignored", model=card.name, error=str(error))
+    except ValidationError as error:
+        log("k_table").warning("the shipped table is ignored", table=str(path), error=str(error))
         return None
 
 
@@ -121,9 +137,19 @@ def read_table(path: Path) -> KTable:
     return replace(_TABLE.validate_json(path.read_bytes()), source=f"{path.parent.name}/{path.name}")
 
 
-def doubts(table: KTable, card: ModelCard, encoder_hash: str) -> tuple[str, ...]:
-    """What a plan made with this table should say: it was measured with other weights or another encoder."""
+def doubts(table: KTable, card: ModelCard, encoder_hash: str, alpha: float) -> tuple[str, ...]:
+    """What a plan made with this table should say: not measured for this model, these weights, this encoder or this α.
+
+    A no-op denoiser draws nothing whose quality could be in doubt.
+    """
     notes = []
+    if table.source == FIG_10.source and not card.is_noop:
+        notes.append(
+            f"k_table: none measured for {card.name} at alpha {alpha:g}, {FIG_10.source} is used; "
+            "run `afterimage profile`"
+        )
+    elif table.alpha < alpha and not card.is_noop:
+        notes.append(f"k_table: measured for alpha {table.alpha:g}, not {alpha:g}; run `afterimage profile`")
     if table.weights_hash and table.weights_hash != card.weights_hash:
         notes.append(f"k_table: measured with other weights of {card.name}; run `afterimage profile`")
     if table.encoder_hash and encoder_hash and table.encoder_hash != encoder_hash:

@@ -87,7 +87,8 @@ def test_the_demo_draws_both_ways_and_leaves_a_report(tmp_path: Path) -> None:
     assert read["steps_run"] == sum(request["steps_run"] for request in requests) < 110
     assert all(request["steps_run"] == 10 - request["start_step"] for request in requests if request not in repeats)
     assert read["seconds_with_cache"] > 0 < read["seconds_without_cache"]
-    assert not any(request["degraded"] for request in requests)
+    notes = [note for request in requests for note in request["degraded"]]
+    assert all(note.startswith("k_table: none measured") for note in notes)  # nobody profiled the tiny model
     for number in range(1, 13):
         for name in (f"{number:02}.png", f"{number:02}-without-cache.png"):
             with Image.open(io.BytesIO((out / name).read_bytes())) as picture:
