@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15match_predictor.proto\x12\x1d\x61\x66terimage.match_predictor.v1\"F\n\x0ePredictRequest\x12\x0e\n\x06vector\x18\x01 \x01(\x0c\x12\x14\n\x0c\x65ncoder_hash\x18\x02 \x01(\t\x12\x0e\n\x06owners\x18\x03 \x03(\t\"@\n\x0fPredictResponse\x12\x0b\n\x03hit\x18\x01 \x01(\x08\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x11\n\tpredictor\x18\x03 \x01(\t\"\x0e\n\x0cStatsRequest\"t\n\rStatsResponse\x12\x11\n\tpredictor\x18\x01 \x01(\t\x12\x0f\n\x07\x65ntries\x18\x02 \x01(\x04\x12\x0c\n\x04\x66its\x18\x03 \x01(\x04\x12\x11\n\tprecision\x18\x04 \x01(\x01\x12\x0e\n\x06recall\x18\x05 \x01(\x01\x12\x0e\n\x06judged\x18\x06 \x01(\x04\x32\xe5\x01\n\x15MatchPredictorService\x12h\n\x07Predict\x12-.afterimage.match_predictor.v1.PredictRequest\x1a..afterimage.match_predictor.v1.PredictResponse\x12\x62\n\x05Stats\x12+.afterimage.match_predictor.v1.StatsRequest\x1a,.afterimage.match_predictor.v1.StatsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15match_predictor.proto\x12\x1d\x61\x66terimage.match_predictor.v1\"V\n\x0ePredictRequest\x12\x0e\n\x06vector\x18\x01 \x01(\x0c\x12\x14\n\x0c\x65ncoder_hash\x18\x02 \x01(\t\x12\x0e\n\x06owners\x18\x03 \x03(\t\x12\x0e\n\x06\x63ompat\x18\x04 \x01(\t\"@\n\x0fPredictResponse\x12\x0b\n\x03hit\x18\x01 \x01(\x08\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x11\n\tpredictor\x18\x03 \x01(\t\"\x0e\n\x0cStatsRequest\"t\n\rStatsResponse\x12\x11\n\tpredictor\x18\x01 \x01(\t\x12\x0f\n\x07\x65ntries\x18\x02 \x01(\x04\x12\x0c\n\x04\x66its\x18\x03 \x01(\x04\x12\x11\n\tprecision\x18\x04 \x01(\x01\x12\x0e\n\x06recall\x18\x05 \x01(\x01\x12\x0e\n\x06judged\x18\x06 \x01(\x04\x32\xe5\x01\n\x15MatchPredictorService\x12h\n\x07Predict\x12-.afterimage.match_predictor.v1.PredictRequest\x1a..afterimage.match_predictor.v1.PredictResponse\x12\x62\n\x05Stats\x12+.afterimage.match_predictor.v1.StatsRequest\x1a,.afterimage.match_predictor.v1.StatsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,13 +32,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'match_predictor_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PREDICTREQUEST']._serialized_start=56
-  _globals['_PREDICTREQUEST']._serialized_end=126
-  _globals['_PREDICTRESPONSE']._serialized_start=128
-  _globals['_PREDICTRESPONSE']._serialized_end=192
-  _globals['_STATSREQUEST']._serialized_start=194
-  _globals['_STATSREQUEST']._serialized_end=208
-  _globals['_STATSRESPONSE']._serialized_start=210
-  _globals['_STATSRESPONSE']._serialized_end=326
-  _globals['_MATCHPREDICTORSERVICE']._serialized_start=329
-  _globals['_MATCHPREDICTORSERVICE']._serialized_end=558
+  _globals['_PREDICTREQUEST']._serialized_end=142
+  _globals['_PREDICTRESPONSE']._serialized_start=144
+  _globals['_PREDICTRESPONSE']._serialized_end=208
+  _globals['_STATSREQUEST']._serialized_start=210
+  _globals['_STATSREQUEST']._serialized_end=224
+  _globals['_STATSRESPONSE']._serialized_start=226
+  _globals['_STATSRESPONSE']._serialized_end=342
+  _globals['_MATCHPREDICTORSERVICE']._serialized_start=345
+  _globals['_MATCHPREDICTORSERVICE']._serialized_end=574
 # @@protoc_insertion_point(module_scope)

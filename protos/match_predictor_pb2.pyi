@@ -7,14 +7,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PredictRequest(_message.Message):
-    __slots__ = ("vector", "encoder_hash", "owners")
+    __slots__ = ("vector", "encoder_hash", "owners", "compat")
     VECTOR_FIELD_NUMBER: _ClassVar[int]
     ENCODER_HASH_FIELD_NUMBER: _ClassVar[int]
     OWNERS_FIELD_NUMBER: _ClassVar[int]
+    COMPAT_FIELD_NUMBER: _ClassVar[int]
     vector: bytes
     encoder_hash: str
     owners: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, vector: _Optional[bytes] = ..., encoder_hash: _Optional[str] = ..., owners: _Optional[_Iterable[str]] = ...) -> None: ...
+    compat: str
+    def __init__(self, vector: _Optional[bytes] = ..., encoder_hash: _Optional[str] = ..., owners: _Optional[_Iterable[str]] = ..., compat: _Optional[str] = ...) -> None: ...
 
 class PredictResponse(_message.Message):
     __slots__ = ("hit", "score", "predictor")

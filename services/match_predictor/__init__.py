@@ -9,7 +9,7 @@ from shared.types import Vector
 
 
 class MatchPredictor(Protocol):
-    """Judges one scope's cached embeddings: whatever is asked or told, another scope's entries never weigh in."""
+    """Judges the embeddings that one search looks through: another scope's, size's or model's never weigh in."""
 
     name: ClassVar[str]
 

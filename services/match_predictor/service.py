@@ -1,4 +1,4 @@
-"""Keeps one predictor per scope in step with the cache, and measures how often it is right."""
+"""Keeps one predictor per searchable part of the cache in step with the cache, and measures how often it is right."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from services.match_predictor.sketch import Sketch
 from shared.bus import Subscription
 from shared.errors import AfterimageError, InvalidRequestError
 from shared.messages import EntriesCached, EntriesEvicted, JobQueued, Message
-from shared.models.card import served_card
+from shared.models.card import ModelCard, served_card
 from shared.models.k_table import FIG_10, load_k_table
 from shared.service import Context
 from shared.settings import Settings
 from shared.telemetry import METRICS, log
 from shared.types import IndexItem, vector_from
 
-Shelf = tuple[str, str]
-"""(scope key, encoder hash): embeddings of one encoder that one set of callers may see."""
+Shelf = tuple[str, str, str]
+"""(scope key, compatibility key, encoder hash): what one search of the index would look through."""
 PAGE = 500
 SLICE_S = 0.002
 """How long vectors are added between two turns of the event loop; one costs up to a millisecond."""
@@ -45,6 +45,9 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
         self._fits = 0
         self._fitting = asyncio.Lock()
         self.confusion = Confusion()
+        self._gone: set[str] = set()
+        """Evicted while the catalog was read: a page read before that may still name them."""
+        self._card: ModelCard | None = None
         await self._read_threshold()
         self.built = asyncio.Event()
         """Set once the catalog is read; until then every lookup is worth it."""
@@ -72,7 +75,7 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
         if not request.vector or len(request.vector) % 4:
             raise InvalidRequestError("vector", "float32, little endian: a multiple of 4 bytes", len(request.vector))
         vector = vector_from(request.vector)
-        shelves = (self._shelves.get((owner, request.encoder_hash)) for owner in request.owners)
+        shelves = (self._shelves.get((owner, request.compat, request.encoder_hash)) for owner in request.owners)
         answers = [shelf.predict(vector) for shelf in shelves if shelf is not None]
         hit = any(hit for hit, _ in answers) or self._settings.predictor == "always" or not self.built.is_set()
         METRICS.predictions.labels("hit" if hit else "miss").inc()
@@ -119,15 +122,16 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
                 break
             await self._add(items)
             after = items[-1].entry_id
+        self._gone.clear()
         await self._refit()
         self.built.set()
 
     async def _add(self, items: Sequence[IndexItem]) -> None:
         until = time.perf_counter() + SLICE_S
         for item in items:
-            if "whole" not in item.vectors or item.entry_id in self._home:
-                continue  # an entry's embedding never changes
-            shelf = (item.owner, item.encoder_hash)
+            if "whole" not in item.vectors or item.entry_id in self._home or item.entry_id in self._gone:
+                continue  # an entry's embedding never changes, and its id never comes back
+            shelf = (item.owner, item.compat, item.encoder_hash)
             if shelf not in self._shelves:
                 self._shelves[shelf] = self._new()
             self._shelves[shelf].update({item.entry_id: item.vectors["whole"]}, ())
@@ -137,6 +141,8 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
                 until = time.perf_counter() + SLICE_S
 
     def _remove(self, entry_ids: Sequence[str]) -> None:
+        if not self.built.is_set():
+            self._gone.update(entry_ids)
         for entry_id in entry_ids:
             shelf = self._home.pop(entry_id, None)
             if shelf is not None:
@@ -169,9 +175,11 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
     async def _read_threshold(self) -> None:
         settings, profiles = self._settings, self._context.backends.catalog.profiles
         try:
-            card = served_card(settings)
-            await asyncio.to_thread(lambda: card.weights_hash)
-            self._threshold = (await load_k_table(profiles, card, settings.k_table_alpha)).lowest_similarity
+            if self._card is None:  # one for good: a model from the hub would be looked up there each time
+                card = served_card(settings)
+                await asyncio.to_thread(lambda: card.weights_hash)
+                self._card = card
+            self._threshold = (await load_k_table(profiles, self._card, settings.k_table_alpha)).lowest_similarity
         except (AfterimageError, ValueError) as error:  # the threshold in hand stays in force
             log(self.name).warning("K table not read", error=str(error))
 

@@ -18,10 +18,12 @@ from shared import rpc
 from shared.backends import Backends
 from shared.errors import InvalidRequestError, UnavailableError
 from shared.messages import EntriesCached, EntriesEvicted, JobQueued
+from shared.models.card import find_card, served_card
+from shared.models.k_table import KTable, Level, profile_kind, table_to_json
 from shared.service import Context, running
 from shared.settings import Settings
-from shared.types import Request, Scope, Vector, vector_bytes, visible_owners
-from tests.unit.cached import ENCODER, MODEL, finished_job, near, request, unit
+from shared.types import Request, Scope, Size, Vector, vector_bytes, visible_owners
+from tests.unit.cached import ENCODER, MODEL, SIZE, finished_job, near, request, unit
 
 
 @dataclass
@@ -41,9 +43,14 @@ class House:
             await asyncio.sleep(0.1)
         return entry.id
 
-    async def predict(self, vector: Vector, *, tenant: str = "default", user: str = "ada") -> bool:
+    async def predict(
+        self, vector: Vector, *, tenant: str = "default", user: str = "ada", size: Size = SIZE, steps: int = 50
+    ) -> bool:
         message = pb.PredictRequest(
-            vector=vector_bytes(vector), encoder_hash=ENCODER, owners=visible_owners(tenant, user)
+            vector=vector_bytes(vector),
+            encoder_hash=ENCODER,
+            owners=visible_owners(tenant, user),
+            compat=str(find_card(MODEL).compat(size, steps)),
         )
         return bool((await rpc.call(self.stub.Predict, message, timeout_s=5)).hit)
 
@@ -128,6 +135,54 @@ async def test_another_scopes_entries_never_make_a_hit_likely(noop: Settings) ->
         }
 
 
+async def test_what_could_not_be_started_from_never_makes_a_hit_likely(noop: Settings) -> None:
+    async with house(noop) as home:
+        await home.cache(request(), unit(1))
+        assert await home.predict(unit(1))
+        assert not await home.predict(unit(1), size=Size(128, 64))
+        assert await home.predict(unit(1), steps=25)  # a state may stand at a step of this run too
+
+
+async def test_an_entry_evicted_while_its_page_is_read_stays_away(
+    noop: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(noop) as home:
+        entry = await home.cache(request(), unit(1))
+        service, items = MatchPredictorService(), home.backends.catalog.entries.items
+
+        async def slowly(*args: Any) -> Any:
+            page = await items(*args)
+            await service.handle(EntriesEvicted((entry,)))
+            return page
+
+        monkeypatch.setattr(home.backends.catalog.entries, "items", slowly)
+        await service.start(Context(noop, home.backends))
+        await asyncio.wait_for(service.built.wait(), 5)
+        assert (await service.Stats(pb.StatsRequest(), None)).entries == 0
+        await service.drain()
+        await service.stop()
+
+
+async def test_the_model_is_looked_up_once(noop: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.match_predictor.service.REREAD_S", 0.01)
+    looked_up: list[str] = []
+
+    def counted(settings: Settings) -> Any:
+        looked_up.append(settings.large)
+        return served_card(settings)
+
+    monkeypatch.setattr("services.match_predictor.service.served_card", counted)
+    async with house(noop) as home:
+        card = find_card(MODEL)
+        table = KTable((Level(10, 0.3),), model="noop", weights_hash=card.weights_hash)
+        kind = profile_kind(noop.k_table_alpha)
+        await home.backends.catalog.profiles.put(kind, "noop", card.weights_hash, table_to_json(table))
+        await home.cache(request(), unit(1))
+        await asyncio.sleep(0.2)
+        assert await home.predict(near(unit(1), 0.5))  # the table was read again
+    assert looked_up == [MODEL]
+
+
 async def test_live_precision_and_recall(noop: Settings) -> None:
     async with house(noop) as home:
         assert math.isnan((await home.stats()).precision)
@@ -148,7 +203,7 @@ async def test_the_other_predictors(noop: Settings, predictor: str) -> None:
         for turn in range(3):
             await home.cache(request(f"p{turn}"), near(unit(1), 0.99 - turn / 100))
         async with asyncio.timeout(60):  # the first fit imports scikit-learn
-            while (await home.stats()).entries < 3 or (predictor == "svm" and (await home.stats()).fits < 3):  # noqa: ASYNC110 — no event crosses gRPC
+            while (await home.stats()).entries < 3 or (predictor == "svm" and (await home.stats()).fits < 3):
                 await asyncio.sleep(0.05)
         assert await home.predict(near(unit(1), 0.98))
         stats = await home.stats()
