@@ -57,7 +57,10 @@ class GatewayService(GatewayServiceServicer):
         self._answers = Answers(context.backends.blobs)
         self._fanout = Fanout(bus, self._ended)
         await self._fanout.start()
-        self._sweeper = Sweeper(catalog, bus, context.settings.sweep_s, self._arm)
+        settings = context.settings
+        self._sweeper = Sweeper(
+            catalog, bus, settings.sweep_s, self._arm, lease_s=settings.lease_s, clock=context.clock
+        )
         if catalog.process_local:
             await self._sweeper.recover()
         self._sweeping = asyncio.create_task(self._sweeper.run())
@@ -81,7 +84,7 @@ class GatewayService(GatewayServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         with self._visit() as visit:
-            await self._accept(request.request, context, visit)
+            await self._accept(request.request, context, visit, told_now=False)
             async for event in self._follow(visit):
                 if isinstance(event, Job) and event.state.final:
                     return await self._answer(event, visit)
@@ -91,7 +94,7 @@ class GatewayService(GatewayServiceServicer):
         self, request: pb.GenerateStreamRequest, context: Any
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         with self._visit() as visit:
-            job = await self._accept(request.request, context, visit)
+            job = await self._accept(request.request, context, visit, told_now=True)
             yield accepted_event(job, 0 if job.state.final else await self._jobs.position(job.id))
             async for event in self._follow(visit):
                 if isinstance(event, Progress):
@@ -139,9 +142,9 @@ class GatewayService(GatewayServiceServicer):
                 self._left(visit)
                 raise
 
-    async def _accept(self, request: Any, context: Any, visit: Visit) -> Job:
+    async def _accept(self, request: Any, context: Any, visit: Visit, *, told_now: bool) -> Job:
         try:
-            accepted = await self._intake.accept(request, _caller(context), visit.watch.job_id)
+            accepted = await self._intake.accept(request, _caller(context), visit.watch.job_id, told_now=told_now)
         except AfterimageError as error:
             METRICS.refused.labels(type(error).__name__).inc()
             raise

@@ -7,17 +7,34 @@ from collections.abc import Callable, Sequence
 
 from shared.bus import Bus
 from shared.catalog import Catalog
+from shared.clock import Clock, SystemClock
 from shared.errors import AfterimageError
 from shared.messages import GenerateImage
 from shared.telemetry import METRICS, log
 from shared.types import Job
 
+SLEPT_S = 5.0
+"""The clock on the wall this far ahead of the monotonic one: the machine was suspended, or its clock was set."""
+
 
 class Sweeper:
-    """Duplicates that it sends lose the claim, so sending once too often costs nothing but the message."""
+    """Duplicates that it sends lose the claim, so sending once too often costs nothing but the message.
 
-    def __init__(self, catalog: Catalog, bus: Bus, every_s: float, on_requeued: Callable[[Job], None]) -> None:
+    lease_s: how long workers get to renew after a suspend, in which leases ran out but nobody crashed.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        bus: Bus,
+        every_s: float,
+        on_requeued: Callable[[Job], None],
+        *,
+        lease_s: float = 0.0,
+        clock: Clock | None = None,
+    ) -> None:
         self._catalog, self._bus, self._every_s, self._on_requeued = catalog, bus, every_s, on_requeued
+        self._lease_s, self._clock = lease_s, clock or SystemClock()
 
     async def recover(self) -> int:
         """Embedded start: whatever the last process had in its queues or hands is queued again; how many."""
@@ -30,7 +47,11 @@ class Sweeper:
     async def run(self) -> None:
         """Sweeps until cancelled; an error is logged and the next sweep tries again."""
         while True:
+            lead_s = self._clock.now() - self._clock.monotonic()
             await asyncio.sleep(self._every_s)
+            if self._clock.now() - self._clock.monotonic() - lead_s > SLEPT_S:
+                log("gateway").info("slept; workers renew their leases first", wait_s=self._lease_s)
+                await asyncio.sleep(self._lease_s)
             try:
                 METRICS.queued.set(await self._catalog.jobs.queued())
                 if sent := await self.sweep():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from services.gateway.sweeper import Confirmer, Sweeper
 from shared.bus.inprocess import InProcessBus
 from shared.catalog import open_catalog
+from shared.clock import ManualClock
 from shared.messages import GenerateImage
 from shared.types import Job, JobState, Plan, PlanSource, Request, Size
 
@@ -34,5 +36,39 @@ async def test_unconfirmed_jobs_are_sent_again_and_confirmed_ones_are_not(tmp_pa
     assert armed == ["lost"]
     assert await sweeper.recover() == 2  # a new process: the old one's queue is gone
     await receiver.close()
+    await bus.close()
+    await catalog.close()
+
+
+class Wall(ManualClock):
+    """Goes on while the machine sleeps; the monotonic one does not."""
+
+    def monotonic(self) -> float:
+        return 0.0
+
+
+async def test_after_a_suspend_workers_renew_before_leases_count_as_run_out(tmp_path: Path) -> None:
+    wall = Wall()
+    catalog, bus = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/c.sqlite3", clock=wall), InProcessBus()
+    requeued: list[str] = []
+    sweeper = Sweeper(catalog, bus, 0.05, lambda job: requeued.append(job.id), lease_s=0.5, clock=wall)
+    for name in ("renewed", "dead"):
+        await catalog.jobs.accept(job(name), key_lifetime_s=60.0)
+        assert await catalog.jobs.claim(name, "w1", 60.0)
+    sweeping = asyncio.create_task(sweeper.run())
+    await asyncio.sleep(0)
+    wall.advance(3600.0)
+    await asyncio.sleep(0.2)  # several sweeps
+    assert await catalog.jobs.renew("renewed", 1, 60.0)  # a worker wakes later than the sweeper
+    async with asyncio.timeout(10):
+        while "dead" not in requeued:
+            await asyncio.sleep(0.02)
+    sweeping.cancel()
+    await asyncio.wait([sweeping])
+
+    kept = await catalog.jobs.get("renewed")
+    assert (kept.state, kept.attempt, kept.crashes) == (JobState.RUNNING, 1, 0)
+    assert requeued == ["dead"]  # whoever does not renew is dead all the same
+    assert (await catalog.jobs.get("dead")).crashes == 1
     await bus.close()
     await catalog.close()
