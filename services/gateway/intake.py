@@ -53,8 +53,11 @@ class Intake:
         self._confirmer = Confirmer(context.backends.catalog)
         self.rate = FinishRate()
 
-    async def accept(self, message: pb.Request, caller: Caller, job_id: str) -> Accepted:
-        """The job of this request: a new one named `job_id`, or the first one of the caller's idempotency key."""
+    async def accept(self, message: pb.Request, caller: Caller, job_id: str, *, told_now: bool) -> Accepted:
+        """The job of this request: a new one named `job_id`, or the first one of the caller's idempotency key.
+
+        It is on disk when this returns where the client is `told_now`; else at its end, which the client waits for.
+        """
         start = self._clock.monotonic()
         request, card = validate(message, self._models, self._settings, caller.tenant)
         body = body_hash(message) if caller.idempotency_key else ""
@@ -76,6 +79,7 @@ class Intake:
                 caller=caller.tenant,
                 body_hash=body,
                 key_lifetime_s=self._settings.idempotency_keep_s,
+                durable=told_now or bool(picture),
             )
         finally:
             self._queue.arrived()
