@@ -41,7 +41,7 @@ PARTS = (
     ("predict_s", "match predictor"),
     ("plan_s", "retriever: exact check, search, plan"),
     ("accept_s", "job row, queue, announcement"),
-    ("queue_s", "claim, and wait for the engine"),
+    ("queue_s", "claim, and wait for the engine (beyond that)"),
     ("fetch_s", "fetch the state"),
     ("between", "between the denoising steps: decide, fold, previews, captures"),
     ("store_s", "PNG, picture and states written"),
@@ -68,6 +68,8 @@ def sample(hit: bool, total_s: float, timings: dict[str, float], *, embedding_s:
     computing_s = embedding_s + forwards_s + timings["encode_s"] + timings["decode_s"]
     parts = {name: timings[name] for name, _ in PARTS if name in timings}
     parts["embed_s"] -= embedding_s
+    # a job queues from the moment its row is made, which the rest of accepting it overlaps
+    parts["queue_s"] = max(parts["queue_s"] - parts["accept_s"], 0.0)
     parts["between"] = timings["denoise_s"] - forwards_s
     parts["rest"] = total_s - computing_s - sum(parts.values())
     return Sample(hit, total_s, computing_s, parts)
@@ -184,7 +186,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=1000, help="requests with the no-op denoiser; 0: none")
     parser.add_argument("--real-count", type=int, default=200, help="requests with the real one; 0: none")
     parser.add_argument("--step-ms", type=float, default=1.0, help="what a step of the no-op denoiser takes")
-    parser.add_argument("--pause-s", type=float, default=0.0, help="pause between two requests")
+    parser.add_argument("--pause-s", type=float, default=0.1, help="pause between two requests")
     parser.add_argument("--large", help="the real model (default: the settings')")
     parser.add_argument("--encoder", help="CLIP encoder (default: the settings')")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")

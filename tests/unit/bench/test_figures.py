@@ -78,7 +78,7 @@ def test_accuracy_counts_only_what_was_judged() -> None:
 
 def test_overhead_is_what_is_not_computing_and_its_parts_add_up() -> None:
     timings = {
-        "embed_s": 0.004, "predict_s": 0.001, "plan_s": 0.001, "accept_s": 0.001, "queue_s": 0.0005, "fetch_s": 0.0001,
+        "embed_s": 0.004, "predict_s": 0.001, "plan_s": 0.001, "accept_s": 0.001, "queue_s": 0.0015, "fetch_s": 0.0001,
         "encode_s": 0.002, "denoise_s": 0.103, "decode_s": 0.005, "store_s": 0.001, "total_s": 0.12,
     }  # fmt: skip
     one = sample(True, 0.125, timings, embedding_s=0.003, forwards_s=0.1)
@@ -86,6 +86,7 @@ def test_overhead_is_what_is_not_computing_and_its_parts_add_up() -> None:
     assert sum(one.parts.values()) == pytest.approx(one.overhead_s)
     assert set(one.parts) == {name for name, _ in PARTS}
     assert one.parts["embed_s"] == pytest.approx(0.001)
+    assert one.parts["queue_s"] == pytest.approx(0.0005)  # the rest is in accept_s
     assert one.parts["between"] == pytest.approx(0.003)
     found = summary([one, one])
     assert found["requests"] == 2
