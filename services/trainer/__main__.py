@@ -13,6 +13,7 @@ from services.trainer import runs
 from services.trainer.autoencoder import AutoencoderPlan, train_autoencoder
 from services.trainer.clip_pair import PairPlan, train_pair
 from services.trainer.denoiser import SHAPES, DenoiserPlan
+from services.trainer.drawing import prompt_pictures
 from services.trainer.export import export_denoiser, export_judge, export_pair, trained_autoencoder
 from services.trainer.judge_training import JudgePlan, train_judge_net
 from services.trainer.judgement import write_judgement
@@ -40,9 +41,9 @@ def vae(work: Work = WORK, seconds: Seconds = 720, seed: Seed = 0) -> None:
 
 
 @app.command()
-def clip(work: Work = WORK, seconds: Seconds = 900, seed: Seed = 1) -> None:
+def clip(work: Work = WORK, seconds: Seconds = 3600, seed: Seed = 1, rate: float = PairPlan.rate) -> None:
     """Train the CLIP-style pair (and its tokenizer, at the first run)."""
-    train_pair(PairPlan(seconds=seconds, seed=seed), work / "sprites", work)
+    train_pair(PairPlan(seconds=seconds, seed=seed, rate=rate), work / "sprites", work)
 
 
 @app.command()
@@ -115,6 +116,20 @@ def judge(
     """Judge exported models on held-out prompts, and the judge itself on real renders; adds to `summary.json`."""
     torch.set_num_threads(threads)
     write_judgement(names, work, models, out, count, steps, guidance)
+
+
+@app.command()
+def grid(
+    name: Annotated[str, typer.Argument(help="large or small")],
+    target: Annotated[Path, typer.Argument(help="The picture to write")],
+    models: Models = MODELS,
+    count: Annotated[int, typer.Option(help="How many of the 48 fixed prompts")] = 48,
+    columns: int = 8,
+) -> None:
+    """Draw the fixed held-out prompts with an exported model, uncurated, one seed each."""
+    torch.set_num_threads(2)
+    pictures = prompt_pictures(models / name, grid_prompts()[:count])
+    runs.save_grid(list(pictures), columns, target, scale=2)
 
 
 def grid_prompts(count: int = 48) -> list[str]:

@@ -1,10 +1,11 @@
-"""Draws scenes with an exported model exactly as a user would: stock diffusers, from the folder that ships."""
+"""Draws with an exported model exactly as a user would: stock diffusers, from the folder that ships."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,25 +17,54 @@ from shared.scenes import WORDINGS, Scene, caption
 
 STEPS = 50
 GUIDANCE = 2.5
+BATCH = 16
 
 
-def pipeline_draw(folder: Path, steps: int = STEPS, guidance: float = GUIDANCE, autocast: bool = False) -> Draw:
+def pipeline_draw(folder: Path, steps: int = STEPS, guidance: float = GUIDANCE) -> Draw:
     """A `Draw` over the pipeline in `folder`; a scene's wording and noise depend on its place in the batch only."""
-    pipeline = StableDiffusionPipeline.from_pretrained(folder, torch_dtype=torch.float32, safety_checker=None)
-    pipeline.set_progress_bar_config(disable=True)
+    pipeline = _open(folder)
 
     def draw(scenes: Sequence[Scene], size: tuple[int, int]) -> tuple[npt.NDArray[np.uint8], float]:
         began = time.monotonic()
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            found = pipeline(
-                [caption(scene, i % WORDINGS) for i, scene in enumerate(scenes)],
-                width=size[0],
-                height=size[1],
-                num_inference_steps=steps,
-                guidance_scale=guidance,
-                generator=[torch.Generator().manual_seed(1000 + i) for i in range(len(scenes))],
-                output_type="np",
-            ).images
-        return (found * 255).round().astype(np.uint8), time.monotonic() - began
+        said = [caption(scene, i % WORDINGS) for i, scene in enumerate(scenes)]
+        return _drawn(pipeline, said, size, 1000, steps, guidance), time.monotonic() - began
 
     return draw
+
+
+def prompt_pictures(
+    folder: Path,
+    prompts: Sequence[str],
+    size: tuple[int, int] = (64, 64),
+    steps: int = STEPS,
+    guidance: float = GUIDANCE,
+) -> npt.NDArray[np.uint8]:
+    """Pictures (B, height, width, 3) of prompts; prompt number i is drawn with seed i."""
+    pipeline = _open(folder)
+    batches = [
+        _drawn(pipeline, prompts[start : start + BATCH], size, start, steps, guidance)
+        for start in range(0, len(prompts), BATCH)
+    ]
+    return np.concatenate(batches)
+
+
+def _open(folder: Path) -> Any:
+    pipeline = StableDiffusionPipeline.from_pretrained(folder, torch_dtype=torch.float32, safety_checker=None)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _drawn(
+    pipeline: Any, prompts: Sequence[str], size: tuple[int, int], seed: int, steps: int, guidance: float
+) -> npt.NDArray[np.uint8]:
+    found = pipeline(
+        list(prompts),
+        width=size[0],
+        height=size[1],
+        num_inference_steps=steps,
+        guidance_scale=guidance,
+        generator=[torch.Generator().manual_seed(seed + i) for i in range(len(prompts))],
+        output_type="np",
+    ).images
+    pictures: npt.NDArray[np.uint8] = (found * 255).round().astype(np.uint8)
+    return pictures
