@@ -58,7 +58,7 @@ class Bench:
     async def told(self, kind: type[Any], job_id: str = "", count: int = 1) -> list[Any]:
         """The facts of a kind, once there are so many: they come a moment after the row."""
         async with asyncio.timeout(20):
-            while len(heard := self.heard(kind, job_id)) < count:  # noqa: ASYNC110 — a test looks now and then
+            while len(heard := self.heard(kind, job_id)) < count:
                 await asyncio.sleep(0.005)
         return heard
 
@@ -86,7 +86,7 @@ class Bench:
     async def until(self, holds: Callable[[Job], bool], job_id: str, timeout_s: float = 20.0) -> Job:
         async with asyncio.timeout(timeout_s):
             # the row is the truth, and rows are polled
-            while not holds(job := await self.jobs.get(job_id)):  # noqa: ASYNC110
+            while not holds(job := await self.jobs.get(job_id)):
                 await asyncio.sleep(0.005)
         return job
 
