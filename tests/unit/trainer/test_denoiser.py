@@ -11,7 +11,6 @@ from services.trainer.clip_pair import tokenizer_at
 from services.trainer.denoiser import DenoiserPlan, Run, draw_timesteps, sample, train_denoiser
 from services.trainer.latents import Latents
 from services.trainer.muon import orthogonalised
-from services.trainer.renderer import boxes
 from services.trainer.words import Words
 
 PLAN = DenoiserPlan(seconds=1e9, steps=3, batch=2, average_every=1, other_sizes=0.5, warmup=1)
@@ -56,12 +55,11 @@ def test_objects_weigh_more_and_some_captions_are_empty(work: Path) -> None:
     batch = data.batch((96, 64), 40, random.Random(0), dropout=0.5)
     assert batch.latents.shape == (40, 4, 16, 24)
     assert batch.tokens.shape == (40, 32)
-    assert set(batch.weights.unique().tolist()) == {1.0, 3.0}
+    assert set(batch.weights.flatten().tolist()) == {1.0, 3.0}
     empty = torch.tensor(words.ids(""))
     assert 8 < (batch.tokens == empty).all(dim=1).sum() < 32
     again = data.batch((96, 64), 40, random.Random(0), dropout=0.5)
     assert torch.equal(batch.tokens, again.tokens)
-    assert boxes is not None
 
 
 def test_timesteps_cover_the_schedule_and_favour_its_middle() -> None:
