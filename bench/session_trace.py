@@ -4,7 +4,7 @@
 
 The all-in-one service runs in this process, every request goes through real gRPC, and a run that is broken off goes on
 where it stopped (work directory `--work`; `--fresh` begins again). Users ask in a closed loop, so time is the time to
-draw everything with `--concurrency` requests in flight: same prompts, seeds and batching, both warm.
+draw everything with `--concurrency` requests in flight: same prompts and batching, both warm.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from load.sessions import MAIN_SIZE, SHIPPED, Prompt, read_trace
 from services.cli.embedded import embedded
 from shared.client import AsyncClient, Picture
 from shared.models import served_card
+from shared.models.k_table import FIG_10, shipped_table
 from shared.settings import Settings
 from shared.types import Size
 
@@ -87,9 +88,8 @@ async def run_phase(
     skip: Sequence[int] = (),
     **fields: Any,
 ) -> None:
-    """Draws what `phase` lacks; `fields` go with every request (`seeds` maps rows to the seeds of an earlier phase)."""
+    """Draws what `phase` lacks; `fields` go with every request."""
     done = phase.answers()
-    seeds: dict[int, int] = fields.pop("seeds", {})
     missing = len(rows) - len({*done, *skip})
     if not missing:
         return
@@ -98,7 +98,7 @@ async def run_phase(
     async with embedded(Settings(**own.model_dump())) as process, AsyncClient(process.address) as client:
 
         async def draw(index: int, row: Prompt) -> Picture:
-            asked: dict[str, Any] = {"steps": row.steps, "seed": seeds.get(index, row.seed), **fields}
+            asked: dict[str, Any] = {"steps": row.steps, "seed": row.seed, **fields}
             asked |= {"user": str(row.user), "width": row.width, "height": row.height}
             return await client.generate(row.prompt, **asked)
 
@@ -131,14 +131,14 @@ async def measure(arguments: argparse.Namespace) -> None:
         shutil.rmtree(arguments.work, ignore_errors=True)
     on = machine()
     cache, without, fewer = (Phase(arguments.work, name) for name in ("cache", "no_cache", "fewer_steps"))
+    await run_phase(without, rows, settings, arguments, cache="off")
+    if arguments.only_without:
+        return
     await run_phase(cache, rows, settings, arguments, cache="auto")
-    with_cache = cache.answers()
-    seeds = {index: answer.seed for index, answer in with_cache.items()}
-    await run_phase(without, rows, settings, arguments, cache="off", seeds=seeds)
-    run = [answer.steps_run for answer in with_cache.values() if not answer.exact]
+    run = [answer.steps_run for answer in cache.answers().values() if not answer.exact]
     average = round(sum(run) / len(run))
     skip = [index for index in range(len(rows)) if index % arguments.baseline_every]
-    await run_phase(fewer, rows, settings, arguments, skip=skip, cache="off", seeds=seeds, steps=average)
+    await run_phase(fewer, rows, settings, arguments, skip=skip, cache="off", steps=average)
     encoder, prompts, scenes = open_encoder(settings.encoder), [row.prompt for row in rows], [row.scene for row in rows]
     verdicts = {
         phase.name: judge_pictures(phase.pictures(), prompts, scenes, encoder, arguments.judge)
@@ -157,6 +157,7 @@ async def measure(arguments: argparse.Namespace) -> None:
             "requests": len(rows), "brought_to_main_size": resized, "concurrency": arguments.concurrency,
             "max_rows": settings.max_rows, "alpha": settings.k_table_alpha, "think_s": arguments.think_s,
             "baseline_every": arguments.baseline_every, "model": card.name, "weights_hash": card.weights_hash,
+            "k_table": asdict(shipped_table(card, settings.k_table_alpha) or FIG_10) | {"cells": "see k_quality"},
             "guidance": card.default_guidance, "predictor": settings.predictor, "policy": settings.eviction_policy,
         },
         on=on,
@@ -175,12 +176,13 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-rows", type=int, default=8, help="requests that share a step")
     parser.add_argument("--alpha", type=float, default=0.95, help="which K table (quality kept)")
     parser.add_argument("--think-s", type=float, default=0.2, help="pause of a user after a picture")
-    parser.add_argument("--baseline-every", type=int, default=3, help="draw every n-th prompt with fewer steps too")
+    parser.add_argument("--baseline-every", type=int, default=4, help="draw every n-th prompt with fewer steps too")
     parser.add_argument("--main-size-only", action="store_true", help="ask for 64×64 always")
     parser.add_argument("--judge", type=Path, default=JUDGE, help="folder of the judge net")
     parser.add_argument(
         "--work", type=Path, default=Path("out/bench/session_trace"), help="answers and pictures so far"
     )
+    parser.add_argument("--only-without", action="store_true", help="stop after the run without the cache")
     parser.add_argument("--fresh", action="store_true", help="forget an earlier run")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args(given)
