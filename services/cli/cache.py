@@ -65,9 +65,9 @@ def inspect(
 
     Example: afterimage cache inspect --limit 5
     """
-    reply = _ask(data_dir, "Inspect", pb.InspectRequest(entry_id=entry_id, page_size=limit, page_token=after))
+    entries, after = _entries(data_dir, entry_id, limit, after)
     table = Table("entry", "created", "model", "size", "states after step (uses)", "prompt")
-    for entry in reply.entries:
+    for entry in entries:
         table.add_row(
             entry.id,
             datetime.fromtimestamp(entry.created_at).strftime("%m-%d %H:%M:%S"),
@@ -78,8 +78,26 @@ def inspect(
         )
     out = wide()
     out.print(table)
-    if reply.next_page_token:
-        out.print(f"more: afterimage cache inspect --limit {limit} --after {reply.next_page_token}", highlight=False)
+    if after:
+        out.print(f"more: afterimage cache inspect --limit {limit} --after {after}", highlight=False)
+
+
+def _entries(data_dir: Path | None, entry_id: str, limit: int, after: str) -> tuple[list[pb.Entry], str]:
+    """`limit` entries, however small the maintainer's pages are, and the token of what follows them."""
+
+    async def read() -> tuple[list[pb.Entry], str]:
+        entries: list[pb.Entry] = []
+        token = after
+        async with _maintainer(settings_from(data_dir=data_dir)) as stub:
+            while True:
+                asked = pb.InspectRequest(entry_id=entry_id, page_size=limit - len(entries), page_token=token)
+                reply = await rpc.call(stub.Inspect, asked, timeout_s=TIMEOUT_S)
+                entries += reply.entries
+                token = reply.next_page_token
+                if not token or len(entries) >= limit:
+                    return entries, token
+
+    return asyncio.run(read())
 
 
 @app.command("purge")
