@@ -1,0 +1,58 @@
+"""The session trace on a running service with a denoiser that costs nothing: three ways, judged, and resumable."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.session_trace import Phase, main, trace_rows
+from load.sessions import MAIN_SIZE, SHIPPED
+from shared.models.tiny import build
+from shared.settings import Settings
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    return build(tmp_path / "models")
+
+
+def test_three_ways_end_in_one_record_and_are_not_drawn_twice(
+    tmp_path: Path, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work, out = tmp_path / "work", tmp_path / "results"
+    command = [
+        "--large", "noop:?step_ms=0", "--encoder", str(models / "clip"), "--count", "12", "--baseline-every", "6",
+        "--think-s", "0.05", "--work", str(work), "--out", str(out), "--judge", str(tmp_path / "no judge"),
+    ]  # fmt: skip
+    main(command)
+    first = json.loads((out / "session_trace.json").read_text())["figures"]
+    assert first["requests"] == 12
+    assert sum(first["k_histogram"].values()) + first["exact_repeats"] == 12
+    assert first["hits"] == sum(n for k, n in first["k_histogram"].items() if k != "0")
+    assert first["steps_run"] <= first["steps_asked"]
+    assert len(Phase(work, "fewer_steps").answers()) == 2
+    assert {answer.source for answer in Phase(work, "no_cache").answers().values()} == {"noise"}
+    assert "to draw" in capsys.readouterr().out
+    main(command)
+    assert "to draw" not in capsys.readouterr().out
+    assert json.loads((out / "session_trace.json").read_text())["figures"]["k_histogram"] == first["k_histogram"]
+
+
+def test_a_phase_broken_off_knows_what_it_has(tmp_path: Path) -> None:
+    phase = Phase(tmp_path, "cache")
+    assert phase.answers() == {}
+    phase.sat(1.5)
+    phase.sat(2.0)
+    assert Phase(tmp_path, "cache").seconds == 3.5
+
+
+def test_sizes_the_model_cannot_draw_become_the_main_size(models: Path) -> None:
+    settings = Settings(large=str(models / "large"))
+    rows, changed = trace_rows(SHIPPED, 50, settings, main_size_only=False)
+    assert changed == 0  # the tiny model draws every multiple of eight
+    assert {(row.width, row.height) for row in rows} > {MAIN_SIZE}
+    rows, changed = trace_rows(SHIPPED, 50, settings, main_size_only=True)
+    assert {(row.width, row.height) for row in rows} == {MAIN_SIZE}
+    assert changed > 0
