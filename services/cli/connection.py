@@ -56,7 +56,7 @@ async def connected(target: str | None, settings: Settings, tenant: str) -> Asyn
 async def connected_or_embedded(
     target: str | None, settings: Settings, tenant: str, console: Console
 ) -> AsyncIterator[AsyncClient]:
-    """A client of what runs, or of an embedded instance started for this one command; a target that was named must run."""
+    """A client of what runs, or of an embedded instance started for this one command; a named target must run."""
     address = address_of(target, settings)
     if target and not await listens(address):
         raise UnavailableError(f"nothing listens on {address}; start it with `afterimage up --listen {address}`")
