@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,7 +23,7 @@ EXPIRED_S = -1.0
 
 
 async def accepted(catalog: Catalog, **fields: object) -> Job:
-    job, created = await catalog.jobs.accept(a_job(**fields), key_lifetime_s=60.0)  # type: ignore[arg-type]
+    job, created = await catalog.jobs.accept(a_job(**fields), key_lifetime_s=60.0)
     assert created
     return job
 
@@ -62,19 +63,19 @@ async def test_a_job_may_be_born_finished(catalog: Catalog) -> None:
 
 async def test_a_key_returns_the_first_job(catalog: Catalog, replica: Catalog) -> None:
     first = a_job()
-    key = {"idempotency_key": "k", "caller": "alice", "body_hash": "h", "key_lifetime_s": 60.0}
-    await catalog.jobs.accept(first, **key)  # type: ignore[arg-type]
-    again, created = await replica.jobs.accept(a_job(), **key)  # type: ignore[arg-type]
+    key: dict[str, Any] = {"idempotency_key": "k", "caller": "alice", "body_hash": "h", "key_lifetime_s": 60.0}
+    await catalog.jobs.accept(first, **key)
+    again, created = await replica.jobs.accept(a_job(), **key)
     assert (again.id, created) == (first.id, False)
     with pytest.raises(ConflictError, match="'k'"):
-        await replica.jobs.accept(a_job(), **{**key, "body_hash": "other"})  # type: ignore[arg-type]
-    _, created = await replica.jobs.accept(a_job(), **{**key, "caller": "bob", "body_hash": "other"})  # type: ignore[arg-type]
+        await replica.jobs.accept(a_job(), **{**key, "body_hash": "other"})
+    _, created = await replica.jobs.accept(a_job(), **{**key, "caller": "bob", "body_hash": "other"})
     assert created
     assert len((await catalog.jobs.list(limit=10))[0]) == 2
 
 
 async def test_a_key_ends_with_its_lifetime(catalog: Catalog) -> None:
-    key = {"idempotency_key": "k", "caller": "alice", "body_hash": "h"}
+    key: dict[str, Any] = {"idempotency_key": "k", "caller": "alice", "body_hash": "h"}
     first, _ = await catalog.jobs.accept(a_job(), **key, key_lifetime_s=0.05)
     await asyncio.sleep(0.1)
     second, created = await catalog.jobs.accept(a_job(), **key, key_lifetime_s=60.0)
@@ -288,11 +289,11 @@ async def test_expiry_returns_the_pictures_nobody_names(catalog: Catalog) -> Non
 
 
 async def test_expiry_frees_the_key_of_a_job_that_is_gone(catalog: Catalog) -> None:
-    key = {"idempotency_key": "k", "caller": "a", "body_hash": "h", "key_lifetime_s": 60.0}
-    first, _ = await catalog.jobs.accept(a_job(), **key)  # type: ignore[arg-type]
+    key: dict[str, Any] = {"idempotency_key": "k", "caller": "a", "body_hash": "h", "key_lifetime_s": 60.0}
+    first, _ = await catalog.jobs.accept(a_job(), **key)
     await catalog.jobs.cancel(first.id)
     await catalog.jobs.expire(-1.0)
-    assert (await catalog.jobs.accept(a_job(), **{**key, "body_hash": "other"}))[1]  # type: ignore[arg-type]
+    assert (await catalog.jobs.accept(a_job(), **{**key, "body_hash": "other"}))[1]
 
 
 async def test_captured_latents_wait_to_be_cached_or_dropped(catalog: Catalog) -> None:

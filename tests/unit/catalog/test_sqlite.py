@@ -73,7 +73,7 @@ async def test_commits_of_jobs_are_synced_and_those_of_the_cache_are_not(tmp_pat
 
 async def test_writes_that_share_a_commit_do_not_share_their_errors(tmp_path: Path) -> None:
     catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path / 'c.db'}")
-    key = {"idempotency_key": "k", "caller": "a", "body_hash": "h"}
+    key: dict[str, Any] = {"idempotency_key": "k", "caller": "a", "body_hash": "h"}
     first, _ = await catalog.jobs.accept(a_job(), **key, key_lifetime_s=60.0)
 
     async def outcome(write: Coroutine[Any, Any, Any]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -90,7 +92,7 @@ def test_a_malformed_value_is_refused() -> None:
 def test_every_message_survives_the_bus_encoding(kind: type[messages.Message]) -> None:
     samples = {"str": "x", "int": 3, "float": 0.5, "bool": True, "tuple[str, ...]": ("a", "b")}
     samples |= {"bool | None": False, "tuple[tuple[str, str], ...]": (("w", "m"),)}
-    values = {name: samples[str(hint)] for name, hint in kind.__annotations__.items()}
+    values: dict[str, Any] = {name: samples[str(hint)] for name, hint in kind.__annotations__.items()}
     message = kind(**values)
     assert messages.decode(*messages.encode(message)) == message
 
