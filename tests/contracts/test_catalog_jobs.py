@@ -22,7 +22,7 @@ EXPIRED_S = -1.0
 """A lease that is already over when it is given."""
 
 
-async def accepted(catalog: Catalog, **fields: object) -> Job:
+async def accepted(catalog: Catalog, **fields: Any) -> Job:
     job, created = await catalog.jobs.accept(a_job(**fields), key_lifetime_s=60.0)
     assert created
     return job
