@@ -1,0 +1,34 @@
+"""The all-in-one process, forked anew for every line on stdin, so that a life costs no imports; prints its pid."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import torch
+
+from services.cli.embedded import all_services
+from services.embedder.encoder import Encoder, encoder_folder
+from shared import telemetry
+from shared.service import serve
+from shared.settings import Settings
+
+
+def main() -> None:
+    settings = Settings.model_validate_json(sys.argv[1])
+    torch.set_num_threads(1)  # a fork takes no threads along
+    all_services()  # imports everything, and the encoder what it imports when it loads
+    Encoder(encoder_folder(settings.encoder))
+    for _ in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            telemetry.configure_logging("error")
+            asyncio.run(serve(all_services(), settings))
+            os._exit(0)
+        print(pid, flush=True)  # noqa: T201 — the pipe to the test
+        os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    main()
