@@ -158,6 +158,7 @@ class Run:
         self.model = Denoiser(SHAPES[name], words)
         self.optimizers = _optimizers(self.model, plan)
         self.step, self.samples, self.used_s = 0, 0, 0.0
+        self._counted_at = time.monotonic()
         self.path = work / f"{name}.pt"
         if state := runs.load_checkpoint(self.path):
             self._restore(state)
@@ -204,9 +205,12 @@ class Run:
         """The share of the plan that is used, 0…1."""
         return max(self.used_s / self.plan.seconds, self.step / self.plan.steps)
 
+    def finished(self) -> bool:
+        """Whether the plan is used up; workers only finish where they have just met, so that all of them agree."""
+        return self.done() >= 1 and (self.world == 1 or self.step % self.plan.average_every == 0)
+
     def advance(self) -> tuple[float, float]:
         """Take one step; the batch, its noise and its timesteps depend on nothing but seed, step and rank."""
-        began = time.monotonic()
         shared = random.Random(f"{self.plan.seed}-{self.step}")
         own = random.Random(f"{self.plan.seed}-{self.step}-{self.rank}")
         sizes = self.data.sizes()
@@ -223,11 +227,12 @@ class Run:
             optimizer.zero_grad()
         self.step += 1
         self.samples += count * self.world
+        now = time.monotonic()
+        self.used_s, self._counted_at = self.used_s + now - self._counted_at, now
         if self.step % self.plan.average_every == 0:
             if self.world > 1:
                 self._meet()
             self.average.update(self.plan.average_every)
-        self.used_s += time.monotonic() - began
         return loss.item(), plain.item()
 
     def _set_rate(self) -> None:
@@ -255,7 +260,7 @@ def train_denoiser(run: Run, vae: nn.Module | None = None) -> None:
     progress = runs.Progress(run.work, run.name, used_s=run.used_s)
     saved = drawn = time.monotonic()
     leads = run.rank == 0
-    while run.done() < 1:
+    while not run.finished():
         loss, plain = run.advance()
         if not leads:
             continue

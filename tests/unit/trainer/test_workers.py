@@ -1,0 +1,19 @@
+"""Two workers train as one: they average their weights, agree on when to stop, and leave one checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from services.trainer import runs
+from services.trainer.denoiser import DenoiserPlan
+from services.trainer.workers import train_in_workers
+
+
+def test_two_workers_stop_together_by_the_clock(work: Path) -> None:
+    plan = DenoiserPlan(seconds=2.0, batch=1, average_every=3, other_sizes=0.5, warmup=1)
+    train_in_workers("small", plan, work, workers=2)
+    state = runs.load_checkpoint(work / "small.pt")
+    assert state is not None
+    assert state["used_s"] >= 2.0
+    assert state["step"] % 3 == 0
+    assert state["samples"] == state["step"] * 2
