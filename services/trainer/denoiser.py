@@ -45,7 +45,7 @@ class DenoiserPlan:
     seconds: float = 5400.0
     steps: int = 10**9
     seed: int = 2
-    rate: float = 1.0e-3
+    rate: float = 1.5e-3
     optimizer: str = "muon"
     batch: int = 32
     average_every: int = 4

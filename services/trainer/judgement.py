@@ -35,7 +35,7 @@ def write_judgement(
         else:
             draw, shown = _keeping(_drawing(name, work, models, renderer, steps, guidance))
             summary[name] = {**judge_model(draw, renderer, judge, count), "steps": steps, "guidance": guidance}
-            runs.save_grid(shown[:64], 8, out / f"{name}.png", scale=2)
+            runs.save_grid(shown, 8, out / f"{name}.png", scale=2)
         runs.log.info("judged", name=name, **{k: v for k, v in summary[name].items() if isinstance(v, float)})
         out.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(summary, indent=1) + "\n")
@@ -58,10 +58,13 @@ def _drawing(name: str, work: Path, models: Path, renderer: Renderer, steps: int
 
 def _keeping(draw: Draw) -> tuple[Draw, list[npt.NDArray[np.uint8]]]:
     shown: list[npt.NDArray[np.uint8]] = []
+    sizes: set[tuple[int, int]] = set()
 
     def keep(scenes: Sequence[Scene], size: tuple[int, int]) -> tuple[npt.NDArray[np.uint8], float]:
         pictures, took = draw(scenes, size)
-        shown.extend(pictures[:16] if len(shown) % 16 == 0 else [])
+        if size not in sizes:
+            sizes.add(size)
+            shown.extend(pictures[:16])
         return pictures, took
 
     return keep, shown
