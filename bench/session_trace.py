@@ -69,14 +69,21 @@ class Phase:
     def pictures(self) -> dict[int, bytes]:
         return {int(path.stem): path.read_bytes() for path in self.folder.glob("*.png")}
 
+    def sittings(self) -> list[tuple[float, float]]:
+        """(wall, CPU) seconds of every sitting, warm-up apart."""
+        return [(wall, cpu) for wall, cpu in json.loads(self._seconds.read_text())] if self._seconds.exists() else []
+
     @property
     def seconds(self) -> float:
-        """Wall time of every sitting, warm-up apart."""
-        return sum(json.loads(self._seconds.read_text())) if self._seconds.exists() else 0.0
+        return sum(wall for wall, _ in self.sittings())
 
-    def sat(self, seconds: float) -> None:
-        sittings = json.loads(self._seconds.read_text()) if self._seconds.exists() else []
-        self._seconds.write_text(json.dumps([*sittings, seconds]))
+    @property
+    def cpu_seconds(self) -> float:
+        """Of this whole process: comparable even where something else kept the machine busy."""
+        return sum(cpu for _, cpu in self.sittings())
+
+    def sat(self, wall_s: float, cpu_s: float) -> None:
+        self._seconds.write_text(json.dumps([*self.sittings(), (wall_s, cpu_s)]))
 
 
 async def run_phase(
@@ -108,7 +115,7 @@ async def run_phase(
                 for row in rows[:WARM_UP]
             )
         )
-        start, drawn = time.monotonic(), 0
+        start, start_cpu, drawn = time.monotonic(), time.process_time(), 0
         try:
             async for answer, picture in play(
                 rows, draw, done={*done, *skip}, concurrency=arguments.concurrency, think_s=arguments.think_s
@@ -119,7 +126,7 @@ async def run_phase(
                     each = (time.monotonic() - start) / drawn
                     print(f"  {drawn}/{missing}  {each:.3f} s each, {each * (missing - drawn):.0f} s left", flush=True)
         finally:
-            phase.sat(time.monotonic() - start)
+            phase.sat(time.monotonic() - start, time.process_time() - start_cpu)
     shutil.rmtree(phase.folder / "data", ignore_errors=True)
 
 
@@ -146,7 +153,9 @@ async def measure(arguments: argparse.Namespace) -> None:
     }
     figures = figures_of(rows, {phase.name: phase.answers() for phase in (cache, without, fewer)}, verdicts)
     figures["seconds"] = {phase.name: phase.seconds for phase in (cache, without, fewer)}
+    figures["cpu_seconds"] = {phase.name: phase.cpu_seconds for phase in (cache, without, fewer)}
     figures["wall_time_saved"] = 1 - cache.seconds / without.seconds
+    figures["cpu_time_saved"] = 1 - cache.cpu_seconds / without.cpu_seconds
     figures["fewer_steps"] = average
     print(report(figures))
     card = served_card(settings)
