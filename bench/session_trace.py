@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -69,21 +70,18 @@ class Phase:
     def pictures(self) -> dict[int, bytes]:
         return {int(path.stem): path.read_bytes() for path in self.folder.glob("*.png")}
 
-    def sittings(self) -> list[tuple[float, float]]:
-        """(wall, CPU) seconds of every sitting, warm-up apart."""
-        return [(wall, cpu) for wall, cpu in json.loads(self._seconds.read_text())] if self._seconds.exists() else []
+    def sat(self, wall_s: float, cpu_s: float, requests: int) -> None:
+        """Remembers a sitting, warm-up apart; `cpu_s` is this whole process's, comparable on a busy machine too."""
+        self._seconds.write_text(json.dumps([*self._sittings(), (wall_s, cpu_s, requests)]))
 
-    @property
-    def seconds(self) -> float:
-        return sum(wall for wall, _ in self.sittings())
+    def each(self) -> tuple[float, float]:
+        """(wall, CPU) seconds of a request, over every sitting that ended; nan for none."""
+        sittings = self._sittings()
+        count = sum(requests for _, _, requests in sittings) or math.nan
+        return sum(wall for wall, _, _ in sittings) / count, sum(cpu for _, cpu, _ in sittings) / count
 
-    @property
-    def cpu_seconds(self) -> float:
-        """Of this whole process: comparable even where something else kept the machine busy."""
-        return sum(cpu for _, cpu in self.sittings())
-
-    def sat(self, wall_s: float, cpu_s: float) -> None:
-        self._seconds.write_text(json.dumps([*self.sittings(), (wall_s, cpu_s)]))
+    def _sittings(self) -> list[tuple[float, float, int]]:
+        return [tuple(one) for one in json.loads(self._seconds.read_text())] if self._seconds.exists() else []
 
 
 async def run_phase(
@@ -126,8 +124,13 @@ async def run_phase(
                     each = (time.monotonic() - start) / drawn
                     print(f"  {drawn}/{missing}  {each:.3f} s each, {each * (missing - drawn):.0f} s left", flush=True)
         finally:
-            phase.sat(time.monotonic() - start, time.process_time() - start_cpu)
+            phase.sat(time.monotonic() - start, time.process_time() - start_cpu, drawn)
     shutil.rmtree(phase.folder / "data", ignore_errors=True)
+
+
+def _others(rows: Sequence[Prompt], every: int) -> list[int]:
+    """All but every n-th."""
+    return [index for index in range(len(rows)) if index % every]
 
 
 async def measure(arguments: argparse.Namespace) -> None:
@@ -138,13 +141,13 @@ async def measure(arguments: argparse.Namespace) -> None:
         shutil.rmtree(arguments.work, ignore_errors=True)
     on = machine()
     cache, without, fewer = (Phase(arguments.work, name) for name in ("cache", "no_cache", "fewer_steps"))
-    await run_phase(without, rows, settings, arguments, cache="off")
+    await run_phase(without, rows, settings, arguments, skip=_others(rows, arguments.without_every), cache="off")
     if arguments.only_without:
         return
     await run_phase(cache, rows, settings, arguments, cache="auto")
     run = [answer.steps_run for answer in cache.answers().values() if not answer.exact]
     average = round(sum(run) / len(run))
-    skip = [index for index in range(len(rows)) if index % arguments.baseline_every]
+    skip = _others(rows, arguments.baseline_every)
     await run_phase(fewer, rows, settings, arguments, skip=skip, cache="off", steps=average)
     encoder, prompts, scenes = open_encoder(settings.encoder), [row.prompt for row in rows], [row.scene for row in rows]
     verdicts = {
@@ -152,10 +155,10 @@ async def measure(arguments: argparse.Namespace) -> None:
         for phase in (cache, without, fewer)
     }
     figures = figures_of(rows, {phase.name: phase.answers() for phase in (cache, without, fewer)}, verdicts)
-    figures["seconds"] = {phase.name: phase.seconds for phase in (cache, without, fewer)}
-    figures["cpu_seconds"] = {phase.name: phase.cpu_seconds for phase in (cache, without, fewer)}
-    figures["wall_time_saved"] = 1 - cache.seconds / without.seconds
-    figures["cpu_time_saved"] = 1 - cache.cpu_seconds / without.cpu_seconds
+    for place, name in enumerate(("seconds", "cpu_seconds")):  # of one request: a run may have drawn only some of them
+        figures[name] = {phase.name: phase.each()[place] for phase in (cache, without, fewer)}
+    figures["wall_time_saved"] = 1 - figures["seconds"]["cache"] / figures["seconds"]["no_cache"]
+    figures["cpu_time_saved"] = 1 - figures["cpu_seconds"]["cache"] / figures["cpu_seconds"]["no_cache"]
     figures["fewer_steps"] = average
     print(report(figures))
     card = served_card(settings)
@@ -165,7 +168,8 @@ async def measure(arguments: argparse.Namespace) -> None:
         {
             "requests": len(rows), "brought_to_main_size": resized, "concurrency": arguments.concurrency,
             "max_rows": settings.max_rows, "alpha": settings.k_table_alpha, "think_s": arguments.think_s,
-            "baseline_every": arguments.baseline_every, "model": card.name, "weights_hash": card.weights_hash,
+            "baseline_every": arguments.baseline_every, "without_every": arguments.without_every,
+            "model": card.name, "weights_hash": card.weights_hash,
             "k_table": asdict(shipped_table(card, settings.k_table_alpha) or FIG_10) | {"cells": "see k_quality"},
             "guidance": card.default_guidance, "predictor": settings.predictor, "policy": settings.eviction_policy,
         },
@@ -186,6 +190,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--alpha", type=float, default=0.95, help="which K table (quality kept)")
     parser.add_argument("--think-s", type=float, default=0.2, help="pause of a user after a picture")
     parser.add_argument("--baseline-every", type=int, default=4, help="draw every n-th prompt with fewer steps too")
+    parser.add_argument("--without-every", type=int, default=1, help="draw every n-th prompt without the cache")
     parser.add_argument("--main-size-only", action="store_true", help="ask for 64×64 always")
     parser.add_argument("--judge", type=Path, default=JUDGE, help="folder of the judge net")
     parser.add_argument(

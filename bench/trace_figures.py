@@ -106,7 +106,7 @@ def report(figures: Mapping[str, Any]) -> str:
         f"({figures['hit_rate']:.1%} of the rest), {figures['degraded']} degraded",
         f"steps saved {figures['steps_saved']:.1%} ({figures['steps_saved_with_exact']:.1%} with exact repeats); "
         f"on average {figures['steps_run_on_average']:.1f} steps run",
-        f"wall time {wall['cache']:.0f} s with the cache, {wall['no_cache']:.0f} s without: "
+        f"{wall['cache']:.3f} s a request with the cache, {wall['no_cache']:.3f} s without: "
         f"{figures['wall_time_saved']:.1%} saved (CPU time: {figures['cpu_time_saved']:.1%})",
         "",
         table(["K", "pictures"], list(figures["k_histogram"].items())),

@@ -43,9 +43,9 @@ def test_three_ways_end_in_one_record_and_are_not_drawn_twice(
 def test_a_phase_broken_off_knows_what_it_has(tmp_path: Path) -> None:
     phase = Phase(tmp_path, "cache")
     assert phase.answers() == {}
-    phase.sat(1.5, 2.5)
-    phase.sat(2.0, 3.0)
-    assert (Phase(tmp_path, "cache").seconds, Phase(tmp_path, "cache").cpu_seconds) == (3.5, 5.5)
+    phase.sat(1.5, 2.5, 1)
+    phase.sat(2.5, 3.5, 3)
+    assert Phase(tmp_path, "cache").each() == (1.0, 1.5)
 
 
 def test_sizes_the_model_cannot_draw_become_the_main_size(models: Path) -> None:
