@@ -23,12 +23,12 @@ if [ ! -e "$have" ]; then
   echo "Installing $torch ($backend build) ..."
   # A wheel that pip's own configuration already names on disk comes first; else the build that $backend names.
   { [ "$backend" = cpu ] && $pip install --quiet --no-index --no-deps "$torch" 2>/dev/null; } ||
-    .venv/bin/uv pip install --reinstall-package torch --torch-backend "${backend/#cuda/auto}" "$torch"
+    .venv/bin/uv pip install --python .venv/bin/python --reinstall-package torch --torch-backend "${backend/#cuda/auto}" "$torch"
   rm -f .venv/.torch-*
   touch "$have"
 fi
 echo "Installing Afterimage and what it needs ..."
 what="."; [ "$extras" = run ] || what=".[$extras]"
-.venv/bin/uv pip install --constraint constraints.txt --editable "$what"
+.venv/bin/uv pip install --python .venv/bin/python --constraint constraints.txt --editable "$what"
 rm -f .venv/.installed-"$extras"-*
 touch "$stamp"
