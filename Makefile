@@ -1,7 +1,7 @@
 # Every target is one readable line or a script.
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
-.PHONY: help install dev demo up test check format protos lock bench clean
+.PHONY: help install dev demo up test check format protos lock bench judge clean
 
 help:            ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -35,6 +35,9 @@ lock: dev        ## write constraints.txt anew
 
 bench: dev       ## measure every figure of bench/README.md on this machine
 	@$(PY) -m bench
+
+judge: dev       ## score the bundled models on held-out prompts; writes out/judge/summary.json
+	@$(PY) -m services.trainer judge real round-trip clip large
 
 clean:           ## remove what was built here (not your data)
 	@rm -rf out .cache .mypy_cache .ruff_cache .pytest_cache dist
