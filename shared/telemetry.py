@@ -70,7 +70,7 @@ def configure_logging(level: str = "info", *, pretty: bool | None = None) -> Non
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # stderr as it is then, not as it was
         cache_logger_on_first_use=False,
     )
 
