@@ -51,8 +51,9 @@ def trace_rows(path: Path, count: int, settings: Settings, *, main_size_only: bo
 class Phase:
     """One way to draw the trace: its answers and pictures on disk, so that it can be taken up again."""
 
-    def __init__(self, work: Path, name: str) -> None:
-        self.name, self.folder = name, work / name
+    def __init__(self, work: Path, name: str, count: int | None = None) -> None:
+        """`count`: what an earlier run drew beyond so many rows is left aside."""
+        self.name, self.folder, self._count = name, work / name, math.inf if count is None else count
         self.folder.mkdir(parents=True, exist_ok=True)
         self._answers = self.folder / "answers.jsonl"
         self._seconds = self.folder / "seconds.json"
@@ -60,7 +61,8 @@ class Phase:
     def answers(self) -> dict[int, Drawn]:
         lines = self._answers.read_text().splitlines() if self._answers.exists() else []
         rows = [json.loads(line) for line in lines]
-        return {row["index"]: Drawn(**{**row, "degraded": tuple(row["degraded"])}) for row in rows}
+        kept = [row for row in rows if row["index"] < self._count]
+        return {row["index"]: Drawn(**{**row, "degraded": tuple(row["degraded"])}) for row in kept}
 
     def keep(self, answer: Drawn, png: bytes) -> None:
         (self.folder / f"{answer.index}.png").write_bytes(png)
@@ -68,7 +70,7 @@ class Phase:
             file.write(json.dumps(asdict(answer)) + "\n")
 
     def pictures(self) -> dict[int, bytes]:
-        return {int(path.stem): path.read_bytes() for path in self.folder.glob("*.png")}
+        return {index: (self.folder / f"{index}.png").read_bytes() for index in self.answers()}
 
     def sat(self, wall_s: float, cpu_s: float, requests: int) -> None:
         """Remembers a sitting, warm-up apart; `cpu_s` is this whole process's, comparable on a busy machine too."""
@@ -140,7 +142,8 @@ async def measure(arguments: argparse.Namespace) -> None:
     if arguments.fresh:
         shutil.rmtree(arguments.work, ignore_errors=True)
     on = machine()
-    cache, without, fewer = (Phase(arguments.work, name) for name in ("cache", "no_cache", "fewer_steps"))
+    names = ("cache", "no_cache", "fewer_steps")
+    cache, without, fewer = (Phase(arguments.work, name, len(rows)) for name in names)
     await run_phase(without, rows, settings, arguments, skip=_others(rows, arguments.without_every), cache="off")
     if arguments.only_without:
         return
