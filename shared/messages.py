@@ -163,6 +163,3 @@ def decode(kind: str, body: bytes) -> Message:
 def lane_of(model: str) -> str:
     """The lane of what only `model` may run (docs: Lanes)."""
     return f"generate.{model}"
-
-
-REFINE_LANE = "generate.refine"
