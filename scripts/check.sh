@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH"
 ruff format --check .
 ruff check .
-mypy services shared load bench tests
+mypy services shared load bench scripts tests
 lint-imports
 (cd protos && buf lint)
 PYTHON=python ./scripts/protos.sh --check

@@ -1,0 +1,1 @@
+"""What a developer runs: shell scripts, and the local stack."""

@@ -1,0 +1,89 @@
+"""A private PostgreSQL from the installed programs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+from pathlib import Path
+
+from scripts.stack.servers import HOST, Server, StackError, free_port
+
+HOW_TO_GET_IT = "apt-get install postgresql (or any PostgreSQL whose programs are on PATH)"
+USER = "afterimage"
+
+
+def find() -> str | None:
+    """The folder of initdb and postgres, newest version first; None when there is none."""
+    on_path = shutil.which("initdb")
+    found = [Path(on_path).resolve().parent] if on_path else []
+    found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: -_version(path))
+    return next((str(path) for path in found if (path / "initdb").exists() and (path / "postgres").exists()), None)
+
+
+def _version(programs: Path) -> int:
+    name = programs.parent.name
+    return int(name) if name.isdecimal() else 0
+
+
+def start(folder: Path) -> Server:
+    """A new cluster in `folder` (or the one that is there) with a database `afterimage`; StackError when it cannot."""
+    programs = find()
+    if programs is None:
+        raise StackError(f"postgresql: not installed; {HOW_TO_GET_IT}")
+    folder = folder.absolute()
+    user = "postgres" if os.geteuid() == 0 else ""  # it refuses to run as root
+    data, port = folder / "data", free_port()
+    folder.mkdir(parents=True, exist_ok=True)
+    if user:
+        shutil.chown(folder, user, user)
+    new = not (data / "PG_VERSION").exists()
+    if new:
+        _run([f"{programs}/initdb", "-D", str(data), "-U", USER, "--auth=trust", "-E", "UTF8", "--no-instructions"],
+             user, folder)  # fmt: skip
+    options = {
+        "listen_addresses": HOST,
+        "port": str(port),
+        "unix_socket_directories": "",  # its path would have to be short
+        "max_connections": "200",
+        "shared_buffers": "32MB",
+    }
+    server = Server(
+        name="postgresql",
+        url=f"postgresql+asyncpg://{USER}@{HOST}:{port}/postgres",
+        folder=folder,
+        command=[f"{programs}/postgres", "-D", str(data), *(f"-c{key}={value}" for key, value in options.items())],
+        ready=lambda: _answers(port),
+        user=user,
+        stop_signal=signal.SIGINT,  # its "fast" shutdown; SIGTERM would wait for every client to leave
+    )
+    return server.start()
+
+
+def _run(command: list[str], user: str, folder: Path) -> None:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        user=user or None,
+        group=user or None,
+        extra_groups=[] if user else None,
+    )
+    if done.returncode:
+        raise StackError(f"postgresql: {Path(command[0]).name} failed in {folder}: {done.stderr.strip()[-500:]}")
+
+
+def _answers(port: int) -> bool:
+    """Whether it takes logins: a start-up packet is answered, not refused with "the database system is starting up"."""
+    body = struct.pack("!I", 196_608) + f"user\0{USER}\0database\0postgres\0\0".encode()
+    try:
+        with socket.create_connection((HOST, port), timeout=2.0) as connection:
+            connection.sendall(struct.pack("!I", len(body) + 4) + body)
+            return connection.recv(1) == b"R"
+    except OSError:
+        return False
