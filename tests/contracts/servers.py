@@ -1,19 +1,77 @@
-"""Which servers the contract tests may use: a URL in the environment, or a skip that CI turns into a failure."""
+"""Which servers tests may use: a URL in the environment, else a private server of this session, else a skip."""
 
 from __future__ import annotations
 
+import atexit
+import importlib
 import os
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
 
 import pytest
+
+from scripts.stack.servers import Server, StackError
 
 REQUIRED = frozenset(filter(None, os.environ.get("AFTERIMAGE_TEST_REQUIRE", "").replace(",", " ").split()))
 """Servers that must be there: names as in `url_of`, separated by commas or spaces."""
 
 
-def url_of(server: str) -> str:
-    """AFTERIMAGE_TEST_<SERVER>_URL; without it the test is skipped, or fails when AFTERIMAGE_TEST_REQUIRE names it."""
-    variable = f"AFTERIMAGE_TEST_{server.upper()}_URL"
-    url = os.environ.get(variable, "")
-    if not url:
-        (pytest.fail if server in REQUIRED else pytest.skip)(f"no {server}: set {variable}")
+def url_of(name: str) -> str:
+    """AFTERIMAGE_TEST_<NAME>_URL, or the URL of a server of this session's own, started when first asked for.
+
+    Names are modules of scripts.stack (postgresql, rabbitmq, seaweedfs, minio, weaviate). A server that is not
+    installed skips the test, or fails it when AFTERIMAGE_TEST_REQUIRE names it.
+    """
+    url, missing = _found(name)
+    if missing:
+        (pytest.fail if name in REQUIRED else pytest.skip)(missing)
     return url
+
+
+def server_of(name: str) -> Server:
+    """This session's own server, to be killed and started again; skips (or fails) like `url_of`."""
+    url_of(name)
+    if name not in _STARTED:
+        pytest.skip(f"{name} is not ours to restart: it was given by {_variable(name)}")
+    return _STARTED[name]
+
+
+_STARTED: dict[str, Server] = {}
+
+
+def _variable(name: str) -> str:
+    return f"AFTERIMAGE_TEST_{name.upper()}_URL"
+
+
+@cache
+def _found(name: str) -> tuple[str, str]:
+    """(URL, what is missing)."""
+    if url := os.environ.get(_variable(name), ""):
+        return url, ""
+    program = importlib.import_module(f"scripts.stack.{name}")
+    if program.find() is None:
+        return "", f"no {name}: {program.HOW_TO_GET_IT}; or set {_variable(name)}"
+    try:
+        _STARTED[name] = program.start(_folder() / name)
+    except StackError as error:
+        return "", f"{name} does not start: {error}"
+    return _STARTED[name].url, ""
+
+
+@cache
+def _folder() -> Path:
+    """Readable by the user that a server runs as when the tests are root's; gone at the end of the session."""
+    folder = Path(tempfile.mkdtemp(prefix="afterimage-servers-"))
+    folder.chmod(0o755)
+    atexit.register(_stop_all, os.getpid(), folder)
+    return folder
+
+
+def _stop_all(owner: int, folder: Path) -> None:
+    if os.getpid() != owner:
+        return  # a forked child
+    for server in _STARTED.values():
+        server.stop(timeout_s=5.0)
+    shutil.rmtree(folder, ignore_errors=True)
