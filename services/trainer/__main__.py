@@ -67,14 +67,15 @@ def denoiser(
     optimizer: Annotated[str, typer.Option(help="muon or adamw")] = DenoiserPlan.optimizer,
     batch: int = DenoiserPlan.batch,
     rate: float = DenoiserPlan.rate,
+    teacher: Annotated[Path, typer.Option(help="Exported model that `small` learns from")] = MODELS / "large",
 ) -> None:
-    """Train `large` or `small` on the stored latents."""
+    """Train `large` on the stored latents, or teach `small` what `large` says with guidance."""
     if name not in SHAPES:
         raise typer.BadParameter(f"name must be one of {sorted(SHAPES)}, not {name!r}")
     plan = DenoiserPlan(
         seconds=seconds, seed=seed, optimizer=optimizer, batch=batch, rate=rate, grid_prompts=tuple(grid_prompts())
     )
-    train_in_workers(name, plan, work, workers)
+    train_in_workers(name, plan, work, workers, teacher)
 
 
 @app.command()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -30,11 +30,16 @@ class Shape:
 
     channels: tuple[int, ...] = (48, 96, 160)
     attends: tuple[bool, ...] = (False, True, True)
+    """On the way up, and …"""
+    attends_down: tuple[bool, ...] | None = None
+    """… on the way down; None: the same."""
     middle: bool = True
+    guided: bool = False
+    """Learns what another denoiser says with guidance, so that a step is one row, not two (guidance distillation)."""
 
 
 LARGE = Shape()
-SMALL = Shape(channels=(48, 96), attends=(False, True), middle=False)
+SMALL = Shape(channels=(48, 96), attends=(False, True), attends_down=(False, False), middle=False, guided=True)
 SHAPES = {"large": LARGE, "small": SMALL}
 
 
@@ -60,7 +65,8 @@ class DenoiserPlan:
 
 def new_unet(shape: Shape) -> UNet2DConditionModel:
     """An untrained stock UNet whose pooled text is also added to its time embedding."""
-    down = tuple("CrossAttnDownBlock2D" if attends else "DownBlock2D" for attends in shape.attends)
+    attends_down = shape.attends if shape.attends_down is None else shape.attends_down
+    down = tuple("CrossAttnDownBlock2D" if attends else "DownBlock2D" for attends in attends_down)
     up = tuple("CrossAttnUpBlock2D" if attends else "UpBlock2D" for attends in reversed(shape.attends))
     return UNet2DConditionModel(
         sample_size=16,
@@ -111,8 +117,22 @@ def new_scheduler() -> DDIMScheduler:
     )
 
 
+class Teacher(Protocol):
+    """A trained denoiser that another one learns from."""
+
+    def velocity(self, noisy: torch.Tensor, timesteps: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Its guided velocity at noisy latents (B, 4, h, w), timesteps (B,), text states (B, LENGTH, TEXT_WIDTH)."""
+        ...
+
+    def begin(self, student: Denoiser) -> None:
+        """Give a fresh student what it can take over."""
+        ...
+
+
 class Denoiser(nn.Module):
     """A UNet with its text encoder, and the loss both are trained with."""
+
+    teacher: Teacher | None = None
 
     def __init__(self, shape: Shape, words: Words) -> None:
         super().__init__()
@@ -132,9 +152,13 @@ class Denoiser(nn.Module):
         noise = torch.randn(batch.latents.shape, generator=generator)
         timesteps = draw_timesteps(count, generator)
         noisy = self.scheduler.add_noise(batch.latents, noise, timesteps)
+        noisy = noisy.contiguous(memory_format=torch.channels_last)
         velocity = self.scheduler.get_velocity(batch.latents, noise, timesteps)
         with torch.autocast("cpu", torch.bfloat16):
-            found = self(noisy.contiguous(memory_format=torch.channels_last), timesteps, batch.tokens)
+            states = self.text(input_ids=batch.tokens).last_hidden_state
+            if self.teacher is not None:
+                velocity = self.teacher.velocity(noisy, timesteps, states)
+            found = self.unet(noisy, timesteps, encoder_hidden_states=states).sample
         error = (found.float() - velocity).square().mean(dim=1, keepdim=True)
         return (error * batch.weights).mean(), error.detach().mean()
 
@@ -151,17 +175,30 @@ class Run:
     """One worker of a training run: what it has learned, and where it stands."""
 
     def __init__(
-        self, name: str, plan: DenoiserPlan, words: Words, data: Latents, work: Path, rank: int = 0, world: int = 1
+        self,
+        name: str,
+        plan: DenoiserPlan,
+        words: Words,
+        data: Latents,
+        work: Path,
+        rank: int = 0,
+        world: int = 1,
+        teacher: Teacher | None = None,
     ):
         torch.manual_seed(plan.seed)
         self.name, self.plan, self.data, self.work, self.rank, self.world = name, plan, data, work, rank, world
         self.model = Denoiser(SHAPES[name], words)
+        if teacher is not None:  # a student reads with its teacher's text encoder, which stays as it is
+            self.model.teacher = teacher
+            self.model.text.requires_grad_(False)
         self.optimizers = _optimizers(self.model, plan)
         self.step, self.samples, self.used_s = 0, 0, 0.0
         self._counted_at = time.monotonic()
         self.path = work / f"{name}.pt"
         if state := runs.load_checkpoint(self.path):
             self._restore(state)
+        elif teacher is not None:
+            teacher.begin(self.model)
         else:
             self._borrow_text_tower()
         self.model.unet.to(memory_format=torch.channels_last)
@@ -309,7 +346,10 @@ def _grid(run: Run, vae: Any) -> None:
     tokens = torch.tensor([words.ids(prompt) for prompt in run.plan.grid_prompts])
     run.average.swap()
     with torch.autocast("cpu", torch.bfloat16):
-        latents = sample(run.model, tokens, torch.tensor([words.ids("")]), (64, 64), seed=0, steps=16)
+        guidance = 1.0 if SHAPES[run.name].guided else 2.5
+        latents = sample(
+            run.model, tokens, torch.tensor([words.ids("")]), (64, 64), seed=0, steps=16, guidance=guidance
+        )
     run.average.swap()
     pictures = runs.to_pictures(vae.decode(latents).sample)
     path = run.work / f"{run.name}-grids" / f"{run.samples:08d}.png"

@@ -10,30 +10,34 @@ from pathlib import Path
 import torch
 
 from services.trainer.clip_pair import tokenizer_at
-from services.trainer.denoiser import DenoiserPlan, Run, train_denoiser
+from services.trainer.denoiser import SHAPES, DenoiserPlan, Run, train_denoiser
+from services.trainer.distillation import GuidedTeacher
 from services.trainer.export import trained_autoencoder
 from services.trainer.latents import Latents
 from services.trainer.words import Words
 
 
-def train_in_workers(name: str, plan: DenoiserPlan, work: Path, workers: int) -> None:
-    """Train denoiser `name` with `workers` processes, this one the first; all end when one does."""
+def train_in_workers(name: str, plan: DenoiserPlan, work: Path, workers: int, teacher: Path) -> None:
+    """Train denoiser `name` with `workers` processes, this one the first; all end when one does.
+
+    `teacher` is the exported denoiser that a guided one learns from; others never look at it.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("spawn")
     others = [
-        context.Process(target=train_as, args=(name, plan, work, rank, workers, port), daemon=True)
+        context.Process(target=train_as, args=(name, plan, work, rank, workers, port, teacher), daemon=True)
         for rank in range(1, workers)
     ]
     for process in others:
         process.start()
-    train_as(name, plan, work, 0, workers, port)
+    train_as(name, plan, work, 0, workers, port, teacher)
     for process in others:
         process.join(30)
 
 
-def train_as(name: str, plan: DenoiserPlan, work: Path, rank: int, workers: int, port: int) -> None:
+def train_as(name: str, plan: DenoiserPlan, work: Path, rank: int, workers: int, port: int, teacher: Path) -> None:
     """Be worker `rank` of `workers`."""
     torch.set_num_threads(1)
     if rank > 0:
@@ -44,7 +48,8 @@ def train_as(name: str, plan: DenoiserPlan, work: Path, rank: int, workers: int,
             "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=workers
         )
     words = Words(tokenizer_at(work))
-    run = Run(name, plan, words, Latents(work / "latents", words), work, rank, workers)
+    learns_from = GuidedTeacher(teacher, words) if SHAPES[name].guided else None
+    run = Run(name, plan, words, Latents(work / "latents", words), work, rank, workers, learns_from)
     train_denoiser(run, trained_autoencoder(work) if rank == 0 else None)
     if workers > 1:
         torch.distributed.destroy_process_group()

@@ -166,13 +166,14 @@ SHIPPED: dict[str, ModelCard] = {
         name=role,
         role=role,
         default_size=Size(64, 64),
-        default_guidance=2.5,
-        guidance_max=10.0,
+        default_guidance=guidance,
+        guidance_max=most,
         sizes=_TOY_SIZES,
         vae_scale=4,
         about=f"The {role} of the two small models that ship with Afterimage: toy scenes at 64 to 96 pixels",
     )
-    for role in ("large", "small")
+    # `small` has its guidance distilled into it: one row a step, and no other guidance to ask for
+    for role, guidance, most in (("large", 2.5, 10.0), ("small", 1.0, 1.0))
 }
 """Cards of the bundled models, for folders that hold weights but no card.json of their own."""
 

@@ -14,8 +14,12 @@ import torch
 from services.trainer import runs
 from services.trainer.autoencoder import new_autoencoder
 from services.trainer.clip_pair import tokenizer_at
+from services.trainer.denoiser import DenoiserPlan, Run
+from services.trainer.export import export_denoiser
+from services.trainer.latents import Latents
 from services.trainer.renderer import LAYOUTS, Renderer
 from services.trainer.sprites import sprites_cached
+from services.trainer.words import Words
 from shared.scenes import held_out, random_scene
 
 SPRITES = Path(os.environ.get("AFTERIMAGE_SPRITES", "out/train/sprites"))
@@ -44,3 +48,12 @@ def work(tmp_path: Path) -> Path:
         np.save(f"{stem}-labels.npy", np.array(rows, dtype=np.uint8))
         Path(f"{stem}.json").write_text(json.dumps({"width": width, "height": height, "count": 24}))
     return tmp_path
+
+
+@pytest.fixture
+def teacher(work: Path) -> Path:
+    """An untrained `large`, exported."""
+    words = Words(tokenizer_at(work))
+    Run("large", DenoiserPlan(), words, Latents(work / "latents", words), work).save()
+    export_denoiser(work, "large", work / "exported" / "large")
+    return work / "exported" / "large"

@@ -9,9 +9,9 @@ from services.trainer.denoiser import DenoiserPlan
 from services.trainer.workers import train_in_workers
 
 
-def test_two_workers_stop_together_by_the_clock(work: Path) -> None:
+def test_two_workers_stop_together_by_the_clock(work: Path, teacher: Path) -> None:
     plan = DenoiserPlan(seconds=2.0, batch=1, average_every=3, other_sizes=0.5, warmup=1)
-    train_in_workers("small", plan, work, workers=2)
+    train_in_workers("small", plan, work, workers=2, teacher=teacher)
     state = runs.load_checkpoint(work / "small.pt")
     assert state is not None
     assert state["used_s"] >= 2.0
