@@ -17,6 +17,9 @@ Operation = Callable[Concatenate[sa.Connection, P], R]
 """A plain function `operation(connection, *args)`, the same for both databases."""
 
 RETRY_AFTER_S = 30.0
+PASSING = ("08", "25P03", "40", "53", "55P03", "57")
+"""PostgreSQL's states that pass: connection lost, idle too long, lost to another transaction, out of something, waited
+too long for a lock, starting up or shutting down."""
 
 
 class Database(Protocol):
@@ -50,7 +53,9 @@ def explain(error: sa.exc.DBAPIError | sqlite3.Error, where: str) -> AfterimageE
         )
     if "unable to open" in said:
         return ConfigurationError(f"catalog_url: {where} cannot be opened ({said}); check the path and its permissions")
-    if isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError | sqlite3.OperationalError):
+    gone = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
+    passing = isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError | sqlite3.OperationalError)
+    if gone or passing or str(state or "").startswith(PASSING):
         return UnavailableError(f"{where}: {said}", retry_after_s=1.0)
     return AfterimageError(f"{where}: {said}")
 

@@ -6,52 +6,104 @@ from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from shared.catalog.database import Operation, P, R, explain
 from shared.errors import ConfigurationError, UnavailableError
 
 TRIES = 3
-"""A transaction that the server gave up on (deadlock, serialisation) is run again this often."""
+"""A transaction that the server gave up on (deadlock, serialisation), or whose connection turned out to be dead before
+its commit was sent, is run again this often."""
+CONNECT_S, COMMAND_S, POOL_S = 5.0, 30.0, 10.0
+"""Limits of connecting, of one statement, and of waiting for a free connection."""
+_SESSION = {
+    "application_name": "afterimage",
+    "lock_timeout": "10s",
+    # a client that vanished in the middle of a transaction must not hold its rows for hours
+    "idle_in_transaction_session_timeout": "30s",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+    "jit": "off",  # compiling costs more than our statements take
+}
+_AGAIN = ("40001", "40P01")
 
 
 class PostgresqlDatabase:
-    """READ COMMITTED, where an UPDATE that waited for a row looks at it again."""
+    """READ COMMITTED, where an UPDATE that waited for a row looks at it again.
+
+    A read needs no transaction there, since each statement sees what is committed when it starts; so it spares the
+    two round trips. What can be rebuilt commits on connections of its own, on which synchronous_commit is off.
+    `?pool=N` in the URL is how many connections each kind keeps (8; as many more come and go with the load).
+    """
 
     process_local = False
 
     def __init__(self, url: sa.URL) -> None:
         self._where = url.render_as_string(hide_password=True)
+        pool = _pool_size(url)
+        url = url.difference_update_query(["pool"])
+        self._durable = self._engine(url, pool, "on")
+        self._lazy = self._engine(url, pool, "off")
+        self._reading = self._durable.execution_options(isolation_level="AUTOCOMMIT")
+
+    def _engine(self, url: sa.URL, pool: int, synchronous_commit: str) -> AsyncEngine:
+        session = {**_SESSION, "synchronous_commit": synchronous_commit}
         try:
-            self._engine = create_async_engine(url, pool_size=8, max_overflow=8, pool_pre_ping=False, pool_timeout=10.0)
+            return create_async_engine(
+                url,
+                pool_size=pool,
+                max_overflow=pool,
+                pool_timeout=POOL_S,
+                pool_use_lifo=True,
+                connect_args={"timeout": CONNECT_S, "command_timeout": COMMAND_S, "server_settings": session},
+            )
         except ImportError as error:
             raise ConfigurationError(
                 f"catalog_url: {url.drivername} needs a driver that is missing ({error}); install afterimage[cluster]"
             ) from error
 
-    async def _run(self, before: str, operation: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    async def _run(
+        self, engine: AsyncEngine, operation: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> R:
         for left in reversed(range(TRIES)):
+            committing = False
             try:
-                async with self._engine.begin() as connection:
-                    if before:
-                        await connection.exec_driver_sql(before)
-                    return await connection.run_sync(operation, *args, **kwargs)
+                async with engine.connect() as connection:
+                    value = await connection.run_sync(operation, *args, **kwargs)
+                    committing = True
+                    await connection.commit()
+                    return value
             except sa.exc.DBAPIError as error:
-                if left and getattr(error.orig, "sqlstate", None) in ("40001", "40P01"):
+                # a commit that got no answer may have happened: whoever asked must look, not we write it twice
+                lost = error.connection_invalidated and not committing
+                if left and (lost or getattr(error.orig, "sqlstate", None) in _AGAIN):
                     continue
                 raise explain(error, self._where) from error
-            except OSError as error:
-                raise UnavailableError(f"{self._where}: {error}", retry_after_s=1.0) from error
+            except sa.exc.TimeoutError as error:
+                said = f"{self._where}: every connection was busy for {POOL_S:g} s"
+                raise UnavailableError(said, retry_after_s=1.0) from error
+            except OSError as error:  # TimeoutError is one
+                said = str(error) or f"no answer within {COMMAND_S:g} s"
+                raise UnavailableError(f"{self._where}: {said}", retry_after_s=1.0) from error
         raise AssertionError("unreachable: the last try returns or raises")
 
     async def write(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._run("", operation, args, kwargs)
+        return await self._run(self._durable, operation, args, kwargs)
 
     async def write_lazily(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._run("SET LOCAL synchronous_commit = off", operation, args, kwargs)
+        return await self._run(self._lazy, operation, args, kwargs)
 
     async def read(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._run("", operation, args, kwargs)
+        return await self._run(self._reading, operation, args, kwargs)
 
     async def close(self) -> None:
-        await self._engine.dispose()
+        await self._durable.dispose()
+        await self._lazy.dispose()
+
+
+def _pool_size(url: sa.URL) -> int:
+    wish = str(url.query.get("pool", "8"))
+    if not wish.isdecimal() or not 1 <= int(wish) <= 1000:
+        raise ConfigurationError(f"catalog_url: pool must be 1 to 1000 connections, not {wish!r}")
+    return int(wish)

@@ -1,0 +1,94 @@
+"""What is special about the catalog on a server: durability by kind of write, restarts, and who waits how long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from shared.catalog import Catalog, open_catalog, postgresql
+from shared.catalog.database import Database, open_database
+from shared.clock import SystemClock
+from shared.errors import ConfigurationError, UnavailableError
+from tests.contracts.nouns import a_job, a_result
+from tests.contracts.servers import server_of
+
+pytestmark = pytest.mark.parametrize("catalog_url", ["postgresql"], indirect=True)
+
+
+@pytest.fixture
+async def database(catalog_url: str) -> AsyncIterator[Database]:
+    opened = open_database(catalog_url, SystemClock())
+    yield opened
+    await opened.close()
+
+
+def _setting(connection: sa.Connection, name: str) -> str:
+    return str(connection.exec_driver_sql(f"SHOW {name}").scalar_one())
+
+
+async def test_jobs_wait_for_the_disk_and_what_can_be_rebuilt_does_not(database: Database) -> None:
+    assert await database.write(_setting, "synchronous_commit") == "on"
+    assert await database.write_lazily(_setting, "synchronous_commit") == "off"
+    assert await database.write(_setting, "synchronous_commit") == "on"
+
+
+async def test_a_restart_of_the_server_costs_at_most_what_was_in_flight(catalog: Catalog) -> None:
+    before, _ = await catalog.jobs.accept(a_job(), key_lifetime_s=60.0)
+    await asyncio.gather(*(catalog.jobs.get(before.id) for _ in range(8)))  # eight idle connections, about to die
+    server = server_of("postgresql")
+    await asyncio.to_thread(server.kill)
+    start = time.monotonic()
+    with pytest.raises(UnavailableError):
+        await catalog.jobs.get(before.id)
+    assert time.monotonic() - start < 2.0
+    await asyncio.to_thread(server.start)
+    assert await catalog.jobs.get(before.id) == before  # nothing committed was lost, and no dead connection is met
+    claimed = await catalog.jobs.claim(before.id, "w1", 60.0)
+    assert claimed is not None
+    assert claimed.attempt == 1
+    assert await catalog.jobs.finish(before.id, 1, a_result(before.id))
+
+
+def _kill_own(connection: sa.Connection, seen: list[int]) -> int:
+    """Dies under the first try's feet, as it would with the server or the network."""
+    seen.append(1)
+    if len(seen) == 1:
+        connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+    return len(seen)
+
+
+async def test_a_connection_that_dies_before_the_commit_costs_a_second_try(database: Database) -> None:
+    seen: list[int] = []
+    assert await database.write(_kill_own, seen) == 2
+
+
+async def test_nobody_waits_for_a_connection_for_ever(catalog_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgresql, "POOL_S", 0.3)
+    database = open_database(f"{catalog_url}?pool=1", SystemClock())
+
+    def nap(connection: sa.Connection) -> Any:
+        return connection.exec_driver_sql("SELECT pg_sleep(1.5)").scalar()
+
+    sleeping = [asyncio.create_task(database.write(nap)) for _ in range(2)]  # one kept, one more that comes and goes
+    await asyncio.sleep(0.4)
+    with pytest.raises(UnavailableError, match=r"busy for 0\.3 s"):
+        await database.write(nap)
+    await asyncio.gather(*sleeping)
+    await database.close()
+
+
+async def test_a_server_that_is_not_there_says_so_at_once(catalog_url: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(UnavailableError, match=r"127\.0\.0\.1"):
+        await open_catalog(sa.make_url(catalog_url).set(port=9).render_as_string())
+    assert time.monotonic() - start < 5.0
+
+
+async def test_the_pool_is_a_number(catalog_url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"catalog_url: pool must be 1 to 1000 connections, not 'many'"):
+        await open_catalog(f"{catalog_url}?pool=many")
