@@ -1,0 +1,93 @@
+"""A private RabbitMQ from the installed program: its own node, ports, data, log and port mapper."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from scripts.stack.servers import HOST, Server, StackError, free_port
+
+HOW_TO_GET_IT = "apt-get install rabbitmq-server (or any RabbitMQ whose programs are on PATH)"
+CONSUMER_TIMEOUT_S = 24 * 3600
+"""How long a task may stay unacknowledged; above the longest job (the server's own default is half an hour)."""
+_DEBIAN = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+
+
+def find() -> str | None:
+    """The path of rabbitmq-server; None when there is none."""
+    # Debian's program on PATH changes the user first, which a private folder is not meant for
+    return str(_DEBIAN) if _DEBIAN.exists() else shutil.which("rabbitmq-server")
+
+
+def start(folder: Path) -> Server:
+    """A new node in `folder` (or the one that is there), with the user guest; StackError when it cannot."""
+    program = find()
+    if program is None:
+        raise StackError(f"rabbitmq: not installed; {HOW_TO_GET_IT}")
+    folder, port = folder.absolute(), free_port()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rabbitmq.conf").write_text(
+        f"listeners.tcp.local = {HOST}:{port}\n"
+        f"consumer_timeout = {CONSUMER_TIMEOUT_S * 1000}\n"
+        "log.console = true\nlog.file = false\n"
+        "raft.wal_max_size_bytes = 67108864\n"  # the default writes half a gigabyte ahead
+    )
+    (folder / "plugins").write_text("[].\n")
+    environment = _environment(folder)
+    server = Server(
+        name="rabbitmq",
+        url=f"amqp://guest:guest@{HOST}:{port}/",
+        folder=folder,
+        command=[program],
+        environment=environment,
+        ready=lambda: _answers(port),
+        start_timeout_s=180.0,  # it loads a thousand modules: 4 s alone, half a minute on a busy machine
+        after_stop=lambda: _stop_port_mapper(environment),
+    )
+    return server.start()
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {
+        "HOME": str(folder),  # where Erlang keeps its cookie
+        "RABBITMQ_NODENAME": "afterimage@localhost",  # the data's folder is named after it; the mapper is private
+        "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+        "RABBITMQ_LOG_BASE": str(folder),
+        "RABBITMQ_LOGS": "-",
+        "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
+        "RABBITMQ_CONF_ENV_FILE": str(folder / "none"),
+        "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "none"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
+        "RABBITMQ_PID_FILE": str(folder / "pid"),
+        "RABBITMQ_DIST_PORT": str(free_port()),
+        "ERL_EPMD_PORT": str(free_port()),
+        "ERL_EPMD_ADDRESS": HOST,
+        "RUNNING_UNDER_SYSTEMD": "true",  # the node replaces the shell, so that signals reach it
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
+            "-kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none"
+        ),
+    }
+
+
+def _stop_port_mapper(environment: Mapping[str, str]) -> None:
+    """Erlang's epmd outlives the node that started it."""
+    program = shutil.which("epmd")
+    if program is not None:
+        subprocess.run(
+            [program, "-kill"], env={**os.environ, **environment}, capture_output=True, timeout=10.0, check=False
+        )
+
+
+def _answers(port: int) -> bool:
+    """Whether it greets a client: AMQP's protocol header is answered with the first frame."""
+    try:
+        with socket.create_connection((HOST, port), timeout=2.0) as connection:
+            connection.settimeout(2.0)
+            connection.sendall(b"AMQP\x00\x00\x09\x01")
+            return connection.recv(1) == b"\x01"
+    except OSError:
+        return False
