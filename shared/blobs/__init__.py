@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.errors import ConfigurationError
+from shared.errors import ConfigurationError, InvalidRequestError
+
+_PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}"
+_KEY = re.compile(rf"{_PART}(/{_PART})*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,11 @@ class Blobs(Protocol):
         """Every blob whose key starts with `prefix`."""
         ...
 
+    async def url(self, key: str, lifetime_s: float) -> str | None:
+        """A signed address from which anyone may GET this blob for so long (at least 1 s, at most 7 days), whether it
+        is there or not; None where the store has no such thing."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -51,11 +60,24 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-async def open_blobs(url: str) -> Blobs:
-    """`file:/path` (later `minio://bucket@host:port`)."""
-    scheme, _, rest = url.partition(":")
-    if scheme == "file":
-        from shared.blobs.filesystem import FilesystemBlobs
+def check_key(key: str) -> str:
+    """The key itself; InvalidRequestError unless it is parts of letters, digits and `._-` joined by `/`."""
+    if len(key) > 800 or not _KEY.fullmatch(key):
+        rule = "parts of 1-200 letters, digits, `.`, `_`, `-`, none starting with a dot, joined by single slashes"
+        raise InvalidRequestError("key", rule, key)
+    return key
 
-        return await FilesystemBlobs.open(rest)
-    raise ConfigurationError(f"blobs_url: no blob store speaks {scheme!r}; use file:/path")
+
+async def open_blobs(url: str, *, access_key: str = "", secret_key: str = "") -> Blobs:
+    """`file:/path`, or `minio://bucket@host:port` of any S3 server, for which the keys are."""
+    scheme, _, rest = url.partition(":")
+    match scheme:
+        case "file":
+            from shared.blobs.filesystem import FilesystemBlobs
+
+            return await FilesystemBlobs.open(rest)
+        case "minio":
+            from shared.blobs.minio import MinioBlobs
+
+            return await MinioBlobs.open(url, access_key, secret_key)
+    raise ConfigurationError(f"blobs_url: no blob store speaks {scheme!r}; use file:/path or minio://bucket@host:port")

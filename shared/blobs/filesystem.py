@@ -7,7 +7,6 @@ import errno
 import hashlib
 import itertools
 import os
-import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +14,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from shared.blobs import BlobInfo
+from shared.blobs import BlobInfo, check_key
 from shared.errors import (
     BlobCorruptError,
     BlobMissingError,
     BlobUnavailableError,
     ConfigurationError,
-    InvalidRequestError,
     StorageFullError,
 )
 
@@ -39,17 +37,7 @@ THREADS = 4
 PAGE = 500
 RETRY_AFTER_S = 30.0
 
-_PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}"
-_KEY = re.compile(rf"{_PART}(/{_PART})*")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def check_key(key: str) -> str:
-    """The key itself; InvalidRequestError unless it is parts of letters, digits and `._-` joined by `/`."""
-    if len(key) > 800 or not _KEY.fullmatch(key):
-        rule = "parts of 1-200 letters, digits, `.`, `_`, `-`, none starting with a dot, joined by single slashes"
-        raise InvalidRequestError("key", rule, key)
-    return key
 
 
 @contextmanager
@@ -190,6 +178,10 @@ class FilesystemBlobs:
                     with suppress(FileNotFoundError):  # deleted meanwhile
                         seen = os.stat(os.path.join(here, name))
                         yield BlobInfo(key, max(seen.st_size - TRAILER, 0), seen.st_mtime)
+
+    async def url(self, key: str, lifetime_s: float) -> str | None:
+        check_key(key)
+        return None  # a file has no address that others could use
 
     async def close(self) -> None:
         await asyncio.to_thread(self._threads.shutdown)

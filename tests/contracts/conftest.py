@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from minio import Minio
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from shared.blobs import Blobs, open_blobs
+from shared.blobs.address import address_of
+from shared.blobs.minio import HASH
 from shared.bus import Bus, open_bus
 from shared.bus.inprocess import InProcessBus
 from shared.catalog import Catalog, open_catalog
@@ -52,24 +56,43 @@ async def index(request: pytest.FixtureRequest) -> AsyncIterator[Index]:
     await opened.close()
 
 
-@pytest.fixture(params=["filesystem"])
-async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Blobs]:
-    opened = await open_blobs(f"file:{tmp_path / 'blobs'}")
+@pytest.fixture(params=["filesystem", "seaweedfs", "minio"])
+async def blobs_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"file:{tmp_path / 'blobs'}" if request.param == "filesystem" else url_of(request.param)
+
+
+@pytest.fixture
+async def blobs(blobs_url: str) -> AsyncIterator[Blobs]:
+    """An empty blob store."""
+    opened = await open_blobs(blobs_url)
+    await opened.delete([blob.key async for blob in opened.list()])
     yield opened
     await opened.close()
 
 
 @pytest.fixture
-def spoil(blobs: Blobs, tmp_path: Path) -> Callable[[str], None]:
+def spoil(blobs: Blobs, blobs_url: str, tmp_path: Path) -> Callable[[str], None]:
     """Damages one byte of a stored blob behind the adapter's back."""
 
-    def damage(key: str) -> None:
+    def damage_file(key: str) -> None:
         path = tmp_path / "blobs" / key
-        content = bytearray(path.read_bytes())
-        content[len(content) // 3] ^= 0x40
-        path.write_bytes(content)
+        path.write_bytes(_with_one_byte_changed(path.read_bytes()))
 
-    return damage
+    def damage_object(key: str) -> None:
+        at = address_of(blobs_url)
+        client = Minio(at.endpoint, at.access_key, at.secret_key, secure=at.secure)
+        with client.get_object(at.bucket, key) as stored:
+            content = _with_one_byte_changed(stored.read())
+            sha256 = stored.headers[HASH]
+        client.put_object(at.bucket, key, io.BytesIO(content), len(content), metadata={"sha256": sha256})
+
+    return damage_file if blobs_url.startswith("file:") else damage_object
+
+
+def _with_one_byte_changed(content: bytes) -> bytes:
+    changed = bytearray(content)
+    changed[len(changed) // 3] ^= 0x40
+    return bytes(changed)
 
 
 async def _statement(url: str, text: str) -> Any:

@@ -6,6 +6,8 @@ import asyncio
 import errno
 import os
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +24,7 @@ async def keys(blobs: Blobs, prefix: str = "") -> set[str]:
     return {blob.key async for blob in blobs.list(prefix)}
 
 
-@pytest.mark.parametrize("size", [0, 1, 1000, 3_000_000])
+@pytest.mark.parametrize("size", [0, 1, 1000, 3_000_000, 17_000_000])
 @pytest.mark.parametrize("durable", [True, False])
 async def test_what_is_put_comes_back(blobs: Blobs, size: int, durable: bool) -> None:
     data = os.urandom(size)
@@ -144,6 +146,28 @@ async def test_put_and_delete_in_one_folder_at_once(blobs: Blobs) -> None:
     assert await keys(blobs) == set()
 
 
+async def test_a_signed_url_gives_the_blob_to_anyone_for_a_while(blobs: Blobs) -> None:
+    await blobs.put("pictures/a", b"drawn")
+    url = await blobs.url("pictures/a", 1.0)
+    if isinstance(blobs, FilesystemBlobs):
+        assert url is None
+        return
+    assert url is not None
+    assert (await asyncio.to_thread(_fetched, url)) == (200, b"drawn")
+    assert (await asyncio.to_thread(_fetched, url.partition("?")[0]))[0] == 403
+    await asyncio.sleep(2.1)
+    assert (await asyncio.to_thread(_fetched, url))[0] == 403
+
+
+def _fetched(url: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(url, timeout=5.0) as reply:
+            return reply.status, reply.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, b""
+
+
 @pytest.mark.parametrize(
     "key", ["", "/", "/etc/passwd", "../a", "a/../b", "a//b", "a/", "./a", "a\x00b", "ä", "a b", ".tmp/x", "x" * 900]
 )
@@ -154,6 +178,8 @@ async def test_keys_cannot_leave_the_store(blobs: Blobs, key: str) -> None:
         await blobs.get(key)
     with pytest.raises(InvalidRequestError, match="key"):
         await blobs.delete([key])
+    with pytest.raises(InvalidRequestError, match="key"):
+        await blobs.url(key, 60.0)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

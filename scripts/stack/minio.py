@@ -1,0 +1,37 @@
+"""A private MinIO from the installed program."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from scripts.stack.servers import HOST, Server, StackError, answers, free_port
+
+HOW_TO_GET_IT = "put the program `minio` on PATH (min.io/download)"
+USER, PASSWORD, BUCKET = "afterimage", "afterimage-secret", "afterimage"
+
+
+def find() -> str | None:
+    """The path of `minio`; None when it is not on PATH."""
+    return shutil.which("minio")
+
+
+def start(folder: Path) -> Server:
+    """A new store in `folder` (or the one that is there); the bucket is made by whoever opens the URL."""
+    program = find()
+    if program is None:
+        raise StackError(f"minio: not installed; {HOW_TO_GET_IT}")
+    folder, port = folder.absolute(), free_port()
+    return Server(
+        name="minio",
+        url=f"minio://{USER}:{PASSWORD}@{HOST}:{port}/{BUCKET}?secure=false",
+        folder=folder,
+        command=[program, "server", "--quiet", "--address", f"{HOST}:{port}", str(folder / "data")],
+        environment={
+            "MINIO_ROOT_USER": USER,
+            "MINIO_ROOT_PASSWORD": PASSWORD,
+            "MINIO_BROWSER": "off",
+            "MINIO_UPDATE": "off",
+        },
+        ready=lambda: answers(f"http://{HOST}:{port}/minio/health/ready"),
+    ).start()

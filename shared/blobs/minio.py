@@ -1,0 +1,186 @@
+"""Blobs on any S3 server through the `minio` client, whose blocking calls run on threads of their own.
+
+The content's sha256 travels as user metadata, so that `get` verifies what it read against what was stored. A put is
+whole or not at all because S3 shows an object, of one part or of many, only when it is complete. What is durable is
+the server's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TypeVar
+
+from shared.blobs import BlobInfo, check_key, digest
+from shared.blobs.address import Address, address_of
+from shared.errors import (
+    BlobCorruptError,
+    BlobMissingError,
+    BlobUnavailableError,
+    ConfigurationError,
+    StorageFullError,
+)
+
+try:
+    import urllib3
+    from minio import Minio
+    from minio.credentials.providers import EnvAWSProvider, Provider, StaticProvider
+    from minio.deleteobjects import DeleteObject
+    from minio.error import MinioException, S3Error
+    from urllib3.exceptions import HTTPError
+except ImportError as error:
+    raise ConfigurationError(
+        f"blobs_url: minio: needs a missing package ({error}); install afterimage[cluster]"
+    ) from error
+
+R = TypeVar("R")
+
+PART_BYTES = 16 * 2**20
+"""Blobs above this go in parts of this size (S3 wants at least 5 MiB)."""
+THREADS = 16
+CONNECT_S, READ_S = 2.0, 10.0
+"""Limits of opening a connection, and of every wait for bytes on it."""
+RETRIES = urllib3.Retry(
+    total=2,
+    backoff_factor=0.2,
+    status_forcelist=(500, 502, 503, 504),
+    allowed_methods=None,  # all of ours may be repeated
+    raise_on_status=False,
+)
+PAGE = 1000
+RETRY_AFTER_S = 5.0
+HASH = "x-amz-meta-sha256"
+
+_FULL = ("XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "QuotaExceeded", "InsufficientStorage")
+_REFUSED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """The client's errors in our words; none of them carries a key of ours."""
+    try:
+        yield
+    except S3Error as error:
+        said = f"{what}: {error.code} ({error.message})"
+        if error.code == "NoSuchKey":
+            raise BlobMissingError(f"{what}: not there") from error
+        if error.code in _FULL or error.response.status == 507:
+            raise StorageFullError(said, retry_after_s=RETRY_AFTER_S) from error
+        raise BlobUnavailableError(said, retry_after_s=RETRY_AFTER_S) from error
+    except (MinioException, HTTPError) as error:
+        raise BlobUnavailableError(f"{what}: {error}", retry_after_s=RETRY_AFTER_S) from error
+
+
+class MinioBlobs:
+    """Blobs in one bucket; any number of processes may share it."""
+
+    process_local = False
+
+    def __init__(self, at: Address) -> None:
+        keys: Provider = StaticProvider(at.access_key, at.secret_key) if at.access_key else EnvAWSProvider()
+        self._pool = urllib3.PoolManager(
+            maxsize=THREADS, block=True, timeout=urllib3.Timeout(connect=CONNECT_S, read=READ_S), retries=RETRIES
+        )
+        self._client = Minio(at.endpoint, secure=at.secure, region=at.region, credentials=keys, http_client=self._pool)
+        # only signs: it never connects
+        self._public = Minio(at.public, secure=at.public_secure, region=at.region, credentials=keys)
+        self._bucket = at.bucket
+        self._threads = ThreadPoolExecutor(THREADS, "blobs")
+
+    @classmethod
+    async def open(cls, url: str, access_key: str = "", secret_key: str = "") -> MinioBlobs:
+        """See `address_of`; makes the bucket when it is missing. Without keys AWS_ACCESS_KEY_ID and
+        AWS_SECRET_ACCESS_KEY count."""
+        at = address_of(url, access_key, secret_key)
+        try:
+            blobs = cls(at)
+            await blobs._off_loop(blobs._prepare)
+        except ValueError as error:  # the client's own checks: bucket name, host, keys
+            raise ConfigurationError(f"blobs_url: bucket {at.bucket!r} at {at.endpoint}: {error}") from error
+        return blobs
+
+    def _prepare(self) -> None:
+        with _told(f"bucket {self._bucket!r}"):
+            try:
+                if not self._client.bucket_exists(self._bucket):
+                    self._client.make_bucket(self._bucket)
+            except S3Error as error:
+                if error.code in _REFUSED:
+                    said = f"blobs_url: bucket {self._bucket!r}: the server says {error.code}; check the keys"
+                    raise ConfigurationError(said) from error
+                if error.code != "BucketAlreadyOwnedByYou":  # another process made it meanwhile
+                    raise
+
+    async def _off_loop(self, work: Callable[[], R]) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def put(self, key: str, data: bytes, *, durable: bool = True) -> str:
+        check_key(key)
+        return await self._off_loop(lambda: self._put(key, data))
+
+    def _put(self, key: str, data: bytes) -> str:
+        sha256 = digest(data)
+        with _told(f"cannot store {len(data)} bytes of {key}"):
+            self._client.put_object(
+                self._bucket, key, io.BytesIO(data), len(data), metadata={"sha256": sha256}, part_size=PART_BYTES
+            )
+        return sha256
+
+    async def get(self, key: str, sha256: str = "") -> bytes:
+        check_key(key)
+        return await self._off_loop(lambda: self._get(key, sha256))
+
+    def _get(self, key: str, sha256: str) -> bytes:
+        with _told(f"blob {key}"):
+            response = self._client.get_object(self._bucket, key)
+            try:
+                data = response.read()
+            finally:
+                response.release_conn()
+        found = digest(data)
+        if response.headers.get(HASH, found) != found:
+            raise BlobCorruptError(f"blob {key}: its content does not have the hash it was stored under")
+        if sha256 and found != sha256:
+            raise BlobCorruptError(f"blob {key}: has hash {found[:12]}…, expected {sha256[:12]}…")
+        return data
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        wanted = [DeleteObject(check_key(key)) for key in keys]
+        if wanted:
+            await self._off_loop(lambda: self._delete(wanted))
+
+    def _delete(self, wanted: Sequence[DeleteObject]) -> None:
+        with _told(f"cannot delete {len(wanted)} blobs"):
+            left = [f"{one.name}: {one.code}" for one in self._client.remove_objects(self._bucket, wanted)]
+        if left:
+            raise BlobUnavailableError(f"{len(left)} blobs not deleted, first {left[0]}", retry_after_s=RETRY_AFTER_S)
+
+    async def list(self, prefix: str = "") -> AsyncIterator[BlobInfo]:
+        if folder := prefix.rpartition("/")[0]:
+            check_key(folder)
+        found = self._client.list_objects(self._bucket, prefix=prefix, recursive=True)
+
+        def page() -> list[BlobInfo]:
+            with _told(f"cannot list {prefix!r}"):
+                return [
+                    BlobInfo(str(one.object_name), one.size or 0, one.last_modified.timestamp())
+                    for one in itertools.islice((one for one in found if not one.is_dir and one.last_modified), PAGE)
+                ]
+
+        while blobs := await self._off_loop(page):
+            for blob in blobs:
+                yield blob
+
+    async def url(self, key: str, lifetime_s: float) -> str | None:
+        check_key(key)
+        expires = timedelta(seconds=lifetime_s)
+        return await self._off_loop(lambda: self._public.presigned_get_object(self._bucket, key, expires))
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._threads.shutdown)
+        self._pool.clear()
