@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from shared.blobs import Blobs, open_blobs
 from shared.bus import Bus, open_bus
 from shared.catalog import Catalog, open_catalog
 from shared.datadir import DataDirLock, lock_data_dir
-from shared.errors import ConfigurationError
+from shared.errors import ConfigurationError, UnavailableError
 from shared.index import Index, open_index
 from shared.index.rebuild import rebuild_index
 from shared.settings import Settings
+from shared.telemetry import log
+
+T = TypeVar("T")
+RETRY_S = 0.5
+"""Pause between two tries to reach a server that is still starting."""
 
 
 @dataclass
@@ -32,26 +42,47 @@ class Backends:
 
 
 async def open_backends(settings: Settings) -> Backends:
-    """Opens what the settings name; the embedded mode takes the data directory's lock first."""
-    local = settings.bus_url.startswith("inprocess:")
-    lock = lock_data_dir(settings.data_dir) if local else None
-    try:
-        catalog = await open_catalog(settings.catalog_url)
-        blobs = await open_blobs(settings.blobs_url)
-        index = await open_index(settings.index_url)
+    """Opens what the settings name; takes the data directory's lock first when only one process may work there.
+
+    Servers that are away are waited for up to `connect_wait_s`; then UnavailableError names the one that is missing.
+    """
+    local = settings.bus_url.startswith("inprocess:") or settings.catalog_url.startswith("sqlite")
+    until = time.monotonic() + (0.0 if local else settings.connect_wait_s)
+    async with contextlib.AsyncExitStack() as opened:
+        lock = lock_data_dir(settings.data_dir) if local else None
+        if lock is not None:
+            opened.callback(lock.release)
+        catalog = await _patiently(lambda: open_catalog(settings.catalog_url), until)
+        opened.push_async_callback(catalog.close)
+        blobs = await _patiently(lambda: open_blobs(settings.blobs_url), until)
+        opened.push_async_callback(blobs.close)
+        index = await _patiently(lambda: open_index(settings.index_url), until)
+        opened.push_async_callback(index.close)
         if index.process_local:
             await rebuild_index(catalog, index)
-        return Backends(await open_bus(settings.bus_url), index, blobs, catalog, lock)
-    except BaseException:
-        if lock is not None:
-            lock.release()
-        raise
+        bus = await _patiently(lambda: open_bus(settings.bus_url), until)
+        opened.pop_all()  # all are there: from now on they are the caller's to close
+        return Backends(bus, index, blobs, catalog, lock)
+    raise AssertionError("unreachable: nothing above swallows an error")
+
+
+async def _patiently(open_it: Callable[[], Awaitable[T]], until: float) -> T:
+    """Tries again while a server does not answer yet: services and servers may start in any order."""
+    while True:
+        try:
+            return await open_it()
+        except UnavailableError as error:
+            if time.monotonic() > until:
+                raise
+            log("afterimage").warning("waiting for a server", error=str(error))
+        await asyncio.sleep(RETRY_S)
 
 
 def require_shared(settings: Settings, service: str) -> None:
     """A service alone in its process needs ports that other processes see too (design §8)."""
-    for name, url in (("bus_url", settings.bus_url), ("index_url", settings.index_url)):
-        if url.split(":", 1)[0] in ("inprocess", "memory"):
+    urls = {name: str(getattr(settings, name)) for name in ("bus_url", "index_url", "catalog_url")}
+    for name, url in urls.items():
+        if url.split(":", 1)[0].split("+")[0] in ("inprocess", "memory", "sqlite"):
             raise ConfigurationError(
                 f"{service} cannot run alone: {name}={url} lives inside one process, so no other service would see it. "
                 f"Start everything in one process with `afterimage up`, or set AFTERIMAGE_{name.upper()} to a server."

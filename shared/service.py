@@ -19,9 +19,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from shared import rpc, telemetry
+from shared.addresses import BALANCED, target_of
 from shared.backends import Backends, open_backends, require_shared
 from shared.clock import Clock, SystemClock
-from shared.errors import AfterimageError, ConfigurationError
+from shared.errors import AfterimageError, ConfigurationError, UnavailableError
 from shared.settings import Settings
 
 PUBLIC = frozenset({"gateway"})
@@ -58,11 +59,20 @@ class Context:
 
     def channel(self, service: str) -> grpc.aio.Channel:
         """The gRPC channel to a service: its own address from the settings, else the internal one."""
-        address = getattr(self.settings, f"{service}_address", "") or self.internal_address
-        if address not in self._channels:
-            options = rpc.channel_options(self.settings.max_message_bytes)
-            self._channels[address] = grpc.aio.insecure_channel(address, options=options)
-        return self._channels[address]
+        setting = f"{service}_address"
+        addresses = getattr(self.settings, setting, "") or self.internal_address
+        if not addresses:
+            raise ConfigurationError(
+                f"{setting}: this process needs to reach {service}, which does not run in it; "
+                f"set AFTERIMAGE_{setting.upper()} to host:port (several replicas: ip:port,ip:port)"
+            )
+        if addresses not in self._channels:
+            options: list[tuple[str, int | str]] = [*rpc.channel_options(self.settings.max_message_bytes)]
+            if not addresses.startswith("unix:"):
+                options.append(("grpc.service_config", BALANCED))
+            target = target_of(addresses, setting)
+            self._channels[addresses] = grpc.aio.insecure_channel(target, options=options)
+        return self._channels[addresses]
 
     async def close(self) -> None:
         for channel in self._channels.values():
@@ -86,14 +96,14 @@ async def running(
     """Starts the services in this process, yields while they serve, then drains and stops them in reverse order."""
     backends = await open_backends(settings)
     socket_dir = Path(tempfile.mkdtemp(prefix="afterimage-"))
-    internal_address = settings.internal_listen or f"unix:{socket_dir}/internal.sock"
+    alone = len(services) == 1
+    internal_address = settings.internal_listen or ("" if alone else f"unix:{socket_dir}/internal.sock")
     context = Context(settings, backends, clock or SystemClock(), internal_address)
     servers: list[grpc.aio.Server] = []
     names: list[str] = []
     started: list[Service] = []
     health_servicer = health.aio.HealthServicer()
     try:
-        alone = len(services) == 1
         public = [service for service in services if service.name in PUBLIC or alone]
         internal = [service for service in services if service not in public]
         if internal:
@@ -180,4 +190,4 @@ def main(service: type[Service]) -> None:
         asyncio.run(serve([service()], settings))
     except (AfterimageError, ValueError) as error:
         sys.stderr.write(f"{service.name}: {error}\n")
-        raise SystemExit(os.EX_CONFIG) from None
+        raise SystemExit(os.EX_UNAVAILABLE if isinstance(error, UnavailableError) else os.EX_CONFIG) from None

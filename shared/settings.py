@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -21,18 +21,25 @@ class Settings(BaseSettings):
     data_dir: Path = Field(Path(".afterimage"), description="Folder of the embedded mode: catalog, blobs, lock.")
     bus_url: str = Field("inprocess:", description="inprocess:")
     index_url: str = Field("memory:", description="memory:")
-    blobs_url: str = Field("", description="file:/path; empty: the data directory.")
+    blobs_url: str = Field(
+        "", description="file:/path, or minio://bucket@host:port of any S3 server; empty: the data directory."
+    )
+    blobs_access_key: str = Field("", description="Of the S3 server; empty: AWS_ACCESS_KEY_ID.")
+    blobs_secret_key: SecretStr = Field(SecretStr(""), description="Of the S3 server; empty: AWS_SECRET_ACCESS_KEY.")
     catalog_url: str = Field("", description="sqlite+aiosqlite:///path; empty: the data directory.")
 
     # ---- who listens where ----
     listen: str = Field("127.0.0.1:50051", description="Public gRPC address (gateway, or the service started alone).")
     metrics_listen: str = Field("127.0.0.1:9464", description="host:port of /metrics; empty: off.")
     internal_listen: str = Field("", description="Address services call each other on; empty: a private unix socket.")
-    embedder_address: str = ""
+    embedder_address: str = Field(
+        "", description="host:port of a service that runs as its own process; replicas: ip:port,ip:port or one name."
+    )
     match_predictor_address: str = ""
     retriever_address: str = ""
     cache_maintainer_address: str = ""
     gpu_worker_address: str = ""
+    connect_wait_s: float = Field(30.0, ge=0, description="How long a start waits for servers that do not answer yet.")
     max_message_bytes: int = Field(64 * 2**20, ge=2**16)
 
     # ---- models ----

@@ -43,3 +43,5 @@ def test_settings_cannot_be_changed() -> None:
 def test_a_service_alone_refuses_process_local_ports_and_names_the_setting() -> None:
     with pytest.raises(ConfigurationError, match="bus_url=inprocess:"):
         require_shared(Settings(), "retriever")
+    with pytest.raises(ConfigurationError, match="catalog_url=sqlite"):
+        require_shared(Settings(bus_url="amqp://there", index_url="weaviate://there"), "retriever")

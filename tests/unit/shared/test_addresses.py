@@ -1,0 +1,128 @@
+"""Several replicas behind one channel: asked in turn, the sick and the dead left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from protos import embedder_pb2 as pb
+from protos import embedder_pb2_grpc as pb_grpc
+from shared import rpc
+from shared.addresses import target_of
+from shared.backends import open_backends
+from shared.errors import ConfigurationError, UnavailableError
+from shared.service import Context
+from shared.settings import Settings
+
+
+def test_one_address_is_a_target_as_it_is() -> None:
+    for target in ("embedder:50051", "127.0.0.1:7000", "dns:///embedder:50051", "unix:/tmp/a.sock"):
+        assert target_of(target, "embedder_address") == target
+
+
+def test_several_addresses() -> None:
+    assert target_of("127.0.0.1:7000, 127.0.0.2:7000", "x") == "ipv4:127.0.0.1:7000,127.0.0.2:7000"
+    assert target_of("[::1]:7000,[::2]:7000", "x") == "ipv6:[::1]:7000,[::2]:7000"
+
+
+@pytest.mark.parametrize("wrong", ["a:1,b:2", "127.0.0.1:1,[::1]:1", "127.0.0.1,127.0.0.2:1"])
+def test_several_addresses_that_grpc_could_not_use_name_the_setting(wrong: str) -> None:
+    with pytest.raises(ConfigurationError, match="embedder_address"):
+        target_of(wrong, "embedder_address")
+
+
+class Replica(pb_grpc.EmbedderServiceServicer):
+    """Says its own name; can be told that it is not well."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._health = health.aio.HealthServicer()
+
+    async def EmbedText(self, request: pb.EmbedTextRequest, context: Any) -> pb.EmbedTextResponse:  # noqa: N802 — gRPC names it
+        return pb.EmbedTextResponse(encoder_hash=self._name)
+
+    async def well(self, yes: bool) -> None:
+        states = health_pb2.HealthCheckResponse
+        await self._health.set("", states.SERVING if yes else states.NOT_SERVING)
+
+    async def start(self) -> tuple[grpc.aio.Server, int]:
+        server = grpc.aio.server()
+        pb_grpc.add_EmbedderServiceServicer_to_server(self, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        await self.well(True)
+        return server, port
+
+
+@asynccontextmanager
+async def replicas(*names: str) -> AsyncIterator[tuple[list[Replica], list[grpc.aio.Server], str]]:
+    async with AsyncExitStack() as stack:
+        made = [Replica(name) for name in names]
+        servers, addresses = [], []
+        for replica in made:
+            server, port = await replica.start()
+            stack.push_async_callback(server.stop, 0.0)
+            servers.append(server)
+            addresses.append(f"127.0.0.1:{port}")
+        yield made, servers, ",".join(addresses)
+
+
+async def _asked(context: Context, times: int = 10) -> Counter[str]:
+    stub: Any = pb_grpc.EmbedderServiceStub(context.channel("embedder"))
+    request = pb.EmbedTextRequest(texts=["a red fox"])
+    return Counter([(await rpc.call(stub.EmbedText, request, timeout_s=5.0)).encoder_hash for _ in range(times)])
+
+
+@asynccontextmanager
+async def caller(settings: Settings, addresses: str) -> AsyncIterator[Context]:
+    changed = settings.model_copy(update={"embedder_address": addresses})
+    backends = await open_backends(changed)
+    context = Context(changed, backends)
+    yield context
+    await context.close()
+    await backends.close()
+
+
+async def test_replicas_are_asked_in_turn_and_one_that_drains_is_left_out(settings: Settings) -> None:
+    async with replicas("a", "b") as (made, _, addresses), caller(settings, addresses) as context:
+        await _asked(context, 4)  # until both are connected
+        assert set(await _asked(context)) == {"a", "b"}
+        await made[0].well(False)
+        await _asked(context, 4)  # the news is on its way
+        assert set(await _asked(context)) == {"b"}
+        await made[0].well(True)
+        await _asked(context, 4)
+        assert set(await _asked(context)) == {"a", "b"}
+
+
+async def test_no_call_is_lost_with_a_replica_that_dies(settings: Settings) -> None:
+    async with replicas("a", "b") as (_, servers, addresses), caller(settings, addresses) as context:
+        await _asked(context, 4)
+        await servers[0].stop(0.0)
+        assert await _asked(context) == {"b": 10}
+
+
+async def test_a_process_that_cannot_know_where_a_service_is_names_the_setting(settings: Settings) -> None:
+    async with caller(settings, "") as context:
+        with pytest.raises(ConfigurationError, match=r"embedder_address.*AFTERIMAGE_EMBEDDER_ADDRESS"):
+            context.channel("embedder")
+
+
+async def test_a_server_that_is_away_is_waited_for_so_long_and_no_longer(tmp_path: Path) -> None:
+    pytest.importorskip("asyncpg")
+    settings = Settings(
+        data_dir=tmp_path,
+        bus_url="amqp://127.0.0.1:9",
+        catalog_url="postgresql+asyncpg://nobody@127.0.0.1:9/none",
+        connect_wait_s=0.2,
+    )
+    with pytest.raises(UnavailableError, match="postgresql"):
+        await open_backends(settings)
