@@ -4,19 +4,21 @@
 
 The all-in-one service runs in this process, every request goes through real gRPC, and a run that is broken off goes on
 where it stopped (work directory `--work`; `--fresh` begins again). Users ask in a closed loop, so time is the time to
-draw everything with `--concurrency` requests in flight: same prompts and batching, both warm.
+draw everything with `--concurrency` requests in flight: same prompts and batching, both warm, block by block in turns,
+so that whatever else the machine does meets both alike.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import math
 import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,48 +88,77 @@ class Phase:
         return [tuple(one) for one in json.loads(self._seconds.read_text())] if self._seconds.exists() else []
 
 
-async def run_phase(
-    phase: Phase,
-    rows: Sequence[Prompt],
-    settings: Settings,
-    arguments: argparse.Namespace,
-    *,
-    skip: Sequence[int] = (),
-    **fields: Any,
-) -> None:
-    """Draws what `phase` lacks; `fields` go with every request."""
-    done = phase.answers()
-    missing = len(rows) - len({*done, *skip})
-    if not missing:
-        return
-    print(f"{phase.name}: {missing} to draw, {len(done)} there", flush=True)
-    own = settings.model_copy(update={"data_dir": phase.folder / "data", "catalog_url": "", "blobs_url": ""})
-    async with embedded(Settings(**own.model_dump())) as process, AsyncClient(process.address) as client:
+@dataclass
+class Turn:
+    """A phase that draws when it is its turn: the rows it lacks, on a service of its own that is started and warm."""
 
-        async def draw(index: int, row: Prompt) -> Picture:
-            asked: dict[str, Any] = {"steps": row.steps, "seed": row.seed, **fields}
-            asked |= {"user": str(row.user), "width": row.width, "height": row.height}
-            return await client.generate(row.prompt, **asked)
+    phase: Phase
+    rows: Sequence[Prompt]
+    settings: Settings
+    fields: Mapping[str, Any]
+    skip: Sequence[int] = ()
+    client: AsyncClient | None = None
 
-        await asyncio.gather(
-            *(
-                client.generate(row.prompt, width=row.width, height=row.height, steps=10, cache="off")
-                for row in rows[:WARM_UP]
-            )
-        )
+    def missing(self, indices: Iterable[int]) -> list[int]:
+        left_out = {*self.phase.answers(), *self.skip}
+        return [index for index in indices if index not in left_out]
+
+    async def open(self, stack: contextlib.AsyncExitStack) -> None:
+        """Starts the service, until the stack closes, and draws a few pictures that do not count."""
+        own = {"data_dir": self.phase.folder / "data", "catalog_url": "", "blobs_url": ""}
+        settings = Settings(**self.settings.model_copy(update=own).model_dump())
+        process = await stack.enter_async_context(embedded(settings))
+        self.client = client = await stack.enter_async_context(AsyncClient(process.address))
+        warm = [
+            client.generate(row.prompt, width=row.width, height=row.height, steps=10, cache="off")
+            for row in self.rows[:WARM_UP]
+        ]
+        await asyncio.gather(*warm)
+
+    async def draw(self, index: int, row: Prompt) -> Picture:
+        assert self.client is not None
+        asked: dict[str, Any] = {"steps": row.steps, "seed": row.seed, **self.fields}
+        asked |= {"user": str(row.user), "width": row.width, "height": row.height}
+        return await self.client.generate(row.prompt, **asked)
+
+    async def play(self, indices: Sequence[int], arguments: argparse.Namespace) -> None:
+        """Draws these rows and remembers the sitting."""
         start, start_cpu, drawn = time.monotonic(), time.process_time(), 0
+        done = set(range(len(self.rows))) - set(indices)
         try:
             async for answer, picture in play(
-                rows, draw, done={*done, *skip}, concurrency=arguments.concurrency, think_s=arguments.think_s
+                self.rows, self.draw, done=done, concurrency=arguments.concurrency, think_s=arguments.think_s
             ):
-                phase.keep(answer, picture.png)
+                self.phase.keep(answer, picture.png)
                 drawn += 1
-                if drawn % 50 == 0:
-                    each = (time.monotonic() - start) / drawn
-                    print(f"  {drawn}/{missing}  {each:.3f} s each, {each * (missing - drawn):.0f} s left", flush=True)
         finally:
-            phase.sat(time.monotonic() - start, time.process_time() - start_cpu, drawn)
-    shutil.rmtree(phase.folder / "data", ignore_errors=True)
+            self.phase.sat(time.monotonic() - start, time.process_time() - start_cpu, drawn)
+
+
+async def in_turns(turns: Sequence[Turn], rows: Sequence[Prompt], arguments: argparse.Namespace) -> None:
+    """Plays the trace in blocks of `--block` rows, each by every turn before the next block, first one first and then
+    last one first: whatever else the machine does meets all of them alike."""
+    turns = [turn for turn in turns if turn.missing(range(len(rows)))]
+    if not turns:
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        for turn in turns:
+            await turn.open(stack)
+        began = time.monotonic()
+        blocks = [
+            range(start, min(start + arguments.block, len(rows))) for start in range(0, len(rows), arguments.block)
+        ]
+        for place, block in enumerate(blocks):
+            for turn in turns if place % 2 == 0 else reversed(turns):
+                if missing := turn.missing(block):
+                    await turn.play(missing, arguments)
+            each = (time.monotonic() - began) / (place + 1)
+            names = " and ".join(turn.phase.name for turn in turns)
+            print(
+                f"{names}: {block.stop} of {len(rows)} rows, {each * (len(blocks) - place - 1):.0f} s left", flush=True
+            )
+    for turn in turns:
+        shutil.rmtree(turn.phase.folder / "data", ignore_errors=True)
 
 
 def _others(rows: Sequence[Prompt], every: int) -> list[int]:
@@ -144,14 +175,17 @@ async def measure(arguments: argparse.Namespace) -> None:
     on = machine()
     names = ("cache", "no_cache", "fewer_steps")
     cache, without, fewer = (Phase(arguments.work, name, len(rows)) for name in names)
-    await run_phase(without, rows, settings, arguments, skip=_others(rows, arguments.without_every), cache="off")
-    if arguments.only_without:
-        return
-    await run_phase(cache, rows, settings, arguments, cache="auto")
+    left_out = _others(rows, arguments.without_every)
+    turns = [
+        Turn(cache, rows, settings, {"cache": "auto"}),
+        Turn(without, rows, settings, {"cache": "off"}, skip=left_out),
+    ]
+    await in_turns(turns, rows, arguments)
     run = [answer.steps_run for answer in cache.answers().values() if not answer.exact]
     average = round(sum(run) / len(run))
-    skip = _others(rows, arguments.baseline_every)
-    await run_phase(fewer, rows, settings, arguments, skip=skip, cache="off", steps=average)
+    hits = [index for index, answer in cache.answers().items() if answer.hit][:: arguments.baseline_every]
+    skip = sorted(set(range(len(rows))) - set(hits))
+    await in_turns([Turn(fewer, rows, settings, {"cache": "off", "steps": average}, skip=skip)], rows, arguments)
     encoder, prompts, scenes = open_encoder(settings.encoder), [row.prompt for row in rows], [row.scene for row in rows]
     verdicts = {
         phase.name: judge_pictures(phase.pictures(), prompts, scenes, encoder, arguments.judge)
@@ -172,6 +206,7 @@ async def measure(arguments: argparse.Namespace) -> None:
             "requests": len(rows), "brought_to_main_size": resized, "concurrency": arguments.concurrency,
             "max_rows": settings.max_rows, "alpha": settings.k_table_alpha, "think_s": arguments.think_s,
             "baseline_every": arguments.baseline_every, "without_every": arguments.without_every,
+            "block": arguments.block,
             "model": card.name, "weights_hash": card.weights_hash,
             "k_table": asdict(shipped_table(card, settings.k_table_alpha) or FIG_10) | {"cells": "see k_quality"},
             "guidance": card.default_guidance, "predictor": settings.predictor, "policy": settings.eviction_policy,
@@ -192,14 +227,16 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-rows", type=int, default=8, help="requests that share a step")
     parser.add_argument("--alpha", type=float, default=0.95, help="which K table (quality kept)")
     parser.add_argument("--think-s", type=float, default=0.2, help="pause of a user after a picture")
-    parser.add_argument("--baseline-every", type=int, default=4, help="draw every n-th prompt with fewer steps too")
+    parser.add_argument(
+        "--baseline-every", type=int, default=1, help="draw every n-th hit's prompt with fewer steps too"
+    )
     parser.add_argument("--without-every", type=int, default=1, help="draw every n-th prompt without the cache")
     parser.add_argument("--main-size-only", action="store_true", help="ask for 64×64 always")
     parser.add_argument("--judge", type=Path, default=JUDGE, help="folder of the judge net")
     parser.add_argument(
         "--work", type=Path, default=Path("out/bench/session_trace"), help="answers and pictures so far"
     )
-    parser.add_argument("--only-without", action="store_true", help="stop after the run without the cache")
+    parser.add_argument("--block", type=int, default=50, help="rows drawn with the cache, then without, in turns")
     parser.add_argument("--fresh", action="store_true", help="forget an earlier run")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args(given)

@@ -23,7 +23,7 @@ def test_three_ways_end_in_one_record_and_are_not_drawn_twice(
 ) -> None:
     work, out = tmp_path / "work", tmp_path / "results"
     command = [
-        "--large", "noop:?step_ms=0", "--encoder", str(models / "clip"), "--count", "12", "--baseline-every", "6",
+        "--large", "noop:?step_ms=0", "--encoder", str(models / "clip"), "--count", "12", "--block", "5",
         "--think-s", "0.05", "--work", str(work), "--out", str(out), "--judge", str(tmp_path / "no judge"),
     ]  # fmt: skip
     main(command)
@@ -32,11 +32,16 @@ def test_three_ways_end_in_one_record_and_are_not_drawn_twice(
     assert sum(first["k_histogram"].values()) + first["exact_repeats"] == 12
     assert first["hits"] == sum(n for k, n in first["k_histogram"].items() if k != "0")
     assert first["steps_run"] <= first["steps_asked"]
-    assert len(Phase(work, "fewer_steps").answers()) == 2
+    hits = {index for index, answer in Phase(work, "cache").answers().items() if answer.hit}
+    assert set(Phase(work, "fewer_steps").answers()) == hits
+    assert hits
+    for name in ("cache", "no_cache"):
+        assert len(Phase(work, name).answers()) == 12
+        assert len(json.loads((work / name / "seconds.json").read_text())) == 3  # sittings: 5, 5 and 2 rows
     assert {answer.source for answer in Phase(work, "no_cache").answers().values()} == {"noise"}
-    assert "to draw" in capsys.readouterr().out
+    assert "12 of 12 rows" in capsys.readouterr().out
     main(command)
-    assert "to draw" not in capsys.readouterr().out
+    assert "of 12 rows" not in capsys.readouterr().out
     assert json.loads((out / "session_trace.json").read_text())["figures"]["k_histogram"] == first["k_histogram"]
 
 
