@@ -1,7 +1,8 @@
 # Every target is one readable line or a script.
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
-.PHONY: help install dev demo up test check format protos lock bench judge clean
+export PATH := $(CURDIR)/out/servers:$(PATH)
+.PHONY: help install dev demo up stack-up stack-status stack-down test check format protos lock bench judge clean
 
 help:            ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -17,6 +18,15 @@ demo: install    ## draw a short session of prompts, with and without the cache;
 
 up: install      ## start Afterimage on 127.0.0.1:50051
 	@$(PY) -m services up
+
+stack-up: dev    ## start every service as its own process over PostgreSQL, RabbitMQ, S3 and Weaviate (UP="--workers 3")
+	@$(PY) -m scripts.stack up $(UP)
+
+stack-status:    ## what of that runs, where, and in how much memory
+	@$(PY) -m scripts.stack status
+
+stack-down:      ## drain and stop it; its data stays in out/stack
+	@$(PY) -m scripts.stack down
 
 test: dev        ## install what tests need and run them all
 	@$(PY) -m pytest
@@ -37,7 +47,7 @@ bench: dev       ## measure every figure of bench/README.md on this machine
 	@$(PY) -m bench
 
 judge: dev       ## score the bundled models on held-out prompts; writes out/judge/summary.json
-	@$(PY) -m services.trainer judge real round-trip clip large
+	@$(PY) -m services.trainer judge real round-trip clip large small
 
 clean:           ## remove what was built here (not your data)
 	@rm -rf out .cache .mypy_cache .ruff_cache .pytest_cache dist

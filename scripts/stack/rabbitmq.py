@@ -46,7 +46,7 @@ def start(folder: Path) -> Server:
         environment=environment,
         ready=lambda: _answers(port),
         start_timeout_s=180.0,  # it loads a thousand modules: 4 s alone, half a minute on a busy machine
-        after_stop=lambda: _stop_port_mapper(environment),
+        after_stop=lambda: tidy(environment),
     )
     return server.start()
 
@@ -73,7 +73,7 @@ def _environment(folder: Path) -> dict[str, str]:
     }
 
 
-def _stop_port_mapper(environment: Mapping[str, str]) -> None:
+def tidy(environment: Mapping[str, str]) -> None:
     """Erlang's epmd outlives the node that started it."""
     program = shutil.which("epmd")
     if program is not None:

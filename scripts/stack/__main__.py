@@ -1,0 +1,99 @@
+"""`python -m scripts.stack up|status|down`: all of Afterimage on this machine over real servers, without Docker."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from scripts.stack.servers import StackError
+from scripts.stack.stack import PORTS, STATE_FILE, Stack, resident_bytes, serving, variable
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+Folder = Annotated[Path, typer.Option(help="Data, logs and what runs are kept here.")]
+Count = Annotated[int, typer.Option(min=1, max=64)]
+HERE = Path("out/stack")
+
+
+@app.command()
+def up(
+    folder: Folder = HERE,
+    gateways: Count = 1,
+    embedders: Count = 1,
+    match_predictors: Count = 1,
+    retrievers: Count = 1,
+    cache_maintainers: Count = 1,
+    workers: Count = 2,
+) -> None:
+    """Start the servers, then every service as its own process. AFTERIMAGE_… variables are every service's settings.
+
+    A server whose URL is set (AFTERIMAGE_BUS_URL, …) is used where it is; the others are private ones of this stack.
+    """
+    folder = folder.absolute()
+    if (folder / STATE_FILE).exists():
+        if any(server.alive for server in Stack.load(folder).processes.values()):
+            raise StackError(f"a stack runs in {folder}; see `make stack-status`, end it with `make stack-down`")
+        (folder / STATE_FILE).unlink()
+    replicas = {
+        "gateway": gateways,
+        "embedder": embedders,
+        "match_predictor": match_predictors,
+        "retriever": retrievers,
+        "cache_maintainer": cache_maintainers,
+        "gpu_worker": workers,
+    }
+    out, begun = Console(), time.monotonic()
+    out.print(f"[dim]starting in {folder} …[/dim]", highlight=False)
+    stack = Stack(folder, replicas=replicas).start(
+        lambda names: out.print(f"[dim]{time.monotonic() - begun:5.1f} s  {names}[/dim]", highlight=False)
+    )
+    stack.save()
+    for port in PORTS:
+        out.print(
+            f"{variable(port.setting)}={stack.environment[variable(port.setting)]}", highlight=False, soft_wrap=True
+        )
+    out.print(f"gRPC: {', '.join(stack.gateways)}   logs: {folder}/services/*.log", highlight=False, soft_wrap=True)
+    out.print(f"Draw: afterimage generate 'a red fox in the snow' --target {stack.gateways[0]}", highlight=False)
+    out.print("See:  make stack-status      Stop: make stack-down", highlight=False)
+
+
+@app.command()
+def status(folder: Folder = HERE) -> None:
+    """What runs, where, and in how much memory; exit code 1 when something does not."""
+    table, well = Table("process", "state", "pid", "address", "memory"), True
+    for name, server in Stack.load(folder.absolute()).processes.items():
+        state = "dead" if not server.alive else "runs"
+        if state == "runs" and "-" in name:
+            state = "serving" if serving(server.url) else "not serving"
+        well = well and state in ("runs", "serving")
+        memory = f"{resident_bytes(server.pid) / 2**20:.0f} MB" if server.alive else ""
+        table.add_row(name, state, str(server.pid), server.url.rpartition("@")[2], memory)
+    Console().print(table)
+    raise typer.Exit(0 if well else 1)
+
+
+@app.command()
+def down(folder: Folder = HERE) -> None:
+    """Drain the services and stop what `up` started; the data stays for the next `up`."""
+    stack = Stack.load(folder.absolute())
+    begun = time.monotonic()
+    stack.stop()
+    Console().print(f"{len(stack.processes)} processes stopped in {time.monotonic() - begun:.1f} s", highlight=False)
+
+
+def main() -> None:
+    try:
+        app()
+    except StackError as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(os.EX_UNAVAILABLE) from None
+
+
+if __name__ == "__main__":
+    main()
