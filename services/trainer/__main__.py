@@ -20,6 +20,7 @@ from services.trainer.judgement import write_judgement
 from services.trainer.latents import encode_scenes
 from services.trainer.renderer import SIZES, Renderer
 from services.trainer.workers import train_in_workers
+from shared.models.card import SHIPPED
 from shared.scenes import WORDINGS, caption, held_out, random_scene
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
@@ -109,9 +110,9 @@ def judge(
     work: Work = WORK,
     models: Models = MODELS,
     out: Annotated[Path, typer.Option(help="Folder for summary.json and a grid per model")] = Path("out/judge"),
-    count: Annotated[int, typer.Option(help="Held-out prompts per model, spread over the sizes")] = 256,
+    count: Annotated[int, typer.Option(help="Held-out prompts per model: the same scenes at each size")] = 512,
     steps: int = 50,
-    guidance: float = 2.5,
+    guidance: Annotated[float | None, typer.Option(help="Guidance; default: what each model's card says")] = None,
     threads: int = 2,
 ) -> None:
     """Judge exported models on held-out prompts, and the judge itself on real renders; adds to `summary.json`."""
@@ -129,7 +130,7 @@ def grid(
 ) -> None:
     """Draw the fixed held-out prompts with an exported model, uncurated, one seed each."""
     torch.set_num_threads(2)
-    pictures = prompt_pictures(models / name, grid_prompts()[:count])
+    pictures = prompt_pictures(models / name, grid_prompts()[:count], guidance=SHIPPED[name].default_guidance)
     runs.save_grid(list(pictures), columns, target, scale=2)
 
 

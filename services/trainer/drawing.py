@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,14 @@ BATCH = 16
 
 
 def pipeline_draw(folder: Path, steps: int = STEPS, guidance: float = GUIDANCE) -> Draw:
-    """A `Draw` over the pipeline in `folder`; a scene's wording and noise depend on its place in the batch only."""
-    pipeline = _open(folder)
+    """A `Draw` over the pipeline in `folder`; a scene's wording and noise depend on the scene and the size only."""
+    pipeline = open_pipeline(folder)
 
     def draw(scenes: Sequence[Scene], size: tuple[int, int]) -> tuple[npt.NDArray[np.uint8], float]:
         began = time.monotonic()
-        said = [caption(scene, i % WORDINGS) for i, scene in enumerate(scenes)]
-        return _drawn(pipeline, said, size, 1000, steps, guidance), time.monotonic() - began
+        seeds = [zlib.crc32(f"{scene} {size}".encode()) for scene in scenes]
+        said = [caption(scene, seed % WORDINGS) for scene, seed in zip(scenes, seeds, strict=True)]
+        return _drawn(pipeline, said, size, seeds, steps, guidance), time.monotonic() - began
 
     return draw
 
@@ -40,22 +42,23 @@ def prompt_pictures(
     guidance: float = GUIDANCE,
 ) -> npt.NDArray[np.uint8]:
     """Pictures (B, height, width, 3) of prompts; prompt number i is drawn with seed i."""
-    pipeline = _open(folder)
+    pipeline = open_pipeline(folder)
     batches = [
-        _drawn(pipeline, prompts[start : start + BATCH], size, start, steps, guidance)
+        _drawn(pipeline, prompts[start : start + BATCH], size, range(start, start + BATCH), steps, guidance)
         for start in range(0, len(prompts), BATCH)
     ]
     return np.concatenate(batches)
 
 
-def _open(folder: Path) -> Any:
+def open_pipeline(folder: Path) -> Any:
+    """The stock pipeline in `folder`, computing in float32, without a progress bar."""
     pipeline = StableDiffusionPipeline.from_pretrained(folder, torch_dtype=torch.float32, safety_checker=None)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
 def _drawn(
-    pipeline: Any, prompts: Sequence[str], size: tuple[int, int], seed: int, steps: int, guidance: float
+    pipeline: Any, prompts: Sequence[str], size: tuple[int, int], seeds: Sequence[int], steps: int, guidance: float
 ) -> npt.NDArray[np.uint8]:
     found = pipeline(
         list(prompts),
@@ -63,7 +66,7 @@ def _drawn(
         height=size[1],
         num_inference_steps=steps,
         guidance_scale=guidance,
-        generator=[torch.Generator().manual_seed(seed + i) for i in range(len(prompts))],
+        generator=[torch.Generator().manual_seed(seed) for seed, _ in zip(seeds, prompts, strict=False)],
         output_type="np",
     ).images
     pictures: npt.NDArray[np.uint8] = (found * 255).round().astype(np.uint8)

@@ -42,12 +42,15 @@ def test_a_prompt_is_drawn_with_its_own_seed(models: Path) -> None:
 def test_a_judgement_is_kept_beside_earlier_ones(models: Path, work: Path, tmp_path: Path, renderer: Renderer) -> None:
     shutil.copytree(SPRITES, work / "sprites")
     out = tmp_path / "judged"
-    write_judgement(["real"], work, models, out, count=4, steps=2, guidance=2.5)
-    write_judgement(["small", "round-trip"], work, models, out, count=4, steps=2, guidance=2.5)
+    write_judgement(["real"], work, models, out, count=4, steps=2)
+    write_judgement(["small", "round-trip"], work, models, out, count=4, steps=2)
     summary = json.loads((out / "summary.json").read_text())
     assert set(summary) == {"real", "small", "round-trip"}
     assert summary["real"]["object_by_template"] == 1.0
     assert summary["small"]["pictures"] == 4
     assert summary["small"]["seconds_per_picture"] > 0
+    assert summary["small"]["guidance"] == 1.0  # what its card says
+    assert set(summary["small"]["step_seconds"]) == {"1", "4"}
+    assert "step_seconds" not in summary["real"]
     assert (out / "small.png").exists()
     assert isinstance(renderer, Renderer)
