@@ -14,7 +14,7 @@ from shared.bus import Bus, open_bus
 from shared.catalog import Catalog, open_catalog
 from shared.datadir import DataDirLock, lock_data_dir
 from shared.errors import ConfigurationError, UnavailableError
-from shared.index import Index, open_index
+from shared.index import Hnsw, Index, open_index
 from shared.index.rebuild import rebuild_index
 from shared.settings import Settings
 from shared.telemetry import log
@@ -54,9 +54,9 @@ async def open_backends(settings: Settings) -> Backends:
             opened.callback(lock.release)
         catalog = await _patiently(lambda: open_catalog(settings.catalog_url), until)
         opened.push_async_callback(catalog.close)
-        blobs = await _patiently(lambda: open_blobs(settings.blobs_url), until)
+        blobs = await _patiently(lambda: blobs_of(settings), until)
         opened.push_async_callback(blobs.close)
-        index = await _patiently(lambda: open_index(settings.index_url), until)
+        index = await _patiently(lambda: index_of(settings), until)
         opened.push_async_callback(index.close)
         if index.process_local:
             await rebuild_index(catalog, index)
@@ -64,6 +64,21 @@ async def open_backends(settings: Settings) -> Backends:
         opened.pop_all()  # all are there: from now on they are the caller's to close
         return Backends(bus, index, blobs, catalog, lock)
     raise AssertionError("unreachable: nothing above swallows an error")
+
+
+async def blobs_of(settings: Settings) -> Blobs:
+    secret = settings.blobs_secret_key.get_secret_value()
+    return await open_blobs(settings.blobs_url, access_key=settings.blobs_access_key, secret_key=secret)
+
+
+async def index_of(settings: Settings) -> Index:
+    hnsw = Hnsw(
+        ef=settings.weaviate_hnsw_ef,
+        ef_construction=settings.weaviate_hnsw_ef_construction,
+        max_connections=settings.weaviate_hnsw_max_connections,
+        exact_up_to=settings.weaviate_exact_up_to,
+    )
+    return await open_index(settings.index_url, hnsw)
 
 
 async def _patiently(open_it: Callable[[], Awaitable[T]], until: float) -> T:

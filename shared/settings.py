@@ -20,7 +20,15 @@ class Settings(BaseSettings):
     # ---- where things are ----
     data_dir: Path = Field(Path(".afterimage"), description="Folder of the embedded mode: catalog, blobs, lock.")
     bus_url: str = Field("inprocess:", description="inprocess:")
-    index_url: str = Field("memory:", description="memory:")
+    index_url: str = Field("memory:", description="memory:, or weaviate://host:port?grpc_port=50051.")
+    weaviate_hnsw_ef: int = Field(
+        -1, ge=-1, le=4096, description="Candidates kept while searching; -1: 8 per wanted entry, 100 to 500."
+    )
+    weaviate_hnsw_ef_construction: int = Field(128, ge=8, le=4096, description="Of a collection that is made anew.")
+    weaviate_hnsw_max_connections: int = Field(32, ge=4, le=512, description="Of a collection that is made anew.")
+    weaviate_exact_up_to: int = Field(
+        40_000, ge=0, description="A filter that leaves fewer entries than this is answered by comparing them all."
+    )
     blobs_url: str = Field(
         "", description="file:/path, or minio://bucket@host:port of any S3 server; empty: the data directory."
     )
@@ -81,6 +89,9 @@ class Settings(BaseSettings):
     blob_grace_s: Seconds = Field(60.0, description="An evicted blob lives this much longer than its index entry.")
     cache_batch_s: float = Field(0.05, ge=0, description="Entries are inserted in batches at most this far apart.")
     cache_batch_max: int = Field(64, ge=1)
+    maintainer_lease_s: Seconds = Field(
+        15.0, description="A cache maintainer not heard of for this long is replaced by one that stands by."
+    )
     collect_s: Seconds = Field(600.0, description="How often results expire and blobs that nothing names are sought.")
     lcbfu_initial_uses: float = Field(1.0, ge=0, description="Uses f that a state is credited with at birth: f·K.")
     lcbfu_tie: Literal["oldest_use", "oldest", "smallest_k"] = Field(

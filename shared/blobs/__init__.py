@@ -77,7 +77,9 @@ async def open_blobs(url: str, *, access_key: str = "", secret_key: str = "") ->
 
             return await FilesystemBlobs.open(rest)
         case "minio":
-            from shared.blobs.minio import MinioBlobs
-
+            try:
+                from shared.blobs.minio import MinioBlobs
+            except ImportError as error:
+                raise ConfigurationError(f"blobs_url: {scheme}: {error}; install afterimage[cluster]") from error
             return await MinioBlobs.open(url, access_key, secret_key)
     raise ConfigurationError(f"blobs_url: no blob store speaks {scheme!r}; use file:/path or minio://bucket@host:port")

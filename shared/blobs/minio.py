@@ -16,6 +16,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
+import urllib3
+from minio import Minio
+from minio.credentials.providers import EnvAWSProvider, Provider, StaticProvider
+from minio.deleteobjects import DeleteObject
+from minio.error import MinioException, S3Error
+from urllib3.exceptions import HTTPError
+
 from shared.blobs import BlobInfo, check_key, digest
 from shared.blobs.address import Address, address_of
 from shared.errors import (
@@ -25,18 +32,6 @@ from shared.errors import (
     ConfigurationError,
     StorageFullError,
 )
-
-try:
-    import urllib3
-    from minio import Minio
-    from minio.credentials.providers import EnvAWSProvider, Provider, StaticProvider
-    from minio.deleteobjects import DeleteObject
-    from minio.error import MinioException, S3Error
-    from urllib3.exceptions import HTTPError
-except ImportError as error:
-    raise ConfigurationError(
-        f"blobs_url: minio: needs a missing package ({error}); install afterimage[cluster]"
-    ) from error
 
 R = TypeVar("R")
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shared.errors import InvalidRequestError
+from shared.index import unit
 from shared.types import Hit, IndexFilter, IndexItem, Vector
 
 EXACT_UP_TO = 4096
@@ -173,15 +173,6 @@ class _Space:
         return self._best(slots, query, limit)
 
 
-def _unit(vector: Vector, what: str) -> Vector:
-    """float32 of length 1 (a zero vector stays zero, and is similar to nothing)."""
-    row = np.asarray(vector, np.float32)
-    if row.ndim != 1 or row.size == 0 or not np.isfinite(row).all():
-        raise InvalidRequestError(what, "must be one row of finite numbers", f"shape {row.shape}")
-    length = float(np.linalg.norm(row))
-    return row / np.float32(length) if length > 0 else row
-
-
 class MemoryIndex:
     """Lives in one event loop; every operation but the growing of the graph is one uninterrupted step of it."""
 
@@ -193,14 +184,14 @@ class MemoryIndex:
         self._growing: asyncio.Task[None] | None = None
 
     async def search(self, name: str, vector: Vector, where: IndexFilter, limit: int) -> list[Hit]:
-        query = _unit(vector, "vector")
+        query = unit(vector, "vector")
         # another encoder may give vectors of another length: those live in a space of their own
         space = self._spaces.get((name, len(query)))
         return space.search(query, where, limit) if space is not None and limit > 0 else []
 
     async def add(self, items: Sequence[IndexItem]) -> None:
         rows = [
-            (item, [(name, _unit(vector, f"vectors[{name}]")) for name, vector in item.vectors.items()])
+            (item, [(name, unit(vector, f"vectors[{name}]")) for name, vector in item.vectors.items()])
             for item in items
         ]
         for item, named in rows:
@@ -227,9 +218,15 @@ class MemoryIndex:
         for entry_id in entry_ids:
             self._remove(entry_id)
 
+    def _entry_ids(self) -> set[str]:
+        return set().union(*(space.slots for space in self._spaces.values()))
+
     async def count(self) -> int:
-        """Entries with at least one vector."""
-        return len(set().union(*(space.slots for space in self._spaces.values())))
+        return len(self._entry_ids())
+
+    async def ids(self) -> AsyncIterator[list[str]]:
+        if known := self._entry_ids():
+            yield sorted(known)
 
     async def settled(self) -> None:
         """Waits until every vector that belongs there is in the graph."""

@@ -15,29 +15,34 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from shared.blobs import Blobs, open_blobs
 from shared.blobs.address import address_of
 from shared.blobs.minio import HASH
-from shared.bus import Bus, open_bus
-from shared.bus.inprocess import InProcessBus
+from shared.bus import Bus, DeadLetter, open_bus
 from shared.catalog import Catalog, open_catalog
 from shared.ids import new_id
 from shared.index import Index, open_index
 from shared.index.memory import MemoryIndex
+from shared.index.weaviate import WeaviateIndex
+from shared.index.weaviate_collection import COLLECTION
 from tests.contracts.servers import url_of
 
 
-@pytest.fixture(params=["inprocess"])
-async def bus(request: pytest.FixtureRequest) -> AsyncIterator[Bus]:
-    opened = await open_bus("inprocess:")
+@pytest.fixture(params=["inprocess", "rabbitmq"])
+def bus_url(request: pytest.FixtureRequest) -> str:
+    return "inprocess:" if request.param == "inprocess" else url_of("rabbitmq")
+
+
+@pytest.fixture
+async def bus(bus_url: str) -> AsyncIterator[Bus]:
+    opened = await open_bus(bus_url)
     yield opened
     await opened.close()
 
 
 @pytest.fixture
-def dead_letters(bus: Bus) -> Callable[[], Awaitable[list[tuple[str, str]]]]:
-    """(lane, reason) of every dead letter, as the adapter shows them."""
+def dead_letters(bus: Bus, lane: str) -> Callable[[], Awaitable[list[DeadLetter]]]:
+    """The dead letters of this test's lane."""
 
-    async def look() -> list[tuple[str, str]]:
-        assert isinstance(bus, InProcessBus)
-        return [(letter.lane, letter.reason) for letter in bus.dead_letters()]
+    async def look() -> list[DeadLetter]:
+        return [letter for letter in await bus.dead_letters() if letter.lane == lane]
 
     return look
 
@@ -48,12 +53,24 @@ def lane() -> str:
     return f"test.{new_id()}"
 
 
-@pytest.fixture(params=["memory", "memory-graph"])
+@pytest.fixture(params=["memory", "memory-graph", "weaviate"])
 async def index(request: pytest.FixtureRequest) -> AsyncIterator[Index]:
-    # memory-graph: the same adapter with the graph from the first dozen vectors on
-    opened: Index = MemoryIndex(exact_up_to=12) if request.param == "memory-graph" else await open_index("memory:")
+    """An empty index."""
+    if request.param == "weaviate":
+        opened = await an_empty_weaviate(url_of("weaviate"))
+    elif request.param == "memory-graph":  # the same adapter with the graph from the first dozen vectors on
+        opened = MemoryIndex(exact_up_to=12)
+    else:
+        opened = await open_index("memory:")
     yield opened
     await opened.close()
+
+
+async def an_empty_weaviate(url: str) -> Index:
+    opened = await open_index(url)
+    assert isinstance(opened, WeaviateIndex)
+    await opened._client.collections.delete(COLLECTION)
+    return opened
 
 
 @pytest.fixture(params=["filesystem", "seaweedfs", "minio"])

@@ -150,6 +150,68 @@ async def test_searches_while_adding_and_removing(index: Index) -> None:
     assert await index.count() == 1
 
 
+async def test_an_entry_without_vectors_is_none(index: Index) -> None:
+    await index.add([item("a", a_vector(1)), IndexItem("b", {}, "c", "public", "h")])
+    await index.add([IndexItem("a", {}, "c", "public", "h")])
+    assert await index.search("whole", a_vector(1), ALL, 5) == []
+    assert await index.count() == 0
+
+
+async def test_vectors_of_another_length_live_apart(index: Index) -> None:
+    """Another encoder: its vectors neither fit the old ones nor keep them from being found."""
+    await index.add([item("a", a_vector(1))])
+    await index.add([item("b", a_vector(1, dim=12))])
+    assert [hit.entry_id for hit in await index.search("whole", a_vector(2), ALL, 5)] == ["a"]
+    assert [hit.entry_id for hit in await index.search("whole", a_vector(2, dim=12), ALL, 5)] == ["b"]
+    assert await index.search("whole", a_vector(2, dim=5), ALL, 5) == []
+    assert await index.count() == 2
+    await index.add([item("a", a_vector(3, dim=12))])
+    assert await index.search("whole", a_vector(1), ALL, 5) == []
+
+
+async def test_one_batch_may_name_an_entry_twice(index: Index) -> None:
+    await index.add([item("a", a_vector(1)), item("a", a_vector(2))])
+    (hit,) = await index.search("whole", a_vector(2), ALL, 5)
+    assert hit.similarity == pytest.approx(1.0, abs=1e-6)
+
+
+async def test_every_id_is_listed_once(index: Index) -> None:
+    assert [page async for page in index.ids()] == []
+    many = [f"entry-{n:04}" for n in range(1100)]
+    await index.add([item(entry_id, a_vector(n)) for n, entry_id in enumerate(many)])
+    await index.remove(many[:50])
+    listed = [entry_id async for page in index.ids() for entry_id in page]
+    assert sorted(listed) == many[50:]
+    assert await index.count() == len(listed)
+
+
+async def test_the_nearest_of_two_thousand_is_the_exact_one(index: Index) -> None:
+    """512 dimensions in clusters, as prompts are: recall@1 against the definition, with and without filters."""
+    rng = np.random.default_rng(7)
+    centres = rng.normal(size=(40, 512))
+    rows = centres[rng.integers(40, size=2000)] + rng.normal(size=(2000, 512))
+    entries = {
+        str(n): item(str(n), row.astype(np.float32), f"c{n % 3}", f"tenant:{n % 7}") for n, row in enumerate(rows)
+    }
+    await index.add(list(entries.values()))
+    unit = {
+        key: IndexItem(key, {"whole": one.vectors["whole"] / np.linalg.norm(one.vectors["whole"])}, one.compat,
+                       one.owner, one.encoder_hash) for key, one in entries.items()
+    }  # fmt: skip
+    for where in (ALL, IndexFilter("c1", ("tenant:1", "tenant:2"), "h")):
+        wrong = 0
+        for _ in range(40):
+            query = rows[rng.integers(2000)] + 0.7 * rng.normal(size=512)
+            query = (query / np.linalg.norm(query)).astype(np.float32)
+            (hit,) = await index.search("whole", query, where, 1)
+            (best,) = brute(unit, query, where, 1)
+            assert hit.similarity == pytest.approx(
+                float(unit[hit.entry_id].vectors["whole"].astype(np.float64) @ query), abs=1e-6
+            )
+            wrong += hit.entry_id != best.entry_id
+        assert wrong == 0
+
+
 @pytest.mark.parametrize("bad", [[np.nan] * DIM, [np.inf] + [0.0] * (DIM - 1)])
 async def test_vectors_must_be_numbers(index: Index, bad: list[float]) -> None:
     with pytest.raises(InvalidRequestError, match="finite"):

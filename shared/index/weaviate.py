@@ -1,0 +1,179 @@
+"""A vector index in Weaviate: one collection, one object an entry, one named vector a kind and length of embedding.
+
+A named vector is called `whole_512`: another encoder may give vectors of another length, and those are searched apart.
+Nothing is compressed: similarities are float32 cosines as the server computes them (measured against float64 at 512
+dimensions: at most 2e-7 off), so they are not computed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from weaviate import WeaviateAsyncClient
+from weaviate.classes.query import Filter, MetadataQuery
+from weaviate.exceptions import WeaviateBaseError, WeaviateDeleteManyError, WeaviateQueryError
+
+from shared.errors import UnavailableError
+from shared.index import Hnsw, unit
+from shared.index.weaviate_collection import EntryCollection, client_of, object_of, space_of, uuid_of
+from shared.telemetry import log
+from shared.types import Hit, IndexFilter, IndexItem, Vector
+
+CONNECT_S, SEARCH_S, WRITE_S = 2.0, 2.0, 30.0
+"""Limits of one operation as a whole (writes: of each batch); the client's own retries happen within them."""
+BATCH = 256
+"""Objects per insertion, at most 8 KB of vectors each."""
+PAGE = 1000
+
+
+@asynccontextmanager
+async def _told(what: str, limit_s: float) -> AsyncIterator[None]:
+    """The client's errors in our words, within a bounded time."""
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError as error:
+        raise UnavailableError(f"index: {what}: no answer within {limit_s:g} s", retry_after_s=1.0) from error
+    except (WeaviateBaseError, httpx.HTTPError, OSError) as error:
+        said = str(error) or type(error).__name__
+        raise UnavailableError(f"index: {what}: {said[:300]}", retry_after_s=1.0) from error
+
+
+class WeaviateIndex:
+    """Connects when first needed and again after every trouble; any number of processes may share the collection."""
+
+    process_local = False
+
+    def __init__(self, client: WeaviateAsyncClient, hnsw: Hnsw) -> None:
+        self._client = client
+        self._collection = EntryCollection(client, hnsw)
+        self._objects = self._collection.objects
+        self._connecting = asyncio.Lock()
+
+    @classmethod
+    async def open(cls, url: str, hnsw: Hnsw) -> WeaviateIndex:
+        """See `client_of`. A server that is away is met again later: the cache may fail, and services start without."""
+        index = cls(client_of(url, connect_s=CONNECT_S, read_s=SEARCH_S, write_s=WRITE_S), hnsw)
+        try:
+            async with _told("connect", CONNECT_S + SEARCH_S):
+                await index._connect()
+                await index._collection.adopt()
+        except UnavailableError as error:
+            log("index").warning("index away, it will be tried again", error=str(error))
+        except BaseException:
+            await index.close()
+            raise
+        return index
+
+    async def _connect(self) -> None:
+        if self._client.is_connected():
+            return
+        async with self._connecting:
+            if not self._client.is_connected():
+                try:
+                    await self._client.connect()
+                except BaseException:
+                    await self._client.close()  # half open
+                    raise
+
+    async def search(self, name: str, vector: Vector, where: IndexFilter, limit: int) -> list[Hit]:
+        query: Any = unit(vector, "vector")
+        space = space_of(name, query)
+        if limit <= 0:
+            return []
+        async with _told("search", SEARCH_S):
+            await self._connect()
+            try:
+                found = await self._objects.query.near_vector(
+                    query,
+                    target_vector=space,
+                    filters=_filter(where),
+                    limit=limit,
+                    return_metadata=MetadataQuery(distance=True),
+                    return_properties=["entry_id"],
+                )
+            except WeaviateQueryError:
+                if space in (await self._collection.spaces() or ()):
+                    raise
+                return []  # nothing of this kind was ever added
+        hits = [Hit(str(each.properties["entry_id"]), _cosine(each.metadata.distance)) for each in found.objects]
+        return sorted(hits, key=lambda hit: -hit.similarity)
+
+    async def add(self, items: Sequence[IndexItem]) -> None:
+        objects: dict[str, Any] = {}
+        for item in items:
+            vectors = {name: unit(vector, f"vectors[{name}]") for name, vector in item.vectors.items()}
+            objects[item.entry_id] = object_of(item, vectors)
+        bare = [entry_id for entry_id, each in objects.items() if not each.vector]
+        full = [each for each in objects.values() if each.vector]
+        if bare:  # as an entry it replaces what was there, and cannot be found
+            await self.remove(bare)
+        if full:
+            async with _told("preparing the collection", WRITE_S):
+                await self._connect()
+                await self._collection.ensure({space for each in full for space in each.vector})
+        for at in range(0, len(full), BATCH):
+            async with _told("add", WRITE_S):
+                done = await self._objects.data.insert_many(full[at : at + BATCH])
+            if done.errors:
+                first = next(iter(done.errors.values())).message
+                raise UnavailableError(f"index: {len(done.errors)} entries not added, first: {first}"[:400])
+
+    async def remove(self, entry_ids: Sequence[str]) -> None:
+        wanted = [uuid_of(entry_id) for entry_id in dict.fromkeys(entry_ids)]
+        for at in range(0, len(wanted), PAGE):
+            async with _told("remove", WRITE_S):
+                await self._connect()
+                try:
+                    done = await self._objects.data.delete_many(
+                        where=Filter.by_id().contains_any(wanted[at : at + PAGE])
+                    )
+                except WeaviateDeleteManyError:
+                    if await self._collection.spaces() is None:
+                        return
+                    raise
+            if done.failed:
+                raise UnavailableError(f"index: {done.failed} entries not removed", retry_after_s=1.0)
+
+    async def count(self) -> int:
+        async with _told("count", SEARCH_S):
+            await self._connect()
+            if await self._collection.spaces() is None:
+                return 0
+            return (await self._objects.aggregate.over_all(total_count=True)).total_count or 0
+
+    async def ids(self) -> AsyncIterator[list[str]]:
+        after: uuid.UUID | None = None
+        while True:
+            async with _told("list", WRITE_S):
+                await self._connect()
+                if await self._collection.spaces() is None:
+                    return
+                page = await self._objects.query.fetch_objects(limit=PAGE, after=after, return_properties=["entry_id"])
+            if not page.objects:
+                return
+            yield [str(each.properties["entry_id"]) for each in page.objects]
+            after = page.objects[-1].uuid
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def _filter(where: IndexFilter) -> Any:
+    conditions = []
+    if where.compat:
+        conditions.append(Filter.by_property("compat").equal(where.compat))
+    if where.owners:
+        conditions.append(Filter.by_property("owner").contains_any(list(where.owners)))
+    if where.encoder_hash:
+        conditions.append(Filter.by_property("encoder_hash").equal(where.encoder_hash))
+    return Filter.all_of(conditions) if conditions else None
+
+
+def _cosine(distance: float | None) -> float:
+    return min(1.0, max(-1.0, 1.0 - (2.0 if distance is None else distance)))
