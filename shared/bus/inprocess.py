@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from shared.bus import Delivery, Handler
+from shared.bus import DeadLetter, Delivery, GapHandler, Handler
+from shared.bus.handling import hand_over
 from shared.errors import UnavailableError
+from shared.ids import new_id
 from shared.messages import Message, decode, encode
 from shared.telemetry import log
 
 URGENT = 5
 """Priorities from here up are served before those below, as RabbitMQ 4's quorum queues do."""
-RETRY_AFTER_S = (0.05, 0.2, 0.8)
-"""How long a fact waits before a failed handler sees it again, by try; then it is dropped."""
 BACKLOG = 100_000
 """Facts an unnamed queue keeps for a subscriber that does not keep up; then it loses the oldest."""
 KEPT_DEAD = 10_000
@@ -36,16 +37,6 @@ class Parcel:
     urgent: bool
     returns: int = 0
     delivered: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A command that nobody will try again by itself."""
-
-    lane: str
-    message: Message
-    reason: str
-    returns: int
 
 
 @dataclass(slots=True, eq=False)
@@ -156,20 +147,23 @@ class _Queue:
     kinds: set[str]
     facts: deque[tuple[str, bytes]] = field(default_factory=deque)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
+    gap: bool = False
 
     def put(self, kind: str, body: bytes) -> None:
         if not self.name and len(self.facts) >= BACKLOG:
             self.facts.popleft()
+            self.gap = True
             _log.warning("fact_lost", kind=kind, reason=f"a subscriber is {BACKLOG} facts behind")
         self.facts.append((kind, body))
         self.ready.set()
 
 
 class _Subscription:
-    def __init__(self, bus: InProcessBus, queue: _Queue, handler: Handler) -> None:
+    def __init__(self, bus: InProcessBus, queue: _Queue, handler: Handler, on_gap: GapHandler | None) -> None:
         self._bus = bus
         self._queue = queue
         self._handler = handler
+        self._on_gap = on_gap
         self._closing = False
         self._task = asyncio.create_task(self._run(), name=f"subscription {queue.name or 'unnamed'}")
 
@@ -180,6 +174,11 @@ class _Subscription:
                 queue.ready.clear()
                 await queue.ready.wait()
                 continue
+            if queue.gap:
+                queue.gap = False
+                if self._on_gap is not None:
+                    await hand_over(self._on_gap, "gap", queue.name)
+                continue
             fact = queue.facts.popleft()
             try:
                 await self._handle(*fact)
@@ -189,16 +188,7 @@ class _Subscription:
                 raise
 
     async def _handle(self, kind: str, body: bytes) -> None:
-        for wait_s in (*RETRY_AFTER_S, None):
-            try:
-                await self._handler(decode(kind, body))
-                return
-            except Exception as error:
-                if wait_s is None:
-                    _log.error("fact_dropped", kind=kind, queue=self._queue.name, error=repr(error), exc_info=error)
-                    return
-                _log.warning("fact_retried", kind=kind, queue=self._queue.name, error=repr(error), again_in_s=wait_s)
-                await asyncio.sleep(wait_s)
+        await hand_over(lambda: self._handler(decode(kind, body)), kind, self._queue.name)
 
     async def close(self) -> None:
         self._bus.forget(self._queue, self)
@@ -217,6 +207,7 @@ class InProcessBus:
     """Lives in one event loop; what is queued when the process dies is queued again from the catalog."""
 
     process_local = True
+    priorities = True
 
     def __init__(self, *, delivery_limit: int = 50) -> None:
         """A command rejected more often than `delivery_limit` (where that counts) is buried."""
@@ -226,7 +217,7 @@ class InProcessBus:
         self._receivers: list[_Receiver] = []
         self._subscriptions: list[tuple[_Queue, _Subscription]] = []
         self._delayed: set[asyncio.TimerHandle] = set()
-        self._dead: deque[DeadLetter] = deque(maxlen=KEPT_DEAD)
+        self._dead: deque[tuple[DeadLetter, Parcel]] = deque(maxlen=KEPT_DEAD)
         self._closed = False
 
     def _open(self) -> None:
@@ -271,11 +262,23 @@ class InProcessBus:
 
     def bury(self, parcel: Parcel, reason: str) -> None:
         _log.warning("dead_letter", lane=parcel.lane, kind=parcel.kind, reason=reason)
-        self._dead.append(DeadLetter(parcel.lane, decode(parcel.kind, parcel.body), reason, parcel.returns))
+        letter = DeadLetter(
+            new_id(), parcel.lane, parcel.kind, parcel.body.decode(), reason, parcel.returns, time.time()
+        )
+        self._dead.append((letter, parcel))
 
-    def dead_letters(self) -> list[DeadLetter]:
-        """Oldest first."""
-        return list(self._dead)
+    async def dead_letters(self, limit: int = 1000) -> list[DeadLetter]:
+        self._open()
+        return [letter for letter, _ in self._dead][:limit]
+
+    async def replay(self, ids: Collection[str]) -> int:
+        self._open()
+        again = [pair for pair in self._dead if pair[0].id in ids]
+        for pair in again:
+            self._dead.remove(pair)
+            parcel = pair[1]
+            self.lane(parcel.lane).put(Parcel(parcel.lane, parcel.kind, parcel.body, urgent=parcel.urgent))
+        return len(again)
 
     async def publish(self, message: Message) -> None:
         self._open()
@@ -284,7 +287,9 @@ class InProcessBus:
             if kind in queue.kinds:
                 queue.put(kind, body)
 
-    async def subscribe(self, kinds: Sequence[type[Message]], handler: Handler, *, queue: str = "") -> _Subscription:
+    async def subscribe(
+        self, kinds: Sequence[type[Message]], handler: Handler, *, queue: str = "", on_gap: GapHandler | None = None
+    ) -> _Subscription:
         self._open()
         names = {kind.__name__ for kind in kinds}
         shared = next((known for known in self._queues if queue and known.name == queue), None)
@@ -292,7 +297,7 @@ class InProcessBus:
             shared = _Queue(queue, names)
             self._queues.append(shared)
         shared.kinds |= names
-        subscription = _Subscription(self, shared, handler)
+        subscription = _Subscription(self, shared, handler, on_gap)
         self._subscriptions.append((shared, subscription))
         return subscription
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from shared.bus import Bus, Receiver
+from shared.bus import Bus, DeadLetter, Receiver
 from shared.errors import UnavailableError
 from shared.messages import EntriesCached, GenerateImage, JobFailed, JobSucceeded, Message, Progress
 
 SOON_S = 5.0
 NOTHING_S = 0.1
 
-DeadLetters = Callable[[], Awaitable[list[tuple[str, str]]]]
+DeadLetters = Callable[[], Awaitable[list[DeadLetter]]]
 
 
 async def take(receiver: Receiver, count: int) -> list[str]:
@@ -70,11 +71,14 @@ async def test_a_lane_keeps_commands_until_someone_receives(bus: Bus, lane: str)
     assert await take(await bus.receive([lane], prefetch=3), 3) == ["0", "1", "2"]
 
 
-async def test_priorities_from_five_go_first_and_each_band_in_order(bus: Bus, lane: str) -> None:
-    for n, priority in enumerate([0, 4, 5, 9, 1, 7]):
+async def test_priorities_from_five_overtake_where_the_bus_has_them(bus: Bus, lane: str) -> None:
+    # two urgent ones only: RabbitMQ 4 serves a waiting task after every second urgent one, so that it never starves
+    for n, priority in enumerate([0, 4, 5, 9, 1]):
         await bus.send(lane, GenerateImage(f"{priority}-{n}"), priority=priority)
     receiver = await bus.receive([lane], prefetch=1)
-    assert await take(receiver, 6) == ["5-2", "9-3", "7-5", "0-0", "4-1", "1-4"]
+    in_order = ["0-0", "4-1", "5-2", "9-3", "1-4"]
+    urgent_first = ["5-2", "9-3", "0-0", "4-1", "1-4"]
+    assert await take(receiver, 5) == (urgent_first if bus.priorities else in_order)
 
 
 async def test_earlier_lanes_go_first(bus: Bus, lane: str) -> None:
@@ -163,20 +167,25 @@ async def test_a_buried_command_is_kept_aside(bus: Bus, lane: str, dead_letters:
     await bus.send(lane, GenerateImage("bad"))
     await (await receiver.get()).bury("three errors")
     assert await nothing_for(receiver)
-    assert (lane, "three errors") in await dead_letters()
+    (letter,) = await dead_letters()
+    assert (letter.lane, letter.message, letter.reason) == (lane, GenerateImage("bad"), "three errors")
+    assert abs(letter.at - time.time()) < 60
 
 
 async def test_a_command_that_always_comes_back_is_buried(bus: Bus, lane: str, dead_letters: DeadLetters) -> None:
     receiver = await bus.receive([lane], prefetch=1)
     await bus.send(lane, GenerateImage("poison"))
-    await bus.send(lane, GenerateImage("good"))
     rejected = 0
-    while (delivery := await asyncio.wait_for(receiver.get(), SOON_S)).message == GenerateImage("poison"):
+    while not await dead_letters():
+        delivery = await asyncio.wait_for(receiver.get(), SOON_S)
+        assert delivery.message == GenerateImage("poison")
         await delivery.reject()
         rejected += 1
         assert rejected <= 100
     assert rejected >= 50
-    assert [where for where, _ in await dead_letters()] == [lane]
+    (letter,) = await dead_letters()
+    assert letter.returns >= 50
+    assert await nothing_for(receiver)
 
 
 async def test_a_command_that_nothing_is_wrong_with_may_come_back_for_ever(

@@ -1,0 +1,170 @@
+"""The message queue on RabbitMQ: confirmed, durable lanes, and facts for whoever listens (3.10 and later)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from aio_pika import Message as Parcel
+from aio_pika.abc import AbstractIncomingMessage
+
+from shared.bus import DeadLetter, Handler, trace
+from shared.bus.rabbitmq.dead import AT, LANE, REASON, browse, letter_of, replay
+from shared.bus.rabbitmq.facts import RabbitSubscription
+from shared.bus.rabbitmq.link import Link
+from shared.bus.rabbitmq.publisher import Publisher, parcel
+from shared.bus.rabbitmq.queues import DEAD_LETTERS, lane_queue, retry_queue
+from shared.bus.rabbitmq.receiving import RETURNS, SEEN, RabbitReceiver
+from shared.errors import UnavailableError
+from shared.ids import new_id
+from shared.messages import Message, Progress, encode
+from shared.telemetry import log
+
+OPEN_S = 30.0
+"""How long a process that starts waits for the broker; it may be starting too."""
+WAIT_S = 5.0
+"""How long a call waits for a broker that went away."""
+MAX_PRIORITY = 9
+
+Listener = TypeVar("Listener", RabbitReceiver, RabbitSubscription)
+
+_log = log("bus")
+
+
+class RabbitBus:
+    """Two connections: one publishes and may be held up by a full broker, one receives and acknowledges."""
+
+    process_local = False
+
+    def __init__(self, url: str, *, delivery_limit: int = 50, wait_s: float = WAIT_S) -> None:
+        """A command rejected more often than `delivery_limit` (where that counts) is buried."""
+        self._delivery_limit = delivery_limit
+        self._wait_s = wait_s
+        self._links = (Link(url, "publishes"), Link(url, "receives"))
+        self._publisher = Publisher(self._links[0], wait_s)
+        self._open: list[RabbitReceiver | RabbitSubscription] = []
+        self._closed = False
+
+    async def open(self, within_s: float = OPEN_S) -> RabbitBus:
+        """UnavailableError when the broker does not answer in time, ConfigurationError when it refuses us."""
+        try:
+            for link in self._links:
+                await link.ready(within_s)
+            await self._publisher.declare(DEAD_LETTERS)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    @property
+    def priorities(self) -> bool:
+        """Whether this broker serves urgent tasks first: quorum queues do since RabbitMQ 4.0."""
+        return self._links[0].server_version >= (4, 0)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UnavailableError("the bus is closed")
+
+    # ---- commands ----
+
+    async def send(self, lane: str, message: Message, *, priority: int = 0) -> None:
+        self._check_open()
+        kind, body = encode(message)
+        task = parcel(kind, body, message_id=new_id(), priority=max(0, min(priority, MAX_PRIORITY)))
+        await self._publisher.put(lane_queue(lane), task)
+
+    async def receive(self, lanes: Sequence[str], *, prefetch: int) -> RabbitReceiver:
+        self._check_open()
+        if prefetch < 1:
+            raise ValueError(f"prefetch: at least 1, got {prefetch}")
+        names = list(dict.fromkeys(lanes))
+        for name in names:
+            await self._publisher.declare(lane_queue(name))
+        return await self._started(RabbitReceiver(self._links[1], names, prefetch, self))
+
+    async def give_back(self, lane: str, task: AbstractIncomingMessage, delay_s: float, *, counts: bool) -> None:
+        """A copy to the end of its lane, by way of a queue where it waits out the delay."""
+        returns = _returns_of(task) + counts
+        if returns > self._delivery_limit:
+            limit = f"returned {returns} times, more than the delivery limit of {self._delivery_limit}"
+            await self.bury(lane, task, limit)
+        else:
+            queue = lane_queue(lane) if delay_s <= 0 else retry_queue(lane, delay_s)
+            await self._publisher.put(queue, _copy(task, {RETURNS: returns, SEEN: True}))
+
+    async def bury(self, lane: str, task: AbstractIncomingMessage, reason: str) -> None:
+        _log.warning("dead_letter", lane=lane, kind=task.type, reason=reason)
+        headers = {LANE: lane, REASON: reason[:2000], AT: time.time(), RETURNS: _returns_of(task)}
+        await self._publisher.put(DEAD_LETTERS, _copy(task, headers))
+
+    async def dead_letters(self, limit: int = 1000) -> list[DeadLetter]:
+        self._check_open()
+        letters: list[DeadLetter] = []
+        async with aclosing(browse(self._publisher)) as tasks:
+            async for task in tasks:
+                letters.append(letter_of(task))
+                if len(letters) >= limit:
+                    break
+        return sorted(letters, key=lambda letter: letter.at)
+
+    async def replay(self, ids: Collection[str]) -> int:
+        self._check_open()
+        return await replay(self._publisher, ids)
+
+    # ---- facts ----
+
+    async def publish(self, message: Message) -> None:
+        self._check_open()
+        progress = isinstance(message, Progress)
+        if progress and not self._links[0].up:
+            return  # the next one says more
+        kind, body = encode(message)
+        await self._publisher.tell(parcel(kind, body, durable=not progress))
+
+    async def subscribe(
+        self,
+        kinds: Sequence[type[Message]],
+        handler: Handler,
+        *,
+        queue: str = "",
+        on_gap: Callable[[], Awaitable[None]] | None = None,
+    ) -> RabbitSubscription:
+        self._check_open()
+        await self._publisher.ready()  # the exchange is there
+        names = [kind.__name__ for kind in kinds]
+        return await self._started(RabbitSubscription(self._links[1], names, handler, queue, on_gap))
+
+    async def _started(self, listener: Listener) -> Listener:
+        self._open.append(listener)
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await listener.started.wait()
+        except TimeoutError:
+            self._open.remove(listener)
+            await listener.close()
+            raise self._links[1].unavailable(None) from None
+        return listener
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.gather(*(listener.close() for listener in self._open))
+        await self._publisher.close()
+        await asyncio.gather(*(link.close() for link in self._links))
+
+
+def _returns_of(task: AbstractIncomingMessage) -> int:
+    returns = task.headers.get(RETURNS, 0)
+    return returns if isinstance(returns, int) else 0
+
+
+def _copy(task: AbstractIncomingMessage, headers: dict[str, Any]) -> Parcel:
+    """The same task with headers of ours only: what the broker wrote on the old one is about the old one."""
+    own = {name: task.headers[name] for name in trace.HEADERS if name in task.headers}
+    return parcel(
+        task.type or "", task.body, message_id=task.message_id, priority=task.priority or 0, headers={**own, **headers}
+    )

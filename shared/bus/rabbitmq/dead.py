@@ -1,0 +1,65 @@
+"""Looking at the dead-letter queue, and sending what is in it back to its lanes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Collection
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from aio_pika.abc import AbstractIncomingMessage
+
+from shared.bus import DeadLetter
+from shared.bus.rabbitmq.link import GONE, close_channel
+from shared.bus.rabbitmq.publisher import Publisher, parcel
+from shared.bus.rabbitmq.queues import DEAD_LETTERS, lane_queue
+
+LANE, REASON, AT, RETURNS = "afterimage-lane", "afterimage-reason", "afterimage-at", "afterimage-returns"
+CALL_S = 10.0
+
+
+def letter_of(task: AbstractIncomingMessage) -> DeadLetter:
+    """What we buried says where it was and why; what the broker buried has that in its own `x-death` header."""
+    headers: dict[str, Any] = task.headers
+    death: dict[str, Any] = next(iter(headers.get("x-death") or ()), {})
+    at = headers.get(AT)
+    if at is None:
+        died = death.get("time")
+        at = died.timestamp() if isinstance(died, datetime) else 0.0
+    reason = headers.get(REASON) or f"the broker says {death.get('reason', 'nothing')} (its worker died each time)"
+    return DeadLetter(
+        id=task.message_id or "",
+        lane=str(headers.get(LANE) or death.get("queue", "")),
+        kind=task.type or "",
+        body=task.body.decode(errors="replace"),
+        reason=str(reason),
+        returns=int(headers.get(RETURNS) or headers.get("x-delivery-count") or 0),
+        at=float(at),
+    )
+
+
+async def browse(publisher: Publisher) -> AsyncGenerator[AbstractIncomingMessage, None]:
+    """Every dead letter, held until the last is seen; what was not acknowledged is put back then."""
+    await publisher.declare(DEAD_LETTERS)
+    channel = await publisher.channel()
+    try:
+        queue = await channel.get_queue(DEAD_LETTERS.name, ensure=False)
+        while (task := await queue.get(fail=False, timeout=CALL_S)) is not None:
+            yield task
+    finally:
+        await close_channel(channel)
+
+
+async def replay(publisher: Publisher, ids: Collection[str]) -> int:
+    """Confirmed in its lane before it leaves the dead letters: in between it is there twice, never not at all."""
+    sent, wanted = 0, set(ids)
+    async for task in browse(publisher):
+        letter = letter_of(task)
+        if letter.id not in wanted:
+            continue
+        copy = parcel(letter.kind, task.body, message_id=letter.id, priority=task.priority or 0)
+        await publisher.put(lane_queue(letter.lane), copy)
+        with suppress(*GONE):
+            await task.ack()
+        sent += 1
+    return sent

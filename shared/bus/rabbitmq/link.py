@@ -1,0 +1,152 @@
+"""A connection to the broker that comes back, and what runs on it again after it did."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import aio_pika
+from aio_pika.abc import AbstractChannel, AbstractConnection
+from aio_pika.exceptions import CONNECTION_EXCEPTIONS, ProbableAuthenticationError
+from yarl import URL
+
+from shared.errors import ConfigurationError, UnavailableError
+from shared.telemetry import log
+
+HEARTBEAT_S = 10
+CONNECT_S = 5.0
+FIRST_RETRY_S, LAST_RETRY_S = 0.1, 2.0
+CLOSE_S = 2.0
+RETRY_AFTER_S = 2.0
+"""What a caller is told while the broker is away."""
+GONE = (*CONNECTION_EXCEPTIONS, TimeoutError)
+"""What aio-pika raises when a channel or the connection under it is lost."""
+
+_log = log("bus")
+
+
+class Link:
+    """One connection; opened again, with growing pauses, whenever it is lost."""
+
+    def __init__(self, url: str, purpose: str) -> None:
+        """`url`: amqp[s]://user:password@host:port/vhost, with aiormq's options (cafile …) as its query."""
+        self._url = URL(url).update_query(heartbeat=HEARTBEAT_S)
+        self._purpose = purpose
+        self._connection: AbstractConnection | None = None
+        self._up = asyncio.Event()
+        self._error: BaseException | None = None
+        self._keeping = asyncio.create_task(self._keep(), name=f"amqp {purpose}")
+        self.place = f"{self._url.host}:{self._url.port or 5672}"
+
+    @property
+    def up(self) -> bool:
+        return self._up.is_set()
+
+    @property
+    def server_version(self) -> tuple[int, ...]:
+        """Of the broker it is connected to; empty while it is not."""
+        transport = self._connection.transport if self._connection else None
+        properties = (transport.connection.server_properties or {}) if transport else {}
+        numbers = str(properties.get("version", "")).split("-")[0].split(".")
+        return tuple(int(part) for part in numbers if part.isdecimal())
+
+    async def _keep(self) -> None:
+        wait_s = FIRST_RETRY_S
+        while True:
+            try:
+                connection = await aio_pika.connect(
+                    self._url, timeout=CONNECT_S, client_properties={"connection_name": f"afterimage {self._purpose}"}
+                )
+            except GONE as error:
+                self._error = error
+                _log.warning("broker_away", broker=self.place, error=repr(error), again_in_s=wait_s)
+                await asyncio.sleep(wait_s * random.uniform(0.7, 1.3))
+                wait_s = min(2 * wait_s, LAST_RETRY_S)
+                continue
+            wait_s = FIRST_RETRY_S
+            self._connection, self._error = connection, None
+            self._up.set()
+            try:
+                await connection.closed()
+            finally:
+                self._up.clear()
+            _log.warning("broker_lost", broker=self.place, purpose=self._purpose)
+
+    async def ready(self, within_s: float | None) -> AbstractConnection:
+        """The open connection; UnavailableError when there is none within `within_s`."""
+        try:
+            async with asyncio.timeout(within_s):
+                while self._connection is None or not self._up.is_set():
+                    if isinstance(self._error, ProbableAuthenticationError) and within_s is not None:
+                        raise ConfigurationError(f"bus_url: the broker at {self.place} refuses this user or password")
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(0.5):
+                            await self._up.wait()
+        except TimeoutError:
+            raise self.unavailable(self._error) from self._error
+        return self._connection
+
+    async def channel(self, within_s: float | None = None, *, confirms: bool = False) -> AbstractChannel:
+        """A new channel; waits for the connection as `ready` does."""
+        connection = await self.ready(within_s)
+        return await connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
+
+    def unavailable(self, error: BaseException | None) -> UnavailableError:
+        said = f" ({error!r})" if error is not None else ""
+        return UnavailableError(f"the broker at {self.place} does not answer{said}", retry_after_s=RETRY_AFTER_S)
+
+    async def close(self) -> None:
+        self._keeping.cancel()
+        await asyncio.gather(self._keeping, return_exceptions=True)
+        if self._connection is not None:
+            with suppress(*GONE):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._connection.close()
+
+
+async def keep_serving(link: Link, serve: Callable[[AbstractChannel], Coroutine[Any, Any, None]], what: str) -> None:
+    """Runs `serve` on a channel, and again on a new one whenever that is lost, until it returns by itself."""
+    while True:
+        try:
+            if await _served(await link.channel(), serve):
+                return
+            _log.warning("channel_lost", what=what)
+        except GONE as error:
+            _log.warning("channel_lost", what=what, error=repr(error))
+        await asyncio.sleep(FIRST_RETRY_S)
+
+
+async def _served(channel: AbstractChannel, serve: Callable[[AbstractChannel], Coroutine[Any, Any, None]]) -> bool:
+    """False when the channel was lost before `serve` returned."""
+    lost = asyncio.ensure_future(channel.closed())
+    serving = asyncio.create_task(serve(channel))
+    try:
+        await asyncio.wait((lost, serving), return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+        return serving.done()
+    finally:
+        for task in (lost, serving):
+            task.cancel()
+        await asyncio.gather(lost, serving, return_exceptions=True)
+        await close_channel(channel)
+
+
+async def close_when_cancelled(channel: AbstractChannel) -> None:
+    """Closes the channel when the broker takes a consumer from it (its queue was deleted): then all begins anew."""
+    closing: set[asyncio.Task[None]] = set()
+
+    def taken(_frame: object) -> None:
+        closing.add(asyncio.create_task(close_channel(channel)))
+
+    (await channel.get_underlay_channel()).on_consumer_cancel_callbacks.add(taken)
+
+
+async def close_channel(channel: AbstractChannel) -> None:
+    """What was delivered on it and not acknowledged goes back to its queues."""
+    with suppress(*GONE):
+        async with asyncio.timeout(CLOSE_S):
+            await channel.close()

@@ -1,0 +1,126 @@
+"""Publishing with confirms: a call returns once the broker has the message, or raises when it took too long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from aio_pika import DeliveryMode, ExchangeType, Message
+from aio_pika.abc import AbstractChannel, AbstractExchange
+from aio_pika.exceptions import ChannelPreconditionFailed, PublishError
+
+from shared.bus import trace
+from shared.bus.rabbitmq.link import FIRST_RETRY_S, GONE, Link, close_channel
+from shared.bus.rabbitmq.queues import FACTS, Queue
+from shared.errors import ConfigurationError, InvalidRequestError
+
+MAX_BODY = 256 * 1024
+"""Bytes; commands and facts are names and numbers, and the largest (a thousand entry ids, a preview) stay below it."""
+
+
+def parcel(kind: str, body: bytes, *, durable: bool = True, **properties: Any) -> Message:
+    """A message as it travels: JSON, its kind, and the trace it belongs to; InvalidRequestError beyond `MAX_BODY`."""
+    if len(body) > MAX_BODY:
+        rule = f"at most {MAX_BODY} bytes on the bus; pictures and latents go to the blob store"
+        raise InvalidRequestError(kind, rule, len(body))
+    headers = {**trace.outgoing(), **properties.pop("headers", {})}
+    mode = DeliveryMode.PERSISTENT if durable else DeliveryMode.NOT_PERSISTENT
+    return Message(body, type=kind, headers=headers, delivery_mode=mode, content_type="application/json", **properties)
+
+
+class Publisher:
+    """One channel with confirms on a connection that only publishes: a broker that blocks publishers for want of
+    memory or disk still takes acknowledgements on the other one."""
+
+    def __init__(self, link: Link, wait_s: float) -> None:
+        self.link = link
+        self._wait_s = wait_s
+        self._opening = asyncio.Lock()
+        self._channel: AbstractChannel | None = None
+        self._facts: AbstractExchange | None = None
+        self._declaring: dict[str, asyncio.Task[None]] = {}
+
+    async def put(self, queue: Queue, message: Message) -> None:
+        """Into this queue; UnavailableError when the broker does not confirm in time (it may have it all the same)."""
+
+        async def once() -> None:
+            await self._declared(queue)
+            channel = await self._open()
+            try:
+                await channel.default_exchange.publish(message, queue.name, mandatory=True)
+            except PublishError:  # deleted behind our back
+                self._declaring.pop(queue.name, None)
+                raise
+
+        await self._patiently(once)
+
+    async def tell(self, message: Message) -> None:
+        """To every queue bound to its kind; UnavailableError as with `put`."""
+
+        async def once() -> None:
+            await self._open()
+            assert self._facts is not None
+            await self._facts.publish(message, message.type or "", mandatory=False)
+
+        await self._patiently(once)
+
+    async def declare(self, queue: Queue) -> None:
+        """ConfigurationError when it exists with other arguments."""
+        await self._patiently(lambda: self._declared(queue))
+
+    async def ready(self) -> None:
+        """Returns when it could publish now."""
+
+        async def once() -> None:
+            await self._open()
+
+        await self._patiently(once)
+
+    async def channel(self) -> AbstractChannel:
+        """Another channel, without confirms."""
+        return await self.link.channel(self._wait_s)
+
+    async def close(self) -> None:
+        for task in self._declaring.values():
+            task.cancel()
+        await asyncio.gather(*self._declaring.values(), return_exceptions=True)
+
+    async def _patiently(self, once: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Tries until it works or `wait_s` is over: a message may arrive twice, never not at all."""
+        loop = asyncio.get_running_loop()
+        until, last = loop.time() + self._wait_s, None
+        while True:
+            try:
+                async with asyncio.timeout_at(until):
+                    return await once()
+            except ChannelPreconditionFailed as error:
+                raise ConfigurationError(f"the broker has a queue that is not ours: {error}") from error
+            except GONE as error:
+                if loop.time() >= until:
+                    raise self.link.unavailable(last or error) from error
+                last = error
+            await asyncio.sleep(FIRST_RETRY_S)
+
+    async def _open(self) -> AbstractChannel:
+        async with self._opening:
+            if self._channel is None or self._channel.is_closed:
+                channel = await self.link.channel(self._wait_s, confirms=True)
+                self._facts = await channel.declare_exchange(FACTS, ExchangeType.TOPIC, durable=True)
+                self._channel = channel
+            return self._channel
+
+    async def _declared(self, queue: Queue) -> None:
+        """Once per queue, whoever asks first; a caller that gives up does not stop it for the others."""
+        task = self._declaring.get(queue.name)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._declaring[queue.name] = asyncio.create_task(self._declare(queue))
+        await asyncio.shield(task)
+
+    async def _declare(self, queue: Queue) -> None:
+        # on a channel of its own: a refusal closes the channel
+        channel = await self.link.channel(self._wait_s)
+        try:
+            await channel.declare_queue(queue.name, durable=True, arguments=queue.declared_with)
+        finally:
+            await close_channel(channel)

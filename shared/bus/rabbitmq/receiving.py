@@ -1,0 +1,195 @@
+"""Taking tasks from lanes: pushed by the broker from one lane, pulled in order from several."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+
+from shared.bus import trace
+from shared.bus.rabbitmq.link import GONE, Link, close_when_cancelled, keep_serving
+from shared.bus.rabbitmq.queues import lane_queue
+from shared.errors import AfterimageError, UnavailableError
+from shared.messages import Message, decode
+from shared.telemetry import log
+
+RETURNS, SEEN = "afterimage-returns", "afterimage-seen"
+"""Headers of a copy: how often it was returned for a fault of its own, and that someone had it before."""
+
+CALL_S = 10.0
+
+_log = log("bus")
+
+
+class Returns(Protocol):
+    """What the bus does with tasks that were not done."""
+
+    async def give_back(self, lane: str, task: AbstractIncomingMessage, delay_s: float, *, counts: bool) -> None: ...
+
+    async def bury(self, lane: str, task: AbstractIncomingMessage, reason: str) -> None: ...
+
+
+class RabbitDelivery:
+    """A task on the channel it came by; when that is lost the broker gives the task to someone else by itself."""
+
+    __slots__ = ("_receiver", "_task", "lane", "message", "redelivered")
+
+    def __init__(self, receiver: RabbitReceiver, lane: str, task: AbstractIncomingMessage) -> None:
+        self.message: Message = decode(task.type or "", task.body)
+        self.redelivered = bool(task.redelivered or task.headers.get(SEEN))
+        self.lane = lane
+        self._receiver = receiver
+        self._task = task
+
+    async def ack(self) -> None:
+        if self._receiver.settle(self._task):
+            with suppress(*GONE):
+                await self._task.ack()
+
+    async def reject(self, *, delay_s: float = 0.0, counts: bool = True) -> None:
+        if self._receiver.settle(self._task):
+            await moved(self._task, self._receiver.returns.give_back(self.lane, self._task, delay_s, counts=counts))
+
+    async def bury(self, reason: str) -> None:
+        if self._receiver.settle(self._task):
+            await moved(self._task, self._receiver.returns.bury(self.lane, self._task, reason))
+
+
+async def moved(task: AbstractIncomingMessage, copying: Awaitable[None]) -> None:
+    """First the confirmed copy, then the acknowledgement: in between it is there twice, never not at all.
+
+    What the broker does not take now goes back to its lane, undelayed.
+    """
+    try:
+        await copying
+    except AfterimageError as error:
+        _log.warning("task_returned", task=task.message_id, error=str(error))
+        with suppress(*GONE):
+            await task.nack(requeue=True)
+    else:
+        with suppress(*GONE):
+            await task.ack()
+
+
+class RabbitReceiver:
+    """At most `prefetch` tasks of its lanes are in its hands at a time."""
+
+    def __init__(self, link: Link, lanes: Sequence[str], prefetch: int, returns: Returns) -> None:
+        self.returns = returns
+        self._lanes = list(lanes)
+        self._prefetch = prefetch
+        self._ready: list[tuple[int, AbstractIncomingMessage]] = []
+        """(lane's place, task), brought and not yet asked for."""
+        self._held: dict[int, AbstractIncomingMessage] = {}
+        self._waiting = 0
+        self._news, self._turn = asyncio.Event(), asyncio.Event()
+        self._burying: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self.started = asyncio.Event()
+        self._serving = asyncio.create_task(keep_serving(link, self._serve, f"receiver of {', '.join(lanes)}"))
+
+    async def get(self) -> RabbitDelivery:
+        # nothing is taken before the last await, so a cancelled get() has nothing to lose
+        while not self._closed:
+            if not self._ready:
+                await self._wait_for_news()
+                continue
+            place, task = self._ready.pop(0)
+            try:
+                delivery = RabbitDelivery(self, self._lanes[place], task)
+            except (KeyError, ValueError) as error:  # another version's command, or no command at all
+                self._bury_aside(self._lanes[place], task, f"not understood: {error!r}")
+                continue
+            self._held[id(task)] = task
+            trace.adopt(task.headers)
+            return delivery
+        raise UnavailableError("the receiver is closed")
+
+    async def _wait_for_news(self) -> None:
+        self._waiting += 1
+        self._turn.set()
+        self._news.clear()
+        try:
+            await self._news.wait()
+        finally:
+            self._waiting -= 1
+
+    def _bury_aside(self, lane: str, task: AbstractIncomingMessage, reason: str) -> None:
+        burying = asyncio.create_task(moved(task, self.returns.bury(lane, task, reason)))
+        self._burying.add(burying)
+        burying.add_done_callback(self._burying.discard)
+
+    def settle(self, task: AbstractIncomingMessage) -> bool:
+        """False when the task is no longer in these hands: settled before, or returned with its channel."""
+        if self._held.pop(id(task), None) is None:
+            return False
+        self._turn.set()
+        return True
+
+    async def close(self) -> None:
+        self._closed = True
+        self._news.set()
+        self._serving.cancel()
+        await asyncio.gather(self._serving, *self._burying, return_exceptions=True)
+
+    # ---- what runs on a channel ----
+
+    async def _serve(self, channel: AbstractChannel) -> None:
+        try:
+            await close_when_cancelled(channel)
+            one = len(self._lanes) == 1
+            await channel.set_qos(prefetch_count=self._prefetch if one else 1)
+            queues = [
+                await channel.declare_queue(lane, durable=True, arguments=lane_queue(lane).declared_with)
+                for lane in self._lanes
+            ]
+            if one:
+                await self._consume(0, queues[0])
+                self.started.set()
+                await asyncio.get_running_loop().create_future()  # until the channel is lost
+            self.started.set()
+            await self._pull(queues)
+        finally:  # the channel is lost or closed, and the broker has what came by it
+            self._ready.clear()
+            self._held.clear()
+
+    async def _consume(self, place: int, queue: AbstractQueue, came: asyncio.Event | None = None) -> str:
+        async def arrived(task: AbstractIncomingMessage) -> None:
+            self._offer(place, task)
+            if came is not None:
+                came.set()
+
+        return await queue.consume(arrived)
+
+    def _offer(self, place: int, task: AbstractIncomingMessage) -> None:
+        self._ready.append((place, task))
+        self._news.set()
+
+    async def _pull(self, queues: Sequence[AbstractQueue]) -> None:
+        """Prefetch is per queue on the wire, so several lanes are asked in their order, one task at a time."""
+        while True:
+            if not self._waiting or self._ready or len(self._held) >= self._prefetch:
+                self._turn.clear()
+                await self._turn.wait()
+                continue
+            for place, queue in enumerate(queues):
+                task = await queue.get(fail=False, timeout=CALL_S)
+                if task is not None:
+                    self._offer(place, task)
+                    break
+            else:
+                await self._first_of(queues)
+
+    async def _first_of(self, queues: Sequence[AbstractQueue]) -> None:
+        """Listens to all of them until one brings a task; what the others brought meanwhile goes back."""
+        came = asyncio.Event()
+        tags = [await self._consume(place, queue, came) for place, queue in enumerate(queues)]
+        await came.wait()
+        for queue, tag in zip(queues, tags, strict=True):
+            await queue.cancel(tag, timeout=CALL_S)
+        self._ready.sort(key=lambda pair: pair[0])
+        while len(self._ready) > self._prefetch - len(self._held):
+            await self._ready.pop()[1].nack(requeue=True)
