@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from os import getpid
+from socket import gethostname
 from typing import Any, ClassVar
 
 import grpc
@@ -14,8 +16,10 @@ from protos import cache_maintainer_pb2_grpc as pb_grpc
 from services.cache_maintainer.cache import Cache
 from services.cache_maintainer.collector import collect_orphans
 from services.cache_maintainer.eviction import POLICIES, Lcbfu, Policy, Shelf
+from services.cache_maintainer.leadership import Leadership
 from shared.bus import Subscription
-from shared.errors import AfterimageError, InvalidRequestError
+from shared.errors import AfterimageError, InvalidRequestError, UnavailableError
+from shared.ids import new_id
 from shared.messages import JobSucceeded, Message, StateLost, StateUsed
 from shared.service import Context
 from shared.settings import Settings
@@ -30,8 +34,35 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
     name: ClassVar[str] = "cache_maintainer"
 
     async def start(self, context: Context) -> None:
-        settings = context.settings
         self._context = context
+        holder = f"{gethostname()}-{getpid()}-{new_id()}"
+        self._leadership = Leadership(
+            context.backends.catalog, context.clock, holder, self._settings.maintainer_lease_s
+        )
+        self._leads = False
+        self._changing = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._standing = [asyncio.create_task(self._stand())]
+        async with self._changing:
+            if await self._leadership.renew():
+                await self._lead()
+
+    async def _stand(self) -> None:
+        """Renews the lease, or waits for the end of whoever has it; taking over may take longer than a lease."""
+        while not self._leadership.alone:
+            await asyncio.sleep(self._leadership.every_s)
+            held = await self._leadership.renew()
+            if held != self._leads and not self._changing.locked():
+                self._standing[1:] = [asyncio.create_task(self._change(held))]
+
+    async def _change(self, held: bool) -> None:
+        async with self._changing:
+            log(self.name).info("leads" if held else "stands by")
+            await (self._guarded(self._lead) if held else self._step_down())
+
+    async def _lead(self) -> None:
+        """From what the catalog says: whatever another leader did before is there."""
+        context, settings = self._context, self._settings
         self._finished: asyncio.Queue[str] = asyncio.Queue()
         self._uses: list[tuple[str, int, float]] = []
         self._behind = True
@@ -47,6 +78,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         self._subscription: Subscription = await context.backends.bus.subscribe(
             [JobSucceeded, StateUsed, StateLost], self.handle, queue=self.name
         )
+        self._leads = True
         # a full disk must not keep anyone from making room; what failed is tried again when collecting
         for work in (self.catch_up, self.cache.shrink, self.cache.measure):
             await self._guarded(work)
@@ -57,20 +89,38 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             asyncio.create_task(self._every(settings.collect_s, self.collect, first_s=settings.blob_grace_s)),
         ]
 
+    async def _step_down(self) -> None:
+        """Facts that come from now on are the next leader's; what this one had not done is in the catalog."""
+        self._leads = False
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._subscription.close()
+
     def register(self, server: grpc.aio.Server) -> str:
         pb_grpc.add_CacheMaintainerServiceServicer_to_server(self, server)
         return pb.DESCRIPTOR.services_by_name["CacheMaintainerService"].full_name
 
     async def drain(self) -> None:
-        await self._subscription.close()
-        await self.flush()
+        if self._leads:
+            await self._subscription.close()
+            await self.flush()
 
     async def stop(self) -> None:
-        for task in self._tasks:
+        for task in (*self._standing, *self._tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._context.backends.bus.process_local:  # everyone who reads is in this process, and has drained
+        await asyncio.gather(*self._standing, *self._tasks, return_exceptions=True)
+        if self._leads:
+            await self._leadership.give_up()
+        if (
+            self._leads and self._context.backends.bus.process_local
+        ):  # everyone who reads is in this process, and has drained
             await self.cache.delete_doomed(unread=True)
+
+    @property
+    def _settings(self) -> Settings:
+        return self._context.settings
 
     # ---- facts ----
 
@@ -97,7 +147,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             self._uses = uses + self._uses
             raise
         while not self._finished.empty():
-            count = min(self._finished.qsize(), self._context.settings.cache_batch_max)
+            count = min(self._finished.qsize(), self._settings.cache_batch_max)
             jobs = [self._finished.get_nowait() for _ in range(count)]
             try:
                 await self.cache.insert(jobs)
@@ -108,7 +158,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
     async def catch_up(self) -> None:
         """Caches (or drops) what finished while nobody listened, or could not be inserted then."""
         done: set[str] = set()
-        while job_ids := await self._context.backends.catalog.jobs.to_cache(self._context.settings.cache_batch_max):
+        while job_ids := await self._context.backends.catalog.jobs.to_cache(self._settings.cache_batch_max):
             if done.issuperset(job_ids):  # what is still there cannot be settled now
                 break
             await self.cache.insert(job_ids)
@@ -128,14 +178,15 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
     async def _tidy(self) -> None:
         await self.cache.delete_doomed()
         await self.cache.index_pending()
-        if self._behind:
+        # with other processes around, a fact may have gone to one that led a moment ago, or with its broker
+        if self._behind or not self._leadership.alone:
             await self.catch_up()
 
     async def _batches(self) -> None:
         """One batch at most `cache_batch_s` after its first job."""
         while True:
             self._finished.put_nowait(await self._finished.get())  # wait for one, and leave it there
-            await asyncio.sleep(self._context.settings.cache_batch_s)
+            await asyncio.sleep(self._settings.cache_batch_s)
             await self._guarded(self.flush)
 
     async def _every(
@@ -147,6 +198,8 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             await asyncio.sleep(period_s)
 
     async def _guarded(self, work: Callable[[], Awaitable[Any]]) -> None:
+        if not self._leadership.held:  # slept longer than the lease: another replica may be at work
+            return
         try:
             await work()
         except Exception as error:  # the cache must go on; what was not inserted is caught up with later
@@ -154,7 +207,12 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
 
     # ---- gRPC ----
 
+    def _check_leads(self) -> None:
+        if not self._leads:
+            raise UnavailableError("another replica maintains the cache; ask that one", retry_after_s=1.0)
+
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
+        self._check_leads()
         totals = await self._context.backends.catalog.entries.totals()
         states = list(self.cache.shelf)
         uses: Counter[int] = Counter()
@@ -164,7 +222,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             entries=totals.entries,
             states=totals.states,
             bytes=totals.bytes,
-            max_bytes=self._context.settings.cache_max_bytes,
+            max_bytes=self._settings.cache_max_bytes,
             policy=self.cache.shelf.policy.name,
             inserted=self.cache.counts.inserted,
             evicted=self.cache.counts.evicted,
@@ -174,6 +232,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         )
 
     async def Purge(self, request: pb.PurgeRequest, context: Any) -> pb.PurgeResponse:
+        self._check_leads()
         await self._guarded(self.flush)  # with a full disk it fails, and the purge must not
         removed = await self.cache.purge(await self._wanted(request))
         return pb.PurgeResponse(entries=removed.entries, states=removed.states, bytes=removed.bytes)
@@ -192,6 +251,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         raise InvalidRequestError("what", "say one of entry_id, tenant, model or everything")
 
     async def Inspect(self, request: pb.InspectRequest, context: Any) -> pb.InspectResponse:
+        self._check_leads()
         entries = self._context.backends.catalog.entries
         if request.entry_id:
             return pb.InspectResponse(entries=[self._shown(await entries.get(request.entry_id))])

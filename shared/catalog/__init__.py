@@ -9,11 +9,12 @@ import sqlalchemy as sa
 from shared.catalog.database import Database, open_database
 from shared.catalog.entries import Entries, Totals
 from shared.catalog.jobs import Jobs
+from shared.catalog.leases import Leases
 from shared.catalog.migrate import migrate
 from shared.catalog.profiles import Profiles
 from shared.clock import Clock, SystemClock
 
-__all__ = ["Catalog", "Entries", "Jobs", "Profiles", "Totals", "open_catalog"]
+__all__ = ["Catalog", "Entries", "Jobs", "Leases", "Profiles", "Totals", "open_catalog"]
 
 
 class Catalog:
@@ -25,6 +26,7 @@ class Catalog:
         self.jobs = Jobs(database)
         self.entries = Entries(database)
         self.profiles = Profiles(database)
+        self.leases = Leases(database)
 
     async def close(self) -> None:
         await self._database.close()

@@ -156,3 +156,11 @@ profiles = sa.Table(
     sa.Column("value", sa.JSON, nullable=False),
     sa.Column("updated_at", sa.Double, nullable=False),
 )
+
+leases = sa.Table(
+    "leases",
+    METADATA,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("holder", sa.Text, nullable=False),
+    sa.Column("until", sa.Double, nullable=False),
+)

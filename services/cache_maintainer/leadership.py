@@ -1,0 +1,57 @@
+"""Which replica maintains the cache: the one that holds the catalog's lease; the others stand by (design §8)."""
+
+from __future__ import annotations
+
+from shared.catalog import Catalog
+from shared.clock import Clock
+from shared.errors import AfterimageError
+from shared.telemetry import log
+
+NAME = "cache_maintainer"
+
+
+class Leadership:
+    """Held from a successful `renew` for two thirds of the lease, so that it is over here before it is over there.
+
+    In an embedded catalog nobody else can be, so it is always held.
+    """
+
+    def __init__(self, catalog: Catalog, clock: Clock, holder: str, lease_s: float) -> None:
+        self._catalog, self._clock, self._holder, self._lease_s = catalog, clock, holder, lease_s
+        self._until = float("-inf")
+
+    @property
+    def alone(self) -> bool:
+        return self._catalog.process_local
+
+    @property
+    def held(self) -> bool:
+        return self.alone or self._clock.monotonic() < self._until
+
+    @property
+    def every_s(self) -> float:
+        """How often to renew, or to ask whether the leader is gone."""
+        return self._lease_s / 6
+
+    async def renew(self) -> bool:
+        """Takes or keeps the lease; whether it is held now. A catalog that is away takes nothing from us early."""
+        if self.alone:
+            return True
+        asked_at = self._clock.monotonic()
+        try:
+            taken = await self._catalog.leases.take(NAME, self._holder, self._lease_s)
+        except AfterimageError as error:
+            log(NAME).warning("lease not renewed", error=str(error))
+            return self.held
+        self._until = asked_at + self._lease_s * 2 / 3 if taken else float("-inf")
+        return taken
+
+    async def give_up(self) -> None:
+        """At a planned end, so that the next one need not wait."""
+        self._until = float("-inf")
+        if self.alone:
+            return
+        try:
+            await self._catalog.leases.give_up(NAME, self._holder)
+        except AfterimageError as error:  # it runs out by itself
+            log(NAME).warning("lease not given up", error=str(error))
