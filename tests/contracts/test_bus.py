@@ -12,7 +12,7 @@ from shared.bus import Bus, DeadLetter, Receiver
 from shared.errors import UnavailableError
 from shared.messages import EntriesCached, GenerateImage, JobFailed, JobSucceeded, Message, Progress
 
-SOON_S = 5.0
+SOON_S = 15.0
 NOTHING_S = 0.1
 
 DeadLetters = Callable[[], Awaitable[list[DeadLetter]]]
@@ -106,8 +106,9 @@ async def test_a_waiting_receiver_is_woken(bus: Bus, lane: str) -> None:
     assert (await asyncio.wait_for(waiting, SOON_S)).message == GenerateImage("late")
 
 
-async def test_a_cancelled_get_loses_nothing(bus: Bus, lane: str) -> None:
-    receiver = await bus.receive([lane], prefetch=4)
+@pytest.mark.parametrize("lanes", [1, 2])
+async def test_a_cancelled_get_loses_nothing(bus: Bus, lane: str, lanes: int) -> None:
+    receiver = await bus.receive([lane, f"{lane}.second"][:lanes], prefetch=4)
     for n in range(20):
         waiting = asyncio.create_task(receiver.get())
         await asyncio.sleep(0)
@@ -123,12 +124,40 @@ async def test_a_cancelled_get_loses_nothing(bus: Bus, lane: str) -> None:
             await got[0].ack()
 
 
-async def test_two_receivers_share_a_lane(bus: Bus, lane: str) -> None:
-    receivers = [await bus.receive([lane], prefetch=1) for _ in range(2)]
+@pytest.mark.parametrize("count", [1, 2])
+async def test_two_receivers_share_their_lanes(bus: Bus, lane: str, count: int) -> None:
+    lanes = [lane, f"{lane}.second"][:count]
+    taken: list[list[str]] = [[], []]
+
+    async def work(receiver: Receiver, mine: list[str]) -> None:
+        while True:
+            mine.extend(await take(receiver, 1))
+            await asyncio.sleep(0.005)
+
+    working = [asyncio.create_task(work(await bus.receive(lanes, prefetch=1), mine)) for mine in taken]
     for n in range(20):
-        await bus.send(lane, GenerateImage(str(n)))
-    taken = await asyncio.gather(*(take(receiver, 10) for receiver in receivers))
-    assert sorted(int(job_id) for some in taken for job_id in some) == list(range(20))
+        await bus.send(lanes[n % count], GenerateImage(str(n)))
+    await until(lambda: sum(map(len, taken)) == 20)
+    for task in working:
+        task.cancel()
+    await asyncio.gather(*working, return_exceptions=True)
+    assert all(taken)
+    assert sorted(int(job_id) for mine in taken for job_id in mine) == list(range(20))
+
+
+async def test_prefetch_counts_over_all_lanes(bus: Bus, lane: str) -> None:
+    second = f"{lane}.second"
+    full = await bus.receive([lane, second], prefetch=2)
+    waiting = asyncio.create_task(full.get())
+    await asyncio.sleep(NOTHING_S)
+    for n in range(2):  # it listens to both by now; it takes no more than two in all
+        await bus.send(second, GenerateImage(f"second-{n}"))
+        await bus.send(lane, GenerateImage(f"first-{n}"))
+    held = [await asyncio.wait_for(waiting, SOON_S), await asyncio.wait_for(full.get(), SOON_S)]
+    assert await nothing_for(full)
+    rest = await take(await bus.receive([second, lane], prefetch=2), 2)
+    ids = [delivery.message.job_id for delivery in held] + rest  # type: ignore[union-attr]
+    assert sorted(ids) == ["first-0", "first-1", "second-0", "second-1"]
 
 
 async def test_closing_a_receiver_returns_what_it_held(bus: Bus, lane: str) -> None:
@@ -172,11 +201,27 @@ async def test_a_buried_command_is_kept_aside(bus: Bus, lane: str, dead_letters:
     assert abs(letter.at - time.time()) < 60
 
 
+async def test_a_dead_letter_can_be_sent_again(bus: Bus, lane: str, dead_letters: DeadLetters) -> None:
+    receiver = await bus.receive([lane], prefetch=1)
+    for name in ("first", "second"):
+        await bus.send(lane, GenerateImage(name))
+        await (await asyncio.wait_for(receiver.get(), SOON_S)).bury("no GPU today")
+    first, second = await dead_letters()
+    assert [letter.message for letter in (first, second)] == [GenerateImage("first"), GenerateImage("second")]
+    assert await dead_letters() == [first, second]  # looking changes nothing
+    assert await bus.replay([second.id, "another"]) == 1
+    assert await dead_letters() == [first]
+    again = await asyncio.wait_for(receiver.get(), SOON_S)
+    assert (again.message, again.redelivered) == (GenerateImage("second"), False)
+    await again.ack()
+    assert await bus.replay([second.id]) == 0
+
+
 async def test_a_command_that_always_comes_back_is_buried(bus: Bus, lane: str, dead_letters: DeadLetters) -> None:
     receiver = await bus.receive([lane], prefetch=1)
     await bus.send(lane, GenerateImage("poison"))
     rejected = 0
-    while not await dead_letters():
+    while rejected < 45 or not await dead_letters():
         delivery = await asyncio.wait_for(receiver.get(), SOON_S)
         assert delivery.message == GenerateImage("poison")
         await delivery.reject()
@@ -323,6 +368,19 @@ async def test_a_handler_may_close_its_own_subscription(bus: Bus) -> None:
     await until(lambda: len(heard.facts) == 1)
     await asyncio.sleep(0.02)
     assert heard.facts == [JobSucceeded("a", 1)]
+
+
+async def test_nobody_hears_of_a_gap_that_was_not(bus: Bus) -> None:
+    heard, gaps = Heard(), 0
+
+    async def gap() -> None:
+        nonlocal gaps
+        gaps += 1
+
+    await bus.subscribe([JobSucceeded], heard, on_gap=gap)
+    await bus.publish(JobSucceeded("a", 1))
+    await until(lambda: len(heard.facts) == 1)
+    assert gaps == 0
 
 
 async def test_closing_the_bus_ends_whoever_waits(bus: Bus, lane: str) -> None:

@@ -97,7 +97,7 @@ class RabbitBus:
 
     async def bury(self, lane: str, task: AbstractIncomingMessage, reason: str) -> None:
         _log.warning("dead_letter", lane=lane, kind=task.type, reason=reason)
-        headers = {LANE: lane, REASON: reason[:2000], AT: time.time(), RETURNS: _returns_of(task)}
+        headers = {LANE: lane, REASON: reason[:2000], AT: time.time_ns() // 1_000_000, RETURNS: _returns_of(task)}
         await self._publisher.put(DEAD_LETTERS, _copy(task, headers))
 
     async def dead_letters(self, limit: int = 1000) -> list[DeadLetter]:

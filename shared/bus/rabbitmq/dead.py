@@ -13,8 +13,9 @@ from shared.bus import DeadLetter
 from shared.bus.rabbitmq.link import GONE, close_channel
 from shared.bus.rabbitmq.publisher import Publisher, parcel
 from shared.bus.rabbitmq.queues import DEAD_LETTERS, lane_queue
+from shared.bus.rabbitmq.receiving import RETURNS
 
-LANE, REASON, AT, RETURNS = "afterimage-lane", "afterimage-reason", "afterimage-at", "afterimage-returns"
+LANE, REASON, AT = "afterimage-lane", "afterimage-reason", "afterimage-at-ms"
 CALL_S = 10.0
 
 
@@ -22,10 +23,8 @@ def letter_of(task: AbstractIncomingMessage) -> DeadLetter:
     """What we buried says where it was and why; what the broker buried has that in its own `x-death` header."""
     headers: dict[str, Any] = task.headers
     death: dict[str, Any] = next(iter(headers.get("x-death") or ()), {})
-    at = headers.get(AT)
-    if at is None:
-        died = death.get("time")
-        at = died.timestamp() if isinstance(died, datetime) else 0.0
+    died = death.get("time")
+    at = headers[AT] / 1000 if AT in headers else died.timestamp() if isinstance(died, datetime) else 0.0
     reason = headers.get(REASON) or f"the broker says {death.get('reason', 'nothing')} (its worker died each time)"
     return DeadLetter(
         id=task.message_id or "",
@@ -33,8 +32,8 @@ def letter_of(task: AbstractIncomingMessage) -> DeadLetter:
         kind=task.type or "",
         body=task.body.decode(errors="replace"),
         reason=str(reason),
-        returns=int(headers.get(RETURNS) or headers.get("x-delivery-count") or 0),
-        at=float(at),
+        returns=int(headers.get(RETURNS) or 0),
+        at=at,
     )
 
 
