@@ -29,6 +29,10 @@ Work = Annotated[Path, typer.Option(help="Folder of sprites, checkpoints, latent
 Seconds = Annotated[float, typer.Option(help="Wall time to train for, all runs together, seconds")]
 Seed = Annotated[int, typer.Option(help="Seed of weights, scenes and noise")]
 
+Start = Annotated[
+    Path | None,
+    typer.Option(help="Exported weights to begin with where there is no checkpoint, with a fresh optimizer"),
+]
 Models = Annotated[Path, typer.Option(help="Folder of the bundled models")]
 
 WORK = Path("out/train")
@@ -36,15 +40,17 @@ MODELS = Path("shared/models/bundled")
 
 
 @app.command()
-def vae(work: Work = WORK, seconds: Seconds = 720, seed: Seed = 0) -> None:
+def vae(work: Work = WORK, seconds: Seconds = 720, seed: Seed = 0, start: Start = None) -> None:
     """Train the shared autoencoder."""
-    train_autoencoder(AutoencoderPlan(seconds=seconds, seed=seed), work / "sprites", work)
+    train_autoencoder(AutoencoderPlan(seconds=seconds, seed=seed), work / "sprites", work, start)
 
 
 @app.command()
-def clip(work: Work = WORK, seconds: Seconds = 3600, seed: Seed = 1, rate: float = PairPlan.rate) -> None:
+def clip(
+    work: Work = WORK, seconds: Seconds = 3600, seed: Seed = 1, rate: float = PairPlan.rate, start: Start = None
+) -> None:
     """Train the CLIP-style pair (and its tokenizer, at the first run)."""
-    train_pair(PairPlan(seconds=seconds, seed=seed, rate=rate), work / "sprites", work)
+    train_pair(PairPlan(seconds=seconds, seed=seed, rate=rate), work / "sprites", work, start)
 
 
 @app.command()
@@ -69,6 +75,7 @@ def denoiser(
     batch: int = DenoiserPlan.batch,
     rate: float = DenoiserPlan.rate,
     teacher: Annotated[Path, typer.Option(help="Exported model that `small` learns from")] = MODELS / "large",
+    start: Start = None,
 ) -> None:
     """Train `large` on the stored latents, or teach `small` what `large` says with guidance."""
     if name not in SHAPES:
@@ -76,7 +83,7 @@ def denoiser(
     plan = DenoiserPlan(
         seconds=seconds, seed=seed, optimizer=optimizer, batch=batch, rate=rate, grid_prompts=tuple(grid_prompts())
     )
-    train_in_workers(name, plan, work, workers, teacher)
+    train_in_workers(name, plan, work, workers, teacher, start)
 
 
 @app.command()
@@ -98,10 +105,10 @@ def export(
 
 
 @app.command(name="judge-net")
-def judge_net(work: Work = WORK, seconds: Seconds = 480, seed: Seed = 3) -> None:
+def judge_net(work: Work = WORK, seconds: Seconds = 480, seed: Seed = 3, start: Start = None) -> None:
     """Train the judge's classifier."""
     plan = JudgePlan(seconds=seconds, seed=seed)
-    train_judge_net(plan, trained_autoencoder(work), work / "sprites", work)
+    train_judge_net(plan, trained_autoencoder(work), work / "sprites", work, start)
 
 
 @app.command()

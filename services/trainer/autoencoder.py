@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from diffusers import AutoencoderTiny
 
 from services.trainer import runs
 from services.trainer.renderer import SIZES, Renderer
+from services.trainer.sitting import Sitting
 from shared.scenes import held_out, random_scene
 
 STRIDE = 4
@@ -47,59 +47,40 @@ def new_autoencoder() -> AutoencoderTiny:
     )
 
 
-def train_autoencoder(plan: AutoencoderPlan, sprites: Path, work: Path) -> None:
-    """Train until the plan's time is used, from the last checkpoint if there is one; writes `work/vae.pt`."""
+def train_autoencoder(plan: AutoencoderPlan, sprites: Path, work: Path, start: Path | None = None) -> None:
+    """Train until the plan's time is used, from the last checkpoint if there is one, else from the exported weights in
+    `start`, if given; writes `work/vae.pt`."""
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
     renderer = Renderer(sprites)
     model = new_autoencoder()
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=plan.rate, betas=(0.9, 0.99), weight_decay=1e-3, fused=True)
-    average = runs.Average([model], decay=0.995)
-    step, used_s = 0, 0.0
-    if state := runs.load_checkpoint(work / "vae.pt"):
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        average.load_state_dict(state["average"])
-        step, used_s = state["step"], state["used_s"]
-    progress = runs.Progress(work, "vae", used_s=used_s)
-    began = time.monotonic()
 
-    def save() -> None:
-        runs.save_checkpoint(
-            work / "vae.pt",
-            {
-                "model": model.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "average": average.state_dict(),
-                "step": step,
-                "used_s": used_s + time.monotonic() - began,
-            },
-        )
+    def load() -> None:
+        assert start is not None
+        found = AutoencoderTiny.from_pretrained(start, torch_dtype=torch.float32)
+        model.load_state_dict(found.state_dict())
 
-    while (done := (used_s + time.monotonic() - began) / plan.seconds) < 1:
-        rng = random.Random(plan.seed * 1_000_003 + step)
-        rate = plan.rate * min(1.0, (step + 1) / 100) * (0.5 + 0.5 * math.cos(math.pi * done) + 0.01)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+    sitting = Sitting(
+        "vae", work, {"model": model}, [optimizer],
+        seconds=plan.seconds, rate=plan.rate, start=load if start else None,
+    )  # fmt: skip
+    while (begun := sitting.begin_step(plan.seed)) is not None:
+        done, rng = begun
         pictures = _pictures(renderer, rng, plan, cropped=done < plan.crop_share)
         loss, error = _loss(model, pictures, plan.latent_noise)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        average.update()
-        step += 1
-        progress.add(step, step, loss=loss.item(), psnr_db=10 * math.log10(4 / error))
-        if step % plan.checkpoint_every == 0:
-            save()
-            average.swap()
+        sitting.end_step(loss)
+        sitting.progress.add(sitting.step, sitting.step, loss=loss.item(), psnr_db=10 * math.log10(4 / error))
+        if sitting.step % plan.checkpoint_every == 0:
+            sitting.save()
+            sitting.average.swap()
             _grid(model, renderer, work / "vae.png")
-            average.swap()
-    save()
-    progress.plot()
-    average.swap()
-    runs.log.info("vae done", step=step, held_out_psnr_db=round(round_trip_psnr(model, renderer), 2))
+            sitting.average.swap()
+    sitting.save()
+    sitting.progress.plot()
+    sitting.average.swap()
+    runs.log.info("vae done", step=sitting.step, held_out_psnr_db=round(round_trip_psnr(model, renderer), 2))
 
 
 def _loss(model: AutoencoderTiny, pictures: torch.Tensor, noise: float) -> tuple[torch.Tensor, float]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from transformers import CLIPConfig, CLIPModel, CLIPTextConfig, CLIPTokenizer, C
 
 from services.trainer import runs
 from services.trainer.renderer import SIZES, Renderer
+from services.trainer.sitting import Sitting
 from services.trainer.words import LENGTH, Words, sprinkled, train_tokenizer
 from shared.scenes import EDITS, VALUES, WORDINGS, Scene, caption, edit, held_out, random_scene
 
@@ -36,6 +35,8 @@ class PairPlan:
     head_weight: float = 1.0
     order_weight: float = 1.0
     order_margin: float = 0.1
+    text_share: float = 0.7
+    """Share of the time in which the text tower learns too; it is done long before the image tower is."""
     checkpoint_every: int = 100
 
 
@@ -80,68 +81,46 @@ class Heads(nn.Module):
         return torch.stack(losses).sum() / (len(losses) + 5)
 
 
-def train_pair(plan: PairPlan, sprites: Path, work: Path) -> None:
-    """Train until the plan's time is used, from the last checkpoint if there is one; writes `work/clip.pt`."""
+def train_pair(plan: PairPlan, sprites: Path, work: Path, start: Path | None = None) -> None:
+    """Train until the plan's time is used, from the last checkpoint if there is one, else from the exported pair in
+    `start`, if given; writes `work/clip.pt`."""
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
     renderer = Renderer(sprites)
     words = Words(tokenizer_at(work))
     model, heads = CLIPModel(pair_config(words)), nn.ModuleList([Heads(), Heads()])
     model.train()
-    optimizers = _optimizers(model, heads, plan.rate)
-    average = runs.Average([model], decay=0.995)
-    step, used_s = 0, 0.0
-    if state := runs.load_checkpoint(work / "clip.pt"):
-        model.load_state_dict(state["model"])
-        heads.load_state_dict(state["heads"])
-        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        average.load_state_dict(state["average"])
-        step, used_s = state["step"], state["used_s"]
-    progress = runs.Progress(work, "clip", used_s=used_s)
-    began = time.monotonic()
 
-    def save() -> None:
-        runs.save_checkpoint(
-            work / "clip.pt",
-            {
-                "model": model.state_dict(),
-                "heads": heads.state_dict(),
-                "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-                "average": average.state_dict(),
-                "step": step,
-                "used_s": used_s + time.monotonic() - began,
-            },
-        )
+    def load() -> None:
+        assert start is not None
+        model.load_state_dict(CLIPModel.from_pretrained(start, torch_dtype=torch.float32).state_dict())
 
-    while (done := (used_s + time.monotonic() - began) / plan.seconds) < 1:
-        rng = random.Random(plan.seed * 1_000_003 + step)
-        rate = plan.rate * min(1.0, (step + 1) / 100) * (0.5 + 0.5 * math.cos(math.pi * done) + 0.01)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+    sitting = Sitting(
+        "clip", work, {"model": model, "heads": heads}, _optimizers(model, heads, plan.rate),
+        seconds=plan.seconds, rate=plan.rate, start=load if start else None,
+    )  # fmt: skip
+    while (begun := sitting.begin_step(plan.seed)) is not None:
+        done, rng = begun
+        if done >= plan.text_share:
+            model.text_model.requires_grad_(False)
+            model.text_projection.requires_grad_(False)
         losses = _losses(model, heads, words, _batch(renderer, rng, plan.groups), plan)
-        torch.autograd.backward(sum(losses.values(), torch.zeros(())))
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        sitting.end_step(sum(losses.values(), torch.zeros(())))
         with torch.no_grad():
             model.logit_scale.clamp_(max=4.0)
-        average.update()
-        step += 1
-        progress.add(step, step * plan.groups * 4, **{name: loss.item() for name, loss in losses.items()})
-        if step % plan.checkpoint_every == 0:
-            save()
-        if step % 500 == 0:
-            average.swap()
+        seen = sitting.step * plan.groups * 4
+        sitting.progress.add(sitting.step, seen, **{name: loss.item() for name, loss in losses.items()})
+        if sitting.step % plan.checkpoint_every == 0:
+            sitting.save()
+        if sitting.step % 500 == 0:
+            sitting.average.swap()
             runs.log.info("clip check", **judge_pair(model, words, renderer, count=360))
-            average.swap()
+            sitting.average.swap()
             model.train()
-    save()
-    progress.plot()
-    average.swap()
-    runs.log.info("clip done", step=step, **judge_pair(model, words, renderer))
+    sitting.save()
+    sitting.progress.plot()
+    sitting.average.swap()
+    runs.log.info("clip done", step=sitting.step, **judge_pair(model, words, renderer))
 
 
 def tokenizer_at(work: Path) -> CLIPTokenizer:
@@ -215,7 +194,8 @@ def _losses(
     scenes, inputs = batch
     rng = random.Random(repr(scenes[0]))
     said = [caption(scene, rng.randrange(WORDINGS)) for scene in scenes]
-    again = [caption(scene, rng.randrange(WORDINGS)) for scene in scenes[::4]]
+    taught = model.text_projection.weight.requires_grad
+    again = [caption(scene, rng.randrange(WORDINGS)) for scene in scenes[::4]] if taught else []
     texts = [sprinkled(text, rng) if rng.random() < 0.12 else text for text in said + again]
     with torch.autocast("cpu", torch.bfloat16):
         text = embed_text(model, words, texts)
@@ -225,9 +205,13 @@ def _losses(
     target = torch.arange(len(scenes))
     logits = model.logit_scale.exp() * image @ said_text.T
     labels = {name: torch.tensor([s.labels()[name] for s in scenes]) for name in VALUES}
-    return {
+    of_image = {
         "contrast": (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2,
         "image_heads": 1.5 * plan.head_weight * heads[0](image * 8, labels),
+    }
+    if not taught:
+        return of_image
+    return of_image | {
         "text_heads": 0.5 * plan.head_weight * heads[1](said_text * 8, labels),
         "order": plan.order_weight * _order_loss(said_text, again_text, plan.order_margin),
     }

@@ -19,6 +19,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 from services.trainer import runs
 from services.trainer.latents import Batch, Latents
 from services.trainer.muon import Muon
+from services.trainer.sitting import SETTLED
 from services.trainer.words import LENGTH, Words
 
 TEXT_WIDTH = 128
@@ -184,7 +185,9 @@ class Run:
         rank: int = 0,
         world: int = 1,
         teacher: Teacher | None = None,
+        start: Path | None = None,
     ):
+        """Taken up from its checkpoint; without one, from the exported weights in `start`, if given."""
         torch.manual_seed(plan.seed)
         self.name, self.plan, self.data, self.work, self.rank, self.world = name, plan, data, work, rank, world
         self.model = Denoiser(SHAPES[name], words)
@@ -197,6 +200,8 @@ class Run:
         self.path = work / f"{name}.pt"
         if state := runs.load_checkpoint(self.path):
             self._restore(state)
+        elif start is not None:
+            self._begin_from(start)
         elif teacher is not None:
             teacher.begin(self.model)
         else:
@@ -205,12 +210,20 @@ class Run:
         self.average = runs.Average([self.model.unet, self.model.text], decay=0.999)
         if state:
             self.average.load_state_dict(state["average"])
+        elif start is not None:
+            self.average.updates = SETTLED
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.step, self.samples, self.used_s = state["step"], state["samples"], state["used_s"]
+
+    def _begin_from(self, folder: Path) -> None:
+        unet = UNet2DConditionModel.from_pretrained(folder / "unet", torch_dtype=torch.float32)
+        text = CLIPTextModel.from_pretrained(folder / "text_encoder", torch_dtype=torch.float32)
+        self.model.unet.load_state_dict(unet.state_dict())
+        self.model.text.load_state_dict(text.state_dict())
 
     def _borrow_text_tower(self) -> None:
         pair = runs.load_checkpoint(self.work / "clip.pt")

@@ -56,17 +56,22 @@ def save_judge(net: JudgeNet, folder: Path) -> None:
     save_file(weights, folder / FILE, metadata={"values": json.dumps({k: list(v) for k, v in VALUES.items()})})
 
 
-def load_judge(folder: Path) -> Judge:
-    """The judge in `folder`: pictures (B, height, width, 3) uint8 to each attribute's values, as words.
-
-    Raises ValueError when the file was trained on other values than the grammar's.
-    """
-    net = JudgeNet()
+def judge_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights in `folder`, float32; ValueError when the file was trained on other values than the grammar's."""
     with safe_open(folder / FILE, framework="pt") as file:
         values = json.loads(file.metadata()["values"])
         if values != {name: list(allowed) for name, allowed in VALUES.items()}:
             raise ValueError(f"judge in {folder}: values must be the grammar's, not {values}")
-        net.load_state_dict({name: file.get_tensor(name).float() for name in file.keys()})  # noqa: SIM118 - not a dict
+        return {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 - not a dict
+
+
+def load_judge(folder: Path) -> Judge:
+    """The judge in `folder`: pictures (B, height, width, 3) uint8 to each attribute's values, as words.
+
+    Raises what `judge_weights` raises.
+    """
+    net = JudgeNet()
+    net.load_state_dict(judge_weights(folder))
     net.eval()
 
     @torch.no_grad()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import random
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +12,10 @@ import torch.nn.functional as F
 from diffusers import AutoencoderTiny
 
 from services.trainer import runs
-from services.trainer.judge_net import JudgeNet
+from services.trainer.judge_net import JudgeNet, judge_weights
 from services.trainer.muon import Muon
 from services.trainer.renderer import LAYOUTS, SIZES, Renderer
+from services.trainer.sitting import Sitting
 from shared.scenes import VALUES, Scene, random_scene
 
 
@@ -33,8 +32,11 @@ class JudgePlan:
     checkpoint_every: int = 200
 
 
-def train_judge_net(plan: JudgePlan, vae: AutoencoderTiny, sprites: Path, work: Path) -> None:
-    """Train until the plan's time is used, from the last checkpoint if there is one; writes `work/judge.pt`."""
+def train_judge_net(
+    plan: JudgePlan, vae: AutoencoderTiny, sprites: Path, work: Path, start: Path | None = None
+) -> None:
+    """Train until the plan's time is used, from the last checkpoint if there is one, else from the exported judge in
+    `start`, if given; writes `work/judge.pt`."""
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
     renderer, net = Renderer(sprites), JudgeNet()
@@ -46,33 +48,17 @@ def train_judge_net(plan: JudgePlan, vae: AutoencoderTiny, sprites: Path, work: 
         Muon(kernels, lr=plan.rate, weight_decay=0.01),
         torch.optim.AdamW(rest, lr=plan.rate, betas=(0.9, 0.99), weight_decay=0.01, fused=True),
     ]
-    average = runs.Average([net], decay=0.995)
-    step, used_s = 0, 0.0
-    if state := runs.load_checkpoint(work / "judge.pt"):
-        net.load_state_dict(state["model"])
-        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        average.load_state_dict(state["average"])
-        step, used_s = state["step"], state["used_s"]
-    progress = runs.Progress(work, "judge", every=100, used_s=used_s)
-    began = time.monotonic()
 
-    def save() -> None:
-        runs.save_checkpoint(
-            work / "judge.pt",
-            {
-                "model": net.state_dict(),
-                "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-                "average": average.state_dict(),
-                "step": step,
-                "used_s": used_s + time.monotonic() - began,
-            },
-        )
+    def load() -> None:
+        assert start is not None
+        net.load_state_dict(judge_weights(start))
 
-    while (done := (used_s + time.monotonic() - began) / plan.seconds) < 1:
-        rng = random.Random(plan.seed * 1_000_003 + step)
-        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-            group["lr"] = plan.rate * min(1.0, (step + 1) / 100) * (0.51 + 0.5 * math.cos(math.pi * done))
+    sitting = Sitting(
+        "judge", work, {"model": net}, optimizers,
+        seconds=plan.seconds, rate=plan.rate, every=100, start=load if start else None,
+    )  # fmt: skip
+    while (begun := sitting.begin_step(plan.seed)) is not None:
+        _, rng = begun
         scenes, pictures = _batch(renderer, vae, rng, plan)
         with torch.autocast("cpu", torch.bfloat16):
             scores = net(pictures)
@@ -80,17 +66,13 @@ def train_judge_net(plan: JudgePlan, vae: AutoencoderTiny, sprites: Path, work: 
             name: F.cross_entropy(scores[name].float(), torch.tensor([s.labels()[name] for s in scenes]))
             for name in VALUES
         }
-        torch.autograd.backward(sum(losses.values(), torch.zeros(())) + 4 * losses["object"])
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        average.update()
-        step += 1
-        progress.add(step, step * plan.batch, **{name: loss.item() for name, loss in losses.items()})
-        if step % plan.checkpoint_every == 0:
-            save()
-    save()
-    progress.plot()
+        sitting.end_step(sum(losses.values(), torch.zeros(())) + 4 * losses["object"], clip=False)
+        seen = sitting.step * plan.batch
+        sitting.progress.add(sitting.step, seen, **{name: loss.item() for name, loss in losses.items()})
+        if sitting.step % plan.checkpoint_every == 0:
+            sitting.save()
+    sitting.save()
+    sitting.progress.plot()
 
 
 def _batch(

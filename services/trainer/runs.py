@@ -96,14 +96,19 @@ class Progress:
         log.info(
             self.name, step=step, samples=samples, wall_s=round(wall_s), **{k: round(v, 4) for k, v in means.items()}
         )
-        path = self.folder / f"{self.name}-losses.csv"
-        fresh = not path.exists()
-        with path.open("a", newline="") as file:
-            writer = csv.writer(file)
-            if fresh:
-                writer.writerow(["step", "samples", "wall_s", *means])
-            writer.writerow([step, samples, round(wall_s, 1), *(round(v, 5) for v in means.values())])
+        row = {"step": step, "samples": samples, "wall_s": round(wall_s, 1)}
+        self._write(row | {key: round(value, 5) for key, value in means.items()})
         self._sums, self._count = {}, 0
+
+    def _write(self, row: Mapping[str, float]) -> None:
+        """Losses that came later than the file have no column; those that ended leave theirs empty."""
+        path = self.folder / f"{self.name}-losses.csv"
+        columns = next(csv.reader(path.open())) if path.exists() else list(row)
+        with path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore")
+            if not file.tell():
+                writer.writeheader()
+            writer.writerow(row)
 
     def plot(self) -> None:
         """Draw `losses.csv` as `<name>-losses.png`."""
@@ -125,7 +130,7 @@ def plot_losses(table: Path, target: Path) -> None:
     figure, axes = plt.subplots(figsize=(6, 3.2))
     for column in rows[0]:
         if column not in ("step", "samples", "wall_s"):
-            axes.plot(samples, [float(row[column]) for row in rows], label=column)
+            axes.plot(samples, [float(row[column] or "nan") for row in rows], label=column)
     axes.set(xlabel="samples", ylabel="loss", yscale="log")
     axes.legend(fontsize=7)
     axes.grid(alpha=0.3, which="both")

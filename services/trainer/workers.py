@@ -17,27 +17,32 @@ from services.trainer.latents import Latents
 from services.trainer.words import Words
 
 
-def train_in_workers(name: str, plan: DenoiserPlan, work: Path, workers: int, teacher: Path) -> None:
+def train_in_workers(
+    name: str, plan: DenoiserPlan, work: Path, workers: int, teacher: Path, start: Path | None = None
+) -> None:
     """Train denoiser `name` with `workers` processes, this one the first; all end when one does.
 
-    `teacher` is the exported denoiser that a guided one learns from; others never look at it.
+    `teacher` is the exported denoiser that a guided one learns from; others never look at it. `start` holds exported
+    weights to begin with where there is no checkpoint.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("spawn")
     others = [
-        context.Process(target=train_as, args=(name, plan, work, rank, workers, port, teacher), daemon=True)
+        context.Process(target=train_as, args=(name, plan, work, rank, workers, port, teacher, start), daemon=True)
         for rank in range(1, workers)
     ]
     for process in others:
         process.start()
-    train_as(name, plan, work, 0, workers, port, teacher)
+    train_as(name, plan, work, 0, workers, port, teacher, start)
     for process in others:
         process.join(30)
 
 
-def train_as(name: str, plan: DenoiserPlan, work: Path, rank: int, workers: int, port: int, teacher: Path) -> None:
+def train_as(
+    name: str, plan: DenoiserPlan, work: Path, rank: int, workers: int, port: int, teacher: Path, start: Path | None
+) -> None:
     """Be worker `rank` of `workers`."""
     torch.set_num_threads(1)
     if rank > 0:
@@ -49,7 +54,7 @@ def train_as(name: str, plan: DenoiserPlan, work: Path, rank: int, workers: int,
         )
     words = Words(tokenizer_at(work))
     learns_from = GuidedTeacher(teacher, words) if SHAPES[name].guided else None
-    run = Run(name, plan, words, Latents(work / "latents", words), work, rank, workers, learns_from)
+    run = Run(name, plan, words, Latents(work / "latents", words), work, rank, workers, learns_from, start)
     train_denoiser(run, trained_autoencoder(work) if rank == 0 else None)
     if workers > 1:
         torch.distributed.destroy_process_group()
