@@ -42,11 +42,12 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_ends(tmp_path: Path) -> N
     first = sitting(tmp_path / "pieces", again)
     for _ in range(2):
         a_step(first, again)
+    spent = first.used_s
     first.save()
     other = nn.Linear(2, 1)
     second = sitting(tmp_path / "pieces", other, shipped=5.0)  # the checkpoint wins over exported weights
     assert second.step == 2
-    assert second.used_s >= first.used_s * 0.5
+    assert second.used_s >= spent
     for _ in range(4):
         a_step(second, other)
     # rates follow the clock, which differs by microseconds of a million seconds
