@@ -15,7 +15,6 @@ from services.gpu_worker.rows import FromCheckpoint, Pixels
 from services.gpu_worker.runner import EngineThread
 from services.gpu_worker.starts import Prepared, prepare, task_of
 from shared.backends import Backends
-from shared.blobs import digest
 from shared.clock import Clock
 from shared.errors import CancelledError
 from shared.messages import StateUsed
@@ -189,8 +188,8 @@ class Attempt:
         begun = self._place.clock.monotonic()
         small = done.pixels.nbytes <= INLINE_BYTES
         picture = encode_png(done.pixels) if small else await asyncio.to_thread(encode_png, done.pixels)
-        put = self._place.backends.blobs.put(self._picture_key, picture)
-        _, captured = await asyncio.gather(put, self._captured())
+        sha256 = await self._place.backends.blobs.put(self._picture_key, picture)
+        captured = await self._captured()  # each is being stored since its step
         card, request, joined = self._place.card, self.job.request, self._joined
         timings = Timings(
             queue_s=self._queue_s,
@@ -204,7 +203,7 @@ class Attempt:
         _observe(timings)
         return Result(
             picture_key=self._picture_key,
-            picture_sha256=digest(picture),
+            picture_sha256=sha256,
             picture_bytes=len(picture),
             model=card.name,
             weights_hash=card.weights_hash,

@@ -46,17 +46,22 @@ class EngineThread:
     def _main(self) -> None:
         if self._threads:
             torch.set_num_threads(self._threads)
+        with torch.inference_mode():
+            self._run()
+        self._tell(lambda _: self._ended.set(), [])
+
+    def _run(self) -> None:
         held: list[Event] = []
         while True:
             events, stop = self._obey()
             if stop:
-                break
-            held += [*events, *self._step()]
+                return
+            events += self._step()
+            held += events
             # a wake-up costs the loop more than a fast step takes: what is only counted waits for company
-            if not all(isinstance(event, BatchRan) for event in held):
+            if not all(isinstance(event, BatchRan) for event in events):
                 self._tell(self._on_events, held)
                 held = []
-        self._tell(lambda _: self._ended.set(), [])
 
     def _step(self) -> list[Event]:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -28,7 +28,7 @@ class Schedule:
     renewed: Tensor
     """(T,) float32 in [0, 1]: share of the noise that step k draws anew (0: deterministic)."""
 
-    @property
+    @cached_property  # asking a tensor costs more than the rest of what happens between two steps
     def steps(self) -> int:
         return len(self.timesteps)
 

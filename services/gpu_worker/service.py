@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from statistics import median
 from typing import Any, ClassVar, TypeVar
 
@@ -131,14 +131,24 @@ class GpuWorkerService(GpuWorkerServiceServicer):
     # ---- the engine ----
 
     def _hear(self, events: list[Event]) -> None:
+        ran: list[BatchRan] = []
         for event in events:
             if isinstance(event, BatchRan):
-                METRICS.batch_rows.labels(event.model).observe(event.rows)
-                METRICS.step_seconds.labels(event.model).observe(event.seconds)
-                METRICS.steps_run.labels(event.model).inc(event.rows)
-                self._step_s[event.rows].append(event.seconds)
+                ran.append(event)
             elif (attempt := self._attempts.get(event.id)) is not None:
                 attempt.hear(event)
+        if ran:  # a picture's steps are counted after its finish is on its way
+            asyncio.get_running_loop().call_soon(self._count, ran)
+
+    def _count(self, ran: Sequence[BatchRan]) -> None:
+        for model in {event.model for event in ran}:
+            rows, seconds = METRICS.batch_rows.labels(model), METRICS.step_seconds.labels(model)
+            own = [event for event in ran if event.model == model]
+            for event in own:
+                rows.observe(event.rows)
+                seconds.observe(event.seconds)
+                self._step_s[event.rows].append(event.seconds)
+            METRICS.steps_run.labels(model).inc(sum(event.rows for event in own))
 
     # ---- the bus ----
 
