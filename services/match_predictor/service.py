@@ -53,7 +53,7 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
         """Set once the catalog is read; until then every lookup is worth it."""
         # subscribed first: what is cached while the catalog is read is heard, and hearing it twice is fine
         self._subscription: Subscription = await context.backends.bus.subscribe(
-            [EntriesCached, EntriesEvicted, JobQueued], self.handle
+            [EntriesCached, EntriesEvicted, JobQueued], self.handle, on_gap=self.rebuild
         )
         self._tasks = [asyncio.create_task(self.rebuild()), asyncio.create_task(self._keep_fresh())]
 
@@ -109,8 +109,9 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
                 return
 
     async def rebuild(self) -> None:
-        """From the catalog, page by page; tried again while the catalog is away."""
-        after = ""
+        """From the catalog, page by page; tried again while the catalog is away. After a gap in the facts too: what it
+        still knows and the catalog does not was evicted meanwhile."""
+        after, before, seen = "", set(self._home), set[str]()
         while True:
             try:
                 items = await self._context.backends.catalog.entries.items(after, PAGE)
@@ -121,7 +122,9 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
             if not items:
                 break
             await self._add(items)
+            seen.update(item.entry_id for item in items)
             after = items[-1].entry_id
+        self._remove(sorted(before - seen))
         self._gone.clear()
         await self._refit()
         self.built.set()

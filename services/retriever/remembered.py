@@ -48,3 +48,7 @@ class Remembered:
         self._forgot += 1
         for entry_id in entry_ids:
             self._entries.pop(entry_id, None)
+
+    def forget_all(self) -> None:
+        self._forgot += 1
+        self._entries.clear()

@@ -53,7 +53,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         await self._tables.add(context.settings.large)
         self._entries = Remembered(context.settings.remembered_entries)
         self._subscription: Subscription = await context.backends.bus.subscribe(
-            [EntriesCached, EntriesEvicted], self.handle
+            [EntriesCached, EntriesEvicted], self.handle, on_gap=self._after_gap
         )
         self._tasks = [asyncio.create_task(self._tables.keep_fresh()), asyncio.create_task(self._read_newest())]
 
@@ -77,6 +77,10 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
                 self._entries.forget((*ids, *holes))
             case _:
                 return
+
+    async def _after_gap(self) -> None:
+        """Which of them were evicted nobody will say any more: they are read again as they are needed."""
+        self._entries.forget_all()
 
     async def _read(self, entry_ids: Sequence[str]) -> dict[str, Entry]:
         """These entries, from memory where possible."""

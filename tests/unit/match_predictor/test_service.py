@@ -30,6 +30,7 @@ from tests.unit.cached import ENCODER, MODEL, SIZE, finished_job, near, request,
 class House:
     """A running predictor, its ports and a client."""
 
+    service: MatchPredictorService
     backends: Backends
     stub: MatchPredictorServiceStub
 
@@ -66,7 +67,7 @@ async def house(settings: Settings) -> AsyncIterator[House]:
         grpc.aio.insecure_channel(process.address) as channel,
     ):
         await service.built.wait()
-        yield House(process.context.backends, MatchPredictorServiceStub(channel))
+        yield House(service, process.context.backends, MatchPredictorServiceStub(channel))
 
 
 @pytest.fixture
@@ -218,3 +219,15 @@ async def test_what_is_no_vector_is_refused(noop: Settings) -> None:
         for vector in (b"", b"12345"):
             with pytest.raises(InvalidRequestError, match="vector"):
                 await rpc.call(home.stub.Predict, pb.PredictRequest(vector=vector), timeout_s=5)
+
+
+async def test_after_a_gap_in_the_facts_it_knows_what_the_catalog_knows(noop: Settings) -> None:
+    async with house(noop) as home:
+        gone = await home.cache(request(), unit(1))
+        assert await home.predict(unit(1))
+        await home.cache(request("a blue ball"), unit(2), tell=False)
+        await home.backends.catalog.entries.drop_entries([gone])  # and nobody said so
+        assert not await home.predict(unit(2))
+        await home.service.rebuild()  # what its subscription is told to call
+        assert await home.predict(unit(2))
+        assert not await home.predict(unit(1))

@@ -30,6 +30,7 @@ from tests.unit.cached import ENCODER, MODEL, finished_job, near, request, unit
 class House:
     """A running retriever, its ports and a client."""
 
+    service: RetrieverService
     backends: Backends
     stub: RetrieverServiceStub
 
@@ -58,11 +59,12 @@ class House:
 
 @contextlib.asynccontextmanager
 async def house(settings: Settings) -> AsyncIterator[House]:
+    service = RetrieverService()
     async with (
-        running([RetrieverService()], settings) as process,
+        running([service], settings) as process,
         grpc.aio.insecure_channel(process.address) as channel,
     ):
-        yield House(process.context.backends, RetrieverServiceStub(channel))
+        yield House(service, process.context.backends, RetrieverServiceStub(channel))
 
 
 @pytest.fixture
@@ -229,3 +231,13 @@ async def test_nonsense_is_refused_by_name(noop: Settings) -> None:
             await rpc.call(
                 home.stub.Plan, pb.PlanRequest(request=request_to_proto(request()), model="nobody"), timeout_s=5
             )
+
+
+async def test_after_a_gap_in_the_facts_nothing_is_taken_from_memory(noop: Settings) -> None:
+    async with house(noop) as home:
+        entry = await home.cache(request(), unit(1))
+        assert (await home.plan(request("x"), unit(1))).entry_id == entry
+        states = (await home.backends.catalog.entries.get(entry)).states
+        await home.backends.catalog.entries.drop_states([(entry, state.step) for state in states])  # nobody says so
+        await home.service._after_gap()  # what its subscription is told to call
+        assert (await home.plan(request("x"), unit(1))).source is PlanSource.NOISE
