@@ -11,7 +11,7 @@ from shared.models.k_table import Cell, KTable, Level
 
 CONFIDENCE = 0.95
 """One-sided."""
-CELL_ROWS = 40
+CELL_ROWS = 20
 """Rows that a band of similarity begins with: enough for a bound, few enough to see where quality falls."""
 
 

@@ -103,7 +103,10 @@ class Progress:
     def _write(self, row: Mapping[str, float]) -> None:
         """Losses that came later than the file have no column; those that ended leave theirs empty."""
         path = self.folder / f"{self.name}-losses.csv"
-        columns = next(csv.reader(path.open())) if path.exists() else list(row)
+        columns = list(row)
+        if path.exists():
+            with path.open(newline="") as file:
+                columns = next(csv.reader(file))
         with path.open("a", newline="") as file:
             writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore")
             if not file.tell():
