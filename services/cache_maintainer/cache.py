@@ -12,6 +12,7 @@ from services.cache_maintainer.eviction import Shelf
 from shared.backends import Backends
 from shared.clock import Clock
 from shared.errors import AfterimageError, NotFoundError, StorageFullError
+from shared.index.rebuild import reconcile
 from shared.messages import EntriesCached, EntriesEvicted
 from shared.telemetry import METRICS, log
 from shared.types import Entry, Job, State
@@ -48,7 +49,7 @@ class Cache:
         self._grace_s = grace_s
         self._lock = asyncio.Lock()
         self._unindexed: set[str] = set()
-        """Entries that the index may lack."""
+        """Entries of which the index may not know what the catalog knows."""
         self._doomed: list[tuple[float, list[str]]] = []
 
     async def insert(self, job_ids: Sequence[str]) -> None:
@@ -120,16 +121,14 @@ class Cache:
             log("cache_maintainer").warning("bus away, a fact is lost", fact=type(fact).__name__, error=str(error))
 
     async def index_pending(self) -> None:
-        """Adds to the index what could not be added before."""
+        """Brings into the index what could not be brought before."""
         async with self._lock:  # else an entry evicted meanwhile would come back
             await self._index_pending()
 
     async def _index_pending(self) -> None:
-        """From the catalog; while that or the index is away they wait for the next time."""
-        if not self._unindexed:
-            return
+        """After the catalog changed, whoever else writes; while one of both is away they wait for the next time."""
         try:
-            await self._backends.index.add(await self._backends.catalog.entries.items_of(sorted(self._unindexed)))
+            await reconcile(self._backends.catalog, self._backends.index, self._unindexed)
         except Exception as error:
             log("cache_maintainer").warning("index away, entries wait", entries=len(self._unindexed), error=str(error))
             return
@@ -158,6 +157,8 @@ class Cache:
             self._unindexed |= dirty
             raise
         self.doom([state.key for state in victims])
+        self._unindexed |= dirty  # a rebuild may have added them again between the two
+        await self._index_pending()
         holes = {state.entry_id for state in victims} - dirty
         await self._tell(EntriesEvicted(tuple(sorted(dirty)), tuple(sorted(holes))))
 
@@ -200,9 +201,9 @@ class Cache:
         await self._backends.index.remove(ids)
         try:
             gone = await self._drop_rows(entries)
-        except BaseException:
+        finally:  # dropped or not: the index follows
             self._unindexed.update(ids)
-            raise
+        await self._index_pending()
         states = [state for entry in gone for state in entry.states]
         for state in states:
             self.shelf.remove((state.entry_id, state.step))

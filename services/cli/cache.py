@@ -1,16 +1,19 @@
-"""`afterimage cache`: what is kept, and throwing it away."""
+"""`afterimage cache`: what is kept, throwing it away, and making the index agree with it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import grpc
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -20,8 +23,11 @@ from services.cli.connection import listens
 from services.cli.embedded import alone, found_running, settings_from
 from services.cli.words import wide
 from shared import rpc, telemetry
-from shared.errors import InvalidRequestError
+from shared.errors import ConfigurationError, InvalidRequestError
 from shared.settings import Settings
+
+if TYPE_CHECKING:  # the catalog's imports take a second that --help need not wait for
+    from shared.index.rebuild import Repaired
 
 TIMEOUT_S = 30.0
 DataDir = Annotated[Path | None, typer.Option(help="Data directory of the Afterimage whose cache is meant.")]
@@ -124,6 +130,47 @@ def purge(
         typer.confirm(f"Purge {', '.join(f'{name} {value}' for name, value in chosen.items())}?", abort=True)
     reply = _ask(data_dir, "Purge", pb.PurgeRequest(**chosen))
     wide().print(f"purged {reply.entries} entries, {reply.states} states, {_size(reply.bytes)}")
+
+
+@app.command("rebuild-index")
+def rebuild_index(data_dir: DataDir = None) -> None:
+    """Make the index agree with the catalog while both are in use: add what it lacks, remove what is gone.
+
+    Hits go on being found meanwhile. For an index on a server, after it lost its data, was set up anew, or belongs to
+    another version of Afterimage.
+
+    Example: AFTERIMAGE_INDEX_URL=… AFTERIMAGE_CATALOG_URL=… afterimage cache rebuild-index
+    """
+    telemetry.configure_logging("error")
+    settings, out = settings_from(data_dir=data_dir), wide()
+    start = time.monotonic()
+    found = asyncio.run(_repaired(settings, out))
+    took = time.monotonic() - start
+    out.print(f"{found.kept} entries kept, {found.added} added, {found.removed} removed in {took:.1f} s")
+
+
+async def _repaired(settings: Settings, console: Console) -> Repaired:
+    from shared.backends import index_of
+    from shared.catalog import open_catalog
+    from shared.index.rebuild import repair_index
+
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console,
+        transient=True,
+    )  # fmt: skip
+    async with contextlib.AsyncExitStack() as opened:
+        index = await index_of(settings)
+        opened.push_async_callback(index.close)
+        if index.process_local:
+            raise ConfigurationError(
+                f"index_url: {settings.index_url} lives in the process that serves and is filled from the catalog when "
+                "that starts: restart it instead, or set AFTERIMAGE_INDEX_URL to the server that is meant"
+            )
+        catalog = await open_catalog(settings.catalog_url)
+        opened.push_async_callback(catalog.close)
+        opened.enter_context(bar)
+        task = bar.add_task("comparing", total=await index.count() + (await catalog.entries.totals()).entries)
+        return await repair_index(catalog, index, lambda checked: bar.advance(task, checked))
 
 
 def _ask(data_dir: Path | None, method: str, request: Any) -> Any:

@@ -218,6 +218,18 @@ def _items_of(connection: sa.Connection, ids: Sequence[str]) -> list[IndexItem]:
     return _as_items(connection, rows)
 
 
+def _live_ids(connection: sa.Connection, after: str, limit: int) -> list[str]:
+    query = sa.select(e.id).where(e.id > after, _ALIVE).order_by(e.id).limit(limit)
+    return list(connection.execute(query).scalars())
+
+
+def _live(connection: sa.Connection, ids: Sequence[str]) -> set[str]:
+    found: set[str] = set()
+    for some in _chunks(ids):
+        found.update(connection.execute(sa.select(s.entry_id).where(s.entry_id.in_(some)).distinct()).scalars())
+    return found
+
+
 def _as_items(connection: sa.Connection, rows: Sequence[Any]) -> list[IndexItem]:
     named: dict[str, dict[str, Any]] = {row.id: {} for row in rows}
     for ids in _chunks(named):
@@ -306,6 +318,14 @@ class Entries:
     async def items_of(self, ids: Sequence[str]) -> list[IndexItem]:
         """The same for these entries; those without a live state are left out."""
         return await self._database.read(_items_of, ids)
+
+    async def live_ids(self, after: str = "", limit: int = 1000) -> list[str]:
+        """A page, in order, of the ids of entries with at least one live state."""
+        return await self._database.read(_live_ids, after, limit)
+
+    async def live(self, ids: Sequence[str]) -> set[str]:
+        """Those of these entries that have at least one live state."""
+        return await self._database.read(_live, ids)
 
     async def spent(self, limit: int = 1000) -> list[str]:
         """Ids of entries with no state left whose job expired: nothing can be had from them any more."""

@@ -1,6 +1,15 @@
-"""Fills an index from the catalog, which alone is authoritative."""
+"""Makes an index agree with the catalog, which alone is authoritative, also while others write to both.
+
+What an entry's place in the index should be is read off its row, and the row is its version: not there yet, live, gone.
+Whoever changes a row brings the index into line afterwards with `reconcile`, which looks at the row once more after it
+wrote and writes again when that changed meanwhile. So the last write of any two that race follows the row as it is in
+the end, in whatever order the two ran, without a lock between processes.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from shared.catalog import Catalog
 from shared.index import Index
@@ -8,15 +17,58 @@ from shared.index import Index
 PAGE = 1000
 
 
-async def rebuild_index(catalog: Catalog, index: Index) -> int:
-    """Adds every entry that has a live state, page by page in id order; returns how many.
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What a repair found; while others write, entries that came or went meanwhile may be counted too."""
 
-    Adding replaces, so it may run while the index serves; entries that are no longer in the catalog stay, and a
-    search that finds one finds no row for it.
-    """
+    kept: int
+    added: int
+    removed: int
+
+
+async def rebuild_index(catalog: Catalog, index: Index) -> int:
+    """Fills an empty index that nobody else writes to, page by page in id order; returns how many entries it has."""
     count, after = 0, ""
     while page := await catalog.entries.items(after, PAGE):
         await index.add(page)
         count += len(page)
         after = page[-1].entry_id
     return count
+
+
+async def reconcile(catalog: Catalog, index: Index, entry_ids: Iterable[str]) -> None:
+    """Adds those of these entries that have a live state, and removes the others."""
+    pending = set(entry_ids)
+    while pending:
+        items = await catalog.entries.items_of(sorted(pending))
+        live = {item.entry_id for item in items}
+        if items:
+            await index.add(items)
+        if gone := sorted(pending - live):
+            await index.remove(gone)
+        pending = live ^ await catalog.entries.live(sorted(pending))
+
+
+async def repair_index(catalog: Catalog, index: Index, on_checked: Callable[[int], object]) -> Repaired:
+    """Removes what the catalog does not know, then adds what the index lacks; nothing else is touched, so that
+    searches go on finding what they found. `on_checked` gets the number of entries looked at, page by page.
+
+    An id in the index without a live row was evicted: rows come before the index, and do not come back.
+    """
+    known: set[str] = set()
+    added = removed = 0
+    async for page in index.ids():
+        live = await catalog.entries.live(page)
+        dead = set(page) - live
+        await reconcile(catalog, index, dead)
+        known |= live
+        removed += len(dead)
+        on_checked(len(page))
+    after = ""
+    while ids := await catalog.entries.live_ids(after, PAGE):
+        missing = [entry_id for entry_id in ids if entry_id not in known]
+        await reconcile(catalog, index, missing)
+        added += len(missing)
+        after = ids[-1]
+        on_checked(len(ids))
+    return Repaired(len(known), added, removed)

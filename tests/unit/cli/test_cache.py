@@ -13,8 +13,13 @@ from rich.console import Console
 from services.cache_maintainer.service import PAGE
 from services.cli import cache
 from shared.backends import open_backends
+from shared.catalog import open_catalog
+from shared.errors import ConfigurationError
 from shared.settings import Settings
-from tests.contracts.nouns import an_entry
+from shared.types import IndexFilter
+from tests.contracts.conftest import an_empty_weaviate
+from tests.contracts.nouns import a_vector, an_entry
+from tests.contracts.servers import url_of
 
 
 async def test_inspect_shows_as_many_entries_as_it_was_asked_for(
@@ -30,3 +35,27 @@ async def test_inspect_shows_as_many_entries_as_it_was_asked_for(
     await asyncio.to_thread(cache.inspect, "", PAGE + 10, "", settings.data_dir)
     assert len(set(re.findall(r"prompt \d+", shown.getvalue()))) == PAGE + 10
     assert "more: afterimage cache inspect" in shown.getvalue()
+
+
+async def test_an_index_inside_a_process_is_not_rebuilt_from_another(settings: Settings) -> None:
+    with pytest.raises(ConfigurationError, match=r"index_url: memory: .* restart it instead"):
+        await asyncio.to_thread(cache.rebuild_index, settings.data_dir)
+    assert not (settings.data_dir / "catalog.sqlite3").exists()
+
+
+async def test_an_index_on_a_server_is_rebuilt_by_one_command(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AFTERIMAGE_INDEX_URL", url_of("weaviate"))
+    index = await an_empty_weaviate(url_of("weaviate"))
+    catalog = await open_catalog(settings.catalog_url)
+    entry = an_entry()
+    await catalog.entries.add(entry, {"whole": a_vector(1).tobytes()})
+    await catalog.close()
+    shown = io.StringIO()
+    monkeypatch.setattr(cache, "wide", lambda: Console(file=shown, width=400))
+    await asyncio.to_thread(cache.rebuild_index, settings.data_dir)
+    assert "0 entries kept, 1 added, 0 removed" in shown.getvalue()
+    (hit,) = await index.search("whole", a_vector(1), IndexFilter(), 5)
+    assert hit.entry_id == entry.id
+    await index.close()
