@@ -19,6 +19,7 @@ from shared.telemetry import log
 HEARTBEAT_S = 10
 CONNECT_S = 5.0
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 2.0
+SERVE_AGAIN_S = 0.3
 CLOSE_S = 2.0
 RETRY_AFTER_S = 2.0
 """What a caller is told while the broker is away."""
@@ -70,10 +71,11 @@ class Link:
             self._connection, self._error = connection, None
             self._up.set()
             try:
-                await connection.closed()
+                await _lost(connection)
             finally:
                 self._up.clear()
             _log.warning("broker_lost", broker=self.place, purpose=self._purpose)
+            await _close(connection)
 
     async def ready(self, within_s: float | None) -> AbstractConnection:
         """The open connection; UnavailableError when there is none within `within_s`."""
@@ -102,9 +104,25 @@ class Link:
         self._keeping.cancel()
         await asyncio.gather(self._keeping, return_exceptions=True)
         if self._connection is not None:
-            with suppress(*GONE):
-                async with asyncio.timeout(CLOSE_S):
-                    await self._connection.close()
+            await _close(self._connection)
+
+
+async def _lost(connection: AbstractConnection) -> None:
+    """Returns when the connection is no more: `closed()` knows only of our own closing."""
+    gone = asyncio.Event()
+
+    def closed(*_: object) -> None:
+        gone.set()
+
+    connection.close_callbacks.add(closed)
+    if connection.transport is not None and not connection.transport.connection.is_closed:
+        await gone.wait()
+
+
+async def _close(closing: AbstractConnection | AbstractChannel) -> None:
+    with suppress(*GONE):
+        async with asyncio.timeout(CLOSE_S):
+            await closing.close()
 
 
 async def keep_serving(link: Link, serve: Callable[[AbstractChannel], Coroutine[Any, Any, None]], what: str) -> None:
@@ -116,7 +134,7 @@ async def keep_serving(link: Link, serve: Callable[[AbstractChannel], Coroutine[
             _log.warning("channel_lost", what=what)
         except GONE as error:
             _log.warning("channel_lost", what=what, error=repr(error))
-        await asyncio.sleep(FIRST_RETRY_S)
+        await asyncio.sleep(SERVE_AGAIN_S)
 
 
 async def _served(channel: AbstractChannel, serve: Callable[[AbstractChannel], Coroutine[Any, Any, None]]) -> bool:
@@ -147,6 +165,4 @@ async def close_when_cancelled(channel: AbstractChannel) -> None:
 
 async def close_channel(channel: AbstractChannel) -> None:
     """What was delivered on it and not acknowledged goes back to its queues."""
-    with suppress(*GONE):
-        async with asyncio.timeout(CLOSE_S):
-            await channel.close()
+    await _close(channel)
