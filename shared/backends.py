@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 from shared.blobs import Blobs, open_blobs
 from shared.bus import Bus, open_bus
@@ -19,7 +19,7 @@ from shared.index.rebuild import rebuild_index
 from shared.settings import Settings
 from shared.telemetry import log
 
-T = TypeVar("T")
+PORTS = frozenset({"catalog", "blobs", "index", "bus"})
 RETRY_S = 0.5
 """Pause between two tries to reach a server that is still starting."""
 
@@ -41,28 +41,48 @@ class Backends:
             self.lock.release()
 
 
-async def open_backends(settings: Settings) -> Backends:
+class _NotOpened:
+    """Stands for a port that this process said it does not need."""
+
+    process_local = False
+
+    def __init__(self, port: str) -> None:
+        self._port = port
+
+    def __getattr__(self, name: str) -> Any:
+        raise ConfigurationError(f"{self._port}: this process did not open it; it is not among its service's `ports`")
+
+    async def close(self) -> None:
+        return
+
+
+async def open_backends(settings: Settings, ports: Collection[str] = PORTS) -> Backends:
     """Opens what the settings name; takes the data directory's lock first when only one process may work there.
 
-    Servers that are away are waited for up to `connect_wait_s`; then UnavailableError names the one that is missing.
+    Of servers only those behind `ports` are asked for, and waited for up to `connect_wait_s` when they are away; then
+    UnavailableError names the one that is missing.
     """
     local = settings.bus_url.startswith("inprocess:") or settings.catalog_url.startswith("sqlite")
+    wanted = PORTS if local else ports
     until = time.monotonic() + (0.0 if local else settings.connect_wait_s)
     async with contextlib.AsyncExitStack() as opened:
         lock = lock_data_dir(settings.data_dir) if local else None
         if lock is not None:
             opened.callback(lock.release)
-        catalog = await _patiently(lambda: open_catalog(settings.catalog_url), until)
-        opened.push_async_callback(catalog.close)
-        blobs = await _patiently(lambda: blobs_of(settings), until)
-        opened.push_async_callback(blobs.close)
-        index = await _patiently(lambda: index_of(settings), until)
-        opened.push_async_callback(index.close)
-        if index.process_local:
-            await rebuild_index(catalog, index)
-        bus = await _patiently(lambda: open_bus(settings.bus_url), until)
+        made: dict[str, Any] = {port: _NotOpened(port) for port in PORTS}
+        for port, open_it in {
+            "catalog": lambda: open_catalog(settings.catalog_url),
+            "blobs": lambda: open_blobs(settings.blobs_url),
+            "index": lambda: open_index(settings.index_url),
+            "bus": lambda: open_bus(settings.bus_url),
+        }.items():
+            if port in wanted:
+                made[port] = await _patiently(open_it, until)
+                opened.push_async_callback(made[port].close)
+        if made["index"].process_local:
+            await rebuild_index(made["catalog"], made["index"])
         opened.pop_all()  # all are there: from now on they are the caller's to close
-        return Backends(bus, index, blobs, catalog, lock)
+        return Backends(**made, lock=lock)
     raise AssertionError("unreachable: nothing above swallows an error")
 
 
@@ -81,7 +101,7 @@ async def index_of(settings: Settings) -> Index:
     return await open_index(settings.index_url, hnsw)
 
 
-async def _patiently(open_it: Callable[[], Awaitable[T]], until: float) -> T:
+async def _patiently(open_it: Callable[[], Awaitable[Any]], until: float) -> Any:
     """Tries again while a server does not answer yet: services and servers may start in any order."""
     while True:
         try:

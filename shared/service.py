@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha import reflection
 
 from shared import rpc, telemetry
 from shared.addresses import BALANCED, target_of
-from shared.backends import Backends, open_backends, require_shared
+from shared.backends import PORTS, Backends, open_backends, require_shared
 from shared.clock import Clock, SystemClock
 from shared.errors import AfterimageError, ConfigurationError, UnavailableError
 from shared.settings import Settings
@@ -30,6 +30,8 @@ PUBLIC = frozenset({"gateway"})
 
 
 class Service(Protocol):
+    """May name the `ports` it uses (a set of names of Backends' fields); alone in its process it opens no others."""
+
     name: ClassVar[str]
 
     async def start(self, context: Context) -> None:
@@ -94,7 +96,8 @@ async def running(
     services: Sequence[Service], settings: Settings, *, clock: Clock | None = None
 ) -> AsyncIterator[Running]:
     """Starts the services in this process, yields while they serve, then drains and stops them in reverse order."""
-    backends = await open_backends(settings)
+    ports = frozenset[str]().union(*(getattr(service, "ports", PORTS) for service in services))
+    backends = await open_backends(settings, ports)
     socket_dir = Path(tempfile.mkdtemp(prefix="afterimage-"))
     alone = len(services) == 1
     internal_address = settings.internal_listen or ("" if alone else f"unix:{socket_dir}/internal.sock")

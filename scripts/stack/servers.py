@@ -117,6 +117,11 @@ class Server:
             self._process.poll()  # reaps it when it has ended
         return bool(self.pid) and born_at(self.pid) == self.born != ""
 
+    @property
+    def returned(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs, and for what another process started."""
+        return None if self._process is None else self._process.poll()
+
     def launch(self) -> Server:
         """Starts the process, in a process group of its own, without waiting for it to be ready."""
         self.folder.mkdir(parents=True, exist_ok=True)

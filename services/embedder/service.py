@@ -28,6 +28,7 @@ MAX_IMAGES = 64
 
 class EmbedderService(pb_grpc.EmbedderServiceServicer):
     name: ClassVar[str] = "embedder"
+    ports: ClassVar[frozenset[str]] = frozenset()
 
     async def start(self, context: Context) -> None:
         settings = self._settings = context.settings

@@ -47,6 +47,7 @@ class GatewayService(GatewayServiceServicer):
     """The public door (design §3)."""
 
     name: ClassVar[str] = "gateway"
+    ports: ClassVar[frozenset[str]] = frozenset({"catalog", "blobs", "bus"})
 
     async def start(self, context: Context) -> None:
         self._context, catalog, bus = context, context.backends.catalog, context.backends.bus
@@ -194,7 +195,7 @@ class GatewayService(GatewayServiceServicer):
         return job
 
     def _arm(self, job: Job) -> None:
-        self._timers.arm(job, self._context.clock.now())
+        self._timers.arm(job, now=job.updated_at)  # just written: this is the catalog's clock
 
     def _ended(self, job_id: str) -> None:
         self._timers.disarm(job_id)

@@ -58,7 +58,7 @@ class Attempt:
         self._ended: asyncio.Future[Finished | Left] = asyncio.get_running_loop().create_future()
         self._joined: Joined | None = None
         self._claimed_at = place.clock.monotonic()
-        self._age_s = place.clock.now() - job.created_at
+        self._age_s = job.updated_at - job.created_at  # at the claim, and by the catalog's clock alone
         self._queue_s = self._fetch_s = 0.0
         self._captures: list[asyncio.Task[Captured]] = []
         self._saving: asyncio.Task[None] | None = None
@@ -198,7 +198,7 @@ class Attempt:
             denoise_s=done.denoise_s,
             decode_s=done.decode_s,
             store_s=self._place.clock.monotonic() - begun,
-            total_s=max(self._place.clock.now() - self.job.created_at, 0.0),
+            total_s=max(self._age_s + self._place.clock.monotonic() - self._claimed_at, 0.0),
         )
         _observe(timings)
         return Result(

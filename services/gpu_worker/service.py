@@ -52,6 +52,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
     """One model on one device, its lanes, and the batch that rides on it (design §3)."""
 
     name: ClassVar[str] = "gpu_worker"
+    ports: ClassVar[frozenset[str]] = frozenset({"catalog", "blobs", "bus"})
 
     async def start(self, context: Context) -> None:
         settings, self._context = context.settings, context

@@ -46,6 +46,7 @@ class Asked:
 
 class RetrieverService(pb_grpc.RetrieverServiceServicer):
     name: ClassVar[str] = "retriever"
+    ports: ClassVar[frozenset[str]] = frozenset({"catalog", "index", "bus"})
 
     async def start(self, context: Context) -> None:
         self._settings, self._backends = context.settings, context.backends

@@ -54,24 +54,24 @@ def _found(name: str) -> tuple[str, str]:
     if program.find() is None:
         return "", f"no {name}: {program.HOW_TO_GET_IT}; or set {_variable(name)}"
     try:
-        _STARTED[name] = program.start(_folder() / name)
+        _STARTED[name] = program.start(folder() / name)
     except StackError as error:
         return "", f"{name} does not start: {error}"
     return _STARTED[name].url, ""
 
 
 @cache
-def _folder() -> Path:
-    """Readable by the user that a server runs as when the tests are root's; gone at the end of the session."""
-    folder = Path(tempfile.mkdtemp(prefix="afterimage-servers-"))
-    folder.chmod(0o755)
-    atexit.register(_stop_all, os.getpid(), folder)
-    return folder
+def folder() -> Path:
+    """For servers of this session, gone at its end; readable by whom a server runs as when the tests are root's."""
+    made = Path(tempfile.mkdtemp(prefix="afterimage-servers-"))
+    made.chmod(0o755)
+    atexit.register(_stop_all, os.getpid(), made)
+    return made
 
 
-def _stop_all(owner: int, folder: Path) -> None:
+def _stop_all(owner: int, made: Path) -> None:
     if os.getpid() != owner:
         return  # a forked child
     for server in _STARTED.values():
         server.stop(timeout_s=5.0)
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(made, ignore_errors=True)

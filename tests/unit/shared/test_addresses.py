@@ -126,3 +126,19 @@ async def test_a_server_that_is_away_is_waited_for_so_long_and_no_longer(tmp_pat
     )
     with pytest.raises(UnavailableError, match="postgresql"):
         await open_backends(settings)
+
+
+async def test_a_service_alone_opens_only_the_ports_it_uses(tmp_path: Path) -> None:
+    nowhere = Settings(
+        data_dir=tmp_path,
+        bus_url="amqp://127.0.0.1:9",
+        index_url="weaviate://127.0.0.1:9",
+        catalog_url="postgresql+asyncpg://nobody@127.0.0.1:9/none",
+        blobs_url=f"file:{tmp_path}/blobs",
+        connect_wait_s=0.0,
+    )
+    backends = await open_backends(nowhere, {"blobs"})
+    await backends.blobs.put("pictures/a.png", b"a picture")
+    with pytest.raises(ConfigurationError, match="catalog: this process did not open it"):
+        _ = backends.catalog.jobs
+    await backends.close()
