@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from pydantic import ValidationError
 
-from services.cli import cache, demo, generate, health, jobs, profile, up
+from services.cli import cache, dead_letters, demo, generate, health, jobs, profile, up
 from shared.errors import (
     AfterimageError,
     ConfigurationError,
@@ -39,6 +39,7 @@ app.command("up")(up.up)
 app.command("generate")(generate.generate)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(cache.app, name="cache")
+app.add_typer(dead_letters.app, name="dead-letters")
 app.command("health")(health.health)
 app.command("profile")(profile.profile)
 app.command("demo")(demo.demo)

@@ -75,6 +75,11 @@ _RELEASE = sa.update(jobs).where(_MINE).values(**_BACK)
 _CANCEL = (
     sa.update(jobs).where(_ID, c.state.in_((QUEUED, RUNNING))).values(state=CANCELLED, **_ENDED).returning(jobs)
 )  # fmt: skip
+_REOPEN = (
+    sa.update(jobs)
+    .where(_ID, c.state == FAILED)
+    .values(error="", failures=0, crashes=0, confirmed=False, **_BACK)
+)  # fmt: skip
 _CRASHED = {**_BACK, "crashes": c.crashes + 1, "confirmed": False}
 _EXPIRED_LEASES = sa.update(jobs).where(c.state == RUNNING, c.lease_until < _NOW).values(**_CRASHED).returning(jobs)
 _UNCONFIRMED = (
@@ -388,6 +393,11 @@ class Jobs:
     async def cancel(self, job_id: str) -> Job:
         """The row afterwards: cancelled, or as it already had ended."""
         return await self._database.write(_cancel, job_id)
+
+    async def reopen(self, job_id: str) -> bool:
+        """A failed job is queued again with nothing held against it; False when it is in another state. Its task is to
+        be sent, and `confirm` called then."""
+        return await self._database.write(_set, _REOPEN, {"job_id": job_id})
 
     async def queued(self, lane: str | None = None) -> int:
         return await self._database.read(_queued, lane)

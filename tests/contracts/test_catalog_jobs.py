@@ -52,6 +52,23 @@ async def test_an_unknown_job(catalog: Catalog) -> None:
     assert not await catalog.jobs.finish("nope", 0, a_result("nope"))
 
 
+async def test_a_failed_job_may_begin_anew(catalog: Catalog) -> None:
+    job = await accepted(catalog)
+    assert not await catalog.jobs.reopen(job.id)
+    assert await catalog.jobs.claim(job.id, "w1", LEASE_S)
+    assert not await catalog.jobs.reopen(job.id)
+    assert await catalog.jobs.fail(job.id, 1, "no", final=True)
+    assert await catalog.jobs.reopen(job.id)
+    again = await catalog.jobs.get(job.id)
+    assert (again.state, again.attempt, again.failures, again.error) == (JobState.QUEUED, 1, 0, "")
+    assert [row.id for row in await catalog.jobs.to_requeue(unconfirmed_after_s=-1.0)] == [job.id]
+    claimed = await catalog.jobs.claim(job.id, "w1", LEASE_S)
+    assert claimed is not None
+    assert claimed.attempt == 2
+    assert await catalog.jobs.finish(job.id, 2, a_result(job.id))
+    assert not await catalog.jobs.reopen(job.id)
+
+
 async def test_a_job_may_be_born_finished(catalog: Catalog) -> None:
     job = a_job()
     born = dataclasses.replace(job, state=JobState.SUCCEEDED, result=a_result("another", steps=()))
