@@ -19,7 +19,7 @@ class Settings(BaseSettings):
 
     # ---- where things are ----
     data_dir: Path = Field(Path(".afterimage"), description="Folder of the embedded mode: catalog, blobs, lock.")
-    bus_url: str = Field("inprocess:", description="inprocess:")
+    bus_url: str = Field("inprocess:", description="inprocess:, or amqp://user:password@host:port/vhost.")
     index_url: str = Field("memory:", description="memory:, or weaviate://host:port?grpc_port=50051.")
     weaviate_hnsw_ef: int = Field(
         -1, ge=-1, le=4096, description="Candidates kept while searching; -1: 8 per wanted entry, 100 to 500."
@@ -34,7 +34,9 @@ class Settings(BaseSettings):
     )
     blobs_access_key: str = Field("", description="Of the S3 server; empty: AWS_ACCESS_KEY_ID.")
     blobs_secret_key: SecretStr = Field(SecretStr(""), description="Of the S3 server; empty: AWS_SECRET_ACCESS_KEY.")
-    catalog_url: str = Field("", description="sqlite+aiosqlite:///path; empty: the data directory.")
+    catalog_url: str = Field(
+        "", description="sqlite+aiosqlite:///path or postgresql+asyncpg://…; empty: the data directory."
+    )
 
     # ---- who listens where ----
     listen: str = Field("127.0.0.1:50051", description="Public gRPC address (gateway, or the service started alone).")
