@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from enum import StrEnum
+from functools import cache
 from typing import Any, TypeVar
 
 from protos import common_pb2 as pb
@@ -182,8 +183,13 @@ def timings_from_proto(message: pb.Timings) -> Timings:
 
 def _plain(kind: Any, value: Any) -> Any:
     """A message whose fields have the value's own names."""
-    return kind(**{field.name: getattr(value, field.name) for field in fields(value)})
+    return kind(**{name: getattr(value, name) for name in _names(value.__class__)})
 
 
-def _value(kind: type[Any], message: Any) -> Any:
-    return kind(**{field.name: getattr(message, field.name) for field in fields(kind)})
+def _value(kind: Any, message: Any) -> Any:
+    return kind(**{name: getattr(message, name) for name in _names(kind)})
+
+
+@cache  # a plan has eight candidates of eight fields each, and is converted four times a request
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from protos import common_pb2 as pb
 from protos import gateway_pb2
@@ -35,10 +35,10 @@ class Answers:
             self._timings[job_id] = replace(self._timings[job_id], total_s=total_s)
 
     def job(self, job: Job) -> pb.Job:
-        known = self._timings.get(job.id)
-        if known is None or job.result is None:
-            return job_to_proto(job)
-        return job_to_proto(replace(job, result=replace(job.result, timings=merged(job.result.timings, known))))
+        message, known = job_to_proto(job), self._timings.get(job.id)
+        if known is not None and job.result is not None:
+            _add(known, message.timings)
+        return message
 
     async def picture(self, job: Job) -> bytes:
         """The job's PNG; NotFoundError when it is not there (any more)."""
@@ -50,10 +50,11 @@ class Answers:
             raise NotFoundError(f"the picture of job {job.id} is gone; results are kept results_keep_s") from error
 
 
-def merged(run: Timings, gateway: Timings) -> Timings:
-    """The worker's seconds with the gateway's own stages, and its total where it knows one."""
-    ours = {field.name: getattr(gateway, field.name) for field in fields(Timings) if field.name in _OURS}
-    return replace(run, **ours, total_s=gateway.total_s or run.total_s)
+def _add(gateway: Timings, run: pb.Timings) -> None:
+    """The gateway's own stages beside the worker's seconds, and its total where it knows one."""
+    for name in _OURS:
+        setattr(run, name, getattr(gateway, name))
+    run.total_s = gateway.total_s or run.total_s
 
 
 def accepted_event(job: Job, position: int) -> gateway_pb2.GenerateStreamResponse:

@@ -50,7 +50,8 @@ class Intake:
         self._lookup = Lookup(context)
         self._queue = QueueLength()
         self._local_disk = context.settings.blobs_url.startswith("file:")
-        self._confirmer = Confirmer(context.backends.catalog)
+        # long before the sweeper asks, and seldom while a picture is being drawn or stored
+        self._confirmer = Confirmer(context.backends.catalog, every_s=min(1.0, context.settings.sweep_s / 10))
         self.rate = FinishRate()
 
     async def accept(self, message: pb.Request, caller: Caller, job_id: str, *, told_now: bool) -> Accepted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 
 from shared.bus import Bus
@@ -71,10 +72,11 @@ class Sweeper:
 class Confirmer:
     """Notes in batches, off the request's path, that the broker has a job's task; one lost is sent once more."""
 
-    def __init__(self, catalog: Catalog, every_s: float = 0.05) -> None:
+    def __init__(self, catalog: Catalog, every_s: float) -> None:
         self._catalog, self._every_s = catalog, every_s
         self._sent: list[str] = []
         self._task: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
 
     def sent(self, job_id: str) -> None:
         self._sent.append(job_id)
@@ -82,12 +84,14 @@ class Confirmer:
             self._task = asyncio.create_task(self._confirm_soon())
 
     async def close(self) -> None:
+        self._closing.set()
         if self._task is not None:
             await self._task
 
     async def _confirm_soon(self) -> None:
         while self._sent:
-            await asyncio.sleep(self._every_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), self._every_s)
             batch, self._sent = self._sent, []
             try:
                 await self._catalog.jobs.confirm(batch)

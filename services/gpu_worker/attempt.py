@@ -65,7 +65,7 @@ class Attempt:
         self._written = [job.checkpoint_key] if job.checkpoint_key else []
         """Checkpoints that go when the job ends."""
         self._told: set[asyncio.Task[None]] = set()
-        self._submitted = self._cancelled = False
+        self._submitted = self._cancelled = self._from_cache = False
         self._picture_key = f"pictures/{job.id}-{job.attempt}.png"
 
     # what the engine says; called on the event loop, in order
@@ -91,6 +91,8 @@ class Attempt:
         self._queue_s = max(self._age_s + in_hand_s, 0.0)
         METRICS.queue_seconds.observe(self._queue_s)
         self._tell(event.step, None)
+        if self._from_cache:
+            self._in_background(self._say_used())
 
     def _on_advanced(self, event: Advanced) -> None:
         if event.step < event.steps:
@@ -141,9 +143,8 @@ class Attempt:
             alone=self.job.crashes >= CRASHES_TOGETHER,
         )
         self._submitted = True
+        self._from_cache = self.plan.source is PlanSource.LATENT and not isinstance(prepared.start, FromCheckpoint)
         self._place.engine.submit(task)
-        if self.plan.source is PlanSource.LATENT and not isinstance(prepared.start, FromCheckpoint):
-            self._in_background(self._say_used())
 
     async def _say_used(self) -> None:
         """The state counts as used under the K of its own run, which may have had another T."""

@@ -16,6 +16,8 @@ from shared.telemetry import log
 
 OnEvents = Callable[[list[Event]], None]
 Order = Callable[[Engine], list[Event]]
+HELD = 8
+"""Steps that are counted together: while the next are drawn, not when the picture is waited for."""
 
 
 class EngineThread:
@@ -59,7 +61,7 @@ class EngineThread:
             events += self._step()
             held += events
             # a wake-up costs the loop more than a fast step takes: what is only counted waits for company
-            if not all(isinstance(event, BatchRan) for event in events):
+            if len(held) >= HELD or not all(isinstance(event, BatchRan) for event in events):
                 self._tell(self._on_events, held)
                 held = []
 

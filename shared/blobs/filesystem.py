@@ -59,6 +59,7 @@ class FilesystemBlobs:
 
     def __init__(self, root: str) -> None:
         self._root = Path(root).absolute()
+        self._prefix = f"{self._root}/"
         self._numbers = itertools.count()
         self._threads = ThreadPoolExecutor(THREADS, "blobs")
 
@@ -88,7 +89,8 @@ class FilesystemBlobs:
 
     def _put(self, key: str, data: bytes, durable: bool) -> str:
         hashed = hashlib.sha256(data)
-        temporary = self._root / TEMPORARY / f"{os.getpid()}-{next(self._numbers)}"
+        # strings, not Paths, which cost as much as the write
+        temporary = f"{self._prefix}{TEMPORARY}/{os.getpid()}-{next(self._numbers)}"
         try:
             with (
                 _told(f"{self._root}: cannot store {len(data)} bytes of {key}"),
@@ -98,23 +100,24 @@ class FilesystemBlobs:
                     rest = memoryview(part)
                     while rest:  # a nearly full disk takes a part of it
                         rest = rest[file.write(rest) :]
-                self._place(temporary, self._root / key)
+                self._place(temporary, self._prefix + key)
                 if durable:
                     # once, after the rename: ext4, xfs and btrfs then commit the name and new folders with the
                     # content. A power cut before this can leave a torn file, which its trailer betrays.
                     os.fsync(file.fileno())
-        finally:
+        except BaseException:
             with suppress(OSError):
-                temporary.unlink(missing_ok=True)
+                os.unlink(temporary)
+            raise
         return hashed.hexdigest()
 
-    def _place(self, temporary: Path, target: Path) -> None:
+    def _place(self, temporary: str, target: str) -> None:
         for _ in range(100):  # delete() removes empty folders, perhaps while we make them
             try:
                 return os.rename(temporary, target)
             except FileNotFoundError:
                 with suppress(FileNotFoundError):
-                    target.parent.mkdir(parents=True, exist_ok=True)
+                    Path(target).parent.mkdir(parents=True, exist_ok=True)
         return os.rename(temporary, target)
 
     async def get(self, key: str, sha256: str = "") -> bytes:
@@ -125,7 +128,7 @@ class FilesystemBlobs:
     def _size(self, key: str) -> int:
         with _told(f"blob {key}"):
             try:
-                return os.stat(self._root / key).st_size
+                return os.stat(self._prefix + key).st_size
             except (FileNotFoundError, NotADirectoryError) as error:
                 raise BlobMissingError(f"blob {key}: not there") from error
 

@@ -37,6 +37,10 @@ class Database(Protocol):
         """In one transaction, over what is committed."""
         ...
 
+    async def read_row(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """`read` of a row or two by their keys: less work than handing it to another thread would be."""
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -344,10 +344,10 @@ class Jobs:
 
     async def first(self, caller: str, idempotency_key: str, body_hash: str) -> Job | None:
         """The job that this caller's key already names; ConflictError when that one had another body."""
-        return await self._database.read(_first, caller, idempotency_key, body_hash)
+        return await self._database.read_row(_first, caller, idempotency_key, body_hash)
 
     async def get(self, job_id: str) -> Job:
-        return await self._database.read(_get, job_id)
+        return await self._database.read_row(_get, job_id)
 
     async def list(
         self, *, tenant: str | None = None, state: JobState | None = None, limit: int = 50, after: str = ""

@@ -97,6 +97,9 @@ class PostgresqlDatabase:
     async def read(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await self._run(self._reading, operation, args, kwargs)
 
+    async def read_row(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self.read(operation, *args, **kwargs)
+
     async def close(self) -> None:
         await self._durable.dispose()
         await self._lazy.dispose()

@@ -86,7 +86,8 @@ class SqliteDatabase:
         self._writer = ThreadPoolExecutor(1, "catalog-writer")
         self._reader = self._writer if in_memory else ThreadPoolExecutor(1, "catalog-reader")
         self._writing: sa.Connection | None = None
-        self._reading: sa.Connection | None = None
+        self._reading: dict[str, sa.Connection] = {}
+        """By where they read."""
         self._lazy: bool | None = False
         """As the connection is set; None: not known."""
         self._waiting: deque[_Write] = deque()
@@ -154,16 +155,17 @@ class SqliteDatabase:
                     raw.execute("ROLLBACK TO one")
                 raw.execute("RELEASE one")
 
-    # ---- on the reading thread ----
+    # ---- on the reading thread, a row or two on the event loop ----
 
-    def _read(self, operation: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _read(self, place: str, operation: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         try:
-            if self._reading is None:
-                self._reading = self._engine.connect()
-            raw: Any = self._reading.connection.driver_connection
-            with self._reading.begin():
+            if place not in self._reading:
+                self._reading[place] = self._engine.connect()
+            connection = self._reading[place]
+            raw: Any = connection.connection.driver_connection
+            with connection.begin():
                 raw.execute("BEGIN")
-                return operation(self._reading, *args, **kwargs)
+                return operation(connection, *args, **kwargs)
         except (sa.exc.DBAPIError, sqlite3.Error) as error:
             raise explain(error, self._where) from error
 
@@ -188,10 +190,16 @@ class SqliteDatabase:
             return await self.write_lazily(operation, *args, **kwargs)
         if self._closed:
             raise UnavailableError(f"{self._where}: the catalog is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._reader, self._read, operation, args, kwargs)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._reader, self._read, "thread", operation, args, kwargs)
+
+    async def read_row(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._closed or self._reader is self._writer:
+            return await self.read(operation, *args, **kwargs)
+        return self._read("loop", operation, args, kwargs)
 
     def _hang_up(self) -> None:
-        for connection in (self._reading, self._writing):
+        for connection in (*self._reading.values(), self._writing):
             if connection is not None:
                 connection.close()
         self._engine.dispose()
