@@ -27,7 +27,7 @@ class Settings(BaseSettings):
     weaviate_hnsw_ef_construction: int = Field(128, ge=8, le=4096, description="Of a collection that is made anew.")
     weaviate_hnsw_max_connections: int = Field(32, ge=4, le=512, description="Of a collection that is made anew.")
     weaviate_exact_up_to: int = Field(
-        40_000, ge=0, description="A filter that leaves fewer entries than this is answered by comparing them all."
+        40_000, ge=1000, description="A filter that leaves fewer entries than this is answered by comparing them all."
     )
     blobs_url: str = Field(
         "", description="file:/path, or minio://bucket@host:port of any S3 server; empty: the data directory."

@@ -36,7 +36,8 @@ class Index(Protocol):
         ...
 
     def ids(self) -> AsyncIterator[list[str]]:
-        """Pages of all entry ids, in any order; what comes or goes meanwhile may be among them or not."""
+        """Pages of the ids of all entries that searches can find, in any order; what comes or goes meanwhile may be
+        among them or not. An entry that a crash of the server left half there is removed, so that it can be added."""
         ...
 
     async def close(self) -> None: ...
@@ -51,7 +52,7 @@ class Hnsw:
     ef_construction: int = 128
     max_connections: int = 32
     exact_up_to: int = 40_000
-    """A filter that leaves fewer entries than this is answered by comparing them all."""
+    """A filter that leaves fewer entries than this (at least 1,000) is answered by comparing them all."""
 
 
 def unit(vector: Vector, what: str) -> Vector:

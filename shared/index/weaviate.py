@@ -154,11 +154,17 @@ class WeaviateIndex:
                 await self._connect()
                 if await self._collection.spaces() is None:
                     return
-                page = await self._objects.query.fetch_objects(limit=PAGE, after=after, return_properties=["entry_id"])
-            if not page.objects:
+                page = (
+                    await self._objects.query.fetch_objects(
+                        limit=PAGE, after=after, return_properties=["entry_id", "spaces"]
+                    )
+                ).objects
+                lost = await self._collection.lost(page)
+            if not page:
                 return
-            yield [str(each.properties["entry_id"]) for each in page.objects]
-            after = page.objects[-1].uuid
+            await self.remove(sorted(lost))
+            yield [entry_id for each in page if (entry_id := str(each.properties["entry_id"])) not in lost]
+            after = page[-1].uuid
 
     async def close(self) -> None:
         await self._client.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -10,6 +11,7 @@ from weaviate import WeaviateAsyncClient
 from weaviate.auth import Auth
 from weaviate.classes.config import Configure, DataType, Property, Reconfigure, Tokenization, VectorDistances
 from weaviate.classes.data import DataObject
+from weaviate.classes.query import Filter
 from weaviate.config import AdditionalConfig, GrpcConfig, Timeout
 from weaviate.connect import ConnectionParams
 from weaviate.exceptions import UnexpectedStatusCodeError
@@ -67,7 +69,7 @@ def space_of(name: str, vector: Vector) -> str:
 def object_of(item: IndexItem, vectors: dict[str, Vector]) -> Any:
     """The item as the server keeps it; `vectors` by name, of length 1."""
     said: Any = {space_of(name, vector): vector for name, vector in vectors.items()}
-    kept = {"entry_id": item.entry_id, **{name: getattr(item, name) for name in FILTERED}}
+    kept = {"entry_id": item.entry_id, "spaces": sorted(said), **{name: getattr(item, name) for name in FILTERED}}
     return DataObject(uuid=uuid_of(item.entry_id), properties=kept, vector=said)
 
 
@@ -121,6 +123,32 @@ class EntryCollection:
         )
         return Configure.Vectors.self_provided(name=name, vector_index_config=graph)
 
+    async def lost(self, objects: Sequence[Any]) -> set[str]:
+        """Which of these (at most 1,000) have a vector that searches do not find.
+
+        A server that is killed keeps every object it confirmed, but forgets the places in its graphs of those of the
+        last second (measured with 1.35.2); adding them again changes nothing there unless they are removed first.
+        """
+        known = await self.spaces() or {}
+        lost: set[str] = set()
+        for space in sorted({space for each in objects for space in each.properties["spaces"]}):
+            expected = {
+                each.uuid: each.properties["entry_id"] for each in objects if space in each.properties["spaces"]
+            }
+            if space in known:
+                anywhere = [1.0] + [0.0] * (int(space.rpartition("_")[2]) - 1)
+                found = await self.objects.query.near_vector(
+                    anywhere,
+                    target_vector=space,
+                    filters=Filter.by_id().contains_any(list(expected)),  # few enough to be compared exactly
+                    limit=len(expected),
+                    return_properties=[],
+                )
+                lost |= {expected[id_] for id_ in expected.keys() - {each.uuid for each in found.objects}}
+            else:
+                lost |= set(expected.values())
+        return lost
+
     async def adopt(self) -> None:
         """Says when what is stored is of another version, and brings what can be changed to the settings."""
         others = [name for name in await self._collections.list_all() if name.startswith(FAMILY)]
@@ -137,7 +165,8 @@ class EntryCollection:
 
 
 def _properties() -> list[Property]:
-    return [
+    plain = [Property(name="spaces", data_type=DataType.TEXT_ARRAY, index_filterable=False, index_searchable=False)]
+    return plain + [
         Property(
             name=name,
             data_type=DataType.TEXT,
