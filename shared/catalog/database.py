@@ -33,6 +33,10 @@ class Database(Protocol):
         """In one transaction that a power cut (never a killed process) may undo: for what can be rebuilt."""
         ...
 
+    async def write_row(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """`write_lazily` of a row or two: less work than handing it to another thread would be."""
+        ...
+
     async def read(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """In one transaction, over what is committed."""
         ...

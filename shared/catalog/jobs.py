@@ -339,7 +339,7 @@ class Jobs:
         where nobody is told of the job before that.
         """
         lazily = self._database.process_local and not durable
-        write = self._database.write_lazily if lazily else self._database.write
+        write = self._database.write_row if lazily else self._database.write
         return await write(_accept, job, idempotency_key, caller, body_hash, key_lifetime_s)
 
     async def first(self, caller: str, idempotency_key: str, body_hash: str) -> Job | None:
@@ -363,7 +363,7 @@ class Jobs:
     async def claim(self, job_id: str, worker: str, lease_s: float) -> Job | None:
         """The job, now running under the next attempt; None when it is final or another's lease is alive."""
         # a power cut that undoes a claim on SQLite took the worker with it; a server must never give an attempt twice
-        write = self._database.write_lazily if self._database.process_local else self._database.write
+        write = self._database.write_row if self._database.process_local else self._database.write
         return await write(_claim, job_id, worker, lease_s)
 
     async def renew(self, job_id: str, attempt: int, lease_s: float) -> bool:

@@ -94,6 +94,9 @@ class PostgresqlDatabase:
     async def write_lazily(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await self._run(self._lazy, operation, args, kwargs)
 
+    async def write_row(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self.write_lazily(operation, *args, **kwargs)
+
     async def read(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await self._run(self._reading, operation, args, kwargs)
 

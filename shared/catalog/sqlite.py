@@ -3,6 +3,8 @@
 A transaction is one hop to the writing thread: accept + claim + finish take 1.1 ms against 3.1 ms when every statement
 hops separately through aiosqlite (measured, 2 quiet cores). Writes that arrive while one is being synced share the
 next commit: on a busy machine, where waiting for the disk is what costs, 500 accepts at once take 0.4 s, not 4.3 s.
+A row or two that need no sync are read, and written while nobody else writes, on the event loop itself: half of what a
+thread takes, and on a busy machine, where a thread waits for a core twice, far less.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from shared.errors import AfterimageError, ConfigurationError, UnavailableError
 BUSY_TIMEOUT_S = 5.0
 GROUP = 64
 """Writes that may share a commit."""
+CHECKPOINT_EVERY = 64
+"""Commits of the writing thread; a picture is about four, and forty pages of 4 KB in the log."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,21 +85,30 @@ class SqliteDatabase:
             connection.create_function("now_s", 0, clock.now)
             for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "cache_size = -16000"):
                 connection.execute(f"PRAGMA {pragma}").close()
+            # not within a commit that somebody waits for: _checkpoint does it
+            connection.execute("PRAGMA wal_autocheckpoint = 0").close()
 
         sa.event.listen(self._engine, "connect", configure)
         self._writer = ThreadPoolExecutor(1, "catalog-writer")
         self._reader = self._writer if in_memory else ThreadPoolExecutor(1, "catalog-reader")
         self._writing: sa.Connection | None = None
-        self._reading: dict[str, sa.Connection] = {}
-        """By where they read."""
+        self._reading: sa.Connection | None = None
+        self._near: sa.Connection | None = None
+        """The event loop's own: it waits for nobody."""
         self._lazy: bool | None = False
         """As the connection is set; None: not known."""
         self._waiting: deque[_Write] = deque()
+        self._commits = 0
+        """Since the last checkpoint."""
         self._closed = False
 
     # ---- on the writing thread ----
 
     def _drain(self) -> None:
+        self._write_group()
+        self._checkpoint()
+
+    def _write_group(self) -> None:
         group: list[_Write] = []
         while self._waiting and len(group) < GROUP:
             group.append(self._waiting.popleft())
@@ -114,6 +127,15 @@ class SqliteDatabase:
         for write in group:
             with suppress(RuntimeError):  # its loop is gone, and so is whoever asked
                 write.future.get_loop().call_soon_threadsafe(write.settle)
+
+    def _checkpoint(self) -> None:
+        """From the log into the database, once whoever waited for the last commit has its answer."""
+        if self._commits < CHECKPOINT_EVERY or self._writing is None:
+            return
+        self._commits = 0
+        raw: Any = self._writing.connection.driver_connection
+        with suppress(sqlite3.Error):  # a full disk: the log grows on until there is room
+            raw.execute("PRAGMA wal_checkpoint(PASSIVE)").close()
 
     def _commit_alone(self, write: _Write) -> None:
         try:
@@ -142,6 +164,7 @@ class SqliteDatabase:
         if lazy is not self._lazy:
             raw.execute(f"PRAGMA synchronous = {'NORMAL' if lazy else 'FULL'}").close()
             self._lazy = lazy
+        self._commits += 1
         with self._writing.begin():
             raw.execute("BEGIN IMMEDIATE")
             for write in group:
@@ -155,17 +178,16 @@ class SqliteDatabase:
                     raw.execute("ROLLBACK TO one")
                 raw.execute("RELEASE one")
 
-    # ---- on the reading thread, a row or two on the event loop ----
+    # ---- on the reading thread ----
 
-    def _read(self, place: str, operation: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _read(self, operation: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         try:
-            if place not in self._reading:
-                self._reading[place] = self._engine.connect()
-            connection = self._reading[place]
-            raw: Any = connection.connection.driver_connection
-            with connection.begin():
+            if self._reading is None:
+                self._reading = self._engine.connect()
+            raw: Any = self._reading.connection.driver_connection
+            with self._reading.begin():
                 raw.execute("BEGIN")
-                return operation(connection, *args, **kwargs)
+                return operation(self._reading, *args, **kwargs)
         except (sa.exc.DBAPIError, sqlite3.Error) as error:
             raise explain(error, self._where) from error
 
@@ -185,21 +207,44 @@ class SqliteDatabase:
     async def write_lazily(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await self._enqueue(True, lambda connection: operation(connection, *args, **kwargs))
 
+    def _at_once(self, begin: str, operation: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        if self._near is None:
+            self._near = self._engine.connect()
+            for pragma in ("busy_timeout = 0", "synchronous = NORMAL"):
+                self._near.exec_driver_sql(f"PRAGMA {pragma}").close()
+            self._near.rollback()
+        raw: Any = self._near.connection.driver_connection
+        with self._near.begin():
+            raw.execute(begin)
+            return operation(self._near, *args, **kwargs)
+
+    @property
+    def _by_threads_alone(self) -> bool:
+        return self._closed or self._reader is self._writer
+
+    async def write_row(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        if not (self._waiting or self._by_threads_alone):
+            with suppress(
+                sa.exc.DBAPIError, sqlite3.Error
+            ):  # somebody is writing: the thread waits, and says what is wrong
+                return self._at_once("BEGIN IMMEDIATE", operation, args, kwargs)
+        return await self.write_lazily(operation, *args, **kwargs)
+
     async def read(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         if self._reader is self._writer:  # in memory there is one connection
             return await self.write_lazily(operation, *args, **kwargs)
         if self._closed:
             raise UnavailableError(f"{self._where}: the catalog is closed")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._reader, self._read, "thread", operation, args, kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._reader, self._read, operation, args, kwargs)
 
     async def read_row(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        if self._closed or self._reader is self._writer:
-            return await self.read(operation, *args, **kwargs)
-        return self._read("loop", operation, args, kwargs)
+        if not self._by_threads_alone:
+            with suppress(sa.exc.DBAPIError, sqlite3.Error):
+                return self._at_once("BEGIN", operation, args, kwargs)
+        return await self.read(operation, *args, **kwargs)
 
     def _hang_up(self) -> None:
-        for connection in (*self._reading.values(), self._writing):
+        for connection in (self._near, self._reading, self._writing):
             if connection is not None:
                 connection.close()
         self._engine.dispose()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -183,3 +184,61 @@ async def test_a_catalog_that_something_else_holds(tmp_path: Path, monkeypatch: 
     other.close()
     await catalog.jobs.cancel(job.id)
     await catalog.close()
+
+
+async def test_a_row_is_written_where_it_is_asked_for_unless_somebody_else_writes(tmp_path: Path) -> None:
+    opened = open_database(f"sqlite:///{tmp_path / 'c.db'}", ManualClock())
+    main, asked_in = threading.current_thread(), list[threading.Thread]()
+
+    def make(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("CREATE TABLE kept (number INTEGER)")
+
+    def keep(connection: sa.Connection, number: int) -> None:
+        asked_in.append(threading.current_thread())
+        connection.exec_driver_sql("INSERT INTO kept VALUES (?)", (number,))
+
+    def refuse(connection: sa.Connection) -> None:
+        keep(connection, 13)
+        raise AfterimageError("no")
+
+    def kept(connection: sa.Connection) -> list[int]:
+        asked_in.append(threading.current_thread())
+        return list(connection.exec_driver_sql("SELECT number FROM kept ORDER BY number").scalars())
+
+    await opened.write(make)
+    await opened.write_row(keep, 1)
+    with pytest.raises(AfterimageError, match="no"):
+        await opened.write_row(refuse)
+    assert await opened.read_row(kept) == [1]
+    assert set(asked_in) == {main}
+
+    other = sqlite3.connect(tmp_path / "c.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    asked_in.clear()
+    waiting = asyncio.create_task(opened.write_row(keep, 2))
+    await asyncio.sleep(0.05)  # the loop is free meanwhile
+    assert await opened.read_row(kept) == [1]
+    other.execute("ROLLBACK")
+    other.close()
+    await waiting
+    assert await opened.read(kept) == [1, 2]
+    assert main not in asked_in[1:]  # all but the read_row
+    await opened.close()
+    with pytest.raises(UnavailableError):
+        await opened.read_row(kept)
+
+
+async def test_the_log_does_not_grow_for_ever(tmp_path: Path) -> None:
+    opened = open_database(f"sqlite:///{tmp_path / 'c.db'}", ManualClock())
+
+    def fill(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS kept (bytes BLOB)")
+        connection.exec_driver_sql("INSERT INTO kept VALUES (zeroblob(4000))")
+        connection.exec_driver_sql("DELETE FROM kept")
+
+    for _ in range(4 * sqlite.CHECKPOINT_EVERY):
+        await opened.write_lazily(fill)
+        await opened.write_row(fill)
+    once = sqlite.CHECKPOINT_EVERY * 2 * 4 * 4096
+    assert (tmp_path / "c.db-wal").stat().st_size < 2 * once
+    await opened.close()
