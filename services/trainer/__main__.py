@@ -117,7 +117,7 @@ def judge(
     work: Work = WORK,
     models: Models = MODELS,
     out: Annotated[Path, typer.Option(help="Folder for summary.json and a grid per model")] = Path("out/judge"),
-    count: Annotated[int, typer.Option(help="Held-out prompts per model: the same scenes at each size")] = 512,
+    count: Annotated[int, typer.Option(help="Held-out prompts per model: the same scenes at each size")] = 256,
     steps: int = 50,
     guidance: Annotated[float | None, typer.Option(help="Guidance; default: what each model's card says")] = None,
     threads: int = 2,
