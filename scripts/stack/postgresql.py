@@ -58,6 +58,7 @@ def start(folder: Path) -> Server:
         command=[f"{programs}/postgres", "-D", str(data), *(f"-c{key}={value}" for key, value in options.items())],
         ready=lambda: _answers(port),
         user=user,
+        tries=5,  # its backends, each a session of its own, outlive a killed postmaster for a moment
         stop_signal=signal.SIGINT,  # its "fast" shutdown; SIGTERM would wait for every client to leave
     )
     return server.start()

@@ -102,6 +102,8 @@ class Server:
     """Whom to run it as when we are root; empty: as we are."""
     stop_signal: int = signal.SIGTERM
     start_timeout_s: float = 60.0
+    tries: int = 1
+    """Starts before giving up: after a kill something of the last life may still hold what it needs."""
     after_stop: Callable[[], None] | None = None
     pid: int = 0
     born: str = ""
@@ -155,6 +157,10 @@ class Server:
 
     def start(self) -> Server:
         """Starts it and waits until it is ready; after `kill` or `stop` it starts again on its data and ports."""
+        for _ in range(self.tries - 1):
+            with contextlib.suppress(StackError):
+                return self.launch().wait_ready()
+            time.sleep(0.5)
         return self.launch().wait_ready()
 
     def stop(self, timeout_s: float = 20.0) -> None:

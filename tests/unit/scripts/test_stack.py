@@ -1,0 +1,119 @@
+"""A private server lives, dies and comes back where it was; a stack finds again exactly what it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.stack import postgresql, rabbitmq, seaweedfs, weaviate
+from scripts.stack.servers import HOST, Server, StackError, answers, born_at, free_port
+from scripts.stack.stack import ROOT, Stack, missing
+
+STUBBORN = """
+import http.server, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
+
+
+def _server(folder: Path, program: list[str] | None = None, *, name: str = "web", **more: float) -> Server:
+    port = free_port()
+    command = program or [sys.executable, "-m", "http.server", "--bind", HOST]
+    return Server(
+        name=name,
+        url=f"http://{HOST}:{port}",
+        folder=folder,
+        command=[*command, str(port)],
+        ready=lambda: answers(f"http://{HOST}:{port}/"),
+        **more,  # type: ignore[arg-type]  # start_timeout_s
+    )
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    made = _server(tmp_path)
+    yield made
+    made.stop()
+
+
+def test_it_is_killed_and_starts_again_where_it_was(server: Server) -> None:
+    first = server.start().pid
+    server.kill()
+    assert not server.alive
+    assert server.returned == -signal.SIGKILL
+    assert server.start().pid != first
+    assert server.ready()
+    server.stop()
+    assert not server.alive
+    server.stop()  # twice is fine
+
+
+def test_one_that_ignores_the_request_to_end_is_made_to(tmp_path: Path) -> None:
+    server = _server(tmp_path, [sys.executable, "-c", STUBBORN]).start()
+    server.stop(timeout_s=0.3)
+    assert not server.alive
+
+
+def test_one_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    with pytest.raises(StackError, match=r"web ended while starting[^$]*no such thing"):
+        _server(tmp_path, [sys.executable, "-c", "raise SystemExit('no such thing')"]).start()
+    with pytest.raises(StackError, match=r"web to be ready: not within 0\.3 s"):
+        _server(tmp_path, [sys.executable, "-c", "import time; time.sleep(60)"], start_timeout_s=0.3).start()
+
+
+def test_what_the_last_life_still_holds_is_waited_for(tmp_path: Path) -> None:
+    twice = f"import os, sys; os.path.exists('tried') or [open('tried', 'w'), sys.exit('still in use')]{STUBBORN}"
+    server = _server(tmp_path, [sys.executable, "-c", twice], tries=2).start()
+    assert server.ready()
+    assert "still in use" in server.tail()
+    server.kill()
+
+
+def test_another_process_under_the_same_id_is_not_taken_for_it(server: Server) -> None:
+    server.start()
+    assert server.alive
+    assert born_at(server.pid) == server.born
+    found = Server("web", server.url, server.folder, (), server.ready, pid=server.pid, born="long ago")
+    assert not found.alive
+    found.stop()
+    assert server.alive
+
+
+def test_a_later_process_stops_exactly_what_was_started(tmp_path: Path) -> None:
+    stack = Stack(tmp_path)
+    stack.processes = {name: _server(tmp_path, name=name).start() for name in ("weaviate", "gateway-1")}
+    stack.save()
+    found = Stack.load(tmp_path)
+    assert found.names() == ["weaviate", "gateway-1"]
+    assert found.names("gateway") == ["gateway-1"]
+    assert found.gateways == [stack.processes["gateway-1"].url]
+    found.stop()
+    assert not any(server.alive for server in (*stack.processes.values(), *found.processes.values()))
+    with pytest.raises(StackError, match="make stack-up"):
+        Stack.load(tmp_path)
+    stack.stop()
+
+
+def test_what_is_missing_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (postgresql, rabbitmq, weaviate):
+        monkeypatch.setattr(module, "find", lambda: None)
+    monkeypatch.setattr(seaweedfs, "find", lambda: "/somewhere/weed")
+    said = missing({"AFTERIMAGE_BUS_URL": "amqp://there"})
+    assert [each.partition(":")[0] for each in said] == ["catalog_url", "index_url"]
+    assert "apt-get install postgresql" in said[0]
+    assert "AFTERIMAGE_CATALOG_URL" in said[0]
+
+
+def test_the_command_says_it_before_anything_starts(tmp_path: Path) -> None:
+    environment = {"PATH": "/nowhere", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "scripts.stack", "up", "--folder", str(tmp_path / "stack")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == os.EX_UNAVAILABLE
+    assert "index_url: no weaviate here" in done.stderr
+    assert not (tmp_path / "stack").exists()
