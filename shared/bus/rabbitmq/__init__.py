@@ -23,8 +23,8 @@ from shared.ids import new_id
 from shared.messages import Message, Progress, encode
 from shared.telemetry import log
 
-OPEN_S = 30.0
-"""How long a process that starts waits for the broker; it may be starting too."""
+OPEN_S = 5.0
+"""How long opening waits for the broker; who starts beside it tries again."""
 WAIT_S = 5.0
 """How long a call waits for a broker that went away."""
 MAX_PRIORITY = 9

@@ -10,13 +10,12 @@ from typing import Any
 from aio_pika.abc import AbstractIncomingMessage
 
 from shared.bus import DeadLetter
-from shared.bus.rabbitmq.link import GONE, close_channel
+from shared.bus.rabbitmq.link import GONE, close_channel, one_of
 from shared.bus.rabbitmq.publisher import Publisher, parcel
 from shared.bus.rabbitmq.queues import DEAD_LETTERS, lane_queue
 from shared.bus.rabbitmq.receiving import RETURNS
 
 LANE, REASON, AT = "afterimage-lane", "afterimage-reason", "afterimage-at-ms"
-CALL_S = 10.0
 
 
 def letter_of(task: AbstractIncomingMessage) -> DeadLetter:
@@ -43,7 +42,7 @@ async def browse(publisher: Publisher) -> AsyncGenerator[AbstractIncomingMessage
     channel = await publisher.channel()
     try:
         queue = await channel.get_queue(DEAD_LETTERS.name, ensure=False)
-        while (task := await queue.get(fail=False, timeout=CALL_S)) is not None:
+        while (task := await one_of(queue)) is not None:
             yield task
     finally:
         await close_channel(channel)

@@ -11,7 +11,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from shared.bus import Handler, trace
 from shared.bus.handling import hand_over
-from shared.bus.rabbitmq.link import GONE, Link, close_when_cancelled, keep_serving
+from shared.bus.rabbitmq.link import GONE, Link, close_when_cancelled, ended, keep_serving
 from shared.bus.rabbitmq.queues import BACKLOG, FACTS, facts_queue
 from shared.messages import decode
 
@@ -89,5 +89,4 @@ class RabbitSubscription:
             if done:
                 await asyncio.wait([self._serving], timeout=CLOSE_AFTER_S)  # it acknowledges the fact, and ends
             handling.cancel()
-        self._serving.cancel()
-        await asyncio.gather(self._serving, return_exceptions=True)
+        await ended(self._serving)

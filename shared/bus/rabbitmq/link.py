@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import aio_pika
-from aio_pika.abc import AbstractChannel, AbstractConnection
+from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
 from aio_pika.exceptions import CONNECTION_EXCEPTIONS, ProbableAuthenticationError
 from yarl import URL
 
@@ -21,6 +21,8 @@ CONNECT_S = 5.0
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 2.0
 SERVE_AGAIN_S = 0.3
 CLOSE_S = 2.0
+CALL_S = 10.0
+"""How long the broker may take for an answer."""
 RETRY_AFTER_S = 2.0
 """What a caller is told while the broker is away."""
 GONE = (*CONNECTION_EXCEPTIONS, TimeoutError)
@@ -101,8 +103,7 @@ class Link:
         return UnavailableError(f"the broker at {self.place} does not answer{said}", retry_after_s=RETRY_AFTER_S)
 
     async def close(self) -> None:
-        self._keeping.cancel()
-        await asyncio.gather(self._keeping, return_exceptions=True)
+        await ended(self._keeping)
         if self._connection is not None:
             await _close(self._connection)
 
@@ -147,10 +148,23 @@ async def _served(channel: AbstractChannel, serve: Callable[[AbstractChannel], C
             serving.result()
         return serving.done()
     finally:
-        for task in (lost, serving):
-            task.cancel()
-        await asyncio.gather(lost, serving, return_exceptions=True)
+        await ended(lost, serving)
         await close_channel(channel)
+
+
+async def ended(*tasks: asyncio.Future[Any]) -> None:
+    """Cancels until they are done: `wait_for`, which aiormq uses, may lose a cancellation before Python 3.12."""
+    pending = {task for task in tasks if not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=1.0)
+
+
+async def one_of(queue: AbstractQueue) -> AbstractIncomingMessage | None:
+    """The queue's next message, if it has one; TimeoutError when the broker does not say."""
+    async with asyncio.timeout(CALL_S):
+        return await queue.get(fail=False, timeout=None)
 
 
 async def close_when_cancelled(channel: AbstractChannel) -> None:

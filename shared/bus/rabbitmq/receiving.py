@@ -10,7 +10,7 @@ from typing import Protocol
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from shared.bus import trace
-from shared.bus.rabbitmq.link import GONE, Link, close_when_cancelled, keep_serving
+from shared.bus.rabbitmq.link import CALL_S, GONE, Link, close_when_cancelled, ended, keep_serving, one_of
 from shared.bus.rabbitmq.queues import lane_queue
 from shared.errors import AfterimageError, UnavailableError
 from shared.messages import Message, decode
@@ -18,8 +18,6 @@ from shared.telemetry import log
 
 RETURNS, SEEN = "afterimage-returns", "afterimage-seen"
 """Headers of a copy: how often it was returned for a fault of its own, and that someone had it before."""
-
-CALL_S = 10.0
 
 _log = log("bus")
 
@@ -132,8 +130,7 @@ class RabbitReceiver:
     async def close(self) -> None:
         self._closed = True
         self._news.set()
-        self._serving.cancel()
-        await asyncio.gather(self._serving, *self._burying, return_exceptions=True)
+        await asyncio.gather(ended(self._serving), *self._burying, return_exceptions=True)
 
     # ---- what runs on a channel ----
 
@@ -176,7 +173,7 @@ class RabbitReceiver:
                 await self._turn.wait()
                 continue
             for place, queue in enumerate(queues):
-                task = await queue.get(fail=False, timeout=CALL_S)
+                task = await one_of(queue)
                 if task is not None:
                     self._offer(place, task)
                     break
@@ -189,7 +186,8 @@ class RabbitReceiver:
         tags = [await self._consume(place, queue, came) for place, queue in enumerate(queues)]
         await came.wait()
         for queue, tag in zip(queues, tags, strict=True):
-            await queue.cancel(tag, timeout=CALL_S)
+            async with asyncio.timeout(CALL_S):
+                await queue.cancel(tag)
         self._ready.sort(key=lambda pair: pair[0])
         while len(self._ready) > self._prefetch - len(self._held):
             await self._ready.pop()[1].nack(requeue=True)
