@@ -52,6 +52,8 @@ RETRY_AFTER_S = 5.0
 HASH = "x-amz-meta-sha256"
 
 _FULL = ("XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "QuotaExceeded", "InsufficientStorage")
+_NO_SPACE = "no space left on device"
+"""So says MinIO on a small disk; SeaweedFS says only that something is wrong, which is BlobUnavailableError."""
 _REFUSED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 
 
@@ -64,7 +66,7 @@ def _told(what: str) -> Iterator[None]:
         said = f"{what}: {error.code} ({error.message})"
         if error.code == "NoSuchKey":
             raise BlobMissingError(f"{what}: not there") from error
-        if error.code in _FULL or error.response.status == 507:
+        if error.code in _FULL or error.response.status == 507 or _NO_SPACE in (error.message or ""):
             raise StorageFullError(said, retry_after_s=RETRY_AFTER_S) from error
         raise BlobUnavailableError(said, retry_after_s=RETRY_AFTER_S) from error
     except (MinioException, HTTPError) as error:
@@ -96,7 +98,8 @@ class MinioBlobs:
             blobs = cls(at)
             await blobs._off_loop(blobs._prepare)
         except ValueError as error:  # the client's own checks: bucket name, host, keys
-            raise ConfigurationError(f"blobs_url: bucket {at.bucket!r} at {at.endpoint}: {error}") from error
+            hint = "" if at.access_key else "; set AFTERIMAGE_BLOBS_ACCESS_KEY and AFTERIMAGE_BLOBS_SECRET_KEY"
+            raise ConfigurationError(f"blobs_url: bucket {at.bucket!r} at {at.endpoint}: {error}{hint}") from error
         return blobs
 
     def _prepare(self) -> None:
@@ -122,7 +125,13 @@ class MinioBlobs:
         sha256 = digest(data)
         with _told(f"cannot store {len(data)} bytes of {key}"):
             self._client.put_object(
-                self._bucket, key, io.BytesIO(data), len(data), metadata={"sha256": sha256}, part_size=PART_BYTES
+                self._bucket,
+                key,
+                io.BytesIO(data),
+                len(data),
+                metadata={"sha256": sha256},
+                part_size=PART_BYTES,
+                num_parallel_uploads=1,
             )
         return sha256
 
