@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from aio_pika import Message as Parcel
@@ -118,11 +118,12 @@ class RabbitBus:
 
     async def publish(self, message: Message) -> None:
         self._check_open()
-        progress = isinstance(message, Progress)
-        if progress and not self._links[0].up:
-            return  # the next one says more
         kind, body = encode(message)
-        await self._publisher.tell(parcel(kind, body, durable=not progress))
+        if not isinstance(message, Progress):
+            await self._publisher.tell(parcel(kind, body))
+        elif self._links[0].up:
+            with suppress(UnavailableError):  # the next one says more
+                await self._publisher.tell(parcel(kind, body, durable=False))
 
     async def subscribe(
         self,
