@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,9 @@ async def test_an_upload_cut_off_in_the_middle_leaves_the_old_blob(
     await blobs.close()
 
 
-async def test_a_full_disk_behind_the_server(tmp_path: Path) -> None:
+@pytest.fixture
+def small_minio(tmp_path: Path) -> Iterator[str]:
+    """The URL of a MinIO on a disk of 16 MB; needs the right to mount one."""
     if minio.find() is None:
         url_of("minio")  # skips, or fails where it is required
     mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(tmp_path)]
@@ -152,16 +155,20 @@ async def test_a_full_disk_behind_the_server(tmp_path: Path) -> None:
         pytest.skip("cannot mount a small file system here")
     try:
         server = minio.start(tmp_path / "minio")
-        blobs = await open_blobs(server.url)
-        kept = await blobs.put("pictures/kept", os.urandom(4_000_000))
-        with pytest.raises(StorageFullError, match="cannot store 20000000 bytes of pictures/large") as full:
-            await blobs.put("pictures/large", os.urandom(20_000_000))
-        assert full.value.retry_after_s
-        assert len(await blobs.get("pictures/kept", kept)) == 4_000_000
-        assert await all_keys(blobs) == ["pictures/kept"]
-        await blobs.delete(["pictures/kept"])
-        await blobs.put("pictures/fits", os.urandom(4_000_000))
-        await blobs.close()
+        yield server.url
         server.stop()
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+async def test_a_full_disk_behind_the_server(small_minio: str) -> None:
+    blobs = await open_blobs(small_minio)
+    kept = await blobs.put("pictures/kept", os.urandom(4_000_000))
+    with pytest.raises(StorageFullError, match="cannot store 20000000 bytes of pictures/large") as full:
+        await blobs.put("pictures/large", os.urandom(20_000_000))
+    assert full.value.retry_after_s
+    assert len(await blobs.get("pictures/kept", kept)) == 4_000_000
+    assert await all_keys(blobs) == ["pictures/kept"]
+    await blobs.delete(["pictures/kept"])
+    await blobs.put("pictures/fits", os.urandom(4_000_000))
+    await blobs.close()
