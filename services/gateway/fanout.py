@@ -66,7 +66,7 @@ class Fanout:
             await self._subscription.close()
 
     def drain(self) -> None:
-        """From now on, waiting for a job that went back to its queue ends."""
+        """From now on, waiting for a job that this process will not finish ends."""
         self.draining = True
         for watches in self._watches.values():
             for watch in watches:
@@ -108,11 +108,15 @@ class Fanout:
                 yield fact
                 continue
             job = await rows.get(watch.job_id)
-            if not job.state.final and self.draining and job.state is JobState.QUEUED:
-                raise UnavailableError(f"shutting down; job {job.id} goes on after the restart", retry_after_s=2.0)
+            if not job.state.final and self.draining and self._goes_on_without_us(job):
+                raise UnavailableError(f"shutting down; job {job.id} goes on, ask again for it", retry_after_s=0.5)
             yield job
             if job.state.final:
                 return
+
+    def _goes_on_without_us(self, job: Job) -> bool:
+        """A worker of another process draws on; one of this process finishes what it has begun while it drains."""
+        return not self._bus.process_local or job.state is JobState.QUEUED
 
     async def _heard(self, fact: Message) -> None:
         if isinstance(fact, JobSucceeded | JobFailed | JobCancelled):

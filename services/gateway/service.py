@@ -85,11 +85,11 @@ class GatewayService(GatewayServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         with self._visit() as visit:
-            await self._accept(request.request, context, visit, told_now=False)
+            job = await self._accept(request.request, context, visit, told_now=False)
             async for event in self._follow(visit):
-                if isinstance(event, Job) and event.state.final:
-                    return await self._answer(event, visit)
-        raise AssertionError("follow ends with a final row")
+                if isinstance(event, Job):
+                    job = event
+            return await self._answer(job, visit)  # its final row, with which following ends
 
     async def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: Any
@@ -140,7 +140,8 @@ class GatewayService(GatewayServiceServicer):
             try:
                 yield visit
             except (asyncio.CancelledError, GeneratorExit):
-                self._left(visit)
+                if not self._fanout.draining:  # else it is us who leave
+                    self._left(visit)
                 raise
 
     async def _accept(self, request: Any, context: Any, visit: Visit, *, told_now: bool) -> Job:

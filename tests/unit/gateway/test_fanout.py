@@ -104,3 +104,17 @@ async def test_nothing_is_remembered_of_those_who_left() -> None:
         assert not house.waited_for("j1", besides=first)
         assert house.waited_for("j2", besides=first)
     assert not house._watches
+
+
+async def test_while_draining_it_does_not_wait_for_a_worker_of_another_process() -> None:
+    bus = InProcessBus()
+    bus.process_local = False  # as a broker
+    rows, house = Rows(), Fanout(bus, lambda _: None)
+    await house.start()
+    waiting = asyncio.create_task(everything(house, rows))
+    await asyncio.sleep(0)
+    house.drain()
+    with pytest.raises(UnavailableError, match="j1 goes on"):
+        await asyncio.wait_for(waiting, 5)
+    await house.stop()
+    await bus.close()

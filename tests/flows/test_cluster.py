@@ -1,0 +1,314 @@
+"""Every service its own process over real servers: what one process promises, several keep while some of them die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from scripts.stack import postgresql, rabbitmq, weaviate
+from scripts.stack.stack import PORTS, Stack, missing, variable
+from services.gpu_worker.codecs import encode_png
+from services.gpu_worker.families import Family, load_family
+from services.gpu_worker.redraw import redraw
+from shared.addresses import target_of
+from shared.backends import Backends, open_backends
+from shared.client import Accepted, AsyncClient, Picture, Progress
+from shared.errors import CancelledError, ConflictError, UnavailableError
+from shared.ids import new_id
+from shared.messages import lane_of
+from shared.models import find_card, tiny
+from shared.settings import Settings
+from shared.types import CompatKey, IndexFilter, Job, JobState, Plan, PlanSource, Request, vector_from
+from tests.contracts.servers import REQUIRED, folder
+
+LONG = 200
+"""Steps of a job in whose middle something is done to it: a few seconds on the small model, more on a busy machine."""
+LIMIT_S = 240.0
+EVERY = 10
+"""Steps between two checkpoints."""
+NEEDED = {"postgresql": postgresql, "rabbitmq": rabbitmq, "weaviate": weaviate}
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    if said := missing(os.environ):
+        required = any(name in REQUIRED and module.find() is None for name, module in NEEDED.items())
+        (pytest.fail if required else pytest.skip)("; ".join(said))
+    models = tiny.build(tmp_path_factory.mktemp("models"), channels=(48, 96))
+    settings = {
+        "large": str(models / "large"),
+        "encoder": str(models / "clip"),
+        "torch_threads": 1,
+        "batch_invariant": 2,
+        "max_rows": 2,
+        "checkpoint_every_steps": EVERY,
+        "lease_s": 10.0,
+        "sweep_s": 1.0,
+        "drain_s": 0.5,
+        "call_timeout_s": 20.0,
+        "lookup_timeout_s": 10.0,
+        "predictor": "always",
+        "log_level": "warning",
+    }
+    with Stack(folder() / "cluster", replicas={"gateway": 2, "gpu_worker": 2}, settings=settings) as started:
+        yield started
+
+
+@pytest.fixture
+async def backends(stack: Stack) -> AsyncIterator[Backends]:
+    """What the services see, seen from outside."""
+    urls: Any = {port.setting: stack.environment[variable(port.setting)] for port in PORTS}
+    opened = await open_backends(Settings(**urls))
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def clients(stack: Stack) -> AsyncIterator[list[AsyncClient]]:
+    made = [AsyncClient(address, retry_s=LIMIT_S) for address in stack.gateways]
+    yield made
+    for client in made:
+        await client.close()
+
+
+@pytest.fixture(scope="module")
+def family(stack: Stack) -> Family:
+    """The workers' model, in the test's own process."""
+    environment = stack.environment
+    return load_family(find_card(environment["AFTERIMAGE_LARGE"]), device="cpu", batch_invariant=2)
+
+
+class Watched:
+    """A call that waits for its picture, and what was heard meanwhile."""
+
+    def __init__(self, client: AsyncClient, prompt: str, **fields: Any) -> None:
+        self.job_id = ""
+        self.accepted, self.steps, self._news = asyncio.Event(), 0, asyncio.Event()
+        self.task = asyncio.create_task(self._watch(client, prompt, fields))
+
+    async def _watch(self, client: AsyncClient, prompt: str, fields: dict[str, Any]) -> Picture:
+        async for event in client.generate_stream(prompt, timeout_s=LIMIT_S, **fields):
+            match event:
+                case Accepted(job_id=job_id):
+                    self.job_id = job_id
+                    self.accepted.set()
+                case Progress(step=step):
+                    self.steps = max(self.steps, step)
+                    self._news.set()
+                case Picture():
+                    return event
+        raise AssertionError("the stream ended without a picture")
+
+    async def past(self, step: int) -> None:
+        """Until so many steps are behind it."""
+        async with asyncio.timeout(LIMIT_S):
+            while self.steps < step:
+                self._news.clear()
+                news = asyncio.create_task(self._news.wait())
+                await asyncio.wait([news, self.task], return_when=asyncio.FIRST_COMPLETED)
+                news.cancel()
+                assert not self.task.done(), f"it was done before anything could happen to it: {self.task}"
+
+
+async def _worker_of(stack: Stack, backends: Backends, job_id: str) -> str:
+    """The replica that draws this job."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            job = await backends.catalog.jobs.get(job_id)
+            by_pid = {str(stack.processes[name].pid): name for name in stack.names("gpu_worker")}
+            if job.state is JobState.RUNNING and (name := by_pid.get(job.worker.rpartition("-")[2])):
+                return name
+            await asyncio.sleep(0.05)
+
+
+async def _found(backends: Backends, picture: Picture) -> None:
+    """Until the cache maintainer's entry of it is found by a search."""
+    vector = vector_from((await backends.catalog.jobs.get(picture.job.id)).vector)
+    async with asyncio.timeout(LIMIT_S):
+        while picture.job.id not in {
+            hit.entry_id for hit in await backends.index.search("whole", vector, IndexFilter(), 20)
+        }:
+            await asyncio.sleep(0.1)
+
+
+async def _again(stack: Stack, name: str) -> None:
+    await asyncio.to_thread(stack.restart, name)
+
+
+async def _as_planned(picture: Picture, family: Family, backends: Backends) -> bytes:
+    """The picture that its recorded plan yields when nothing happens to it."""
+    job = await backends.catalog.jobs.get(picture.job.id)
+    blob = await backends.blobs.get(job.plan.state_key) if job.plan.state_key else None
+    return encode_png((await asyncio.to_thread(redraw, family, job.request, job.plan, blob)).pixels)
+
+
+async def test_a_miss_a_hit_and_a_repeat_through_different_gateways(
+    clients: list[AsyncClient], backends: Backends, family: Family
+) -> None:
+    first, second = clients
+    miss = await first.generate("a red cube on a table", seed=1, steps=20)
+    assert miss.plan.source is PlanSource.NOISE
+    assert all(note.startswith("k_table") for note in miss.plan.degraded)
+    await _found(backends, miss)
+    hit = await second.generate("a red cube on a table", seed=2, steps=20)
+    assert (hit.plan.source, hit.plan.entry_id) == (PlanSource.LATENT, miss.job.id)
+    assert hit.steps_run == 20 - hit.plan.start_step < 20
+    repeat = await second.generate("a red cube on a table", seed=1, steps=20)
+    assert repeat.plan.source is PlanSource.EXACT
+    assert repeat.png == miss.png != hit.png
+    for picture in (miss, hit):
+        assert await _as_planned(picture, family, backends) == picture.png
+
+
+async def test_one_key_at_two_gateways_is_one_job(clients: list[AsyncClient], backends: Backends) -> None:
+    key = new_id()
+    asked = [client.generate("a blue ball", seed=1, steps=10, idempotency_key=key) for client in (*clients, *clients)]
+    pictures = await asyncio.gather(*asked)
+    assert len({picture.job.id for picture in pictures}) == 1
+    assert len({picture.png for picture in pictures}) == 1
+    with pytest.raises(ConflictError, match=key):
+        await clients[1].generate("a green ball", seed=1, steps=10, idempotency_key=key)
+
+
+async def test_cancelled_at_one_gateway_it_ends_at_the_other_and_at_the_worker(
+    stack: Stack, clients: list[AsyncClient], backends: Backends
+) -> None:
+    waiting = Watched(clients[0], "a cone that nobody wants", seed=1, steps=LONG, cache="off")
+    await waiting.past(10)
+    cancelled = await clients[1].cancel(waiting.job_id)
+    assert cancelled.job.state is JobState.CANCELLED
+    with pytest.raises(CancelledError):
+        await asyncio.wait_for(waiting.task, 30.0)
+    async with asyncio.timeout(30.0):  # neither goes on drawing it
+        while [blob async for blob in backends.blobs.list(f"checkpoints/{waiting.job_id}")]:
+            await asyncio.sleep(0.1)
+    assert (await clients[0].get_job(waiting.job_id)).job.state is JobState.CANCELLED
+
+
+async def test_kill_9_of_a_worker_the_other_goes_on_where_it_was(
+    stack: Stack, clients: list[AsyncClient], backends: Backends, family: Family
+) -> None:
+    waiting = Watched(clients[0], "a cube drawn by two workers", seed=5, steps=LONG, cache="off")
+    await waiting.past(3 * EVERY)
+    worker = await _worker_of(stack, backends, waiting.job_id)
+    stack.kill(worker)
+    picture = await waiting.task
+    row = await backends.catalog.jobs.get(picture.job.id)
+    assert (row.attempt, row.crashes, row.failures) == (2, 1, 0)
+    assert 0 < picture.steps_run <= LONG - 2 * EVERY  # a checkpoint behind the first two was there
+    assert row.plan.source is PlanSource.NOISE
+    assert await _as_planned(picture, family, backends) == picture.png
+    assert [blob async for blob in backends.blobs.list(f"checkpoints/{row.id}")] == []
+    await _again(stack, worker)
+
+
+async def test_a_hit_that_is_interrupted_keeps_its_plan(
+    stack: Stack, clients: list[AsyncClient], backends: Backends, family: Family
+) -> None:
+    source = await clients[0].generate("a yellow cylinder", seed=1, steps=LONG)
+    await _found(backends, source)
+    waiting = Watched(clients[0], "a yellow cylinder", seed=2, steps=LONG, cache="read")
+    await asyncio.wait_for(waiting.accepted.wait(), LIMIT_S)
+    planned = (await backends.catalog.jobs.get(waiting.job_id)).plan
+    assert planned.source is PlanSource.LATENT
+    await waiting.past(planned.start_step + 2 * EVERY)
+    worker = await _worker_of(stack, backends, waiting.job_id)
+    stack.kill(worker)
+    picture = await waiting.task
+    assert picture.plan == planned
+    assert picture.steps_run < LONG - planned.start_step
+    assert await _as_planned(picture, family, backends) == picture.png
+    await _again(stack, worker)
+
+
+async def test_a_worker_told_to_end_hands_back_and_nothing_counts_as_a_crash(
+    stack: Stack, clients: list[AsyncClient], backends: Backends, family: Family
+) -> None:
+    waiting = Watched(clients[1], "a cone handed over", seed=5, steps=LONG, cache="off")
+    await waiting.past(2 * EVERY)
+    worker = await _worker_of(stack, backends, waiting.job_id)
+    await asyncio.to_thread(stack.processes[worker].stop, 60.0)
+    assert stack.processes[worker].returned == 0  # it drained, it was not killed
+    picture = await waiting.task
+    row = await backends.catalog.jobs.get(picture.job.id)
+    assert (row.attempt, row.crashes, row.failures) == (2, 0, 0)
+    assert await _as_planned(picture, family, backends) == picture.png
+    await _again(stack, worker)
+
+
+async def test_a_gateway_that_dies_after_accepting_leaves_a_job_that_finishes(
+    stack: Stack, clients: list[AsyncClient], backends: Backends
+) -> None:
+    async with AsyncClient(stack.address("gateway-1"), retry_s=0.0) as caller:
+        waiting = Watched(caller, "a ball whose gateway dies", seed=1, steps=LONG, cache="off")
+        await asyncio.wait_for(waiting.accepted.wait(), LIMIT_S)
+        stack.kill("gateway-1")
+        with pytest.raises(UnavailableError):
+            await waiting.task
+    await _finished(backends, waiting.job_id)
+    assert (await clients[1].get_picture(waiting.job_id)).png
+    await _again(stack, "gateway-1")
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_a_caller_whose_gateway_goes_finds_its_job_at_another(stack: Stack, backends: Backends, end: str) -> None:
+    async with AsyncClient(target_of(",".join(stack.gateways), "target"), retry_s=LIMIT_S) as caller:
+        waiting = Watched(caller, f"a cone asked for twice, {end}", seed=1, steps=LONG, cache="off")
+        await waiting.past(EVERY)
+        await asyncio.to_thread(getattr(stack.processes["gateway-1"], end))  # the first of the target's addresses
+        assert stack.processes["gateway-1"].returned == (0 if end == "stop" else -signal.SIGKILL)
+        picture = await waiting.task
+    row = await backends.catalog.jobs.get(waiting.job_id)
+    assert (picture.job.id, row.attempt, row.crashes) == (row.id, 1, 0)
+    await _again(stack, "gateway-1")
+
+
+async def test_what_a_gateway_committed_and_did_not_send_is_swept_up(stack: Stack, backends: Backends) -> None:
+    card = find_card(stack.environment["AFTERIMAGE_LARGE"])
+    request = Request(prompt="committed, never sent", size=card.default_size, steps=10, guidance=1.0, seed=1)
+    job = Job(id=new_id(), request=request, plan=Plan(PlanSource.NOISE, card.name), state=JobState.QUEUED,
+              lane=lane_of(card.name))  # fmt: skip
+    await backends.catalog.jobs.accept(job, key_lifetime_s=60.0)
+    done = await _finished(backends, job.id)
+    assert done.result is not None
+    assert isinstance(done.result.compat, CompatKey)
+
+
+@pytest.mark.parametrize("setting", [port.setting for port in PORTS])
+async def test_a_server_that_dies_and_comes_back_costs_nothing_but_time(
+    stack: Stack, clients: list[AsyncClient], backends: Backends, family: Family, setting: str
+) -> None:
+    (server,) = {name for port in PORTS if port.setting == setting for name in port.programs} & set(stack.names())
+    waiting = Watched(clients[0], f"a sphere while {server} dies", seed=5, steps=LONG)
+    await waiting.past(EVERY)
+    stack.kill(server)
+    await asyncio.sleep(1.0)
+    await _again(stack, server)
+    picture = await waiting.task
+    assert await _as_planned(picture, family, backends) == picture.png
+    after = await _without_notes(clients[1], f"a sphere after {server}")  # no service was started again for that
+    await _found(backends, after)
+    assert (await _without_notes(clients[0], f"a sphere after {server}")).plan.source is PlanSource.LATENT
+
+
+async def _without_notes(client: AsyncClient, prompt: str) -> Picture:
+    """The first picture whose plan lacked nothing: breakers close again within half a minute."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            picture = await client.generate(prompt, steps=20)
+            if all(note.startswith("k_table") for note in picture.plan.degraded):
+                return picture
+            await asyncio.sleep(0.5)
+
+
+async def _finished(backends: Backends, job_id: str) -> Job:
+    async with asyncio.timeout(LIMIT_S):
+        while not (job := await backends.catalog.jobs.get(job_id)).state.final:
+            await asyncio.sleep(0.1)
+    assert job.state is JobState.SUCCEEDED
+    return job
