@@ -139,12 +139,11 @@ class RabbitBus:
         return await self._started(RabbitSubscription(self._links[1], names, handler, queue, on_gap))
 
     async def _started(self, listener: Listener) -> Listener:
-        self._open.append(listener)
+        self._open = [one for one in self._open if not one.closed] + [listener]
         try:
             async with asyncio.timeout(self._wait_s):
                 await listener.started.wait()
         except TimeoutError:
-            self._open.remove(listener)
             await listener.close()
             raise self._links[1].unavailable(None) from None
         return listener

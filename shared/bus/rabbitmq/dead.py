@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from datetime import datetime
 from typing import Any
 
@@ -44,6 +44,8 @@ async def browse(publisher: Publisher) -> AsyncGenerator[AbstractIncomingMessage
         queue = await channel.get_queue(DEAD_LETTERS.name, ensure=False)
         while (task := await one_of(queue)) is not None:
             yield task
+    except GONE as error:
+        raise publisher.link.unavailable(error) from error
     finally:
         await close_channel(channel)
 
@@ -51,13 +53,14 @@ async def browse(publisher: Publisher) -> AsyncGenerator[AbstractIncomingMessage
 async def replay(publisher: Publisher, ids: Collection[str]) -> int:
     """Confirmed in its lane before it leaves the dead letters: in between it is there twice, never not at all."""
     sent, wanted = 0, set(ids)
-    async for task in browse(publisher):
-        letter = letter_of(task)
-        if letter.id not in wanted:
-            continue
-        copy = parcel(letter.kind, task.body, message_id=letter.id, priority=task.priority or 0)
-        await publisher.put(lane_queue(letter.lane), copy)
-        with suppress(*GONE):
-            await task.ack()
-        sent += 1
+    async with aclosing(browse(publisher)) as tasks:
+        async for task in tasks:
+            letter = letter_of(task)
+            if letter.id not in wanted:
+                continue
+            copy = parcel(letter.kind, task.body, message_id=letter.id, priority=task.priority or 0)
+            await publisher.put(lane_queue(letter.lane), copy)
+            with suppress(*GONE):
+                await task.ack()
+            sent += 1
     return sent

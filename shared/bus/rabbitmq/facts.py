@@ -37,7 +37,7 @@ class RabbitSubscription:
         self._on_gap = on_gap
         self._handling: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
-        self._closing = False
+        self.closed = False
         self.started = asyncio.Event()
         self._serving = asyncio.create_task(keep_serving(link, self._serve, f"subscription {queue or 'unnamed'}"))
 
@@ -53,7 +53,7 @@ class RabbitSubscription:
         self.started.set()
         if gap and self._on_gap is not None:
             await self._uninterrupted(hand_over(self._on_gap, "gap", self._name))
-        while not self._closing:
+        while not self.closed:
             fact = await facts.get()
             await self._uninterrupted(self._handle(fact))
             with suppress(*GONE):
@@ -80,7 +80,7 @@ class RabbitSubscription:
         await asyncio.shield(self._handling)
 
     async def close(self) -> None:
-        self._closing = True
+        self.closed = True
         handling = self._handling
         if handling is asyncio.current_task():
             return  # closed by its own handler: the listening ends when that returns

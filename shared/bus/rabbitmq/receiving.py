@@ -85,13 +85,13 @@ class RabbitReceiver:
         self._waiting = 0
         self._news, self._turn = asyncio.Event(), asyncio.Event()
         self._burying: set[asyncio.Task[None]] = set()
-        self._closed = False
+        self.closed = False
         self.started = asyncio.Event()
         self._serving = asyncio.create_task(keep_serving(link, self._serve, f"receiver of {', '.join(lanes)}"))
 
     async def get(self) -> RabbitDelivery:
         # nothing is taken before the last await, so a cancelled get() has nothing to lose
-        while not self._closed:
+        while not self.closed:
             if not self._ready:
                 await self._wait_for_news()
                 continue
@@ -128,7 +128,7 @@ class RabbitReceiver:
         return True
 
     async def close(self) -> None:
-        self._closed = True
+        self.closed = True
         self._news.set()
         await asyncio.gather(ended(self._serving), *self._burying, return_exceptions=True)
 
