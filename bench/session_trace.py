@@ -167,8 +167,9 @@ def _others(rows: Sequence[Prompt], every: int) -> list[int]:
 
 
 async def measure(arguments: argparse.Namespace) -> None:
-    named = {name: value for name in ("large", "encoder") if (value := getattr(arguments, name))}
-    settings = Settings(max_rows=arguments.max_rows, k_table_alpha=arguments.alpha, log_level="error", **named)
+    given = {"large": arguments.large, "encoder": arguments.encoder, "k_table_alpha": arguments.alpha}
+    named = {name: value for name, value in given.items() if value}
+    settings = Settings(max_rows=arguments.max_rows, log_level="error", **named)
     rows, resized = trace_rows(arguments.trace, arguments.count, settings, main_size_only=arguments.main_size_only)
     if arguments.fresh:
         shutil.rmtree(arguments.work, ignore_errors=True)
@@ -225,7 +226,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=1000, help="requests of the trace")
     parser.add_argument("--concurrency", type=int, default=8, help="requests in flight")
     parser.add_argument("--max-rows", type=int, default=8, help="requests that share a step")
-    parser.add_argument("--alpha", type=float, default=0.95, help="which K table (quality kept)")
+    parser.add_argument("--alpha", type=float, help="which K table, by the quality kept (default: the settings')")
     parser.add_argument("--think-s", type=float, default=0.2, help="pause of a user after a picture")
     parser.add_argument(
         "--baseline-every", type=int, default=1, help="draw every n-th hit's prompt with fewer steps too"

@@ -101,7 +101,7 @@ class Settings(BaseSettings):
     )
 
     # ---- lookup ----
-    k_table_alpha: Annotated[float, Field(gt=0, le=1)] = 0.95
+    k_table_alpha: Annotated[float, Field(gt=0, le=1, description="Quality a hit keeps; NIRVANA's is .9.")] = 0.9
     candidates: int = Field(8, ge=1, le=200, description="Nearest entries the planner looks at.")
     epsilon: Share = Field(0.0, description="Share of hits drawn from noise all the same (NIRVANA §9).")
     predictor: Literal["sketch", "svm", "always"] = "sketch"
