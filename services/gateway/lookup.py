@@ -68,7 +68,7 @@ class Lookup:
         if plan is None:
             reason = f"Drawn from noise: {planned.degraded[-1]}."
             plan = noise_plan(planned.request, planned.card, self._settings, tuple(planned.degraded), reason)
-        else:
+        elif planned.degraded:
             plan = replace(plan, degraded=tuple(dict.fromkeys((*planned.degraded, *plan.degraded))))
         planned.plan = plan
         planned.timings = replace(planned.timings, plan_s=self._clock.monotonic() - start)

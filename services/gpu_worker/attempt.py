@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from services.gpu_worker.codecs import encode_checkpoint, encode_png, encode_state
@@ -135,8 +135,11 @@ class Attempt:
         if self._cancelled:
             raise CancelledError("cancelled")
         self.plan = prepared.plan
-        task = replace(
-            task_of(self.id, self.job.request, self.plan, prepared.start),
+        task = task_of(
+            self.id,
+            self.job.request,
+            self.plan,
+            prepared.start,
             preview=True,
             checkpoint_every=self._place.settings.checkpoint_every_steps,
             deadline_at=self._deadline_at(),

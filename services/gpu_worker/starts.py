@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from services.gpu_worker.codecs import decode_checkpoint, decode_png, decode_state
 from services.gpu_worker.families import Family
@@ -47,8 +48,8 @@ def start_of(plan: Plan, blob: bytes | None) -> Start:
             raise ModelError(f"a picture cannot be drawn from a plan with source {plan.source.value!r}")
 
 
-def task_of(task_id: str, request: Request, plan: Plan, start: Start) -> Task:
-    """The engine's task for a request drawn as its plan says."""
+def task_of(task_id: str, request: Request, plan: Plan, start: Start, **ride: Any) -> Task:
+    """The engine's task for a request drawn as its plan says; `ride`: the Task's other fields."""
     return Task(
         id=task_id,
         model=plan.model,
@@ -62,6 +63,7 @@ def task_of(task_id: str, request: Request, plan: Plan, start: Start) -> Task:
         capture_steps=plan.capture_steps,
         priority=request.priority,
         drop_if_late=request.drop_if_late,
+        **ride,
     )
 
 
@@ -119,9 +121,10 @@ class _Preparation:
         card, job = self._family.card, self._job
         if job.checkpoint_key and (resumed := await self._resume()) is not None:
             return resumed
-        plan = replace(job.plan, model=card.name)
+        plan = job.plan if job.plan.model == card.name else replace(job.plan, model=card.name)
         if plan.source is PlanSource.NOISE or plan.start_step == 0:
-            return Prepared(replace(plan, weights_hash=card.weights_hash), FromNoise())
+            same = plan.weights_hash == card.weights_hash
+            return Prepared(plan if same else replace(plan, weights_hash=card.weights_hash), FromNoise())
         if plan.source is PlanSource.LATENT and plan.weights_hash != card.weights_hash:
             return self._from_noise(plan, "weights: changed since the plan was made")
         try:

@@ -190,13 +190,15 @@ def _weigh(
     wished = wished_step(rules.table, hit.similarity, request.steps, request.savings)
     at = {step_in(state.step, entry.compat.steps): state for state in entry.states}
     start = largest_present(at, wished)
-    weighed = Candidate(hit.entry_id, "latent", hit.similarity, wished, start, entry.prompt)
     if wished == 0:
-        return replace(weighed, reason=_too_different(hit.similarity, rules, request)), None
-    if start == 0:
-        return replace(weighed, reason=f"step {wished} is allowed, but no state at or before it is there"), None
-    hole = f"; the state at {wished} is gone" if start < wished else ""
-    return replace(weighed, reason=f"could start after step {start}{hole}"), at[start]
+        reason = _too_different(hit.similarity, rules, request)
+    elif start == 0:
+        reason = f"step {wished} is allowed, but no state at or before it is there"
+    else:
+        hole = f"; the state at {wished} is gone" if start < wished else ""
+        reason = f"could start after step {start}{hole}"
+    weighed = Candidate(hit.entry_id, "latent", hit.similarity, wished, start, entry.prompt, reason=reason)
+    return weighed, at[start] if start else None
 
 
 def _refused(question: Question, entry: Entry | None) -> str:
