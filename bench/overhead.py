@@ -27,6 +27,7 @@ from bench.replay import stages
 from load.sessions import MAIN_SIZE, read_trace
 from services.cli.embedded import embedded
 from shared.client import AsyncClient
+from shared.loop import run as run_on_loop
 from shared.models import served_card
 from shared.settings import Settings
 from shared.telemetry import METRICS
@@ -192,7 +193,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args(given)
     quiet()
-    asyncio.run(measure(arguments))
+    run_on_loop(measure(arguments))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from shared.addresses import BALANCED, target_of
 from shared.backends import PORTS, Backends, open_backends, require_shared
 from shared.clock import Clock, SystemClock
 from shared.errors import AfterimageError, ConfigurationError, UnavailableError
+from shared.loop import run
 from shared.settings import Settings
 
 PUBLIC = frozenset({"gateway"})
@@ -190,7 +191,7 @@ def main(service: type[Service]) -> None:
         settings = Settings()
         telemetry.configure_logging(settings.log_level)
         require_shared(settings, service.name)
-        asyncio.run(serve([service()], settings))
+        run(serve([service()], settings))
     except (AfterimageError, ValueError) as error:
         sys.stderr.write(f"{service.name}: {error}\n")
         raise SystemExit(os.EX_UNAVAILABLE if isinstance(error, UnavailableError) else os.EX_CONFIG) from None

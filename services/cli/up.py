@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,6 +47,7 @@ def up(
       afterimage up --large stable-diffusion-v1-5/stable-diffusion-v1-5 --encoder openai/clip-vit-large-patch14
     """
     settings = settings_from(**locals())
+    from shared.loop import run
     from shared.service import serve
 
     telemetry.configure_logging(settings.log_level)
@@ -62,4 +62,4 @@ def up(
             out.print(f"metrics {metrics} · data {settings.data_dir.absolute()} · model {settings.large}")
             out.print("Draw: afterimage generate 'a red fox in the snow'    Stop: Ctrl-C", highlight=False)
 
-        asyncio.run(serve(all_services(), settings, on_ready=ready))
+        run(serve(all_services(), settings, on_ready=ready))
