@@ -134,7 +134,6 @@ class RabbitBus:
         on_gap: Callable[[], Awaitable[None]] | None = None,
     ) -> RabbitSubscription:
         self._check_open()
-        await self._publisher.ready()  # the exchange is there
         names = [kind.__name__ for kind in kinds]
         return await self._started(RabbitSubscription(self._links[1], names, handler, queue, on_gap))
 

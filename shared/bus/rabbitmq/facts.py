@@ -12,7 +12,8 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from shared.bus import Handler, trace
 from shared.bus.handling import hand_over
 from shared.bus.rabbitmq.link import GONE, Link, close_when_cancelled, ended, keep_serving
-from shared.bus.rabbitmq.queues import BACKLOG, FACTS, facts_queue
+from shared.bus.rabbitmq.publisher import facts_exchange
+from shared.bus.rabbitmq.queues import BACKLOG, facts_queue
 from shared.messages import decode
 
 PREFETCH = 100
@@ -45,8 +46,9 @@ class RabbitSubscription:
         await close_when_cancelled(channel)
         facts: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
         queue = await self._declare(channel)
+        exchange = await facts_exchange(channel)
         for kind in self._kinds:
-            await queue.bind(FACTS, kind)
+            await queue.bind(exchange, kind)
         await channel.set_qos(prefetch_count=PREFETCH)
         await queue.consume(facts.put)
         gap = self.started.is_set() and not self._name  # what was in the former queue went with it

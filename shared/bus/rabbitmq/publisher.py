@@ -29,6 +29,10 @@ def parcel(kind: str, body: bytes, *, durable: bool = True, **properties: Any) -
     return Message(body, type=kind, headers=headers, delivery_mode=mode, content_type="application/json", **properties)
 
 
+async def facts_exchange(channel: AbstractChannel) -> AbstractExchange:
+    return await channel.declare_exchange(FACTS, ExchangeType.TOPIC, durable=True)
+
+
 class Publisher:
     """One channel with confirms on a connection that only publishes: a broker that blocks publishers for want of
     memory or disk still takes acknowledgements on the other one."""
@@ -69,14 +73,6 @@ class Publisher:
         """ConfigurationError when it exists with other arguments."""
         await self._patiently(lambda: self._declared(queue))
 
-    async def ready(self) -> None:
-        """Returns when it could publish now."""
-
-        async def once() -> None:
-            await self._open()
-
-        await self._patiently(once)
-
     async def channel(self) -> AbstractChannel:
         """Another channel, without confirms."""
         return await self.link.channel(self._wait_s)
@@ -103,10 +99,12 @@ class Publisher:
             await asyncio.sleep(FIRST_RETRY_S)
 
     async def _open(self) -> AbstractChannel:
+        if self._channel is not None and not self._channel.is_closed:
+            return self._channel
         async with self._opening:
             if self._channel is None or self._channel.is_closed:
                 channel = await self.link.channel(self._wait_s, confirms=True)
-                self._facts = await channel.declare_exchange(FACTS, ExchangeType.TOPIC, durable=True)
+                self._facts = await facts_exchange(channel)
                 self._channel = channel
             return self._channel
 
@@ -115,7 +113,8 @@ class Publisher:
         task = self._declaring.get(queue.name)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._declaring[queue.name] = asyncio.create_task(self._declare(queue))
-        await asyncio.shield(task)
+        if not task.done():
+            await asyncio.shield(task)
 
     async def _declare(self, queue: Queue) -> None:
         # on a channel of its own: a refusal closes the channel
