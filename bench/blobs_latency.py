@@ -1,4 +1,4 @@
-"""What storing and fetching one blob costs on every store that is installed: a state of 2 or 20 KB, a picture of 150 KB.
+"""What storing and fetching one blob costs on every installed store: a state of 2 or 20 KB, a picture of 150 KB.
 
     python -m bench.blobs_latency --count 500
 
