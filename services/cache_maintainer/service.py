@@ -20,6 +20,7 @@ from services.cache_maintainer.leadership import Leadership
 from shared.bus import Subscription
 from shared.errors import AfterimageError, InvalidRequestError, UnavailableError
 from shared.ids import new_id
+from shared.index.rebuild import repair_index
 from shared.messages import JobSucceeded, Message, StateLost, StateUsed
 from shared.service import Context
 from shared.settings import Settings
@@ -171,6 +172,10 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         self.cache.doom(await backends.catalog.jobs.expire(settings.results_keep_s))
         await self.cache.drop_spent()
         await self.catch_up()
+        if not backends.index.process_local:  # killed between two writes, we or the server, one of them is out of step
+            found = await repair_index(backends.catalog, backends.index, lambda _: None)
+            if found.added or found.removed:
+                log(self.name).info("index repaired", added=found.added, removed=found.removed)
         deleted = await collect_orphans(backends, self._context.clock, settings.blob_grace_s)
         if deleted:
             log(self.name).info("orphans collected", blobs=deleted)

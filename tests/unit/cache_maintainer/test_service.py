@@ -476,3 +476,17 @@ async def test_an_entry_that_is_evicted_while_the_index_takes_it_does_not_come_b
         go_on.set()
         await asyncio.gather(pending, purge)
         assert await home.found(1) == []
+
+
+async def test_an_index_on_a_server_is_repaired_while_collecting(
+    small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the catalog's write and before the index's, nobody else would ever index the entry."""
+    async with house(small) as home:
+        job_id = await home.finish(request())
+        await home.backends.index.remove([job_id])
+        await home.service.collect()
+        assert await home.found(1) == []  # in memory it is filled at the start, and only this process writes to it
+        monkeypatch.setattr(home.backends.index, "process_local", False)
+        await home.service.collect()
+        assert await home.found(1) == [job_id]
