@@ -28,7 +28,16 @@ from shared.errors import (
 )
 from shared.telemetry import METRICS, log
 
-OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", 1000))
+KEEPALIVE_S = 10.0
+"""A peer that says nothing for this long is pinged; one that does not answer for as long is gone. Without that a call
+over a connection that was cut, not closed, waits for its whole timeout."""
+OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", 1000),
+    # such pings are welcome, also while a long call has nothing to say
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
 
 
 def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
@@ -39,6 +48,10 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.min_reconnect_backoff_ms", 2000),
         ("grpc.max_reconnect_backoff_ms", 2000),
+        ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
+        ("grpc.keepalive_timeout_ms", int(KEEPALIVE_S * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(KEEPALIVE_S * 1000)),  # this one decides (grpc 1.78); a minute by default
+        ("grpc.http2.max_pings_without_data", 0),
     ]
 
 
