@@ -214,7 +214,10 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
 
     def _check_leads(self) -> None:
         if not self._leads:
-            raise UnavailableError("another replica maintains the cache; ask that one", retry_after_s=1.0)
+            raise UnavailableError(
+                "another replica maintains the cache; ask that one (AFTERIMAGE_CACHE_MAINTAINER_ADDRESS)",
+                retry_after_s=1.0,
+            )
 
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
         self._check_leads()
