@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import shutil
 import tempfile
 import time
@@ -35,6 +36,7 @@ from shared.types import PlanSource
 
 GOAL_P50_S, GOAL_P99_S = 0.005, 0.020
 WARM_UP = 20
+QUANTILES = ("p10_ms", "p50_ms", "p90_ms", "p99_ms")
 DENOISING = ("embedding", "encode_s", "forwards", "decode_s")
 """What overhead is counted beyond."""
 PARTS = (
@@ -58,13 +60,17 @@ class Sample:
     total_s: float
     computing_s: float
     parts: dict[str, float]
+    cpu_s: float = 0.0
+    """Processor time of the whole process meanwhile, computing included: a busy machine bends it less than the wall."""
 
     @property
     def overhead_s(self) -> float:
         return self.total_s - self.computing_s
 
 
-def sample(hit: bool, total_s: float, timings: dict[str, float], *, embedding_s: float, forwards_s: float) -> Sample:
+def sample(
+    hit: bool, total_s: float, timings: dict[str, float], *, embedding_s: float, forwards_s: float, cpu_s: float = 0.0
+) -> Sample:
     """Splits a request's wall time; `embedding_s` and `forwards_s` are seconds inside encoder and denoiser."""
     computing_s = embedding_s + forwards_s + timings["encode_s"] + timings["decode_s"]
     parts = {name: timings[name] for name, _ in PARTS if name in timings}
@@ -73,7 +79,7 @@ def sample(hit: bool, total_s: float, timings: dict[str, float], *, embedding_s:
     parts["queue_s"] = max(parts["queue_s"] - parts["accept_s"], 0.0)
     parts["between"] = timings["denoise_s"] - forwards_s
     parts["rest"] = total_s - computing_s - sum(parts.values())
-    return Sample(hit, total_s, computing_s, parts)
+    return Sample(hit, total_s, computing_s, parts, cpu_s)
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:
@@ -83,11 +89,13 @@ def summary(samples: Sequence[Sample]) -> dict[str, Any]:
     overheads = [one.overhead_s * 1000 for one in samples]
     return {
         "requests": len(samples),
+        "p10_ms": quantile(overheads, 0.1),
         "p50_ms": quantile(overheads, 0.5),
         "p90_ms": quantile(overheads, 0.9),
         "p99_ms": quantile(overheads, 0.99),
         "mean_ms": fmean(overheads),
         "total_p50_ms": quantile([one.total_s * 1000 for one in samples], 0.5),
+        "cpu_p50_ms": quantile([one.cpu_s * 1000 for one in samples], 0.5),
         "parts_p50_ms": {name: quantile([one.parts[name] * 1000 for one in samples], 0.5) for name, _ in PARTS},
         "parts_p99_ms": {name: quantile([one.parts[name] * 1000 for one in samples], 0.99) for name, _ in PARTS},
     }
@@ -96,7 +104,10 @@ def summary(samples: Sequence[Sample]) -> dict[str, Any]:
 @contextlib.asynccontextmanager
 async def service(settings: Settings) -> AsyncIterator[AsyncClient]:
     async with embedded(settings) as process, AsyncClient(process.address) as client:
+        gc.collect()
+        gc.freeze()  # as `afterimage up` does
         yield client
+        gc.unfreeze()
 
 
 async def run(settings: Settings, count: int, pause_s: float) -> list[Sample]:
@@ -110,15 +121,16 @@ async def run(settings: Settings, count: int, pause_s: float) -> list[Sample]:
             lap = max(number, 0) // len(rows)
             user = f"{lap}-{row.user}"
             before = _forwards(card.name), _embeddings()
-            start = time.monotonic()
+            start, cpu = time.monotonic(), time.process_time()
             # without a seed: a request is drawn, never answered from a stored picture
             picture = await client.generate(row.prompt, width=width, height=height, user=user, steps=row.steps)
-            total_s = time.monotonic() - start
+            total_s, cpu_s = time.monotonic() - start, time.process_time() - cpu
             if number >= 0:
                 hit = picture.plan.source is PlanSource.LATENT
                 spent = {
                     "forwards_s": _forwards(card.name) - before[0],
                     "embedding_s": _embeddings() - before[1],
+                    "cpu_s": cpu_s,
                 }
                 samples.append(sample(hit, total_s, stages(picture), **spent))
             await asyncio.sleep(pause_s)
@@ -158,6 +170,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     settings = {key: str(value) for key, value in vars(arguments).items() if key != "out"} | {
         "size": MAIN_SIZE,
         "T": 50,
+        "event_loop": type(asyncio.get_running_loop()).__module__,
     }
     record("overhead", {**found, "goals": goals}, settings, on=on, folder=arguments.out)
 
@@ -170,8 +183,8 @@ def report(name: str, found: dict[str, dict[str, Any]]) -> str:
     """Two tables: quantiles, and where each millisecond goes."""
     groups = [group for group in found if found[group]["requests"]]
     quantiles = table(
-        [f"{name}: overhead, ms", "requests", "p50", "p90", "p99", "whole request p50"],
-        [[group, *(found[group][key] for key in ("requests", "p50_ms", "p90_ms", "p99_ms", "total_p50_ms"))]
+        [f"{name}: overhead, ms", "requests", "p10", "p50", "p90", "p99", "whole request p50", "its CPU time p50"],
+        [[group, *(found[group][key] for key in ("requests", *QUANTILES, "total_p50_ms", "cpu_p50_ms"))]
          for group in groups],
     )  # fmt: skip
     parts = table(
