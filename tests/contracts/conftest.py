@@ -30,6 +30,12 @@ def bus_url(request: pytest.FixtureRequest) -> str:
     return "inprocess:" if request.param == "inprocess" else url_of("rabbitmq")
 
 
+@pytest.fixture(autouse=True)
+def queues_are_trusted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test has new lanes, and none of these brokers is killed in the seconds that they need to settle."""
+    monkeypatch.setattr("shared.bus.rabbitmq.publisher.SETTLE_S", 0.0)
+
+
 @pytest.fixture
 async def bus(bus_url: str) -> AsyncIterator[Bus]:
     opened = await open_bus(bus_url)

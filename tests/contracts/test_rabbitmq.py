@@ -11,7 +11,7 @@ import aio_pika
 import pytest
 
 from shared.bus import trace
-from shared.bus.rabbitmq import RabbitBus, queues
+from shared.bus.rabbitmq import RabbitBus, publisher, queues
 from shared.bus.rabbitmq.link import HEARTBEAT_S, Link
 from shared.bus.rabbitmq.publisher import MAX_BODY
 from shared.bus.rabbitmq.queues import RETURNS_BACKSTOP, delay_of
@@ -21,9 +21,7 @@ from shared.messages import EntriesCached, GenerateImage, JobSucceeded, Progress
 from tests.contracts.servers import server_of, url_of
 from tests.contracts.test_bus import SOON_S, Heard, nothing_for, take, until
 
-SETTLED_S = 5.0
-"""The broker writes the names of new quorum queues three seconds late, and after a SIGKILL before that such a queue is
-empty and without a leader (rabbitmq-server #15725); lanes are older than that when anything is sent to them."""
+SETTLE_S = publisher.SETTLE_S
 BACK_S = 60.0
 """A broker that was killed is back within this; seconds on a quiet machine."""
 
@@ -67,7 +65,7 @@ async def test_everything_comes_back_after_the_broker_did(lane: str, ending: str
     held = await asyncio.wait_for(receiver.get(), SOON_S)
     held_of_several = await asyncio.wait_for(several.get(), SOON_S)
     await until(lambda: len(everyone.facts) == len(shared.facts) == 1)
-    await asyncio.sleep(SETTLED_S)
+    await asyncio.sleep(SETTLE_S)
 
     await asyncio.to_thread(getattr(server, ending))
     with pytest.raises(UnavailableError) as refused:
@@ -110,7 +108,9 @@ async def until_sent(bus: RabbitBus, fact: JobSucceeded) -> None:
                 await asyncio.sleep(0.1)
 
 
-async def test_what_was_sent_is_there_after_a_crash_and_who_was_refused_knows_it(lane: str) -> None:
+async def test_what_was_sent_is_there_after_a_crash_and_who_was_refused_knows_it(
+    lane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = server_of("rabbitmq")
     bus = await RabbitBus(server.url, wait_s=0.3).open()
     patient = await RabbitBus(server.url, wait_s=BACK_S).open()
@@ -138,7 +138,8 @@ async def test_what_was_sent_is_there_after_a_crash_and_who_was_refused_knows_it
 
     tasks = [asyncio.create_task(sender()), asyncio.create_task(worker())]
     await until(lambda: len(taken) >= 20)
-    await asyncio.sleep(SETTLED_S)
+    monkeypatch.setattr(publisher, "SETTLE_S", SETTLE_S)
+    await patient.send(f"{lane}.new", GenerateImage("into a new lane"))
     await asyncio.to_thread(server.kill)
     waiting = asyncio.create_task(patient.send(lane, GenerateImage("patient")))
     before = set(accepted)
@@ -148,6 +149,7 @@ async def test_what_was_sent_is_there_after_a_crash_and_who_was_refused_knows_it
         while len(accepted - before) < 20:
             await asyncio.sleep(0.05)
     stop.set()
+    assert await take(await bus.receive([f"{lane}.new"], prefetch=1), 1) == ["into a new lane"]
     async with asyncio.timeout(BACK_S):
         while not accepted | {"patient"} <= taken:
             await asyncio.sleep(0.05)
