@@ -30,6 +30,7 @@ from shared.errors import (
     BlobMissingError,
     BlobUnavailableError,
     ConfigurationError,
+    InvalidRequestError,
     StorageFullError,
 )
 
@@ -47,6 +48,7 @@ RETRIES = urllib3.Retry(
     allowed_methods=None,  # all of ours may be repeated
     raise_on_status=False,
 )
+MAX_LIFETIME_S = 7 * 24 * 3600.0
 PAGE = 1000
 RETRY_AFTER_S = 5.0
 HASH = "x-amz-meta-sha256"
@@ -182,6 +184,8 @@ class MinioBlobs:
 
     async def url(self, key: str, lifetime_s: float) -> str | None:
         check_key(key)
+        if not 1.0 <= lifetime_s <= MAX_LIFETIME_S:
+            raise InvalidRequestError("lifetime_s", "a signed URL lives 1 s to 7 days", lifetime_s)
         expires = timedelta(seconds=lifetime_s)
         return await self._off_loop(lambda: self._public.presigned_get_object(self._bucket, key, expires))
 

@@ -131,9 +131,9 @@ class EntryCollection:
         """
         known = await self.spaces() or {}
         lost: set[str] = set()
-        for space in sorted({space for each in objects for space in each.properties["spaces"]}):
+        for space in sorted({space for each in objects for space in each.properties["spaces"] or ()}):
             expected = {
-                each.uuid: each.properties["entry_id"] for each in objects if space in each.properties["spaces"]
+                each.uuid: each.properties["entry_id"] for each in objects if space in (each.properties["spaces"] or ())
             }
             if space in known:
                 anywhere = [1.0] + [0.0] * (int(space.rpartition("_")[2]) - 1)

@@ -157,6 +157,9 @@ async def test_a_signed_url_gives_the_blob_to_anyone_for_a_while(blobs: Blobs) -
     assert (await asyncio.to_thread(_fetched, url.partition("?")[0]))[0] == 403
     await asyncio.sleep(2.1)
     assert (await asyncio.to_thread(_fetched, url))[0] == 403
+    for wrong in (0.0, 8 * 24 * 3600.0):
+        with pytest.raises(InvalidRequestError, match="lifetime_s"):
+            await blobs.url("pictures/a", wrong)
 
 
 def _fetched(url: str) -> tuple[int, bytes]:
