@@ -76,6 +76,9 @@ class Settings(BaseSettings):
     max_attempts: int = Field(3, ge=1)
     checkpoint_every_steps: int = Field(0, ge=0, description="Crash checkpoints every m steps; 0: off.")
     sweep_s: Seconds = Field(15.0, description="How often unconfirmed jobs and dead leases are looked for.")
+    resend_s: Seconds = Field(
+        600.0, description="A job that waits this long is sent to its lane again: the broker may have lost its task."
+    )
     drain_s: Seconds = Field(20.0, description="How long running pictures may take to finish when the process ends.")
     fetch_timeout_s: Seconds = Field(
         5.0, description="Limit of reading one cached state or picture; beyond it the picture is drawn without it."

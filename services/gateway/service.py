@@ -60,7 +60,13 @@ class GatewayService(GatewayServiceServicer):
         await self._fanout.start()
         settings = context.settings
         self._sweeper = Sweeper(
-            catalog, bus, settings.sweep_s, self._arm, lease_s=settings.lease_s, clock=context.clock
+            catalog,
+            bus,
+            settings.sweep_s,
+            self._arm,
+            lease_s=settings.lease_s,
+            resend_s=settings.resend_s,
+            clock=context.clock,
         )
         if catalog.process_local:
             await self._sweeper.recover()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from shared.bus import Bus
 from shared.catalog import Catalog
+from shared.catalog.jobs import NEVER_S
 from shared.clock import Clock, SystemClock
 from shared.errors import AfterimageError
 from shared.messages import GenerateImage
@@ -22,6 +23,7 @@ class Sweeper:
     """Duplicates that it sends lose the claim, so sending once too often costs nothing but the message.
 
     lease_s: how long workers get to renew after a suspend, in which leases ran out but nobody crashed.
+    resend_s: a job that waits for longer is sent again whatever the broker confirmed: its task may have been buried.
     """
 
     def __init__(
@@ -32,18 +34,23 @@ class Sweeper:
         on_requeued: Callable[[Job], None],
         *,
         lease_s: float = 0.0,
+        resend_s: float = NEVER_S,
         clock: Clock | None = None,
     ) -> None:
         self._catalog, self._bus, self._every_s, self._on_requeued = catalog, bus, every_s, on_requeued
         self._lease_s, self._clock = lease_s, clock or SystemClock()
+        # a bus of this process loses nothing while the process lives
+        self._resend_s = NEVER_S if bus.process_local else resend_s
 
     async def recover(self) -> int:
         """Embedded start: whatever the last process had in its queues or hands is queued again; how many."""
         return await self._send(await self._catalog.jobs.recover())
 
     async def sweep(self) -> int:
-        """Rows committed but never confirmed, and rows whose lease ran out; how many were sent."""
-        return await self._send(await self._catalog.jobs.to_requeue(unconfirmed_after_s=self._every_s))
+        """Rows committed but never confirmed, rows whose lease ran out, and rows that wait so long that their task may
+        be lost; how many were sent."""
+        jobs = self._catalog.jobs.to_requeue(unconfirmed_after_s=self._every_s, anyhow_after_s=self._resend_s)
+        return await self._send(await jobs)
 
     async def run(self) -> None:
         """Sweeps until cancelled; an error is logged and the next sweep tries again."""

@@ -19,6 +19,7 @@ from shared.types import Job, JobState, Plan, Request, Result, from_json, to_jso
 
 URGENT = 5
 """Priorities from here up are the first of a lane's two bands."""
+NEVER_S = 1e12
 CHUNK = 500
 """Rows per statement where a list of keys is bound: far below every driver's limit."""
 
@@ -84,7 +85,13 @@ _CRASHED = {**_BACK, "crashes": c.crashes + 1, "confirmed": False}
 _EXPIRED_LEASES = sa.update(jobs).where(c.state == RUNNING, c.lease_until < _NOW).values(**_CRASHED).returning(jobs)
 _UNCONFIRMED = (
     sa.update(jobs)
-    .where(c.state == QUEUED, sa.not_(c.confirmed), c.updated_at < _NOW - sa.bindparam("after_s", type_=sa.Double))
+    .where(
+        c.state == QUEUED,
+        sa.or_(
+            sa.and_(sa.not_(c.confirmed), c.updated_at < _NOW - sa.bindparam("after_s", type_=sa.Double)),
+            c.updated_at < _NOW - sa.bindparam("anyhow_s", type_=sa.Double),
+        ),
+    )
     .values(updated_at=_NOW)
     .returning(jobs)
 )
@@ -274,8 +281,9 @@ def _in_order(rows: Sequence[Any]) -> list[Job]:
     return [job_of(row) for row in sorted(rows, key=lambda row: str(row.id))]
 
 
-def _to_requeue(connection: sa.Connection, unconfirmed_after_s: float) -> list[Job]:
-    lost = connection.execute(_UNCONFIRMED, {"after_s": unconfirmed_after_s}).all()
+def _to_requeue(connection: sa.Connection, unconfirmed_after_s: float, anyhow_after_s: float) -> list[Job]:
+    after = {"after_s": unconfirmed_after_s, "anyhow_s": anyhow_after_s}
+    lost = connection.execute(_UNCONFIRMED, after).all()
     return _in_order([*connection.execute(_EXPIRED_LEASES).all(), *lost])
 
 
@@ -406,10 +414,11 @@ class Jobs:
         """Queued jobs that its lane serves before it; 0 when it is not queued."""
         return await self._database.read(_position, job_id)
 
-    async def to_requeue(self, *, unconfirmed_after_s: float) -> builtins.list[Job]:
+    async def to_requeue(self, *, unconfirmed_after_s: float, anyhow_after_s: float = NEVER_S) -> builtins.list[Job]:
         """Jobs whose task must be sent again: never confirmed, or running under a lease that ran out (now queued
-        again, crashes + 1). Only one caller gets each; call `confirm` when sent."""
-        return await self._database.write(_to_requeue, unconfirmed_after_s)
+        again, crashes + 1), or waiting for `anyhow_after_s` since they were last sent, whose task a broker may have
+        lost or buried. Only one caller gets each; call `confirm` when sent."""
+        return await self._database.write(_to_requeue, unconfirmed_after_s, anyhow_after_s)
 
     async def recover(self, worker_prefix: str = "") -> builtins.list[Job]:
         """Embedded start: every running job back to queued (crashes + 1); all queued jobs, oldest first."""

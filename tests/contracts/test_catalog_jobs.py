@@ -263,6 +263,17 @@ async def test_unconfirmed_jobs_are_sent_again(catalog: Catalog, replica: Catalo
     assert await catalog.jobs.to_requeue(unconfirmed_after_s=-1.0) == []
 
 
+async def test_what_waits_for_long_is_sent_again_whatever_was_confirmed(catalog: Catalog, replica: Catalog) -> None:
+    job, running = await accepted(catalog), await accepted(catalog)
+    await catalog.jobs.confirm([job.id, running.id])
+    await catalog.jobs.claim(running.id, "w1", LEASE_S)
+    assert await catalog.jobs.to_requeue(unconfirmed_after_s=60.0, anyhow_after_s=60.0) == []
+    await asyncio.sleep(2.1)
+    asked = [each.jobs.to_requeue(unconfirmed_after_s=60.0, anyhow_after_s=2.0) for each in (catalog, replica)]
+    assert [each.id for jobs in await asyncio.gather(*asked) for each in jobs] == [job.id]  # by one of them, and once
+    assert await catalog.jobs.to_requeue(unconfirmed_after_s=60.0, anyhow_after_s=2.0) == []
+
+
 async def test_jobs_of_dead_workers_are_sent_again(catalog: Catalog, replica: Catalog) -> None:
     job, alive = await accepted(catalog), await accepted(catalog)
     await catalog.jobs.confirm([job.id, alive.id])

@@ -40,6 +40,20 @@ async def test_unconfirmed_jobs_are_sent_again_and_confirmed_ones_are_not(tmp_pa
     await catalog.close()
 
 
+async def test_a_task_that_a_broker_buried_behind_its_rows_back_is_sent_again(tmp_path: Path) -> None:
+    catalog, bus = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/c.sqlite3"), InProcessBus()
+    await catalog.jobs.accept(job("buried"), key_lifetime_s=60.0)
+    await catalog.jobs.confirm(["buried"])
+    await asyncio.sleep(0.05)
+    own = Sweeper(catalog, bus, 60.0, lambda _: None, resend_s=0.01)
+    assert await own.sweep() == 0  # a bus of this process loses nothing
+    bus.process_local = False  # as a broker
+    assert await Sweeper(catalog, bus, 60.0, lambda _: None, resend_s=0.01).sweep() == 1
+    assert await Sweeper(catalog, bus, 60.0, lambda _: None, resend_s=60.0).sweep() == 0
+    await bus.close()
+    await catalog.close()
+
+
 class Wall(ManualClock):
     """Goes on while the machine sleeps; the monotonic one does not."""
 
