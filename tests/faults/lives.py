@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 
@@ -11,6 +10,7 @@ import torch
 from services.cli.embedded import all_services
 from services.embedder.encoder import Encoder, encoder_folder
 from shared import telemetry
+from shared.loop import run
 from shared.service import serve
 from shared.settings import Settings
 
@@ -24,7 +24,7 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             telemetry.configure_logging("error")
-            asyncio.run(serve(all_services(), settings))
+            run(serve(all_services(), settings))
             os._exit(0)
         print(pid, flush=True)  # noqa: T201 — the pipe to the test
         os.waitpid(pid, 0)
