@@ -36,8 +36,12 @@ class Index(Protocol):
         ...
 
     def ids(self) -> AsyncIterator[list[str]]:
-        """Pages of the ids of all entries that searches can find, in any order; what comes or goes meanwhile may be
-        among them or not. An entry that a crash of the server left half there is removed, so that it can be added."""
+        """Pages of all entry ids, in any order; what comes or goes meanwhile may be among them or not."""
+        ...
+
+    async def missing(self, entry_ids: Sequence[str]) -> set[str]:
+        """Which of these no search can find: not there, or half forgotten by a server that was killed. Adding the
+        latter again may change nothing unless they are removed first."""
         ...
 
     async def close(self) -> None: ...

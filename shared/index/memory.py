@@ -228,6 +228,9 @@ class MemoryIndex:
         if known := self._entry_ids():
             yield sorted(known)
 
+    async def missing(self, entry_ids: Sequence[str]) -> set[str]:
+        return set(entry_ids) - self._entry_ids()
+
     async def settled(self) -> None:
         """Waits until every vector that belongs there is in the graph."""
         while self._growing is not None:

@@ -50,25 +50,26 @@ async def reconcile(catalog: Catalog, index: Index, entry_ids: Iterable[str]) ->
 
 
 async def repair_index(catalog: Catalog, index: Index, on_checked: Callable[[int], object]) -> Repaired:
-    """Removes what the catalog does not know, then adds what the index lacks; nothing else is touched, so that
-    searches go on finding what they found. `on_checked` gets the number of entries looked at, page by page.
+    """Removes what the catalog does not know, then adds what searches do not find; nothing else is touched, so that
+    they go on finding what they found. `on_checked` gets the number of entries looked at, page by page.
 
     An id in the index without a live row was evicted: rows come before the index, and do not come back.
     """
-    known: set[str] = set()
-    added = removed = 0
+    kept = added = removed = 0
     async for page in index.ids():
-        live = await catalog.entries.live(page)
-        dead = set(page) - live
+        dead = set(page) - await catalog.entries.live(page)
         await reconcile(catalog, index, dead)
-        known |= live
         removed += len(dead)
         on_checked(len(page))
     after = ""
     while ids := await catalog.entries.live_ids(after, PAGE):
-        missing = [entry_id for entry_id in ids if entry_id not in known]
+        missing = await index.missing(ids)
         await reconcile(catalog, index, missing)
+        if missing and (half := await index.missing(sorted(missing))):
+            await index.remove(sorted(half))
+            await reconcile(catalog, index, half)
+        kept += len(ids) - len(missing)
         added += len(missing)
         after = ids[-1]
         on_checked(len(ids))
-    return Repaired(len(known), added, removed)
+    return Repaired(kept, added, removed)

@@ -58,7 +58,7 @@ class WeaviateIndex:
     @classmethod
     async def open(cls, url: str, hnsw: Hnsw) -> WeaviateIndex:
         """See `client_of`. A server that is away is met again later: the cache may fail, and services start without."""
-        index = cls(client_of(url, connect_s=CONNECT_S, read_s=SEARCH_S, write_s=WRITE_S), hnsw)
+        index = cls(client_of(url, connect_s=CONNECT_S, read_s=WRITE_S, write_s=WRITE_S), hnsw)
         try:
             async with _told("connect", CONNECT_S + SEARCH_S):
                 await index._connect()
@@ -154,17 +154,20 @@ class WeaviateIndex:
                 await self._connect()
                 if await self._collection.spaces() is None:
                     return
-                page = (
-                    await self._objects.query.fetch_objects(
-                        limit=PAGE, after=after, return_properties=["entry_id", "spaces"]
-                    )
-                ).objects
-                lost = await self._collection.lost(page)
-            if not page:
+                page = await self._objects.query.fetch_objects(limit=PAGE, after=after, return_properties=["entry_id"])
+            if not page.objects:
                 return
-            await self.remove(sorted(lost))
-            yield [entry_id for each in page if (entry_id := str(each.properties["entry_id"])) not in lost]
-            after = page[-1].uuid
+            yield [str(each.properties["entry_id"]) for each in page.objects]
+            after = page.objects[-1].uuid
+
+    async def missing(self, entry_ids: Sequence[str]) -> set[str]:
+        found: set[str] = set()
+        wanted = [*dict.fromkeys(entry_ids)]
+        for at in range(0, len(wanted), PAGE):
+            async with _told("look for what is missing", WRITE_S):
+                await self._connect()
+                found |= await self._collection.findable(wanted[at : at + PAGE])
+        return set(wanted) - found
 
     async def close(self) -> None:
         await self._client.close()

@@ -123,31 +123,38 @@ class EntryCollection:
         )
         return Configure.Vectors.self_provided(name=name, vector_index_config=graph)
 
-    async def lost(self, objects: Sequence[Any]) -> set[str]:
-        """Which of these (at most 1,000) have a vector that searches do not find.
+    async def findable(self, entry_ids: Sequence[str]) -> set[str]:
+        """Which of these (at most 1,000) are found by searches in every space they have a vector for.
 
         A server that is killed keeps every object it confirmed, but forgets the places in its graphs of those of the
         last second (measured with 1.35.2); adding them again changes nothing there unless they are removed first.
         """
-        known = await self.spaces() or {}
-        lost: set[str] = set()
-        for space in sorted({space for each in objects for space in each.properties["spaces"] or ()}):
-            expected = {
-                each.uuid: each.properties["entry_id"] for each in objects if space in (each.properties["spaces"] or ())
-            }
-            if space in known:
-                anywhere = [1.0] + [0.0] * (int(space.rpartition("_")[2]) - 1)
-                found = await self.objects.query.near_vector(
-                    anywhere,
-                    target_vector=space,
-                    filters=Filter.by_id().contains_any(list(expected)),  # few enough to be compared exactly
-                    limit=len(expected),
-                    return_properties=[],
-                )
-                lost |= {expected[id_] for id_ in expected.keys() - {each.uuid for each in found.objects}}
-            else:
-                lost |= set(expected.values())
-        return lost
+        known = await self.spaces()
+        if not known or not entry_ids:
+            return set()
+        them = Filter.by_id().contains_any([uuid_of(entry_id) for entry_id in entry_ids])
+        stored = await self.objects.query.fetch_objects(
+            filters=them, limit=len(entry_ids), return_properties=["entry_id", "spaces"]
+        )
+        spaces_of: dict[str, Any] = {
+            str(each.properties["entry_id"]): each.properties["spaces"] for each in stored.objects
+        }
+        found = set(spaces_of)
+        for space in {space for spaces in spaces_of.values() for space in spaces or ()}:
+            expected = {entry_id for entry_id, spaces in spaces_of.items() if space in (spaces or ())}
+            found -= expected - (await self._in_graph(space, expected) if space in known else set())
+        return found
+
+    async def _in_graph(self, space: str, entry_ids: set[str]) -> set[str]:
+        anywhere = [1.0] + [0.0] * (int(space.rpartition("_")[2]) - 1)
+        found = await self.objects.query.near_vector(
+            anywhere,
+            target_vector=space,
+            filters=Filter.by_id().contains_any([uuid_of(entry_id) for entry_id in entry_ids]),  # few: exact
+            limit=len(entry_ids),
+            return_properties=["entry_id"],
+        )
+        return {str(each.properties["entry_id"]) for each in found.objects}
 
     async def adopt(self) -> None:
         """Says when what is stored is of another version, and brings what can be changed to the settings."""

@@ -47,6 +47,7 @@ def assert_same(found: list[Hit], expected: list[Hit]) -> None:
 async def test_nothing_is_found_in_an_empty_index(index: Index) -> None:
     assert await index.search("whole", a_vector(1), ALL, 5) == []
     assert await index.count() == 0
+    assert await index.missing(["a"]) == {"a"}
 
 
 async def test_the_nearest_come_first_by_cosine(index: Index) -> None:
@@ -183,6 +184,8 @@ async def test_every_id_is_listed_once(index: Index) -> None:
     listed = [entry_id async for page in index.ids() for entry_id in page]
     assert sorted(listed) == many[50:]
     assert await index.count() == len(listed)
+    assert await index.missing([*many[:60], "never"]) == {*many[:50], "never"}
+    assert await index.missing([]) == set()
 
 
 async def test_the_nearest_of_two_thousand_is_the_exact_one(index: Index) -> None:

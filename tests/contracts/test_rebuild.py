@@ -58,6 +58,9 @@ class Watched:
             yield page
             await self._hook("listed")
 
+    async def missing(self, entry_ids: Sequence[str]) -> set[str]:
+        return await self._index.missing(entry_ids)
+
     async def close(self) -> None:
         await self._index.close()
 
