@@ -49,6 +49,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         "checkpoint_every_steps": EVERY,
         "lease_s": 10.0,
         "sweep_s": 1.0,
+        "maintainer_lease_s": 5.0,
         "drain_s": 0.5,
         "call_timeout_s": 20.0,
         "lookup_timeout_s": 10.0,
@@ -277,6 +278,15 @@ async def test_what_a_gateway_committed_and_did_not_send_is_swept_up(stack: Stac
     done = await _finished(backends, job.id)
     assert done.result is not None
     assert isinstance(done.result.compat, CompatKey)
+
+
+async def test_a_maintainer_that_dies_is_replaced_by_the_one_that_stands_by(
+    stack: Stack, clients: list[AsyncClient], backends: Backends
+) -> None:
+    await asyncio.to_thread(stack.add, "cache_maintainer")
+    stack.kill("cache_maintainer-1")
+    await _found(backends, await clients[0].generate("a cube that the second one caches", steps=20))
+    await _again(stack, "cache_maintainer-1")
 
 
 @pytest.mark.parametrize("setting", [port.setting for port in PORTS])

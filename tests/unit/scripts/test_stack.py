@@ -100,6 +100,11 @@ def test_a_later_process_stops_exactly_what_was_started(tmp_path: Path) -> None:
     stack.stop()
 
 
+def test_a_replica_whose_address_others_were_given_cannot_be_added_later(tmp_path: Path) -> None:
+    with pytest.raises(StackError, match="retriever"):
+        Stack(tmp_path).add("retriever")
+
+
 def test_what_is_missing_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (postgresql, rabbitmq, weaviate):
         monkeypatch.setattr(module, "find", lambda: None)
