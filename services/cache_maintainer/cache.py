@@ -17,6 +17,9 @@ from shared.messages import EntriesCached, EntriesEvicted
 from shared.telemetry import METRICS, log
 from shared.types import Entry, Job, State
 
+IDS_IN_A_FACT = 1000
+"""A fact of so many entry ids stays well below what the bus takes."""
+
 
 @dataclass
 class Counts:
@@ -113,6 +116,12 @@ class Cache:
         if entry.states:
             self._unindexed.add(entry.id)
 
+    async def _tell_evicted(self, entry_ids: Sequence[str], holes: Sequence[str] = ()) -> None:
+        """In facts that no broker finds too long."""
+        for start in range(0, max(len(entry_ids), len(holes)), IDS_IN_A_FACT):
+            part = slice(start, start + IDS_IN_A_FACT)
+            await self._tell(EntriesEvicted(tuple(entry_ids[part]), tuple(holes[part])))
+
     async def _tell(self, fact: EntriesCached | EntriesEvicted) -> None:
         """A hint: who missed it reads the catalog again, and the cache's own work goes on."""
         try:
@@ -160,7 +169,7 @@ class Cache:
         self._unindexed |= dirty  # a rebuild may have added them again between the two
         await self._index_pending()
         holes = {state.entry_id for state in victims} - dirty
-        await self._tell(EntriesEvicted(tuple(sorted(dirty)), tuple(sorted(holes))))
+        await self._tell_evicted(sorted(dirty), sorted(holes))
 
     async def lose(self, entry_id: str, step: int, key: str) -> None:
         """A worker found this state's blob gone or corrupt (step 0: the entry's picture); hearing it twice is fine.
@@ -208,7 +217,7 @@ class Cache:
         for state in states:
             self.shelf.remove((state.entry_id, state.step))
         self.doom([state.key for state in states] + [entry.picture_key for entry in gone])
-        await self._tell(EntriesEvicted(ids))
+        await self._tell_evicted(ids)
         await self.measure()
         return Removed(len(gone), len(states), sum(state.bytes for state in states))
 

@@ -254,6 +254,19 @@ async def test_purge_by_entry_tenant_and_everything(small: Settings, clock: Manu
             await rpc.call(home.stub.Purge, pb.PurgeRequest(entry_id="nobody"), timeout_s=5)
 
 
+async def test_a_large_purge_is_told_in_facts_that_a_broker_takes(
+    small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.cache_maintainer.cache.IDS_IN_A_FACT", 1)
+    async with house(small) as home:
+        ids = {await home.finish(request("a"), 1), await home.finish(request("b"), 2)}
+        assert (await home.stub.Purge(pb.PurgeRequest(everything=True), timeout=5)).entries == 2
+        await home.settle()
+        told = [fact.entry_ids for fact in home.facts if isinstance(fact, EntriesEvicted)]
+        assert all(len(some) == 1 for some in told)
+        assert {one for some in told for one in some} == ids
+
+
 async def test_inspect_pages_newest_first(small: Settings) -> None:
     async with house(small) as home:
         first, second = await home.finish(request("a"), 1), await home.finish(request("b"), 2)
