@@ -2,7 +2,7 @@
 
 A named vector is called `whole_512`: another encoder may give vectors of another length, and those are searched apart.
 Nothing is compressed: similarities are float32 cosines as the server computes them (measured against float64 at 512
-dimensions: at most 2e-7 off), so they are not computed again.
+dimensions: less than 1e-6 off), so they are not computed again.
 """
 
 from __future__ import annotations
