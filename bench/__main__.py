@@ -13,6 +13,8 @@ COMMANDS: dict[str, list[str]] = {
     "profile": ["services", "profile", "--out", str(PROFILE), "--no-store"],
     "k_quality": ["bench.k_quality", "--profile", str(PROFILE)],
     "session_trace": ["bench.session_trace"],
+    "blobs_latency": ["bench.blobs_latency"],
+    "weaviate_lookup": ["bench.weaviate_lookup"],
 }
 """Name → what `python -m` is given; `k_quality` shows what the profile before it measured."""
 

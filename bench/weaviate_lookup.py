@@ -224,6 +224,8 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--exact-up-to", type=int, default=40_000, help="the setting weaviate_exact_up_to")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args(given)
+    if weaviate.find() is None:
+        parser.exit(message=f"weaviate_lookup: skipped, no weaviate here; {weaviate.HOW_TO_GET_IT}\n")
     quiet()
     asyncio.run(measure(arguments))
 
