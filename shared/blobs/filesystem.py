@@ -116,7 +116,8 @@ class FilesystemBlobs:
             try:
                 return os.rename(temporary, target)
             except FileNotFoundError:
-                with suppress(FileNotFoundError):
+                # FileExistsError: there when it was made, gone when pathlib looked; a file in its place fails rename
+                with suppress(FileNotFoundError, FileExistsError):
                     Path(target).parent.mkdir(parents=True, exist_ok=True)
         return os.rename(temporary, target)
 
