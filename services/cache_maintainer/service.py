@@ -207,6 +207,8 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             return
         try:
             await work()
+        except AfterimageError as error:  # a port is away, or a disk is full
+            log(self.name).warning("cache maintenance put off", work=work.__name__, error=str(error))
         except Exception as error:  # the cache must go on; what was not inserted is caught up with later
             log(self.name).error("cache maintenance failed", work=work.__name__, error=repr(error), exc_info=error)
 

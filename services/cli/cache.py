@@ -127,7 +127,9 @@ def purge(
     if len(chosen) != 1:
         raise InvalidRequestError("purge", "say exactly one of --entry, --tenant, --model or --all")
     if not yes:
-        typer.confirm(f"Purge {', '.join(f'{name} {value}' for name, value in chosen.items())}?", abort=True)
+        ((name, value),) = chosen.items()
+        what = "the whole cache" if everything else f"{name.removesuffix('_id')} {value} from the cache"
+        typer.confirm(f"Purge {what}? Pictures that belong to jobs stay.", abort=True)
     reply = _ask(data_dir, "Purge", pb.PurgeRequest(**chosen))
     wide().print(f"purged {reply.entries} entries, {reply.states} states, {_size(reply.bytes)}")
 

@@ -71,3 +71,17 @@ def test_exit_codes_follow_sysexits() -> None:
     assert cli.exit_code(StorageFullError()) == os.EX_IOERR
     assert cli.exit_code(UnavailableError()) == os.EX_UNAVAILABLE
     assert cli.exit_code(ConfigurationError()) == os.EX_CONFIG
+
+
+@pytest.mark.parametrize(
+    ("what", "asked"),
+    [
+        (["--all"], "Purge the whole cache? Pictures that belong to jobs stay."),
+        (["--tenant", "acme"], "Purge tenant acme from the cache?"),
+        (["--entry", "01abc"], "Purge entry 01abc from the cache?"),
+    ],
+)
+def test_a_purge_asks_in_words(what: list[str], asked: str) -> None:
+    result = CliRunner().invoke(cli.app, ["cache", "purge", *what], input="n\n")
+    assert asked in " ".join(result.output.split())
+    assert result.exit_code == 1
