@@ -80,6 +80,7 @@ def from_noise(plan: Plan, why: str, weights_hash: str) -> Plan:
         fresh_noise=0.0,
         weights_hash=weights_hash,
         degraded=(*plan.degraded, why) if why else plan.degraded,
+        reason=f"Drawn from noise after all: {why}. Planned: {plan.reason}" if why else plan.reason,
     )
 
 
@@ -89,13 +90,15 @@ def smaller_starts(plan: Plan, entry: Entry, card: ModelCard, request: Request, 
         return
     at = {card.step_in(state.step, entry.compat.steps, request.steps): state for state in entry.states}
     for step in sorted((step for step in at if 0 < step < plan.start_step), reverse=True):
+        instead = f"{why}; starts after {step} instead of {plan.start_step} steps"
         yield replace(
             plan,
             start_step=step,
             state_key=at[step].key,
             state_sha256=at[step].sha256,
             state_codec=at[step].codec,
-            degraded=(*plan.degraded, f"{why}; starts after {step} instead of {plan.start_step} steps"),
+            degraded=(*plan.degraded, instead),
+            reason=f"Starts later than noise, earlier than planned: {instead}. Planned: {plan.reason}",
         )
 
 

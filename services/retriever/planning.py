@@ -195,7 +195,7 @@ def _weigh(
     elif start == 0:
         reason = f"step {wished} is allowed, but no state at or before it is there"
     else:
-        hole = f"; the state at {wished} is gone" if start < wished else ""
+        hole = f"; the state at {wished} is not there" if start < wished else ""
         reason = f"could start after step {start}{hole}"
     weighed = Candidate(hit.entry_id, "latent", hit.similarity, wished, start, entry.prompt, reason=reason)
     return weighed, at[start] if start else None
@@ -231,7 +231,7 @@ def _judged(weighed: Sequence[tuple[Candidate, State | None]], best: Candidate) 
 
 def _hit_reason(best: Candidate, steps: int) -> str:
     is_hole = best.start_step < best.wished_step
-    hole = f" ({best.wished_step} are allowed, but that state is gone)" if is_hole else ""
+    hole = f" ({best.wished_step} are allowed, but that state is not there)" if is_hole else ""
     return (
         f"Starts after {best.start_step} of {steps} steps{hole} from a picture whose prompt has similarity "
         f"{best.similarity:.3f}."
@@ -243,7 +243,7 @@ def _nothing(weighed: Sequence[tuple[Candidate, State | None]], rules: Rules, re
         return "Drawn from noise: the cache has nothing that fits this model, size and caller."
     nearest = max(one.similarity for one, _ in weighed)
     if any(one.wished_step for one, _ in weighed):
-        return f"Drawn from noise: similar prompts are cached ({nearest:.3f}), but the states they allow are gone."
+        return f"Drawn from noise: similar prompts are cached ({nearest:.3f}), but no state they allow is there."
     return f"Drawn from noise: the nearest cached prompt is {_too_different(nearest, rules, request)}."
 
 

@@ -155,6 +155,7 @@ async def test_corrupt_blobs_all_the_way_down_mean_noise(bench: Bench) -> None:
     assert job.result.steps_run == STEPS
     assert (job.plan.source, job.plan.start_step, job.plan.fresh_noise) == (PlanSource.NOISE, 0, 0.0)
     assert job.plan.degraded[0].endswith("drawn from noise")
+    assert job.plan.reason.startswith("Drawn from noise after all: ")
     lost = [StateLost(entry.id, state.step, state.key) for state in reversed(entry.states)]
     assert await bench.told(StateLost, count=2) == lost
 
