@@ -72,8 +72,8 @@ async def open_backends(settings: Settings, ports: Collection[str] = PORTS) -> B
         made: dict[str, Any] = {port: _NotOpened(port) for port in PORTS}
         for port, open_it in {
             "catalog": lambda: open_catalog(settings.catalog_url),
-            "blobs": lambda: open_blobs(settings.blobs_url),
-            "index": lambda: open_index(settings.index_url),
+            "blobs": lambda: blobs_of(settings),
+            "index": lambda: index_of(settings),
             "bus": lambda: open_bus(settings.bus_url),
         }.items():
             if port in wanted:

@@ -30,7 +30,8 @@ class Database(Protocol):
         ...
 
     async def write_lazily(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """In one transaction that a power cut (never a killed process) may undo: for what can be rebuilt."""
+        """In one transaction that a power cut may undo, and on a server its being killed; never the killing of this
+        process: for what can be rebuilt, or drawn again."""
         ...
 
     async def write_row(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -72,8 +73,11 @@ def open_database(url: str, clock: Clock) -> Database:
     """By the URL's scheme; ConfigurationError for one that no catalog speaks."""
     try:
         parsed = sa.make_url(url)
-    except sa.exc.ArgumentError as error:
-        raise ConfigurationError(f"catalog_url: {url!r} is not a database URL; use sqlite+aiosqlite:///path") from error
+    except (sa.exc.ArgumentError, ValueError):  # the URL may hold a password: neither it nor its error is quoted
+        rule = (
+            "is not a database URL; use sqlite+aiosqlite:///path or postgresql+asyncpg://user:password@host:port/name"
+        )
+        raise ConfigurationError(f"catalog_url: {rule}") from None
     match parsed.get_backend_name():
         case "sqlite":
             from shared.catalog.sqlite import SqliteDatabase

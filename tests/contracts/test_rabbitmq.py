@@ -149,7 +149,7 @@ async def test_what_was_sent_is_there_after_a_crash_and_who_was_refused_knows_it
         while len(accepted - before) < 20:
             await asyncio.sleep(0.05)
     stop.set()
-    assert await take(await bus.receive([f"{lane}.new"], prefetch=1), 1) == ["into a new lane"]
+    assert await take(await patient.receive([f"{lane}.new"], prefetch=1), 1) == ["into a new lane"]
     async with asyncio.timeout(BACK_S):
         while not accepted | {"patient"} <= taken:
             await asyncio.sleep(0.05)

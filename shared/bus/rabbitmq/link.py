@@ -36,7 +36,10 @@ class Link:
 
     def __init__(self, url: str, purpose: str) -> None:
         """`url`: amqp[s]://user:password@host:port/vhost, with aiormq's options (cafile …) as its query."""
-        self._url = URL(url).update_query(heartbeat=HEARTBEAT_S)
+        try:
+            self._url = URL(url).update_query(heartbeat=HEARTBEAT_S)
+        except ValueError:  # the URL may hold a password: neither it nor its error is quoted
+            raise ConfigurationError("bus_url: is not a URL; use amqp://user:password@host:port/vhost") from None
         self._purpose = purpose
         self._connection: AbstractConnection | None = None
         self._up = asyncio.Event()

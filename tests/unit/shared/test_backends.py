@@ -1,0 +1,57 @@
+"""What the settings say of the servers reaches the clients, and no error quotes a password."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shared import backends
+from shared.backends import open_backends
+from shared.blobs.filesystem import FilesystemBlobs
+from shared.bus import open_bus
+from shared.catalog import open_catalog
+from shared.errors import ConfigurationError
+from shared.index import Hnsw
+from shared.index.memory import MemoryIndex
+from shared.settings import Settings
+
+
+async def test_keys_and_graph_settings_reach_the_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, object] = {}
+
+    async def blobs(url: str, **keys: str) -> FilesystemBlobs:
+        asked.update(keys)
+        return await FilesystemBlobs.open(str(tmp_path / "blobs"))
+
+    async def index(url: str, hnsw: object = None) -> MemoryIndex:
+        asked["hnsw"] = hnsw
+        return MemoryIndex()
+
+    monkeypatch.setattr(backends, "open_blobs", blobs)
+    monkeypatch.setattr(backends, "open_index", index)
+    settings = Settings(
+        data_dir=tmp_path,
+        blobs_access_key="me",
+        blobs_secret_key="hidden",
+        weaviate_hnsw_ef=77,
+        weaviate_exact_up_to=2000,
+    )
+    await (await open_backends(settings)).close()
+    assert (asked["access_key"], asked["secret_key"]) == ("me", "hidden")
+    assert asked["hnsw"] == Hnsw(ef=77, exact_up_to=2000)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql+asyncpg//me:hunter2@host/db", "postgresql+asyncpg://me:hunter2@host:port/db"]
+)
+async def test_a_wrong_catalog_url_is_not_quoted(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="catalog_url") as error:
+        await open_catalog(url)
+    assert "hunter2" not in str(error.value)
+
+
+async def test_a_wrong_bus_url_is_not_quoted() -> None:
+    with pytest.raises(ConfigurationError, match="bus_url") as error:
+        await open_bus("amqp://me:hunter2@host:port/vhost")
+    assert "hunter2" not in str(error.value)
