@@ -173,8 +173,7 @@ class Attempt:
         return Captured(event.step, key, len(data), codec, sha256)
 
     async def _checkpoint(self, event: Checkpointed, before: asyncio.Task[None] | None) -> None:
-        """Blob first, then the row names it, then the one before the last goes: a catalog server that is killed may
-        forget the last commit, and then its row names the one before. A failure costs only the checkpoint."""
+        """Blob first, then the row names it, then the one before goes; a failure costs only the checkpoint."""
         if before is not None:
             await before
         jobs, blobs = self._place.backends.catalog.jobs, self._place.backends.blobs
@@ -184,8 +183,8 @@ class Attempt:
             await blobs.put(key, encode_checkpoint(event.latent, event.step, event.generator_state, self.plan),
                             durable=False)  # fmt: skip
             if await jobs.checkpoint(self.job.id, self.job.attempt, key, event.step):
-                await blobs.delete(old[:-1])
-                self._written = [*old[-1:], key]
+                await blobs.delete(old)
+                self._written = [key]
         except Exception as error:
             log("gpu_worker").warning("checkpoint not written", job=self.job.id, error=repr(error))
 
