@@ -161,11 +161,6 @@ async def in_turns(turns: Sequence[Turn], rows: Sequence[Prompt], arguments: arg
         shutil.rmtree(turn.phase.folder / "data", ignore_errors=True)
 
 
-def _others(rows: Sequence[Prompt], every: int) -> list[int]:
-    """All but every n-th."""
-    return [index for index in range(len(rows)) if index % every]
-
-
 async def measure(arguments: argparse.Namespace) -> None:
     given = {"large": arguments.large, "encoder": arguments.encoder, "k_table_alpha": arguments.alpha}
     named = {name: value for name, value in given.items() if value}
@@ -176,11 +171,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     on = machine()
     names = ("cache", "no_cache", "fewer_steps")
     cache, without, fewer = (Phase(arguments.work, name, len(rows)) for name in names)
-    left_out = _others(rows, arguments.without_every)
-    turns = [
-        Turn(cache, rows, settings, {"cache": "auto"}),
-        Turn(without, rows, settings, {"cache": "off"}, skip=left_out),
-    ]
+    turns = [Turn(cache, rows, settings, {"cache": "auto"}), Turn(without, rows, settings, {"cache": "off"})]
     await in_turns(turns, rows, arguments)
     run = [answer.steps_run for answer in cache.answers().values() if not answer.exact]
     average = round(sum(run) / len(run))
@@ -206,7 +197,7 @@ async def measure(arguments: argparse.Namespace) -> None:
         {
             "requests": len(rows), "brought_to_main_size": resized, "concurrency": arguments.concurrency,
             "max_rows": settings.max_rows, "alpha": settings.k_table_alpha, "think_s": arguments.think_s,
-            "baseline_every": arguments.baseline_every, "without_every": arguments.without_every,
+            "baseline_every": arguments.baseline_every,
             "block": arguments.block,
             "model": card.name, "weights_hash": card.weights_hash,
             "k_table": asdict(shipped_table(card, settings.k_table_alpha) or FIG_10) | {"cells": "see k_quality"},
@@ -231,7 +222,6 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--baseline-every", type=int, default=1, help="draw every n-th hit's prompt with fewer steps too"
     )
-    parser.add_argument("--without-every", type=int, default=1, help="draw every n-th prompt without the cache")
     parser.add_argument("--main-size-only", action="store_true", help="ask for 64×64 always")
     parser.add_argument("--judge", type=Path, default=JUDGE, help="folder of the judge net")
     parser.add_argument(

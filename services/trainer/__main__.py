@@ -74,6 +74,9 @@ def denoiser(
     optimizer: Annotated[str, typer.Option(help="muon or adamw")] = DenoiserPlan.optimizer,
     batch: int = DenoiserPlan.batch,
     rate: float = DenoiserPlan.rate,
+    other_sizes: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the steps on other sizes than 64×64")
+    ] = DenoiserPlan.other_sizes,
     teacher: Annotated[Path, typer.Option(help="Exported model that `small` learns from")] = MODELS / "large",
     start: Start = None,
 ) -> None:
@@ -81,7 +84,13 @@ def denoiser(
     if name not in SHAPES:
         raise typer.BadParameter(f"name must be one of {sorted(SHAPES)}, not {name!r}")
     plan = DenoiserPlan(
-        seconds=seconds, seed=seed, optimizer=optimizer, batch=batch, rate=rate, grid_prompts=tuple(grid_prompts())
+        seconds=seconds,
+        seed=seed,
+        optimizer=optimizer,
+        batch=batch,
+        rate=rate,
+        other_sizes=other_sizes,
+        grid_prompts=tuple(grid_prompts()),
     )
     train_in_workers(name, plan, work, workers, teacher, start)
 

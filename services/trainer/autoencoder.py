@@ -56,15 +56,12 @@ def train_autoencoder(plan: AutoencoderPlan, sprites: Path, work: Path, start: P
     model = new_autoencoder()
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=plan.rate, betas=(0.9, 0.99), weight_decay=1e-3, fused=True)
-
-    def load() -> None:
-        assert start is not None
-        found = AutoencoderTiny.from_pretrained(start, torch_dtype=torch.float32)
-        model.load_state_dict(found.state_dict())
-
+    exported = (
+        (lambda: AutoencoderTiny.from_pretrained(start, torch_dtype=torch.float32).state_dict()) if start else None
+    )
     sitting = Sitting(
         "vae", work, {"model": model}, [optimizer],
-        seconds=plan.seconds, rate=plan.rate, start=load if start else None,
+        seconds=plan.seconds, rate=plan.rate, start=exported,
     )  # fmt: skip
     while (begun := sitting.begin_step(plan.seed)) is not None:
         done, rng = begun

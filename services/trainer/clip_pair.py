@@ -90,20 +90,15 @@ def train_pair(plan: PairPlan, sprites: Path, work: Path, start: Path | None = N
     words = Words(tokenizer_at(work))
     model, heads = CLIPModel(pair_config(words)), nn.ModuleList([Heads(), Heads()])
     model.train()
-
-    def load() -> None:
-        assert start is not None
-        model.load_state_dict(CLIPModel.from_pretrained(start, torch_dtype=torch.float32).state_dict())
-
+    exported = (lambda: CLIPModel.from_pretrained(start, torch_dtype=torch.float32).state_dict()) if start else None
     sitting = Sitting(
         "clip", work, {"model": model, "heads": heads}, _optimizers(model, heads, plan.rate),
-        seconds=plan.seconds, rate=plan.rate, start=load if start else None,
+        seconds=plan.seconds, rate=plan.rate, start=exported,
     )  # fmt: skip
     while (begun := sitting.begin_step(plan.seed)) is not None:
         done, rng = begun
         if done >= plan.text_share:
-            model.text_model.requires_grad_(False)
-            model.text_projection.requires_grad_(False)
+            rest(model)
         losses = _losses(model, heads, words, _batch(renderer, rng, plan.groups), plan)
         sitting.end_step(sum(losses.values(), torch.zeros(())))
         with torch.no_grad():
@@ -121,6 +116,12 @@ def train_pair(plan: PairPlan, sprites: Path, work: Path, start: Path | None = N
     sitting.progress.plot()
     sitting.average.swap()
     runs.log.info("clip done", step=sitting.step, **judge_pair(model, words, renderer))
+
+
+def rest(model: CLIPModel) -> None:
+    """From now on only the image tower learns."""
+    model.text_model.requires_grad_(False)
+    model.text_projection.requires_grad_(False)
 
 
 def tokenizer_at(work: Path) -> CLIPTokenizer:

@@ -48,14 +48,10 @@ def train_judge_net(
         Muon(kernels, lr=plan.rate, weight_decay=0.01),
         torch.optim.AdamW(rest, lr=plan.rate, betas=(0.9, 0.99), weight_decay=0.01, fused=True),
     ]
-
-    def load() -> None:
-        assert start is not None
-        net.load_state_dict(judge_weights(start))
-
+    exported = (lambda: judge_weights(start)) if start else None
     sitting = Sitting(
         "judge", work, {"model": net}, optimizers,
-        seconds=plan.seconds, rate=plan.rate, every=100, start=load if start else None,
+        seconds=plan.seconds, rate=plan.rate, every=100, start=exported,
     )  # fmt: skip
     while (begun := sitting.begin_step(plan.seed)) is not None:
         _, rng = begun

@@ -20,8 +20,9 @@ SETTLED = 1000
 class Sitting:
     """What a run is made of while it trains; `step` counts over all sittings, `done` goes from 0 to 1.
 
-    The run is taken up from `work/<name>.pt`. Without one, `start` may load weights exported earlier (on another
-    machine, say), which then train on with fresh optimizers; without either, it begins with the modules as they are.
+    The run is taken up from `work/<name>.pt`. Without one, `start` may give the model's weights as they were exported
+    (on another machine, say), which then train on with fresh optimizers; without either, it begins with the modules as
+    they are.
     """
 
     def __init__(
@@ -35,14 +36,14 @@ class Sitting:
         rate: float,
         decay: float = 0.995,
         every: int = 50,
-        start: Callable[[], None] | None = None,
+        start: Callable[[], Mapping[str, torch.Tensor]] | None = None,
     ) -> None:
         self._path, self._modules, self._optimizers = work / f"{name}.pt", modules, optimizers
         self._seconds, self._rate = seconds, rate
         self.step, self._used_s = 0, 0.0
         state = runs.load_checkpoint(self._path)
         if state is None and start is not None:
-            start()
+            modules["model"].load_state_dict(start())
         self.average = runs.Average([modules["model"]], decay=decay)
         if state is not None:
             for key, module in modules.items():

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from services.trainer.autoencoder import STRIDE
 from services.trainer.drawing import open_pipeline
 
 SIZE = (64, 64)
@@ -45,7 +46,7 @@ def measure_speed(models: Mapping[str, tuple[Path, float]], steps: int) -> dict[
 
 def _one_step(pipeline: Any, rows: int) -> Callable[[], None]:
     unet = pipeline.unet
-    latents = torch.randn(rows, unet.config.in_channels, SIZE[1] // 4, SIZE[0] // 4)
+    latents = torch.randn(rows, unet.config.in_channels, SIZE[1] // STRIDE, SIZE[0] // STRIDE)
     states = torch.randn(rows, pipeline.tokenizer.model_max_length, unet.config.cross_attention_dim)
     timesteps = torch.full((rows,), 500)
 

@@ -6,9 +6,21 @@ import random
 from pathlib import Path
 
 import torch
+from torch import nn
 from transformers import CLIPModel
 
-from services.trainer.clip_pair import IMAGE_SIDE, _batch, _trainable, judge_pair, pair_config, tokenizer_at
+from services.trainer.clip_pair import (
+    IMAGE_SIDE,
+    Heads,
+    PairPlan,
+    _batch,
+    _losses,
+    _trainable,
+    judge_pair,
+    pair_config,
+    rest,
+    tokenizer_at,
+)
 from services.trainer.renderer import Renderer
 from services.trainer.words import Words
 from shared.scenes import VALUES, Scene, held_out
@@ -48,3 +60,18 @@ def test_an_untrained_pair_scores_near_chance(renderer: Renderer, tmp_path: Path
     assert found["image_to_text"] < 0.1
     assert found["text_to_image"] < 0.1
     assert found["object"] < 0.3
+
+
+def test_a_resting_text_tower_learns_nothing_and_costs_nothing(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    words, plan = Words(tokenizer_at(tmp_path)), PairPlan(groups=2)
+    model, heads = CLIPModel(pair_config(words)), nn.ModuleList([Heads(), Heads()])
+    rng = random.Random(0)
+    batch = [_trainable(rng) for _ in range(8)], torch.randn(8, 3, IMAGE_SIDE, IMAGE_SIDE)
+    assert set(_losses(model, heads, words, batch, plan)) == {"contrast", "image_heads", "text_heads", "order"}
+    rest(model)
+    losses = _losses(model, heads, words, batch, plan)
+    assert set(losses) == {"contrast", "image_heads"}
+    torch.autograd.backward(sum(losses.values(), torch.zeros(())))
+    touched = {name.split(".")[0] for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert touched == {"vision_model", "visual_projection", "logit_scale"}
