@@ -1,4 +1,4 @@
-"""Draws scene pairs on the engine and scores them: the raw rows of Algorithm 2 (NIRVANA §5.3.1)."""
+"""Draws scene pairs on the engine and scores them: the raw rows of Algorithm 2 (NIRVANA §5.3.1; MoDM §5.2)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from services.gpu_worker.codecs import decode_state, encode_png, encode_state
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import Advanced, BatchRan, Finished, LatentCaptured, Left
 from services.gpu_worker.families import Family
-from services.gpu_worker.rows import FromState, Latent, Pixels, Task
+from services.gpu_worker.rows import FromNoise, FromPicture, FromState, Latent, Pixels, Start, Task
 from services.retriever.planning import fresh_seed
 from services.retriever.profile import ProfileRow
 from shared.errors import CancelledError
-from shared.types import vector_from
+from shared.types import Vector, vector_from
 
 Judge = Callable[[Any], Mapping[str, Sequence[str]]]
 """Pictures (B, height, width, 3) uint8 to each attribute's values."""
@@ -29,7 +29,12 @@ OnStep = Callable[[], None]
 
 @dataclass(frozen=True)
 class Profiler:
-    """Everything a measurement needs; one pair costs T + the largest K + Σ(T − K) steps."""
+    """Everything a measurement needs.
+
+    Each second prompt of a pair is drawn by `family` from every K: of latents that it left itself on the first prompt
+    (NIRVANA §5.3.1), or of the finished picture that `images_of` drew for it, brought to the noise level of K
+    (MoDM §5.2). What it is held against is the second prompt drawn from noise by `against`.
+    """
 
     family: Family
     encoder: Encoder
@@ -39,10 +44,15 @@ class Profiler:
     codec: str = "fp16"
     fresh_noise: float = 0.0
     max_rows: int = 8
+    images_of: Family | None = None
+    """None: latents of `family`'s own."""
+    against: Family | None = None
+    """None: `family` itself."""
 
     @property
     def steps_per_pair(self) -> int:
-        return self.steps + max(self.ks) + sum(self.steps - k for k in self.ks)
+        source = max(self.ks) if self.images_of is None else self.steps
+        return source + self.steps + sum(self.steps - k for k in self.ks)
 
     def measure(self, pairs: Sequence[ScenePair], on_step: OnStep) -> Iterator[dict[str, Any]]:
         """One record per pair and K, in order; `pairs` share batches, so a few at a time are faster."""
@@ -50,28 +60,54 @@ class Profiler:
         for pair in pairs:
             yield from self._records(pair, pictures)
 
-    def _from_noise(self, pair: ScenePair) -> list[Task]:
-        before = self._task(_source(pair), pair.before_text, pair.before_seed, capture_steps=tuple(self.ks))
-        return [before, self._task(f"{pair.number}/noise", pair.after_text, pair.after_seed)]
+    def _first(self, pair: ScenePair) -> Iterator[Task]:
+        """The picture to start from, and the one to be held against."""
+        if self.images_of is None:
+            yield self._task(self.family, _source(pair), pair, capture_steps=tuple(self.ks))
+        else:
+            yield self._task(self.images_of, _source(pair), pair)
+        yield self._task(self.against or self.family, f"{pair.number}/noise", pair)
 
     def _from_state(self, pair: ScenePair, k: int, state: Latent) -> Task:
         kept = decode_state(encode_state(state, self.codec), self.codec)  # as the cache would give it back
-        start = FromState(kept, k, self.fresh_noise, fresh_seed(pair.after_seed, _source(pair)))
-        return self._task(f"{pair.number}/{k}", pair.after_text, pair.after_seed, start=start)
+        return self._reuse(pair, k, FromState(kept, k, self.fresh_noise, fresh_seed(pair.after_seed, _source(pair))))
 
-    def _task(self, task_id: str, prompt: str, seed: int, **more: Any) -> Task:
-        card = self.family.card
-        size, guidance = card.default_size, card.default_guidance
-        return Task(task_id, card.name, prompt, size, self.steps, guidance, seed, **more)
+    def _reuse(self, pair: ScenePair, k: int, start: Start) -> Task:
+        return self._task(self.family, f"{pair.number}/{k}", pair, start=start)
+
+    def _task(
+        self,
+        family: Family,
+        name: str,
+        pair: ScenePair,
+        start: Start | None = None,
+        capture_steps: tuple[int, ...] = (),
+    ) -> Task:
+        before = name == _source(pair)
+        return Task(
+            id=name,
+            model=family.card.name,
+            prompt=pair.before_text if before else pair.after_text,
+            size=self.family.card.default_size,
+            steps=self.steps,
+            guidance=family.card.default_guidance,
+            seed=pair.before_seed if before else pair.after_seed,
+            start=start or FromNoise(),
+            capture_steps=capture_steps,
+        )
 
     def _draw(self, pairs: Sequence[ScenePair], on_step: OnStep) -> dict[str, Pixels]:
-        """Each pair's pictures, by `<pair>/noise` and `<pair>/<K>`: a picture starts as soon as its state is there, and
-        the picture the states come from is not drawn to its end, so that the batch is full nearly all the time."""
-        engine = Engine({self.family.card.name: self.family}, max_rows=self.max_rows, tell_every_s=0.0)
+        """Each pair's pictures, by `<pair>/before` (where one was finished), `<pair>/noise` and `<pair>/<K>`.
+
+        A picture starts as soon as what it starts from is there, so that the batch is full nearly all the time; a
+        picture of which only latents are wanted is not drawn to its end.
+        """
+        families = [family for family in (self.family, self.images_of, self.against) if family is not None]
+        engine = Engine({family.card.name: family for family in families}, max_rows=self.max_rows, tell_every_s=0.0)
         pictures: dict[str, Pixels] = {}
         sources = {_source(pair): pair for pair in pairs}
         for pair in pairs:
-            for task in self._from_noise(pair):
+            for task in self._first(pair):
                 engine.submit(task)
         while not engine.idle:
             for event in engine.step():
@@ -84,6 +120,8 @@ class Profiler:
                             engine.cancel(name)
                     case Finished(id=name, pixels=pixels):
                         pictures[name] = pixels
+                        for k in self.ks if name in sources else ():
+                            engine.submit(self._reuse(sources[name], k, FromPicture(pixels, k)))
                     case Left(error=error) if not isinstance(error, CancelledError):
                         raise error
         return pictures
@@ -91,9 +129,12 @@ class Profiler:
     def _records(self, pair: ScenePair, drawn: Mapping[str, Pixels]) -> Iterator[dict[str, Any]]:
         names = ["noise", *(str(k) for k in self.ks)]
         pictures = [drawn[f"{pair.number}/{name}"] for name in names]
-        texts = [vector_from(one.vector) for one in self.encoder.texts([pair.before_text, pair.after_text])]
-        found = [vector_from(one.vector) for one in self.encoder.images([encode_png(pixels) for pixels in pictures])]
-        scores = [float(vector @ texts[1]) for vector in found]
+        text = self._vector_of_text(pair.after_text)
+        scores = [float(vector @ text) for vector in self._vectors_of(pictures)]
+        if self.images_of is None:
+            similarity = float(self._vector_of_text(pair.before_text) @ text)
+        else:  # what retrieval sees of a picture is its own embedding (MoDM eq. 1)
+            similarity = float(self._vectors_of([drawn[_source(pair)]])[0] @ text)
         judged = self.judge(np.stack(pictures)) if self.judge else {}
         correct = [right(pair.after, {name: values[i] for name, values in judged.items()}) for i in range(len(names))]
         for i, k in enumerate(self.ks, 1):
@@ -101,13 +142,19 @@ class Profiler:
                 "pair": pair.number,
                 "kind": pair.kind,
                 "k": k,
-                "similarity": float(texts[0] @ texts[1]),
+                "similarity": similarity,
                 "score": scores[i],
                 "score_from_noise": scores[0],
                 "right": correct[i],
                 "right_from_noise": correct[0],
                 "asked_for": list(asked_for(pair)),
             }
+
+    def _vector_of_text(self, text: str) -> Vector:
+        return vector_from(self.encoder.texts([text])[0].vector)
+
+    def _vectors_of(self, pictures: Sequence[Pixels]) -> list[Vector]:
+        return [vector_from(one.vector) for one in self.encoder.images([encode_png(pixels) for pixels in pictures])]
 
 
 def _source(pair: ScenePair) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -21,11 +21,12 @@ from rich.text import Text
 from services.cli.embedded import settings_from
 from services.cli.words import wide
 from shared.errors import ConfigurationError, InvalidRequestError
-from shared.models.k_table import KTable, profile_kind, table_to_json
+from shared.models.k_table import IMAGE_STEPS, KTable, profile_kind, table_to_json
 from shared.settings import Settings
 
 if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is read
     from services.cli.measure import Profiler
+    from services.gpu_worker.families import Family
     from services.retriever.profile import ProfileRow
 
 Optional = typer.Option
@@ -37,6 +38,12 @@ LEAST_SCORE = 0.01
 
 def profile(
     model: Annotated[str | None, Optional("--model", help="A bundled name, a diffusers folder, or a hub id.")] = None,
+    images_from: Annotated[
+        str | None, Optional(help="Start from finished pictures of this model, not from latents of its own.")
+    ] = None,
+    against: Annotated[
+        str | None, Optional(help="Whose pictures from noise are the measure; default: the large one of the two.")
+    ] = None,
     encoder: Annotated[str | None, Optional(help="CLIP encoder: a bundled name, a folder, or a hub id.")] = None,
     pairs: Annotated[int, Optional(min=1, help="Scene pairs to draw; every kind of change equally often.")] = 400,
     alphas: Annotated[str, Optional(help="Quality a hit must keep, one table each.")] = "0.9,0.95",
@@ -56,18 +63,23 @@ def profile(
 
     Draws pairs of prompts that differ in one known way; each second prompt from noise and from every K of the first.
     Quality is the CLIP score against the score from noise and, where the judge knows it, whether what changed came out.
-    Writes rows.jsonl (resumable), one k_table_<alpha>.json per alpha, quality.json, latency.json and quality.png.
+    With --images-from, the start is a finished picture of that model, brought to the noise level of K (MoDM §5.2), and
+    similarity is that of the prompt to the picture.
+    Writes rows.jsonl (resumable), one k_table_<alpha>.json per alpha (image_k_table_<model>_<alpha>.json for pictures),
+    quality.json, latency.json and quality.png.
 
     [bold]Examples[/bold]
 
       afterimage profile --pairs 400
+
+      afterimage profile --model small --images-from large --out out/profile-small-from-large
 
       afterimage profile --model ./my-checkpoint --encoder openai/clip-vit-large-patch14 --device cuda --pairs 2000
     """
     wanted = _alphas(alphas)
     settings = settings_from(large=model, encoder=encoder, device=device, data_dir=data_dir, max_rows=max_rows)
     console = wide()
-    profiler, about = _prepared(settings, steps, fresh_noise, judge, console)
+    profiler, about = _prepared(settings, steps, fresh_noise, judge, images_from, against, console)
     records = _measure(profiler, about | {"seed": seed}, pairs, out, console)
     rows = _rows(records)
     tables = {alpha: _table(rows, alpha, about, steps) for alpha in wanted}
@@ -91,7 +103,13 @@ def _alphas(text: str) -> list[float]:
 
 
 def _prepared(
-    settings: Settings, steps: int, fresh_noise: float, judge: Path | None, console: Console
+    settings: Settings,
+    steps: int,
+    fresh_noise: float,
+    judge: Path | None,
+    images_from: str | None,
+    against: str | None,
+    console: Console,
 ) -> tuple[Profiler, dict[str, Any]]:
     """Weights loaded, and what the rows depend on (a run is resumed only where all of it is the same)."""
     from services.cli.measure import Profiler
@@ -103,13 +121,15 @@ def _prepared(
     card = served_card(settings)
     device = settings.device if settings.device != "auto" else _best_device()
     family, eye = load_family(card, device=device), Encoder(encoder_folder(settings.encoder))
+    pictures, measure = _others(settings, family, images_from, against, device)
     folder = judge or BUNDLED / "judge"
     known = folder.is_dir()
     if not known:
         console.print(Text(f"no judge in {folder}: quality is the CLIP ratio alone", style="yellow"))
-    ks = sorted({k * steps // 50 for k in settings.capture_steps if 0 < k * steps // 50 < steps})
+    of_50 = IMAGE_STEPS if pictures else settings.capture_steps
+    ks = sorted({k * steps // 50 for k in of_50 if 0 < k * steps // 50 < steps})
     if not ks:
-        raise InvalidRequestError("steps", f"too few for any K of {settings.capture_steps} of 50", steps)
+        raise InvalidRequestError("steps", f"too few for any K of {of_50} of 50", steps)
     about = {
         "model": card.name,
         "weights_hash": card.weights_hash,
@@ -120,9 +140,40 @@ def _prepared(
         "fresh_noise": fresh_noise,
         "judged": known,
     }
+    if pictures:
+        about |= {"images_from": pictures.card.name, "images_weights_hash": pictures.card.weights_hash}
+    if measure:
+        about |= {"against": measure.card.name, "against_weights_hash": measure.card.weights_hash}
     reader = load_judge(folder) if known else None
-    profiler = Profiler(family, eye, reader, ks, steps, settings.state_codec, fresh_noise, settings.max_rows)
+    profiler = Profiler(
+        family, eye, reader, ks, steps, settings.state_codec, fresh_noise, settings.max_rows, pictures, measure
+    )
     return profiler, about
+
+
+def _others(
+    settings: Settings, family: Family, images_from: str | None, against: str | None, device: str
+) -> tuple[Family | None, Family | None]:
+    """The family whose pictures are started from, and the one that is the measure, where those are others."""
+    from services.gpu_worker.families import load_family
+    from shared.models.card import find_card
+
+    loaded = {family.card.name: family}
+
+    def named(name: str) -> Family:
+        card = replace(find_card(name), dtype=settings.dtype)
+        if card.name not in loaded:
+            loaded[card.name] = load_family(card, device=device)
+        return loaded[card.name]
+
+    pictures = named(images_from) if images_from else None
+    if pictures and not pictures.card.sizes.allows(family.card.default_size):
+        rule = f"must draw {family.card.default_size}; it draws {pictures.card.sizes}"
+        raise InvalidRequestError("images_from", rule, pictures.card.name)
+    # a small model's picture must be as good as the large one's (MoDM eq. 5)
+    larger = pictures if pictures and pictures.card.role == "large" else family
+    measure = named(against) if against else larger
+    return pictures, measure if measure is not family else None
 
 
 def _best_device() -> str:
@@ -193,7 +244,9 @@ def _table(rows: Sequence[ProfileRow], alpha: float, about: Mapping[str, Any], s
     from services.retriever.profile import build_table
 
     names = {name: about[name] for name in ("model", "weights_hash", "encoder_hash")}
-    return build_table(rows, alpha=alpha, steps=steps, **names)
+    table = build_table(rows, alpha=alpha, steps=steps, **names)
+    pictures = {name: about[name] for name in ("images_from", "images_weights_hash") if name in about}
+    return replace(table, **pictures)
 
 
 def _write(
@@ -208,7 +261,9 @@ def _write(
     from services.cli.quality import plot, quality
 
     for alpha, table in tables.items():
-        (out / f"{profile_kind(alpha)}.json").write_text(json.dumps(table_to_json(table), indent=1) + "\n")
+        (out / f"{profile_kind(alpha, table.images_from)}.json").write_text(
+            json.dumps(table_to_json(table), indent=1) + "\n"
+        )
     measured = quality(records, rows, min(tables))
     (out / "quality.json").write_text(json.dumps(measured, indent=1) + "\n")
     latency = measure_latency(profiler.family, [n for n in (1, 2, 4, 8, 16, 32) if n <= profiler.max_rows])
@@ -226,7 +281,8 @@ async def _store(settings: Settings, tables: Mapping[float, KTable], about: Mapp
     catalog = await open_catalog(settings.catalog_url)
     try:
         for alpha, table in tables.items():
-            await catalog.profiles.put(profile_kind(alpha), about["model"], about["weights_hash"], table_to_json(table))
+            kind = profile_kind(alpha, table.images_from)
+            await catalog.profiles.put(kind, about["model"], about["weights_hash"], table_to_json(table))
     finally:
         await catalog.close()
 

@@ -1,4 +1,4 @@
-"""The similarity → K table (NIRVANA Fig. 10) as data: what `afterimage profile` measures and lookups obey."""
+"""The similarity → K table (NIRVANA Fig. 10, MoDM Fig. 5b) as data: what `afterimage profile` measures."""
 
 from __future__ import annotations
 
@@ -59,6 +59,9 @@ class KTable:
     source: str = ""
     """Where the table comes from, for people."""
     cells: tuple[Cell, ...] = ()
+    images_from: str = ""
+    """The model whose finished pictures are started from (MoDM §5.2); empty: latents of the model's own."""
+    images_weights_hash: str = ""
 
     @property
     def lowest_similarity(self) -> float:
@@ -72,6 +75,9 @@ FIG_10 = KTable(
 )
 """The published table: Stable Diffusion, CLIP ViT-L/14, DiffusionDB, α = .9."""
 
+IMAGE_STEPS = (5, 10, 15, 20, 25, 30)
+"""K of 50 that a finished picture may be started from at (MoDM §5.2)."""
+
 _TABLE: TypeAdapter[KTable] = TypeAdapter(KTable)
 
 
@@ -81,9 +87,9 @@ class Profiles(Protocol):
     async def get(self, kind: str, model: str, weights_hash: str) -> dict[str, Any] | None: ...
 
 
-def profile_kind(alpha: float) -> str:
-    """Under which kind the catalog keeps the table of this α."""
-    return f"k_table_{alpha:g}"
+def profile_kind(alpha: float, images_from: str = "") -> str:
+    """Under which kind the catalog, and which name a file, keeps the table of this α: latents' or pictures'."""
+    return f"image_k_table_{images_from}_{alpha:g}" if images_from else f"k_table_{alpha:g}"
 
 
 def table_to_json(table: KTable) -> dict[str, Any]:

@@ -12,10 +12,18 @@ from typer.testing import CliRunner
 
 from services.cli.app import app
 from services.cli.measure import profile_row
+from services.cli.pairs import ScenePair, scene_pairs
+from services.embedder.encoder import Encoder
+from services.gpu_worker.codecs import encode_png
+from services.gpu_worker.engine import Engine
+from services.gpu_worker.events import Finished
+from services.gpu_worker.families import load_family
+from services.gpu_worker.rows import FromNoise, FromPicture, Pixels, Start, Task
 from shared.catalog import open_catalog
 from shared.errors import ConfigurationError
-from shared.models import tiny
+from shared.models import find_card, tiny
 from shared.models.k_table import table_from_json
+from shared.types import vector_from
 
 RECORD: dict[str, Any] = {
     "pair": 0, "kind": "colour", "k": 5, "similarity": 0.9, "score": 0.27, "score_from_noise": 0.3,
@@ -75,6 +83,51 @@ async def test_a_profile_is_measured_resumed_and_stored(models: Path, tmp_path: 
     other = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4", "--seed", "9")
     assert isinstance(other.exception, ConfigurationError)
     assert "other settings" in str(other.exception)
+
+
+async def test_a_profile_from_pictures_of_another_model(models: Path, tmp_path: Path) -> None:
+    tiny.build(models, seed=5, name="small", clip=False)
+    small = models / "small"
+    more = ["--images-from", models / "large", "--pairs", "2", "--alphas", "0.5", "--steps", "10", "--device", "cpu"]
+    arguments = ["--model", small, "--encoder", models / "clip", "--out", tmp_path / "out", "--data-dir", tmp_path]
+    found = await asyncio.to_thread(CliRunner().invoke, app, ["profile", *map(str, [*arguments, *more])])
+    assert found.exit_code == 0, found.output + repr(found.exception)
+    about, *records = map(json.loads, (tmp_path / "out" / "rows.jsonl").read_text().splitlines())
+    assert about["ks"] == [1, 2, 3, 4, 5, 6]  # of 10, as 5 to 30 are of 50
+    assert (about["model"], about["images_from"], about["against"]) == ("small", "large", "large")
+    table = table_from_json(json.loads((tmp_path / "out" / "image_k_table_large_0.5.json").read_text()))
+    assert (table.images_from, table.images_weights_hash) == ("large", find_card(str(models / "large")).weights_hash)
+    catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/catalog.sqlite3")
+    assert await catalog.profiles.get("image_k_table_large_0.5", "small", table.weights_hash) is not None
+    assert await catalog.profiles.get("k_table_0.5", "small", table.weights_hash) is None  # latents have their own
+    await catalog.close()
+    pair = next(scene_pairs(1, seed=0))
+    score, score_from_noise, similarity = await asyncio.to_thread(_by_hand, models, pair)
+    record = next(record for record in records if record["pair"] == 0 and record["k"] == 3)
+    assert record["score"] == pytest.approx(score, abs=1e-3)
+    assert record["score_from_noise"] == pytest.approx(score_from_noise, abs=1e-3)
+    assert record["similarity"] == pytest.approx(similarity, abs=1e-3)
+
+
+def _by_hand(models: Path, pair: ScenePair) -> tuple[float, float, float]:
+    """Large's picture of the first prompt, small's of the second from it at step 3, large's of the second."""
+    families = {name: load_family(find_card(str(models / name))) for name in ("large", "small")}
+    engine, eye = Engine(families), Encoder(models / "clip")
+
+    def draw(model: str, prompt: str, seed: int, start: Start) -> Pixels:
+        card = families[model].card
+        engine.submit(Task(model, model, prompt, card.default_size, 10, card.default_guidance, seed, start=start))
+        while True:
+            for event in engine.step():
+                if isinstance(event, Finished):
+                    return event.pixels
+
+    before = draw("large", pair.before_text, pair.before_seed, FromNoise())
+    after = draw("small", pair.after_text, pair.after_seed, FromPicture(before, 3))
+    from_noise = draw("large", pair.after_text, pair.after_seed, FromNoise())
+    text = vector_from(eye.texts([pair.after_text])[0].vector)
+    scores = [float(vector_from(one.vector) @ text) for one in eye.images([encode_png(p) for p in (after, from_noise)])]
+    return scores[0], scores[1], float(vector_from(eye.images([encode_png(before)])[0].vector) @ text)
 
 
 def _scores(lines: list[str]) -> list[float]:
