@@ -17,6 +17,7 @@ from services.trainer.denoiser import SHAPES, Denoiser
 from services.trainer.judge_net import JudgeNet, save_judge
 from services.trainer.words import Words, write_known_words
 from shared.errors import NotFoundError
+from shared.models.card import SHIPPED, write_card
 
 
 def trained_autoencoder(work: Path) -> AutoencoderTiny:
@@ -41,7 +42,7 @@ def trained_pair(work: Path) -> CLIPModel:
 
 
 def export_denoiser(work: Path, name: str, target: Path) -> None:
-    """Write `target` as a StableDiffusionPipeline folder."""
+    """Write `target` as a StableDiffusionPipeline folder, with its card beside the weights."""
     model = trained_denoiser(work, name)
     pipeline = StableDiffusionPipeline(
         vae=trained_autoencoder(work).half(),
@@ -53,7 +54,12 @@ def export_denoiser(work: Path, name: str, target: Path) -> None:
         feature_extractor=None,
         requires_safety_checker=False,
     )
-    _replace(target, lambda folder: pipeline.save_pretrained(folder, safe_serialization=True))
+
+    def write(folder: Path) -> None:
+        pipeline.save_pretrained(folder, safe_serialization=True)
+        write_card(SHIPPED[name], folder)
+
+    _replace(target, write)
 
 
 def export_pair(work: Path, target: Path) -> None:

@@ -71,7 +71,7 @@ class ModelCard:
     sizes: SizeRule = field(default_factory=SizeRule)
     latent_channels: int = 4
     vae_scale: int = 8
-    """Pixels per latent cell, each way."""
+    """Pixels per latent cell, each way; where there are weights, their VAE says it and a card need not."""
     dtype: str = "float32"
     """What the weights compute in; latents and the sampler are always float32."""
     memory_bytes: int = 0
@@ -175,7 +175,8 @@ SHIPPED: dict[str, ModelCard] = {
     # `small` has its guidance distilled into it: one row a step, and no other guidance to ask for
     for role, guidance, most in (("large", 2.5, 10.0), ("small", 1.0, 1.0))
 }
-"""Cards of the bundled models, for folders that hold weights but no card.json of their own."""
+"""Cards of the bundled models: their export writes them beside the weights as card.json, so that a copied folder is
+enough. Weights that were exported without take them from here."""
 
 
 def bundled_cards(root: Path = BUNDLED) -> dict[str, ModelCard]:
@@ -206,7 +207,7 @@ def find_card(name_or_path: str, *, root: Path = BUNDLED) -> ModelCard:
     if (folder / "card.json").is_file():
         return read_card(folder / "card.json")
     if (folder / "model_index.json").is_file():
-        return ModelCard(name=folder.name, path=str(folder))
+        return card_of_weights(folder)
     if name_or_path in KNOWN:
         return KNOWN[name_or_path]
     if name_or_path.count("/") == 1 and not name_or_path.startswith((".", "/", "~")):
@@ -230,7 +231,41 @@ def read_card(path: Path) -> ModelCard:
         card = _CARD.validate_json(path.read_bytes())
     except ValidationError as error:
         raise ModelError(f"{path}: not a model card: {error}") from error
-    return card if card.path else replace(card, path=str(path.parent))
+    return card if card.path else replace(card, path=str(path.parent), **_drawn_by(path.parent, "vae_scale"))
+
+
+def write_card(card: ModelCard, folder: Path) -> None:
+    """Writes card.json into a folder of weights: everything but where they lie, so that the folder can be moved."""
+    (folder / "card.json").write_bytes(_CARD.dump_json(card, indent=2, exclude={"path"}) + b"\n")
+
+
+def card_of_weights(folder: Path) -> ModelCard:
+    """The card of weights that bring none: what their own configurations say, and Stable Diffusion's defaults."""
+    return ModelCard(name=folder.name, path=str(folder), **_drawn_by(folder, "vae_scale", "default_size"))
+
+
+def _drawn_by(folder: Path, *wanted: str) -> dict[str, Any]:
+    """Those of a card's `wanted` fields that the weights in `folder` decide, where their configurations say so.
+
+    Every block of a VAE but the last halves the picture; the denoiser's sample_size is in latent cells.
+    """
+    found: dict[str, Any] = {}
+    if blocks := _config(folder / "vae").get("block_out_channels"):
+        found["vae_scale"] = 2 ** (len(blocks) - 1)
+    side = _config(folder / "unet").get("sample_size")
+    if isinstance(side, int) and "vae_scale" in found:
+        found["default_size"] = Size(side * found["vae_scale"], side * found["vae_scale"])
+    return {name: value for name, value in found.items() if name in wanted}
+
+
+def _config(part: Path) -> dict[str, Any]:
+    path = part / "config.json"
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ModelError(f"{path}: not a configuration: {error}") from error
 
 
 def weights_folder(card: ModelCard) -> Path:

@@ -57,6 +57,8 @@ class UNetFamily:
         self._encode = lru_cache(maxsize=prompts_kept)(self._encode_prompt)
         self._channels = int(pipeline.unet.config.in_channels)
         self._scale = float(pipeline.vae.config.scaling_factor)
+        # the VAE's own: the card of a hub id was written before anyone saw the weights
+        self._cell_px = int(pipeline.vae_scale_factor)
         self._dtype = pipeline.unet.dtype
 
     @property
@@ -83,7 +85,7 @@ class UNetFamily:
         return latent[0].float() * self._scale
 
     def latent_shape(self, size: Size) -> tuple[int, int, int]:
-        return self._channels, size.height // self.card.vae_scale, size.width // self.card.vae_scale
+        return self._channels, size.height // self._cell_px, size.width // self._cell_px
 
     def initial_noise(self, size: Size, generator: torch.Generator) -> Tensor:
         return torch.randn(self.latent_shape(size), generator=generator).to(self.device)
@@ -112,7 +114,7 @@ class UNetFamily:
 
     @cached_property
     def _preview_factors(self) -> Any:
-        return fit_factors(self.card.preview_factors, self._channels, self.card.vae_scale, self._paint)
+        return fit_factors(self.card.preview_factors, self._channels, self._cell_px, self._paint)
 
     def _paint(self, latents: Tensor) -> Pixels:
         """(B, C, h, w) → (B, H, W, 3)."""

@@ -6,13 +6,14 @@ import json
 import math
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shared.errors import InvalidRequestError, ModelError
 from shared.models import ModelCard, SizeRule, find_card, noise_level, same_noise_level, tiny, weights_hash
-from shared.models.card import bundled_cards
+from shared.models.card import BUNDLED, SHIPPED, bundled_cards, write_card
 from shared.types import Size
 
 
@@ -35,6 +36,38 @@ def test_a_folder_without_a_card_takes_the_defaults(folder: Path, tmp_path: Path
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "model_index.json").write_text("{}")
     assert find_card(str(tmp_path / "mine")) == ModelCard(name="mine", path=str(tmp_path / "mine"))
+
+
+def test_a_folder_without_a_card_says_by_its_configurations_what_its_latents_are(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copied"
+    shutil.copytree(folder / "large", copy, ignore=shutil.ignore_patterns("card.json"))
+    card = find_card(str(copy))
+    assert (card.name, card.vae_scale, card.default_size) == ("copied", 4, Size(64, 64))
+    (copy / "vae" / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"vae/config\.json: not a configuration"):
+        find_card(str(copy))
+
+
+def test_a_card_need_not_say_what_its_vae_does(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copied"
+    shutil.copytree(folder / "large", copy)
+    (copy / "card.json").write_text('{"name": "mine"}')
+    assert find_card(str(copy)).vae_scale == 4
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED))
+def test_a_copy_of_a_bundled_folder_is_the_bundled_model(name: str, tmp_path: Path) -> None:
+    copy = shutil.copytree(BUNDLED / name, tmp_path / "elsewhere")
+    card, bundled = find_card(str(copy)), find_card(f"bundled:{name}")
+    assert card == replace(bundled, path=str(copy))
+    assert bundled == replace(SHIPPED[name], path=str(BUNDLED / name))
+    assert card.weights_hash == bundled.weights_hash
+
+
+def test_a_card_is_read_as_it_was_written_wherever_the_folder_is(tmp_path: Path) -> None:
+    card = ModelCard(name="m", path="/elsewhere", sizes=SizeRule(sizes=(Size(64, 96),)), preview_factors=((0, 1, 2),))
+    write_card(card, tmp_path)
+    assert find_card(str(tmp_path)) == replace(card, path=str(tmp_path))
 
 
 def test_bundled_weights_without_a_card_of_their_own_take_the_shipped_one(folder: Path, tmp_path: Path) -> None:

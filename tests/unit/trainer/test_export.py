@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from services.trainer.judge_net import JudgeNet, load_judge
 from services.trainer.latents import Latents
 from services.trainer.words import Words
 from shared.errors import NotFoundError
+from shared.models import find_card
+from shared.models.card import SHIPPED
 from shared.scenes import VALUES
 
 
@@ -27,6 +30,9 @@ def test_a_denoiser_is_a_stable_diffusion_pipeline(work: Path, tmp_path: Path) -
     target = tmp_path / "bundled" / "small"
     export_denoiser(work, "small", target)
     assert not list(target.rglob("*.bin"))
+    assert (
+        find_card(str(target)) == find_card("small", root=target.parent) == replace(SHIPPED["small"], path=str(target))
+    )
     pipeline = StableDiffusionPipeline.from_pretrained(target, torch_dtype=torch.float32, safety_checker=None)
     pipeline.set_progress_bar_config(disable=True)
 

@@ -1,0 +1,42 @@
+"""A folder of weights is enough: copied elsewhere, it draws what it drew."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.gpu_worker.engine import Engine
+from services.gpu_worker.events import Finished
+from services.gpu_worker.families import load_family
+from services.gpu_worker.rows import Pixels, Task
+from shared.models import ModelCard, find_card
+from shared.models.card import BUNDLED
+from shared.types import Size
+
+
+def drawn(card: ModelCard) -> Pixels:
+    engine = Engine({"m": load_family(card)})
+    engine.submit(Task("one", "m", "a red fox in the snow", Size(96, 64), steps=2, guidance=2.5, seed=7))
+    while not engine.idle:
+        for event in engine.step():
+            if isinstance(event, Finished):
+                return event.pixels
+    raise AssertionError("nothing was drawn")
+
+
+@pytest.mark.parametrize("left_out", ["nothing", "card.json"])
+def test_a_copy_of_a_bundled_model_draws_the_same_bits(left_out: str, tmp_path: Path) -> None:
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(BUNDLED / "large", copy, ignore=shutil.ignore_patterns(left_out))
+    copied = drawn(find_card(str(copy)))
+    assert copied.shape == (64, 96, 3)
+    assert np.array_equal(copied, drawn(find_card("bundled:large")))
+
+
+def test_the_vae_says_how_large_a_latent_cell_is_whatever_the_card_says(tiny_folder: Path) -> None:
+    card = replace(find_card(str(tiny_folder / "large")), vae_scale=8)  # a hub id's card: written without the weights
+    assert load_family(card).latent_shape(Size(96, 64)) == (4, 16, 24)
