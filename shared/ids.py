@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no letter that reads as a digit
+
+_ID = re.compile(f"[{_ALPHABET}]{{26}}")
+
+
+def is_id(text: str) -> bool:
+    """Whether `new_id` could have made it."""
+    return _ID.fullmatch(text) is not None
 
 
 def new_id() -> str:

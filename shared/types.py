@@ -211,7 +211,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a finished job produced."""
+    """What a job produced; of a cancelled one that had begun, what it had cost: no picture then."""
 
     picture_key: str
     picture_sha256: str

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from protos import common_pb2 as pb
 from protos import gateway_pb2
+from services.gateway.deadlines import dropped_because
 from shared.blobs import Blobs
 from shared.errors import BlobMissingError, NotFoundError
 from shared.messages import Progress
@@ -36,13 +37,14 @@ class Answers:
 
     def job(self, job: Job) -> pb.Job:
         message, known = job_to_proto(job), self._timings.get(job.id)
+        message.error = job.error or dropped_because(job)
         if known is not None and job.result is not None:
             _add(known, message.timings)
         return message
 
     async def picture(self, job: Job) -> bytes:
         """The job's PNG; NotFoundError when it is not there (any more)."""
-        if job.result is None:
+        if job.result is None or not job.result.picture_key:
             raise NotFoundError(f"job {job.id} is {job.state} and has no picture")
         try:
             return await self._blobs.get(job.result.picture_key, job.result.picture_sha256)

@@ -21,13 +21,20 @@ def outcome_error(job: Job) -> AfterimageError | None:
     """The error that a final job means for whoever waits for it; None when there is a picture."""
     if job.state is JobState.SUCCEEDED:
         return None
-    request = job.request
-    late = request.deadline_s is not None and job.updated_at >= job.created_at + request.deadline_s
-    if late and request.drop_if_late:
-        return DeadlineError(f"deadline_s: {request.deadline_s:g} s passed before job {job.id} was done: dropped")
+    if reason := dropped_because(job):
+        return DeadlineError(f"job {job.id} was dropped: {reason}")
     if job.state is JobState.FAILED:
         return AfterimageError(f"job {job.id} failed after {job.attempt} attempts: {job.error}")
     return CancelledError(f"job {job.id} was cancelled")
+
+
+def dropped_because(job: Job) -> str:
+    """Field and rule, where a job ended without a picture after the deadline that its client set; else empty."""
+    request, failed = job.request, job.state in (JobState.CANCELLED, JobState.FAILED)
+    if not failed or request.deadline_s is None or not request.drop_if_late:
+        return ""
+    late = job.updated_at >= job.created_at + request.deadline_s
+    return f"deadline_s: {request.deadline_s:g} s passed before it was done" if late else ""
 
 
 class DropTimers:

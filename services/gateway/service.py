@@ -19,7 +19,7 @@ from services.gateway.fanout import Fanout, Watch
 from services.gateway.idempotency import METADATA_KEY, check_key
 from services.gateway.intake import Caller, Intake
 from services.gateway.sweeper import Sweeper
-from services.gateway.validation import Models, check_tenant, page_size
+from services.gateway.validation import Models, check_tenant, page_size, page_token
 from shared.errors import AfterimageError, NotFoundError, UnavailableError
 from shared.ids import new_id
 from shared.messages import JobCancelled, Progress
@@ -122,7 +122,7 @@ class GatewayService(GatewayServiceServicer):
             tenant=_caller(context).tenant,
             state=state_from_proto(request.state),
             limit=page_size(request.page_size),
-            after=request.page_token,
+            after=page_token(request.page_token),
         )
         return pb.ListJobsResponse(jobs=[self._answers.job(job) for job in jobs], next_page_token=token)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from protos import common_pb2 as pb
 from shared.errors import InvalidRequestError
+from shared.ids import is_id
 from shared.models.card import ModelCard
 from shared.rpc_types import cache_from_proto, scope_from_proto
 from shared.settings import Settings
@@ -32,11 +33,12 @@ class Models:
 
     def choose(self, quality: str) -> ModelCard:
         """The card behind `auto`, `large`, `small` or a model id; raises InvalidRequestError listing what exists."""
-        roles = {"": self.large, "auto": self.large, "large": self.large, "small": self.small}
+        roles = {"": self.large, "auto": self.large, "large": self.large, "small": self.small or quality}
         name = roles.get(quality, quality)
-        if name is None or name not in self.cards:
-            offered = ["auto", "large", *(["small"] if self.small else []), *self.cards]
-            raise InvalidRequestError("quality", "must be one of " + ", ".join(dict.fromkeys(offered)), quality)
+        if name not in self.cards:
+            offered = ", ".join(dict.fromkeys(["auto", "large", *(["small"] if self.small else []), *self.cards]))
+            rule = f"must be one of {offered}: these are served here, AFTERIMAGE_LARGE at its start names another"
+            raise InvalidRequestError("quality", rule, quality)
         return self.cards[name]
 
 
@@ -100,6 +102,13 @@ def page_size(wanted: int) -> int:
     if wanted > 1000:
         raise InvalidRequestError("page_size", "must be from 1 to 1000, or 0 for 50", wanted)
     return wanted or 50
+
+
+def page_token(token: str) -> str:
+    """Where a page of jobs begins: after the job that the page before ended with."""
+    if token and not is_id(token):
+        raise InvalidRequestError("page_token", "must be the next_page_token of the page before, or empty", token[:100])
+    return token
 
 
 def _check_text(field: str, text: str, limit: int) -> None:

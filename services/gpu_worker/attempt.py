@@ -66,6 +66,8 @@ class Attempt:
         """Checkpoints that go when the job ends."""
         self._told: set[asyncio.Task[None]] = set()
         self._submitted = self._cancelled = self._from_cache = False
+        self._steps_run = 0
+        """Of an attempt that left without a picture."""
         self._picture_key = f"pictures/{job.id}-{job.attempt}.png"
 
     # what the engine says; called on the event loop, in order
@@ -128,6 +130,7 @@ class Attempt:
         self._submit(prepared)
         ended = await self._ended
         if isinstance(ended, Left):
+            self._steps_run = ended.steps_run
             raise ended.error
         return await self._store(ended)
 
@@ -238,6 +241,15 @@ class Attempt:
         """None when it is the plan on the row."""
         return self.plan if self.plan != self.job.plan else None
 
+    async def say_stopped(self) -> None:
+        """Notes on the row of a cancelled job what it had cost by then."""
+        card, now = self._place.card, self._place.clock.monotonic()
+        timings = Timings(
+            queue_s=self._queue_s, fetch_s=self._fetch_s, total_s=max(self._age_s + now - self._claimed_at, 0.0)
+        )
+        stopped = Result("", "", 0, card.name, card.weights_hash, self._steps_run, timings)
+        await _logged(self._place.backends.catalog.jobs.stopped(self.job.id, self.job.attempt, stopped))
+
     async def settle(self, *, succeeded: bool, ended: bool) -> None:
         """Removes what nobody will name: checkpoints of a job that ended, and all blobs of an attempt that lost."""
         if self._saving is not None:
@@ -249,7 +261,7 @@ class Attempt:
             await self._place.backends.blobs.delete(keys)
 
 
-async def _logged(work: Coroutine[Any, Any, None]) -> None:
+async def _logged(work: Coroutine[Any, Any, object]) -> None:
     try:
         await work
     except Exception as error:  # a fact that is lost is polled for; it must not fail the picture

@@ -119,9 +119,9 @@ class Engine:
 
     def _leave(self, task_id: str, error: Exception) -> Event:
         self._waiting.pop(task_id, None)
-        self._running.pop(task_id, None)
+        row = self._running.pop(task_id, None)
         self._cancelled.discard(task_id)
-        return Left(task_id, error)
+        return Left(task_id, error, row.done - row.started if row else 0)
 
     def _join(self, task: Task) -> Event:
         begun = self._clock()

@@ -67,6 +67,7 @@ class Left:
 
     id: str
     error: Exception
+    steps_run: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -269,6 +269,8 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         row = await self._not_ours(attempt.job.id, delivery)
         mine = row is not None and (row.state, row.attempt) == (JobState.SUCCEEDED, attempt.job.attempt)
         await attempt.settle(succeeded=mine, ended=row is None or row.state.final)
+        if row is not None and row.state is JobState.CANCELLED:
+            await attempt.say_stopped()
 
     async def _put_off(self, attempt: Attempt, error: Exception, delivery: Delivery) -> None:
         """Not the task's own error, a full disk say: it waits in its lane, and nothing is held against it."""

@@ -76,6 +76,11 @@ _RELEASE = sa.update(jobs).where(_MINE).values(**_BACK)
 _CANCEL = (
     sa.update(jobs).where(_ID, c.state.in_((QUEUED, RUNNING))).values(state=CANCELLED, **_ENDED).returning(jobs)
 )  # fmt: skip
+_STOPPED = (
+    sa.update(jobs)
+    .where(_ID, c.state == CANCELLED, c.attempt == sa.bindparam("of_attempt"))
+    .values(result=sa.bindparam("json"))
+)  # fmt: skip
 _REOPEN = (
     sa.update(jobs)
     .where(_ID, c.state == FAILED)
@@ -401,6 +406,12 @@ class Jobs:
     async def cancel(self, job_id: str) -> Job:
         """The row afterwards: cancelled, or as it already had ended."""
         return await self._database.write(_cancel, job_id)
+
+    async def stopped(self, job_id: str, attempt: int, result: Result) -> bool:
+        """What a cancelled job had cost when its worker let go of it: a result without a picture; False when it is
+        not cancelled, or was last another attempt's."""
+        parameters = {"job_id": job_id, "of_attempt": attempt, "json": to_json(result).decode()}
+        return await self._database.write_lazily(_set, _STOPPED, parameters)
 
     async def reopen(self, job_id: str) -> bool:
         """A failed job is queued again with nothing held against it; False when it is in another state. Its task is to

@@ -223,6 +223,21 @@ async def test_cancelling(catalog: Catalog) -> None:
     assert not await catalog.jobs.finish(running.id, 1, a_result(running.id))
 
 
+async def test_a_cancelled_job_says_what_it_had_cost(catalog: Catalog, replica: Catalog) -> None:
+    job, other = await accepted(catalog), await finished(catalog)
+    await catalog.jobs.claim(job.id, "w1", LEASE_S)
+    cost = dataclasses.replace(a_result(job.id, steps=()), picture_key="", picture_bytes=0, steps_run=7)
+    assert not await catalog.jobs.stopped(job.id, 1, cost)  # it runs
+    await catalog.jobs.cancel(job.id)
+    assert not await catalog.jobs.stopped(job.id, 2, cost)  # not that attempt's
+    assert await catalog.jobs.stopped(job.id, 1, cost)
+    assert (await replica.jobs.get(job.id)).result == cost
+    assert not await catalog.jobs.stopped(other.id, 1, cost)
+    assert (await replica.jobs.get(other.id)).result == other.result
+    assert await catalog.jobs.to_cache() == [other.id]
+    assert await catalog.jobs.expire(-1.0) == [f"pictures/{other.id}/1.png"]
+
+
 async def test_lists_are_newest_first_in_pages(catalog: Catalog) -> None:
     ids = [f"job{n:02}" for n in range(7)]
     for n, job_id in enumerate(ids):

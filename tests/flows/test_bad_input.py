@@ -91,6 +91,8 @@ async def test_tenants_keys_pages_and_ids_are_checked_too(make: Make) -> None:
             await it.client.generate("a fox", idempotency_key="k" * 201)
         with pytest.raises(InvalidRequestError, match="page_size"):
             await it.client.list_jobs(page_size=1001)
+        with pytest.raises(InvalidRequestError, match="page_token"):
+            await it.client.list_jobs(page_token="garbage")
         with pytest.raises(NotFoundError, match="no such job"):
             await it.client.get_job("../../etc/passwd")
         with pytest.raises(NotFoundError, match="no such job"):

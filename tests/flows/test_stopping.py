@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from shared.client import Accepted, AsyncClient, Picture, Progress
-from shared.errors import CancelledError, DeadlineError, OverloadedError, StorageFullError, UnavailableError
+from shared.errors import (
+    CancelledError,
+    DeadlineError,
+    NotFoundError,
+    OverloadedError,
+    StorageFullError,
+    UnavailableError,
+)
 from shared.types import JobState
 from tests.flows.conftest import Make
 from tests.flows.house import SLOW, House, house
@@ -42,12 +49,17 @@ async def test_cancelling_takes_effect_between_steps_and_the_batch_goes_on(make:
             await waiting
         cancelled_s = time.monotonic() - begun
         picture = await other
+        cost = await it.client.get_job(doomed)
+        with pytest.raises(NotFoundError, match="cancelled and has no picture"):
+            await it.client.get_picture(doomed)
         again = await it.client.cancel(picture.job.id)
 
     assert view.job.state is JobState.CANCELLED
     assert cancelled_s < 5.0  # of ten seconds that it would have run
     assert picture.steps_run == 30
     assert again.job.state is JobState.SUCCEEDED  # too late: it had ended
+    assert 0 < cost.steps_run < 500
+    assert cost.timings.total_s > 0
 
 
 async def test_a_cancelled_queued_job_never_starts(make: Make) -> None:
@@ -68,8 +80,12 @@ async def test_a_late_job_is_dropped_only_if_its_client_asked_for_that(make: Mak
         patient = await it.client.generate("late but wanted", steps=30, cache="off", deadline_s=0.1)
         wanted = {"late": JobState.CANCELLED, "late but wanted": JobState.SUCCEEDED}
         states = await _states(it, wanted)
+        views = {view.job.request.prompt: view for view in (await it.client.list_jobs())[0]}
 
     assert patient.steps_run == 30
+    assert views["late"].job.error == "deadline_s: 0.3 s passed before it was done"
+    assert 0 < views["late"].steps_run < 500
+    assert views["late but wanted"].job.error == ""
     assert states == wanted
 
 

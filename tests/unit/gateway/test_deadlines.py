@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from services.gateway.deadlines import DropTimers, outcome_error, time_left_s
+from services.gateway.deadlines import DropTimers, dropped_because, outcome_error, time_left_s
 from shared.errors import AfterimageError, CancelledError, DeadlineError
 from shared.types import Job, JobState, Plan, PlanSource, Request, Size
 
@@ -28,6 +28,9 @@ def test_what_a_final_state_means_for_who_waits() -> None:
     assert isinstance(outcome_error(replace(late, state=JobState.CANCELLED)), DeadlineError)
     assert isinstance(outcome_error(replace(late, state=JobState.FAILED)), DeadlineError)
     assert isinstance(outcome_error(replace(JOB, state=JobState.CANCELLED)), CancelledError)
+    assert dropped_because(replace(late, state=JobState.CANCELLED)) == "deadline_s: 5 s passed before it was done"
+    for kept in (late, replace(late, state=JobState.SUCCEEDED), replace(JOB, state=JobState.CANCELLED)):
+        assert dropped_because(kept) == ""
     failed = outcome_error(replace(JOB, state=JobState.FAILED, error="out of memory"))
     assert type(failed) is AfterimageError
     assert "out of memory" in str(failed)

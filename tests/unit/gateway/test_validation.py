@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from protos import common_pb2 as pb
-from services.gateway.validation import Models, check_tenant, page_size, validate
+from services.gateway.validation import Models, check_tenant, page_size, page_token, validate
 from shared.errors import InvalidRequestError
+from shared.ids import new_id
 from shared.models.card import ModelCard, SizeRule
 from shared.settings import Settings
 from shared.types import CacheMode, Request, Scope, Size
@@ -80,6 +82,23 @@ def test_the_longest_prompt_is_taken_and_one_more_character_is_not(settings: Set
 def test_tenants_that_could_be_confused_are_refused(tenant: str) -> None:
     with pytest.raises(InvalidRequestError, match="tenant"):
         check_tenant(tenant)
+
+
+def test_a_model_that_is_called_small_is_asked_for_by_its_name(settings: Settings) -> None:
+    alone = Models({"small": replace(SMALL, name="small")}, large="small")
+    for quality in ("small", "auto", "large"):
+        assert alone.choose(quality).name == "small"
+    with pytest.raises(InvalidRequestError, match=r"one of auto, large, tiny-one: .* AFTERIMAGE_LARGE"):
+        Models({"tiny-one": SMALL}, large="tiny-one").choose("small")
+
+
+def test_a_page_begins_where_a_page_ended() -> None:
+    assert page_token("") == ""
+    assert page_token(token := new_id()) == token
+    for wrong in ("garbage", "%", new_id().upper(), new_id() + "0", new_id()[:-1] + "u", "ü" * 26):
+        with pytest.raises(InvalidRequestError, match="page_token: must be the next_page_token") as caught:
+            page_token(wrong)
+        assert caught.value.field == "page_token"
 
 
 def test_page_sizes() -> None:
