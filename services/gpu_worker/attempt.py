@@ -176,11 +176,14 @@ class Attempt:
         return Captured(event.step, key, len(data), codec, sha256)
 
     async def _checkpoint(self, event: Checkpointed, before: asyncio.Task[None] | None) -> None:
-        """Blob first, then the row names it, then the one before goes; a failure costs only the checkpoint."""
+        """Blob first, then the row names it, then the one before goes; a failure costs only the checkpoint.
+
+        A catalog server that is killed may forget that it was named: who goes on finds it by its name.
+        """
         if before is not None:
             await before
         jobs, blobs = self._place.backends.catalog.jobs, self._place.backends.blobs
-        key = f"checkpoints/{self.job.id}-{self.job.attempt}-{event.step}.safetensors"
+        key = checkpoints.key_of(self.job.id, self.job.attempt, event.step)
         old, self._written = self._written, [*self._written, key]
         try:
             await blobs.put(key, encode_checkpoint(event.latent, event.step, event.generator_state, self.plan),
@@ -254,12 +257,17 @@ class Attempt:
         """Removes what nobody will name: checkpoints of a job that ended, and all blobs of an attempt that lost."""
         if self._saving is not None:
             await self._saving
-        keys = list(self._written) if ended else []
+        keys = await self._checkpoints() if ended else []
         if not succeeded:
             keys += [self._picture_key, *(state.key for state in await self._captured())]
         if keys:
             await self._place.backends.blobs.delete(keys)
 
+
+    async def _checkpoints(self) -> list[str]:
+        """This attempt's, and those of the ones before: whoever was killed may have left some that no row names."""
+        left = await checkpoints.all_of(self._place.backends.blobs, self.job.id) if self.job.attempt > 1 else []
+        return sorted({*self._written, *left})
 
 async def _logged(work: Coroutine[Any, Any, object]) -> None:
     try:

@@ -16,6 +16,7 @@ import torch
 
 from protos import gpu_worker_pb2 as pb
 from protos.gpu_worker_pb2_grpc import GpuWorkerServiceServicer, add_GpuWorkerServiceServicer_to_server
+from services.gpu_worker import checkpoints
 from services.gpu_worker.attempt import CRASHES_ALONE, CRASHES_TOGETHER, Attempt, Workplace
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import BatchRan, Event
@@ -216,7 +217,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         try:
             if job.crashes >= CRASHES_TOGETHER + CRASHES_ALONE:
                 said = f"its worker crashed {job.crashes} times, the last {CRASHES_ALONE} alone"
-                await self._give_up(job, said, delivery)
+                await self._give_up(attempt, said, delivery)
             else:
                 await self._attempt(attempt, delivery)
         except asyncio.CancelledError:
@@ -266,7 +267,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
     async def _lost(self, attempt: Attempt, delivery: Delivery) -> None:
         """The row is no longer this attempt's: cancelled, or claimed by another worker; or it was committed as this
         attempt's by a catalog that could not say so any more."""
-        row = await self._not_ours(attempt.job.id, delivery)
+        row = await self._not_ours(attempt.job.id, delivery, attempt.job.attempt)
         mine = row is not None and (row.state, row.attempt) == (JobState.SUCCEEDED, attempt.job.attempt)
         await attempt.settle(succeeded=mine, ended=row is None or row.state.final)
         if row is not None and row.state is JobState.CANCELLED:
@@ -290,20 +291,22 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         unexpected = None if isinstance(error, AfterimageError) else error
         log("gpu_worker").error("attempt failed", job=job.id, attempt=job.attempt, error=said, exc_info=unexpected)
         if job.failures + 1 >= self._context.settings.max_attempts:
-            await self._give_up(job, said, delivery)
-            await attempt.settle(succeeded=False, ended=True)
+            await self._give_up(attempt, said, delivery)
         elif await self._patiently(lambda: self._jobs.fail(job.id, job.attempt, said, final=False)):
             await delivery.reject(delay_s=RETRY_S * 2**job.failures, counts=False)
             await attempt.settle(succeeded=False, ended=False)
         else:
             await self._lost(attempt, delivery)
 
-    async def _give_up(self, job: Job, said: str, delivery: Delivery) -> None:
+    async def _give_up(self, attempt: Attempt, said: str, delivery: Delivery) -> None:
+        """First the row, then the burial: who dies in between leaves a task that is buried when it comes back."""
+        job = attempt.job
         if await self._patiently(lambda: self._jobs.fail(job.id, job.attempt, said, final=True)):
             await self._context.backends.bus.publish(JobFailed(job.id, job.attempt, said))
             await delivery.bury(said)
+            await attempt.settle(succeeded=False, ended=True)
         else:
-            await self._not_ours(job.id, delivery)
+            await self._lost(attempt, delivery)
 
     async def _hand_back(self, attempt: Attempt) -> None:
         attempt.cancel()
@@ -314,20 +317,30 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         except AfterimageError as error:  # the process ends: the next one finds the row as a crash left it
             log("gpu_worker").warning("job not handed back", job=attempt.job.id, error=str(error))
 
-    async def _not_ours(self, job_id: str, delivery: Delivery) -> Job | None:
-        """A duplicate: of a finished job it is answered again, under another's live lease it waits (design §8)."""
+    async def _not_ours(self, job_id: str, delivery: Delivery, attempt: int = 0) -> Job | None:
+        """A duplicate: of a finished job it is answered again, under another's live lease it waits (design §8).
+
+        Of a failed job the task that failed is buried if nobody did so: it comes back to whoever follows its worker,
+        or to this `attempt`, whose commit lost its answer. What the sweeper had sent beside it just goes.
+        """
         try:
             job: Job = await self._jobs.get(job_id)
         except NotFoundError:
             await delivery.ack()
             return None
-        if job.state is JobState.SUCCEEDED:
-            await self._context.backends.bus.publish(JobSucceeded(job.id, job.attempt))
-        if job.state.final:
-            await delivery.ack()
-        else:
+        if not job.state.final:
             left_s = job.lease_until - self._context.clock.now()
             await delivery.reject(delay_s=min(max(left_s, RETRY_S), BUSY_RETRY_S), counts=False)
+            return job
+        if job.state is JobState.SUCCEEDED:
+            await self._context.backends.bus.publish(JobSucceeded(job.id, job.attempt))
+        if job.state is JobState.FAILED and (delivery.redelivered or job.attempt == attempt):
+            await self._context.backends.bus.publish(JobFailed(job.id, job.attempt, job.error))
+            await delivery.bury(job.error)
+        else:
+            await delivery.ack()
+        if delivery.redelivered and not attempt:  # its worker died before it cleaned up
+            await checkpoints.forget(self._context.backends.blobs, job.id)
         return job
 
     @property

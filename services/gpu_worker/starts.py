@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from services.gpu_worker import checkpoints
 from services.gpu_worker.codecs import decode_checkpoint, decode_png, decode_state
 from services.gpu_worker.families import Family
 from services.gpu_worker.rows import FromCheckpoint, FromNoise, FromPicture, FromState, Start, Task
@@ -170,14 +171,35 @@ class _Preparation:
         return start
 
     async def _resume(self) -> Prepared | None:
-        """None when the checkpoint is not usable: then the plan is run from its start."""
-        key, card = self._job.checkpoint_key, self._family.card
+        """From the checkpoint that the row names, else from the furthest there is: a catalog server that was killed
+        forgets what it had not synced yet, and then names one that is gone. None when nothing is usable: then the plan
+        is run from its start."""
+        named = self._job.checkpoint_key
+        try:
+            if (resumed := await self._from(named)) is not None:
+                return resumed
+            for key in await self._checkpoints():
+                if key != named and (resumed := await self._from(key)) is not None:
+                    return resumed
+        except AfterimageError:  # the store is away
+            return None
+        return None
+
+    async def _from(self, key: str) -> Prepared | None:
+        """None for a checkpoint that is gone, torn, or of other weights."""
         try:
             start, plan = decode_checkpoint(await self._read(key))
             self._fitting(start, key)
-        except AfterimageError:
+        except (BlobMissingError, BlobCorruptError, ModelError):
             return None
-        return Prepared(plan, start) if plan.weights_hash == card.weights_hash else None
+        return Prepared(plan, start) if plan.weights_hash == self._family.card.weights_hash else None
+
+    async def _checkpoints(self) -> list[str]:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await checkpoints.furthest_first(self._blobs, self._job.id)
+        except TimeoutError as error:
+            raise UnavailableError(f"checkpoints of {self._job.id}: no answer in {self._timeout_s:g} s") from error
 
     async def _degraded(self, plan: Plan, why: str) -> Prepared:
         entry = await self._entry(plan)

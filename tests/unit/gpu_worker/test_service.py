@@ -22,6 +22,7 @@ from services.gpu_worker.codecs import decode_png, decode_state, encode_png, enc
 from services.gpu_worker.families.noop import NoopFamily
 from services.gpu_worker.families.unet import UNetFamily
 from services.gpu_worker.redraw import redraw
+from shared.bus.inprocess import Parcel
 from shared.errors import BlobUnavailableError, StorageFullError, UnavailableError
 from shared.messages import (
     GenerateImage,
@@ -32,6 +33,7 @@ from shared.messages import (
     Progress,
     StateLost,
     StateUsed,
+    encode,
     lane_of,
 )
 from shared.telemetry import METRICS, configure_logging
@@ -304,6 +306,90 @@ async def test_a_broken_checkpoint_costs_only_the_steps(tiny_folder: Path, tmp_p
         done = await bench.final(job.id)
         assert done.result is not None, done.error
         assert done.result.steps_run == STEPS
+
+
+@pytest.mark.parametrize("row_names", ["the one before, which is gone", "the last"])
+async def test_a_checkpoint_that_the_catalog_forgot_is_found_by_its_name(
+    tiny_folder: Path, tmp_path: Path, row_names: str
+) -> None:
+    """PostgreSQL that is killed forgets the last lazy commits, and the blob they replaced is gone by then."""
+    async with running_worker(
+        tmp_path, str(tiny_folder / "large"), batch_invariant=4, checkpoint_every_steps=3, lease_s=0.3
+    ) as bench:
+        job = await bench.accept()
+        dead = await bench.jobs.claim(job.id, "dead", 0.01)
+        assert dead is not None
+        state = await bench.blobs.get(await _checkpoint_of(bench, dead))
+        await bench.blobs.delete([f"checkpoints/{job.id}-dead"])
+        last = f"checkpoints/{job.id}-1-3.safetensors"
+        await bench.blobs.put(last, state)
+        await bench.blobs.put(f"checkpoints/{job.id}-1-9.safetensors", b"torn")
+        named = last if row_names == "the last" else f"checkpoints/{job.id}-1-2.safetensors"
+        assert await bench.jobs.checkpoint(job.id, 1, named, 0)
+        await bench.send(job)
+        resumed = await bench.final(job.id)
+        assert resumed.result is not None, resumed.error
+        assert (resumed.attempt, resumed.result.steps_run) == (2, STEPS - 3)
+        await bench.idle()
+        assert await bench.keys("checkpoints/") == []
+
+
+async def test_checkpoints_of_a_worker_killed_after_its_jobs_end_go_with_its_task(slow: Bench) -> None:
+    job = await slow.draw(steps=2)
+    await slow.idle()
+    await slow.blobs.put(f"checkpoints/{job.id}-1-1.safetensors", b"left")
+    await slow.send(job)  # one that nobody had in hand says nothing of a killed worker
+    await slow.told(JobSucceeded, job.id, count=2)
+    await slow.idle()
+    assert len(await slow.keys("checkpoints/")) == 1
+    await _send_again(slow, job)
+    await slow.told(JobSucceeded, job.id, count=3)
+    await slow.idle()
+    assert await slow.keys("checkpoints/") == []
+
+
+async def _send_again(bench: Bench, job: Job) -> None:
+    """The task as the broker brings it after its worker died."""
+    lane = lane_of(bench.model)
+    parcel = Parcel(lane, *encode(GenerateImage(job.id)), urgent=False, delivered=True)
+    bench.backends.bus.lane(lane).put(parcel)  # type: ignore[attr-defined]
+
+
+async def test_a_worker_that_dies_before_the_burial_leaves_it_to_the_next(slow: Bench) -> None:
+    job = await slow.accept()
+    assert await slow.jobs.claim(job.id, "dead", 60)
+    assert await slow.jobs.fail(job.id, 1, "its own fault", final=True)  # killed here
+    await slow.send(job)  # a duplicate of the sweeper's: another task stands for the job
+    await _send_again(slow, job)
+    (fact,) = await slow.told(JobFailed, job.id)
+    await slow.idle()
+    assert (fact.attempt, fact.error) == (1, "its own fault")
+    (letter,) = await slow.backends.bus.dead_letters()
+    assert (letter.message, letter.reason) == (GenerateImage(job.id), "its own fault")
+
+
+@pytest.mark.usefixtures("plain_logs")
+async def test_a_failure_whose_commit_only_lost_its_answer_is_buried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_worker(tmp_path, SLOW, max_attempts=1) as bench:
+        fail = bench.jobs.fail
+        unheard: list[bool] = []
+
+        async def connection_breaks(*given: Any, final: bool) -> bool:
+            won = await fail(*given, final=final)
+            if not unheard:
+                unheard.append(won)
+                raise UnavailableError("connection lost")
+            return bool(won)
+
+        monkeypatch.setattr(bench.jobs, "fail", connection_breaks)
+        monkeypatch.setattr(NoopFamily, "decode", lambda self, latent: 1 / 0)
+        job = await bench.draw(steps=2)
+        await bench.idle()
+        assert (job.state, unheard) == (JobState.FAILED, [True])
+        (letter,) = await bench.backends.bus.dead_letters()
+        assert (letter.message, "ZeroDivisionError" in letter.reason) == (GenerateImage(job.id), True)
 
 
 async def test_the_tasks_own_error_is_tried_three_times_then_kept_on_the_job(
