@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from services.gpu_worker import checkpoints
 from services.gpu_worker.codecs import encode_checkpoint, encode_png, encode_state
 from services.gpu_worker.events import Advanced, Checkpointed, Event, Finished, Joined, LatentCaptured, Left
 from services.gpu_worker.families import Family
@@ -263,11 +264,11 @@ class Attempt:
         if keys:
             await self._place.backends.blobs.delete(keys)
 
-
     async def _checkpoints(self) -> list[str]:
         """This attempt's, and those of the ones before: whoever was killed may have left some that no row names."""
         left = await checkpoints.all_of(self._place.backends.blobs, self.job.id) if self.job.attempt > 1 else []
         return sorted({*self._written, *left})
+
 
 async def _logged(work: Coroutine[Any, Any, object]) -> None:
     try:
