@@ -26,6 +26,7 @@ from shared.clock import Clock, SystemClock
 from shared.errors import AfterimageError, ConfigurationError, UnavailableError
 from shared.loop import run
 from shared.settings import Settings
+from shared.settings_names import misspelt
 
 PUBLIC = frozenset({"gateway"})
 """Services that clients may reach; the others listen on the internal address only."""
@@ -193,6 +194,8 @@ def main(service: type[Service]) -> None:
     try:
         settings = Settings()
         telemetry.configure_logging(settings.log_level)
+        for line in misspelt(os.environ):
+            telemetry.log(service.name).warning("unknown variable", what=line)
         require_shared(settings, service.name)
         run(serve([service()], settings))
     except (AfterimageError, ValueError) as error:

@@ -20,6 +20,7 @@ from shared.errors import (
     StorageFullError,
     UnavailableError,
 )
+from shared.settings_names import misspelt
 
 app = typer.Typer(
     name="afterimage",
@@ -69,6 +70,8 @@ def in_words(error: ValidationError) -> str:
 
 def main() -> None:
     """Runs a command; whatever goes wrong is one line on stderr and an exit code."""
+    for line in misspelt(os.environ):
+        sys.stderr.write(f"afterimage: {line}\n")
     try:
         app()
     except AfterimageError as error:

@@ -1,0 +1,29 @@
+"""AFTERIMAGE_* variables that no setting has: typing errors, which would otherwise do nothing without a word."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from shared.settings import Settings
+
+PREFIX = "AFTERIMAGE_"
+ELSEWHERE = ("AFTERIMAGE_TORCH", "AFTERIMAGE_SPRITES")
+"""Read by the installation and by the renderer."""
+FAMILIES = ("AFTERIMAGE_TEST_", "AFTERIMAGE_LOAD_")
+"""Read by the tests and by the load generator."""
+
+
+def misspelt(names: Iterable[str]) -> list[str]:
+    """One line for each of these variables that looks like a setting and is none, with the nearest that is one."""
+    known = [field.upper() for field in Settings.model_fields]
+    lines = []
+    for name in sorted(names):
+        upper = name.upper()
+        ours = upper.startswith(PREFIX) and not upper.startswith(FAMILIES) and upper not in ELSEWHERE
+        if not ours or upper.removeprefix(PREFIX) in known:
+            continue
+        nearest = difflib.get_close_matches(upper.removeprefix(PREFIX), known, n=1)
+        meant = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "shared/settings.py lists them all"
+        lines.append(f"{name}: no such setting, so it does nothing; {meant}")
+    return lines
