@@ -55,6 +55,29 @@ def trace(recorded_s: Sequence[float], speed: float = 1.0) -> list[float]:
     return [(time - recorded_s[0]) / speed for time in recorded_s]
 
 
+def offered(
+    process: str, duration_s: float, recorded_s: Sequence[float] = (), *, speed: float = 1.0, seed: int = 0
+) -> list[float]:
+    """The arrivals of the first `duration_s` seconds of a process named in words: `poisson:RATE`, `ramp:FROM:TO`
+    (requests a second), or `trace`, which is what was recorded, `speed` times as fast.
+
+    Raises InvalidRequestError for any other words, and what the processes themselves raise.
+    """
+    kind, *numbers = process.split(":")
+    try:
+        rates = [float(number) for number in numbers]
+    except ValueError:
+        kind = ""
+    match kind, len(numbers):
+        case "poisson", 1:
+            return ramp(rates[0], rates[0], duration_s, seed)
+        case "ramp", 2:
+            return ramp(rates[0], rates[1], duration_s, seed)
+        case "trace", 0:
+            return [time for time in trace(recorded_s, speed) if time < duration_s]
+    raise InvalidRequestError("process", "poisson:RATE, ramp:FROM:TO, or trace", process)
+
+
 def _positive(name: str, value: float) -> None:
     if not 0 < value < inf:
         raise InvalidRequestError(name, "positive and finite", value)

@@ -1,41 +1,171 @@
-"""gRPC users for Locust who play the sessions of a trace: each asks, waits for the picture, thinks, and refines.
+"""gRPC users for Locust: they play the sessions of a trace, or ask at given times whatever became of the rest.
 
     locust -f load/locustfile.py --headless -u 8 -r 2 -t 60s --host 127.0.0.1:50051
+    locust -f load/locustfile.py --headless -t 60s --host 127.0.0.1:50051 --arrivals poisson:12
 
-`AFTERIMAGE_LOAD_TRACE` names another trace, `AFTERIMAGE_LOAD_SPEED` divides the time users think (default 60),
-`AFTERIMAGE_LOAD_CACHE` is auto or off, `AFTERIMAGE_LOAD_STEPS` overrides the steps of the trace.
+The first is a closed loop: each of the `-u` users asks, waits for the picture, thinks, and refines; a full gateway is
+asked again after the delay it named. The second is an open loop: requests come as load/arrivals.py says, `-u` counts
+for nothing, and who is refused goes away unless `--patience-s` says otherwise. Statistics are kept by hit, miss, exact
+and failed, and by where the picture started or the status code. `--host` takes several gateways: `ip:port,ip:port`.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
+import json
+import random
 import time
-from collections import defaultdict
+import uuid
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import gevent
+import gevent.pool
 import grpc
 import grpc.experimental.gevent as grpc_gevent
-from locust import User, events, task
+from locust import User, constant, events, task
 from locust.exception import StopUser
 
+from load.arrivals import offered
+from load.asking import CallFailedError, Outcome, answered, failed, message_of
 from load.edit_structure import SESSION_GAP_S
 from load.sessions import SHIPPED, Prompt, read_trace
-from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
+from protos import gateway_pb2_grpc
+from shared.addresses import target_of
+from shared.client import IDEMPOTENCY_KEY, MAX_MESSAGE_BYTES
+from shared.errors import InvalidRequestError
+from shared.rpc import channel_options
 
 grpc_gevent.init_gevent()  # without it a waiting call would hold every other user
 
-TRACE = Path(os.environ.get("AFTERIMAGE_LOAD_TRACE", SHIPPED))
-SPEED = float(os.environ.get("AFTERIMAGE_LOAD_SPEED", "60"))
-STEPS = int(os.environ.get("AFTERIMAGE_LOAD_STEPS", "0"))
-CACHE = {"auto": common_pb2.CACHE_MODE_AUTO, "off": common_pb2.CACHE_MODE_OFF}[
-    os.environ.get("AFTERIMAGE_LOAD_CACHE", "auto")
-]
 TIMEOUT_S = 300.0
+REFUSED = "RESOURCE_EXHAUSTED"
+"""A full service's answer is what it should say; it does not fail a run."""
+ROUND_ROBIN = '{"loadBalancingConfig": [{"round_robin": {}}]}'
+
+
+@events.init_command_line_parser.add_listener
+def _options(parser: Any) -> None:
+    def add(flag: str, variable: str, **more: Any) -> None:
+        parser.add_argument(flag, env_var=f"AFTERIMAGE_LOAD_{variable}", **more)
+
+    add("--trace", "TRACE", type=Path, default=SHIPPED, help="Session trace to play.")
+    add("--speed", "SPEED", type=float, default=60.0, help="Divides the time users think, and the trace's times.")
+    add("--cache", "CACHE", choices=("auto", "read", "write", "off"), default="auto", help="Cache mode of requests.")
+    add("--steps", "STEPS", type=int, default=0, help="Instead of the trace's steps; 0: those.")
+    add("--arrivals", "ARRIVALS", default="", help="Open loop: poisson:RATE, ramp:FROM:TO (a second), or trace.")
+    add("--seed", "SEED", type=int, default=0, help="Of the arrivals.")
+    add("--patience-s", "PATIENCE_S", type=float, default=None,
+        help="How long who is refused comes back; by default 300 in sessions, 0 in an open loop.")  # fmt: skip
+    add("--record", "RECORD", type=Path, default=None, help="Write every call here, one JSON object a line.")
+
+
+class Asking(User):
+    """What both kinds of users do: one request, reported to Locust by what came of it."""
+
+    abstract = True
+    patience_s = inf
+
+    def on_start(self) -> None:
+        self.options: Any = self.environment.parsed_options
+        if self.options.patience_s is not None:
+            self.patience_s = self.options.patience_s
+        options: list[tuple[str, Any]] = [*channel_options(MAX_MESSAGE_BYTES), ("grpc.service_config", ROUND_ROBIN)]
+        self.channel = grpc.insecure_channel(target_of(self.host or "127.0.0.1:50051", "host"), options=options)
+        self.gateway = gateway_pb2_grpc.GatewayServiceStub(self.channel)
+        self.lot = random.Random()
+
+    def on_stop(self) -> None:
+        self.channel.close()
+
+    def ask(self, row: Prompt, due: float | None = None) -> Outcome:
+        """Asks until there is an answer, or no use in asking, or no patience left: one idempotency key, one picture.
+
+        `due`: when it should have been asked, on the monotonic clock.
+        """
+        key = uuid.uuid4().hex
+        message = message_of(row, cache=self.options.cache, steps=self.options.steps)
+        give_up = time.monotonic() + self.patience_s
+        while True:
+            outcome = self._once(message, key, due)
+            if outcome.again_s is None or time.monotonic() + outcome.again_s > give_up:
+                return outcome
+            gevent.sleep(outcome.again_s)
+
+    def _once(self, message: Any, key: str, due: float | None) -> Outcome:
+        start, metadata = time.monotonic(), ((IDEMPOTENCY_KEY, key),)
+        try:
+            outcome = answered(self.gateway.Generate(message, timeout=TIMEOUT_S, metadata=metadata))
+        except grpc.RpcError as error:
+            outcome = failed(error, self.lot)
+        seconds = time.monotonic() - start
+        self.environment.events.request.fire(
+            request_type=outcome.kind,
+            name=outcome.name,
+            response_time=seconds * 1000,  # Locust counts in milliseconds
+            response_length=outcome.picture_bytes,
+            exception=None if outcome.drawn else CallFailedError(outcome.name),
+        )
+        if self.options.record is not None:
+            late_s = 0.0 if due is None else start - due
+            RECORDED.append(
+                {"key": key, "at": start, "seconds": seconds, "late_s": late_s,
+                 "kind": outcome.kind, "name": outcome.name, "delay_s": outcome.delay_s}
+            )  # fmt: skip
+        return outcome
+
+
+RECORDED: list[dict[str, Any]] = []
+"""Every call of this run, on the monotonic clock."""
+
+
+class Refiner(Asking):
+    """One user of the trace; when its prompts are asked, the next user of the trace takes its place."""
+
+    patience_s = 300.0
+    _sessions: Iterator[list[Prompt]] | None = None
+
+    @task
+    def session(self) -> None:
+        if Refiner._sessions is None:
+            Refiner._sessions = sessions(read_trace(self.options.trace))
+        asked = next(Refiner._sessions)
+        self._asked(asked[0])
+        for before, after in pairwise(asked):
+            gevent.sleep(min(after.arrival_s - before.arrival_s, SESSION_GAP_S) / self.options.speed)
+            self._asked(after)
+
+    def _asked(self, row: Prompt) -> None:
+        if self.ask(row).name == "INVALID_ARGUMENT":
+            raise StopUser  # the trace asks for what this model cannot draw; asking again would not help
+
+
+class Arrivals(Asking):
+    """Everybody at once: the rows of the trace in order, at the times that `--arrivals` names."""
+
+    fixed_count = 1
+    patience_s = 0.0
+    wait_time = constant(0)
+
+    @task
+    def all(self) -> None:
+        rows = read_trace(self.options.trace)
+        recorded = [row.arrival_s for row in rows]
+        duration_s = float(self.options.run_time or 3600)
+        times = offered(self.options.arrivals, duration_s, recorded, speed=self.options.speed, seed=self.options.seed)
+        asking, begun = gevent.pool.Group(), time.monotonic()
+        try:
+            for at, row in zip(times, itertools.cycle(rows), strict=False):
+                gevent.sleep(max(begun + at - time.monotonic(), 0.0))
+                asking.spawn(self.ask, row, begun + at)
+            asking.join()
+        finally:
+            asking.kill()
+        raise StopUser
 
 
 def sessions(rows: list[Prompt]) -> Iterator[list[Prompt]]:
@@ -46,63 +176,31 @@ def sessions(rows: list[Prompt]) -> Iterator[list[Prompt]]:
     return itertools.cycle(by_user.values())
 
 
-_SESSIONS = sessions(read_trace(TRACE))
-
-
-class Refiner(User):
-    """One user of the trace; when its prompts are asked, the next user of the trace takes its place."""
-
-    def on_start(self) -> None:
-        self.channel = grpc.insecure_channel(self.host or "127.0.0.1:50051")
-        self.gateway = gateway_pb2_grpc.GatewayServiceStub(self.channel)
-
-    def on_stop(self) -> None:
-        self.channel.close()
-
-    @task
-    def session(self) -> None:
-        asked = next(_SESSIONS)
-        self.generate(asked[0])
-        for before, after in pairwise(asked):
-            gevent.sleep(min(after.arrival_s - before.arrival_s, SESSION_GAP_S) / SPEED)
-            self.generate(after)
-
-    def generate(self, row: Prompt) -> None:
-        """One request, reported to Locust under where its picture started."""
-        request = gateway_pb2.GenerateRequest(
-            request=common_pb2.Request(
-                prompt=row.prompt,
-                width=row.width,
-                height=row.height,
-                steps=STEPS or row.steps,
-                seed=row.seed,
-                user=str(row.user),
-                cache=CACHE,
-            )
-        )
-        start, name, length, failure = time.monotonic(), "not answered", 0, None
+@events.init.add_listener
+def _one_kind_of_users(environment: Any, **_: Any) -> None:
+    """Locust would start all that this file names; a process that cannot be described is refused before it starts."""
+    gevent.get_hub().loop.update_now()  # gevent's clock stood still while we imported, and the run time counts from it
+    options = environment.parsed_options
+    environment.user_classes[:] = [Arrivals if options.arrivals else Refiner]
+    if options.arrivals:
         try:
-            response = self.gateway.Generate(request, timeout=TIMEOUT_S)
-            source = common_pb2.PlanSource.Name(response.job.plan.source)
-            name, length = f"from {source.removeprefix('PLAN_SOURCE_').lower()}", len(response.picture)
-        except grpc.RpcError as error:
-            failure = error
-            if error.code() == grpc.StatusCode.UNAVAILABLE:
-                gevent.sleep(1.0)
-        self.environment.events.request.fire(
-            request_type="Generate",
-            name=name,
-            response_time=(time.monotonic() - start) * 1000,  # Locust counts in milliseconds
-            response_length=length,
-            exception=failure,
-        )
-        if isinstance(failure, grpc.RpcError) and failure.code() == grpc.StatusCode.INVALID_ARGUMENT:
-            raise StopUser  # the trace asks for what this model cannot draw; asking again would not help
+            offered(options.arrivals, 1.0, [0.0, 1.0], speed=options.speed)
+        except InvalidRequestError as error:
+            raise SystemExit(f"--arrivals: {error}") from None
 
 
 @events.quitting.add_listener
-def _fail_when_nothing_was_drawn(environment: Any, **_: Any) -> None:
-    """A run without one picture is a failed run."""
-    total = environment.stats.total
-    if total.num_requests == total.num_failures:
-        environment.process_exit_code = 1
+def _told(environment: Any, **_: Any) -> None:
+    """One line of what it came to. A run fails when nothing was drawn, or anything failed that is no refusal."""
+    total, kinds, refused = environment.stats.total, Counter[str](), 0
+    for (name, kind), entry in environment.stats.entries.items():
+        kinds[kind] += entry.num_requests
+        refused += entry.num_failures if name == REFUSED else 0
+    drawn, seconds = total.num_requests - total.num_failures, max(total.last_request_timestamp or 0, 0)
+    seconds = max(seconds - total.start_time, 1e-9)
+    by_kind = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    print(f"pictures: {drawn} in {seconds:.0f} s, {drawn / seconds:.2f} a second ({by_kind or 'nothing was asked'})")
+    if environment.parsed_options.record is not None:
+        lines = "".join(json.dumps(one) + "\n" for one in RECORDED)
+        environment.parsed_options.record.write_text(lines)
+    environment.process_exit_code = 0 if drawn and total.num_failures == refused else 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from load.arrivals import poisson, ramp, trace
+from load.arrivals import offered, poisson, ramp, trace
 from shared.errors import InvalidRequestError
 
 RATES = st.floats(0.01, 50)
@@ -50,6 +50,20 @@ def test_a_flat_ramp_is_poisson() -> None:
 
 def test_a_recorded_trace_keeps_its_gaps() -> None:
     assert trace([10.0, 12.0, 20.0], speed=2.0) == [0.0, 1.0, 5.0]
+
+
+def test_arrivals_are_named_in_words() -> None:
+    assert len(offered("poisson:10", 1000.0, seed=4)) == pytest.approx(10_000, rel=0.05)
+    assert offered("ramp:0:20", 60.0, seed=3) == ramp(0.0, 20.0, 60.0, seed=3)
+    assert offered("trace", 4.0, [10.0, 12.0, 20.0], speed=2.0) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "words", ["", "poisson", "poisson:", "poisson:fast", "poisson:1:2", "ramp:1", "trace:2", "bursts:1"]
+)
+def test_other_words_are_refused(words: str) -> None:
+    with pytest.raises(InvalidRequestError, match="poisson:RATE"):
+        offered(words, 1.0, [0.0])
 
 
 @pytest.mark.parametrize(
