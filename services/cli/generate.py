@@ -13,28 +13,34 @@ from rich.text import Text
 
 from services.cli.connection import connected_or_embedded
 from services.cli.embedded import settings_from
-from services.cli.words import candidates_table, where_it_started, wide
+from services.cli.words import candidates_table, hint, where_it_started, wide
 from shared.client import Accepted, AsyncClient, Picture
 from shared.client import Progress as Step
 from shared.errors import AfterimageError, InvalidRequestError
 from shared.settings import Settings
 
 Optional = typer.Option
+_SEED = (
+    "The same request and seed: the same picture; default: a random seed. On a hit another seed looks much the same, "
+    "since the picture starts from a cached latent: see --fresh-noise."
+)
+_QUALITY = "auto, or the id of the model that is served: large, unless `afterimage up --large …` named another."
+_FRESH_NOISE = "Share of a reused latent's noise that is new, 0–1: with .3 another seed is another picture."
 
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to draw.")],
     out: Annotated[Path | None, Optional("--out", "-o", help="PNG to write; default: <job id>.png here.")] = None,
-    seed: Annotated[int | None, Optional(help="Same seed, same picture; without one a random seed is drawn.")] = None,
+    seed: Annotated[int | None, Optional(help=_SEED)] = None,
     steps: Annotated[int | None, Optional(help="Denoising steps T; default: the model's.")] = None,
     size: Annotated[str | None, Optional(help="WIDTHxHEIGHT in pixels; default: the model's.")] = None,
     guidance: Annotated[float | None, Optional(help="How strictly to follow the prompt.")] = None,
     negative: Annotated[str, Optional(help="What should not be in the picture.")] = "",
-    quality: Annotated[str, Optional(help="auto, large, small or a model id.")] = "auto",
+    quality: Annotated[str, Optional(help=_QUALITY)] = "auto",
     cache: Annotated[str, Optional(help="auto (read and write), read, write or off.")] = "auto",
     scope: Annotated[str, Optional(help="Who may start from it: private, tenant or public.")] = "tenant",
     savings: Annotated[float | None, Optional(help="0 best quality … 1 most steps saved; .5: as profiled.")] = None,
-    fresh_noise: Annotated[float | None, Optional(help="Share of a reused latent's noise that is new, 0–1.")] = None,
+    fresh_noise: Annotated[float | None, Optional(help=_FRESH_NOISE)] = None,
     deadline_s: Annotated[float | None, Optional(help="Give up after this many seconds.")] = None,
     user: Annotated[str, Optional(help="Whose picture it is (scope private needs it).")] = "",
     tenant: Annotated[str, Optional(help="Whose cache to use.")] = "default",
@@ -73,15 +79,26 @@ def generate(
     console = wide()
     picture = asyncio.run(_draw_somewhere(prompt, fields, target, settings_from(data_dir=data_dir), tenant, console))
     path = out or Path(f"{picture.job.id}.png")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    made = _folder_for(path)
     path.write_bytes(picture.png)
     console.print(Text(where_it_started(picture)))
-    console.print(Text(picture.plan.reason, style="dim"))
+    console.print(Text(" ".join((picture.plan.reason, hint(picture.plan))), style="dim"))
     for note in (*picture.plan.degraded, *picture.job.warnings):
         console.print(Text(f"note: {note}", style="yellow"))
     if why and picture.plan.candidates:
         console.print(candidates_table(picture.plan))
+    if made:
+        console.print(Text(f"made the folder {made}", style="dim"))
     console.print(Text(f"{path}  ({picture.job.request.size}, seed {picture.seed}, job {picture.job.id})"))
+
+
+def _folder_for(path: Path) -> Path | None:
+    """Makes the folder that `path` lies in; which one it had to make, None when it was there."""
+    folder = path.parent
+    if folder.is_dir():
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 async def _draw_somewhere(

@@ -9,16 +9,28 @@ import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.cli.connection import address_of
-from shared.errors import UnavailableError
+from shared.errors import AfterimageError, DeadlineError, UnavailableError
 from shared.settings import Settings
 
 TIMEOUT_S = 3.0
 
 
+def trouble(address: str, code: grpc.StatusCode) -> AfterimageError:
+    """What a health check that failed with `code` means, and what to do."""
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:  # the port is taken first, and answered when the models are loaded
+        rule = f"takes connections and has not answered within {TIMEOUT_S:g} s"
+        return DeadlineError(f"{address}: {rule}: it is still starting, or very busy; ask again in a few seconds")
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return UnavailableError(f"{address}: nothing answers there; start it with `afterimage up`")
+    return UnavailableError(f"{address}: something that is not Afterimage answers there ({code.name})")
+
+
 def health(
     target: Annotated[str | None, typer.Option(help="host:port of a running Afterimage.")] = None,
 ) -> None:
-    """Say whether Afterimage serves, by the standard gRPC health service; exit code 69 when it does not.
+    """Say whether Afterimage serves, by the standard gRPC health service.
+
+    Exit code 0 when it does, 75 while it starts (or is too busy to answer), 69 when it is not there or shuts down.
 
     [bold]Example[/bold]
 
@@ -30,7 +42,7 @@ def health(
         try:
             reply = stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=TIMEOUT_S)
         except grpc.RpcError as error:
-            raise UnavailableError(f"{address}: {error.code().name}; start it with `afterimage up`") from error
+            raise trouble(address, error.code()) from error
     if reply.status != health_pb2.HealthCheckResponse.SERVING:
-        raise UnavailableError(f"{address}: not serving")
+        raise UnavailableError(f"{address}: not serving: it is shutting down")
     typer.echo(f"{address}: serving")

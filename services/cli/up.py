@@ -21,7 +21,10 @@ Optional = typer.Option
 def up(
     listen: Annotated[str | None, Optional(help="Public gRPC address, host:port.")] = None,
     data_dir: Annotated[Path | None, Optional(help="Catalog, pictures and cached latents live here.")] = None,
-    large: Annotated[str | None, Optional(help="Model: a bundled name, a diffusers folder, or a hub id.")] = None,
+    large: Annotated[
+        str | None,
+        Optional(help="The model that draws: bundled:large, bundled:small, a diffusers folder, or a hub id."),
+    ] = None,
     encoder: Annotated[str | None, Optional(help="CLIP encoder: a bundled name, a folder, or a hub id.")] = None,
     device: Annotated[str | None, Optional(help="auto, cpu, cuda, cuda:1 …")] = None,
     torch_threads: Annotated[int | None, Optional(help="Threads of the denoiser; 0: every core.")] = None,

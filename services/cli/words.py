@@ -34,6 +34,13 @@ def where_it_started(view: JobView) -> str:
     )
 
 
+def hint(plan: Plan) -> str:
+    """What to try next, where a hit's picture may look too much like the one it started from; else empty."""
+    if plan.source is not PlanSource.LATENT or plan.fresh_noise:
+        return ""
+    return "Another seed would change little: --fresh-noise .3 does."
+
+
 def chosen_prompt(plan: Plan) -> str:
     """The prompt of the picture that this one started from; empty from noise."""
     return next((candidate.prompt for candidate in plan.candidates if candidate.chosen), "")
@@ -61,12 +68,15 @@ def candidates_table(plan: Plan) -> Table:
 
 
 def jobs_table(views: list[JobView]) -> Table:
-    table = Table()
+    """One line a job; why it ended without a picture has a column where that happened."""
+    table, ended_badly = Table(), any(view.job.error for view in views)
     for name in ("job", "state", "created", "source"):
         table.add_column(name, no_wrap=True)
     for name in ("start K", "steps run", "seconds"):
         table.add_column(name, justify="right")
     table.add_column("prompt", overflow="ellipsis", no_wrap=True)
+    if ended_badly:
+        table.add_column("because", overflow="fold")
     for view in views:
         job = view.job
         table.add_row(
@@ -78,6 +88,7 @@ def jobs_table(views: list[JobView]) -> Table:
             str(view.steps_run),
             f"{view.timings.total_s:.2f}" if view.timings.total_s else "",
             Text(job.request.prompt),
+            *([Text(job.error)] if ended_badly else []),
         )
     return table
 

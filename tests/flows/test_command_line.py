@@ -40,11 +40,15 @@ def test_generate_starts_an_instance_when_none_runs_and_the_next_one_finds_its_c
     first = run("generate", "a red fox", "--steps", 10, "--seed", 1, "--data-dir", "data", "-o", "deep/fox.png")
     assert "starting Afterimage in this process" in first.output
     assert "Started from noise: 10 steps" in first.output
+    assert "made the folder deep" in first.output
+    assert "--fresh-noise" not in first.output
     with Image.open(tmp_path / "deep" / "fox.png") as picture:
         assert picture.size == (64, 64)
     second = run("generate", "a red fox!", "--steps", 10, "--seed", 2, "--data-dir", "data", "--why")
     assert re.search(r"Started after step [1-5] of 10 from “a red fox”", second.output)
     assert "What the planner looked at" in second.output
+    assert "Another seed would change little: --fresh-noise" in second.output
+    assert "made the folder" not in second.output
     assert len(list(tmp_path.glob("*.png"))) == 1
 
     stats = run("cache", "stats", "--data-dir", "data")  # nobody runs: the cache is opened for the question

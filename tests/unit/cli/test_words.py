@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 from rich.console import Console
 
-from services.cli.words import candidates_table, job_sheet, jobs_table, where_it_started
-from shared.types import PlanSource
+from services.cli.words import candidates_table, hint, job_sheet, jobs_table, where_it_started
+from shared.types import JobState, PlanSource
 from tests.unit.cli.views import picture
 
 
@@ -22,6 +25,22 @@ def test_where_it_started_says_what_it_saved() -> None:
     hit = where_it_started(picture(source=PlanSource.LATENT, start=20))
     assert hit == "Started after step 20 of 50 from “a dog <b>” (similarity 0.910): 30 steps in 1.00 s, 20 saved."
     assert "no step run" in where_it_started(picture(source=PlanSource.EXACT))
+
+
+def test_a_hit_says_what_varies_it() -> None:
+    hit = picture(source=PlanSource.LATENT, start=20).plan
+    assert "--fresh-noise" in hint(hit)
+    assert hint(replace(hit, fresh_noise=0.3)) == ""
+    assert hint(picture().plan) == hint(picture(source=PlanSource.EXACT).plan) == ""
+
+
+def test_a_job_without_a_picture_says_why() -> None:
+    drawn = picture()
+    dropped = replace(drawn, steps_run=7, job=replace(drawn.job, state=JobState.CANCELLED, error="too late"))
+    assert "because" not in shown(jobs_table([drawn]))
+    text = shown(jobs_table([drawn, dropped]))
+    assert "because" in text
+    assert re.search(r"cancelled .* 7 .* a fox .* too late", text)
 
 
 def test_prompts_are_never_markup() -> None:
