@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.quiet import quiet
-from bench.recording import machine, quantile, record, table
+from bench.recording import RESULTS, machine, quantile, record, table
 
 if TYPE_CHECKING:
     from services.gpu_worker.families import Family
@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=3, help="both ways in turn; medians count")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     quiet()
     with tempfile.TemporaryDirectory() as folder:
@@ -59,7 +60,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
         "all_one_by_one": alone,
         "all_batched": together,
     }
-    settings = vars(options) | {
+    settings = {name: value for name, value in vars(options).items() if name != "out"} | {
         "model": card.about if not options.model else options.model,
         "size": str(card.default_size),
         "guidance": card.default_guidance,
@@ -70,7 +71,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     ]
     print(table([f"{options.rows} requests, T = {options.steps}", "seconds", "pictures/s"], rows))
     print(f"\nratio {figures['ratio']:.2f}   {on}")
-    record("batch_of_8", figures, settings, on=on)
+    record("batch_of_8", figures, settings, on=on, folder=options.out)
 
 
 def _card(model: str, folder: Path) -> ModelCard:
