@@ -11,8 +11,8 @@ import aio_pika
 import pytest
 
 from shared.bus import trace
-from shared.bus.rabbitmq import RabbitBus, publisher, queues
-from shared.bus.rabbitmq.link import HEARTBEAT_S, Link
+from shared.bus.rabbitmq import RabbitBus, facts, publisher, queues
+from shared.bus.rabbitmq.link import HEARTBEAT_S, REFUSALS, Link
 from shared.bus.rabbitmq.publisher import MAX_BODY
 from shared.bus.rabbitmq.queues import RETURNS_BACKSTOP, delay_of
 from shared.errors import ConfigurationError, InvalidRequestError, UnavailableError
@@ -173,6 +173,89 @@ async def test_a_wrong_password_is_said_at_once() -> None:
         await asyncio.wait_for(RabbitBus(url).open(), SOON_S)
 
 
+async def test_a_running_bus_that_is_refused_waits_as_for_one_that_is_away(bus: RabbitBus, lane: str) -> None:
+    """Somebody restores the broker's users, or has changed the password: the service goes on trying."""
+    await bus.send(lane, GenerateImage("before"))
+    link = bus._links[0]
+    good, link._url = link._url, link._url.with_password("wrong")
+    assert link._connection is not None
+    await link._connection.close()
+    async with asyncio.timeout(SOON_S):
+        while link._refusals < REFUSALS:
+            await asyncio.sleep(0.02)
+    bus._publisher._wait_s = 0.5
+    with pytest.raises(UnavailableError, match="does not answer") as refused:
+        await bus.send(lane, GenerateImage("meanwhile"))
+    assert refused.value.retry_after_s
+    link._url, bus._publisher._wait_s = good, 10.0
+    await bus.send(lane, GenerateImage("after"))
+    assert await take(await bus.receive([lane], prefetch=2), 2) == ["before", "after"]
+
+
+# ---- facts ----
+
+
+async def test_who_is_too_far_behind_is_told_and_goes_on_with_what_is_new(
+    bus: RabbitBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(facts, "BACKLOG", 3)
+    monkeypatch.setattr(facts, "PREFETCH", 1)
+    told: list[str] = []
+    busy, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(fact: object) -> None:
+        assert isinstance(fact, JobSucceeded)
+        told.append(fact.job_id)
+        busy.set()
+        await go_on.wait()
+
+    async def gap() -> None:
+        told.append("gap")
+
+    await bus.subscribe([JobSucceeded], handler, on_gap=gap)
+    await bus.publish(JobSucceeded("0", 1))
+    await asyncio.wait_for(busy.wait(), SOON_S)
+    for n in range(1, 20):
+        await bus.publish(JobSucceeded(str(n), 1))
+    await asyncio.sleep(0.3)
+    go_on.set()
+    await until(lambda: "gap" in told)
+    await bus.publish(JobSucceeded("new", 1))
+    await until(lambda: told[-1:] == ["new"])
+    assert told[:2] == ["0", "gap"]
+    assert len(told) <= 4  # what waited is not handled after it; one may have been on its way
+
+
+async def test_no_handler_outlives_its_subscription(bus: RabbitBus, lane: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "CLOSE_AFTER_S", 0.1)
+    ends: list[str] = []
+    working = asyncio.Event()
+
+    async def handler(_: object) -> None:
+        working.set()
+        try:
+            await asyncio.sleep(30.0)
+        finally:
+            await asyncio.sleep(0.2)
+            ends.append("ended")
+
+    subscription = await bus.subscribe([JobSucceeded], handler, queue=lane)
+    await bus.publish(JobSucceeded("a", 1))
+    await asyncio.wait_for(working.wait(), SOON_S)
+    for link in bus._links[1:]:  # with a second one waiting for the first, as after a lost channel
+        assert link._connection is not None
+        await link._connection.close()
+    async with asyncio.timeout(SOON_S):
+        while len(subscription._handling) < 2:
+            await asyncio.sleep(0.02)
+    await subscription.close()
+    assert ends == ["ended"]
+    assert not subscription._handling
+    other = Heard()
+    await bus.subscribe([JobSucceeded], other, queue=lane)
+    await until(lambda: other.facts == [JobSucceeded("a", 1)])
+
+
 # ---- queues ----
 
 
@@ -216,6 +299,59 @@ async def test_a_queue_of_another_kind_is_refused(bus: RabbitBus, lane: str) -> 
         with pytest.raises(ConfigurationError, match=lane):
             await bus.receive([lane], prefetch=1)
         await behind.queue_delete(lane)
+
+
+async def test_a_named_fact_queue_of_another_kind_is_refused_at_once(bus: RabbitBus, lane: str) -> None:
+    name = queues.facts_queue(lane).name
+    async with channel() as behind:
+        await behind.declare_queue(name, durable=True)
+        with pytest.raises(ConfigurationError, match=rf"bus_url: queue '{name}' .*x-queue-type"):
+            await asyncio.wait_for(bus.subscribe([JobSucceeded], Heard(), queue=lane), SOON_S)
+        await behind.queue_delete(name)
+
+
+async def test_an_exchange_of_another_kind_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with channel() as behind:
+        await behind.declare_exchange("afterimage.test", aio_pika.ExchangeType.FANOUT, durable=True)
+        monkeypatch.setattr(publisher, "FACTS", "afterimage.test")
+        with pytest.raises(ConfigurationError, match=r"exchange .*afterimage.* exists with other arguments"):
+            await asyncio.wait_for(RabbitBus(url_of("rabbitmq")).open(), SOON_S)
+        await behind.exchange_delete("afterimage.test")
+
+
+async def test_a_retry_queue_of_another_kind_is_named_and_its_task_does_not_spin(
+    bus: RabbitBus, lane: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shared.bus.rabbitmq.receiving.NOT_OURS_TASK_S", 0.5)
+    name = queues.retry_queue(lane, 1.0).name
+    receiver = await bus.receive([lane], prefetch=1)
+    await bus.send(lane, GenerateImage("a"))
+    async with channel() as behind:
+        await behind.declare_queue(name, durable=True)
+        begun = asyncio.get_running_loop().time()
+        await (await asyncio.wait_for(receiver.get(), SOON_S)).reject(delay_s=1.0)
+        assert await take(receiver, 1) == ["a"]
+        assert asyncio.get_running_loop().time() - begun >= 0.5
+        await behind.queue_delete(name)
+    said = capsys.readouterr()
+    assert f"queue '{name}'" in said.out + said.err
+
+
+async def test_whoever_finds_a_young_queue_waits_until_it_has_settled_too(
+    bus: RabbitBus, lane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "SETTLE_S", 1.5)
+    loop, second = asyncio.get_running_loop(), await RabbitBus(url_of("rabbitmq"), wait_s=10.0).open()
+    await bus._publisher.declare(queues.lane_queue(lane))
+    made = loop.time()
+    await second.send(lane, GenerateImage("a"))
+    assert loop.time() - made >= 1.4
+    await asyncio.sleep(max(made + 4.0 - loop.time(), 0.0))
+    third = await RabbitBus(url_of("rabbitmq"), wait_s=10.0).open()
+    begun = loop.time()
+    await third.send(lane, GenerateImage("b"))
+    assert loop.time() - begun < 1.4  # an old queue is trusted at once
+    await asyncio.gather(second.close(), third.close())
 
 
 async def test_lanes_and_retries_are_durable_quorum_queues_with_at_least_once_dead_letters(

@@ -16,7 +16,7 @@ from shared.bus.rabbitmq.dead import AT, LANE, REASON, browse, letter_of, replay
 from shared.bus.rabbitmq.facts import RabbitSubscription
 from shared.bus.rabbitmq.link import Link
 from shared.bus.rabbitmq.publisher import Publisher, parcel
-from shared.bus.rabbitmq.queues import DEAD_LETTERS, lane_queue, retry_queue
+from shared.bus.rabbitmq.queues import DEAD_LETTERS, facts_queue, lane_queue, retry_queue
 from shared.bus.rabbitmq.receiving import RETURNS, SEEN, RabbitReceiver
 from shared.errors import UnavailableError
 from shared.ids import new_id
@@ -54,6 +54,7 @@ class RabbitBus:
             for link in self._links:
                 await link.ready(within_s)
             await self._publisher.declare(DEAD_LETTERS)
+            await self._publisher.prepare()
         except BaseException:
             await self.close()
             raise
@@ -135,6 +136,8 @@ class RabbitBus:
     ) -> RabbitSubscription:
         self._check_open()
         names = [kind.__name__ for kind in kinds]
+        if queue:
+            await self._publisher.declare(facts_queue(queue))
         return await self._started(RabbitSubscription(self._links[1], names, handler, queue, on_gap))
 
     async def _started(self, listener: Listener) -> Listener:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
 
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
@@ -15,10 +15,13 @@ from shared.bus.rabbitmq.link import GONE, Link, close_when_cancelled, ended, ke
 from shared.bus.rabbitmq.publisher import facts_exchange
 from shared.bus.rabbitmq.queues import BACKLOG, facts_queue
 from shared.messages import decode
+from shared.telemetry import log
 
 PREFETCH = 100
 CLOSE_AFTER_S = 5.0
 """How long a closing subscription waits for the handler that is running."""
+
+_log = log("bus")
 
 
 class RabbitSubscription:
@@ -36,7 +39,8 @@ class RabbitSubscription:
         self._handler = handler
         self._name = queue
         self._on_gap = on_gap
-        self._handling: asyncio.Task[None] | None = None
+        self._handling: set[asyncio.Task[None]] = set()
+        """One works; after a lost channel the next may wait for it."""
         self._one_at_a_time = asyncio.Lock()
         self.closed = False
         self.started = asyncio.Event()
@@ -45,50 +49,83 @@ class RabbitSubscription:
     async def _serve(self, channel: AbstractChannel) -> None:
         await close_when_cancelled(channel)
         facts: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
-        queue = await self._declare(channel)
+        dropped = await self._declare_dropped(channel)
+        queue = await self._declare(channel, dropped)
         exchange = await facts_exchange(channel)
         for kind in self._kinds:
             await queue.bind(exchange, kind)
-        await channel.set_qos(prefetch_count=PREFETCH)
-        await queue.consume(facts.put)
+        overflow = "" if dropped is None else await _consume(channel, dropped, facts, 1)
+        await _consume(channel, queue, facts, PREFETCH)
         gap = self.started.is_set() and not self._name  # what was in the former queue went with it
         self.started.set()
         if gap and self._on_gap is not None:
-            await self._uninterrupted(hand_over(self._on_gap, "gap", self._name))
-        while not self.closed:
-            fact = await facts.get()
-            await self._uninterrupted(self._handle(fact))
+            await self._uninterrupted(partial(hand_over, self._on_gap, "gap", self._name))
+        while (fact := await self._next(facts)) is not None:
+            if dropped is not None and fact.consumer_tag == overflow:
+                await self._uninterrupted(partial(self._start_over, queue, dropped))
+            else:
+                await self._uninterrupted(partial(self._handle, fact))
             with suppress(*GONE):
                 await fact.ack()
 
-    async def _declare(self, channel: AbstractChannel) -> AbstractQueue:
+    async def _next(self, facts: asyncio.Queue[AbstractIncomingMessage]) -> AbstractIncomingMessage | None:
+        """None once it is closed; what came by then goes back."""
+        fact = None if self.closed else await facts.get()
+        return None if self.closed else fact
+
+    async def _declare(self, channel: AbstractChannel, dropped: AbstractQueue | None) -> AbstractQueue:
         if self._name:
             shared = facts_queue(self._name)
             return await channel.declare_queue(shared.name, durable=True, arguments=shared.declared_with)
-        return await channel.declare_queue(exclusive=True, auto_delete=True, arguments={"x-max-length": BACKLOG})
+        to = {} if dropped is None else {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dropped.name}
+        return await channel.declare_queue(exclusive=True, auto_delete=True, arguments={"x-max-length": BACKLOG, **to})
+
+    async def _declare_dropped(self, channel: AbstractChannel) -> AbstractQueue | None:
+        """Where the broker puts the last fact that an unnamed queue had no room for: whoever hears that has a gap."""
+        if self._name or self._on_gap is None:
+            return None
+        return await channel.declare_queue(exclusive=True, auto_delete=True, arguments={"x-max-length": 1})
+
+    async def _start_over(self, queue: AbstractQueue, dropped: AbstractQueue) -> None:
+        """What still waits is thrown away: who reads everything anew needs none of it, and with all of it would be too
+        far behind again at once."""
+        assert self._on_gap is not None
+        _log.warning("fact_lost", reason=f"a subscriber is {BACKLOG} facts behind", kinds=self._kinds)
+        await queue.purge()
+        await dropped.purge()
+        await hand_over(self._on_gap, "gap", self._name)
 
     async def _handle(self, fact: AbstractIncomingMessage) -> None:
         trace.adopt(fact.headers)
         await hand_over(lambda: self._handler(decode(fact.type or "", fact.body)), fact.type or "", self._name)
 
-    async def _uninterrupted(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _uninterrupted(self, work: Callable[[], Awaitable[None]]) -> None:
         """A lost channel ends the listening, not a handler in the middle of its work; the next one waits for that."""
 
         async def alone() -> None:
             async with self._one_at_a_time:
-                await work
+                await work()
 
-        self._handling = asyncio.create_task(alone())
-        await asyncio.shield(self._handling)
+        task = asyncio.create_task(alone())
+        self._handling.add(task)
+        task.add_done_callback(self._handling.discard)
+        await asyncio.shield(task)
 
     async def close(self) -> None:
+        """No handler runs after this: one that takes too long is cancelled, and its fact goes back."""
         self.closed = True
-        handling = self._handling
-        if handling is asyncio.current_task():
+        if asyncio.current_task() in self._handling:
             return  # closed by its own handler: the listening ends when that returns
-        if handling is not None and not handling.done():
-            done, _ = await asyncio.wait([handling], timeout=CLOSE_AFTER_S)
-            if done:
+        if self._handling:
+            _, running = await asyncio.wait(self._handling, timeout=CLOSE_AFTER_S)
+            if not running:
                 await asyncio.wait([self._serving], timeout=CLOSE_AFTER_S)  # it acknowledges the fact, and ends
-            handling.cancel()
         await ended(self._serving)
+        await ended(*self._handling)
+
+
+async def _consume(
+    channel: AbstractChannel, queue: AbstractQueue, into: asyncio.Queue[AbstractIncomingMessage], prefetch: int
+) -> str:
+    await channel.set_qos(prefetch_count=prefetch)  # of the consumers that come after
+    return await queue.consume(into.put)

@@ -10,7 +10,7 @@ from typing import Any
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
-from aio_pika.exceptions import CONNECTION_EXCEPTIONS, ProbableAuthenticationError
+from aio_pika.exceptions import CONNECTION_EXCEPTIONS, ChannelPreconditionFailed, ProbableAuthenticationError
 from yarl import URL
 
 from shared.errors import ConfigurationError, UnavailableError
@@ -25,8 +25,14 @@ CALL_S = 10.0
 """How long the broker may take for an answer."""
 RETRY_AFTER_S = 2.0
 """What a caller is told while the broker is away."""
+REFUSALS = 2
+"""So often in a row a broker says no before it is believed: one that is ending breaks off like that as well."""
+NOT_OURS_S = 30.0
+"""Pause after a queue turned out to be another's: somebody has to mend that."""
 GONE = (*CONNECTION_EXCEPTIONS, TimeoutError)
 """What aio-pika raises when a channel or the connection under it is lost."""
+
+NOT_OURS = "exists with other arguments; delete it while nothing runs, or let bus_url name another vhost"
 
 _log = log("bus")
 
@@ -44,6 +50,8 @@ class Link:
         self._connection: AbstractConnection | None = None
         self._up = asyncio.Event()
         self._error: BaseException | None = None
+        self._refusals = 0
+        self._was_up = False
         self._keeping = asyncio.create_task(self._keep(), name=f"amqp {purpose}")
         self.place = f"{self._url.host}:{self._url.port or 5672}"
 
@@ -68,12 +76,14 @@ class Link:
                 )
             except GONE as error:
                 self._error = error
+                self._refusals = self._refusals + 1 if isinstance(error, ProbableAuthenticationError) else 0
                 _log.warning("broker_away", broker=self.place, error=repr(error), again_in_s=wait_s)
                 await asyncio.sleep(wait_s * random.uniform(0.7, 1.3))
                 wait_s = min(2 * wait_s, LAST_RETRY_S)
                 continue
             wait_s = FIRST_RETRY_S
             self._connection, self._error = connection, None
+            self._refusals, self._was_up = 0, True
             self._up.set()
             try:
                 await _lost(connection)
@@ -83,11 +93,15 @@ class Link:
             await _close(connection)
 
     async def ready(self, within_s: float | None) -> AbstractConnection:
-        """The open connection; UnavailableError when there is none within `within_s`."""
+        """The open connection; UnavailableError when there is none within `within_s`.
+
+        ConfigurationError when the broker refuses us from the start. One that took us before and now does not is away:
+        its users are being restored, say, and the link goes on trying.
+        """
         try:
             async with asyncio.timeout(within_s):
                 while self._connection is None or not self._up.is_set():
-                    if isinstance(self._error, ProbableAuthenticationError) and within_s is not None:
+                    if self._refusals >= REFUSALS and not self._was_up and within_s is not None:
                         raise ConfigurationError(f"bus_url: the broker at {self.place} refuses this user or password")
                     with suppress(TimeoutError):
                         async with asyncio.timeout(0.5):
@@ -136,6 +150,11 @@ async def keep_serving(link: Link, serve: Callable[[AbstractChannel], Coroutine[
             if await _served(await link.channel(), serve):
                 return
             _log.warning("channel_lost", what=what)
+        except (
+            ChannelPreconditionFailed
+        ) as error:  # remade by someone else while we ran: no reason to end, nor to hurry
+            _log.error("not_ours", what=what, error=str(error), rule=NOT_OURS, again_in_s=NOT_OURS_S)
+            await asyncio.sleep(NOT_OURS_S)
         except GONE as error:
             _log.warning("channel_lost", what=what, error=repr(error))
         await asyncio.sleep(SERVE_AGAIN_S)

@@ -11,8 +11,8 @@ from aio_pika.abc import AbstractChannel, AbstractExchange
 from aio_pika.exceptions import ChannelNotFoundEntity, ChannelPreconditionFailed, PublishError
 
 from shared.bus import trace
-from shared.bus.rabbitmq.link import FIRST_RETRY_S, GONE, Link, close_channel
-from shared.bus.rabbitmq.queues import FACTS, Queue
+from shared.bus.rabbitmq.link import FIRST_RETRY_S, GONE, NOT_OURS, Link, close_channel
+from shared.bus.rabbitmq.queues import FACTS, Queue, settling_queue
 from shared.errors import ConfigurationError, InvalidRequestError
 
 MAX_BODY = 256 * 1024
@@ -20,7 +20,9 @@ MAX_BODY = 256 * 1024
 
 SETTLE_S = 3.5
 """How old a quorum queue is before what it confirms is kept: brokers (3.10 and 4.0 alike) write the names of new ones
-three seconds late, and after a SIGKILL before that such a queue is empty and has no leader (rabbitmq-server #15725)."""
+three seconds late, and after a SIGKILL before that such a queue is empty and has no leader (rabbitmq-server #15725).
+Whoever makes a queue first makes a marker that expires after as long; who finds the queue there looks for that, so that
+every process waits for a young queue and none for an old one."""
 
 
 def parcel(kind: str, body: bytes, *, durable: bool = True, **properties: Any) -> Message:
@@ -63,7 +65,7 @@ class Publisher:
                 self._declaring.pop(queue.name, None)
                 raise
 
-        await self._patiently(once)
+        await self._patiently(once, f"queue {queue.name!r}")
 
     async def tell(self, message: Message) -> None:
         """To every queue bound to its kind; UnavailableError as with `put`."""
@@ -77,7 +79,15 @@ class Publisher:
 
     async def declare(self, queue: Queue) -> None:
         """ConfigurationError when it exists with other arguments."""
-        await self._patiently(lambda: self._declared(queue))
+        await self._patiently(lambda: self._declared(queue), f"queue {queue.name!r}")
+
+    async def prepare(self) -> None:
+        """Makes sure of the facts' exchange; ConfigurationError when it is one of another kind."""
+
+        async def once() -> None:
+            await self._open()
+
+        await self._patiently(once)
 
     async def channel(self) -> AbstractChannel:
         """Another channel, without confirms."""
@@ -88,7 +98,9 @@ class Publisher:
             task.cancel()
         await asyncio.gather(*self._declaring.values(), return_exceptions=True)
 
-    async def _patiently(self, once: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _patiently(
+        self, once: Callable[[], Coroutine[Any, Any, None]], what: str = f"exchange {FACTS!r}"
+    ) -> None:
         """Tries until it works or `wait_s` is over: a message may arrive twice, never not at all."""
         loop = asyncio.get_running_loop()
         until, last = loop.time() + self._wait_s, None
@@ -97,7 +109,7 @@ class Publisher:
                 async with asyncio.timeout_at(until):
                     return await once()
             except ChannelPreconditionFailed as error:
-                raise ConfigurationError(f"the broker has a queue that is not ours: {error}") from error
+                raise ConfigurationError(f"bus_url: {what} at {self.link.place} {NOT_OURS} ({error})") from error
             except GONE as error:
                 if loop.time() >= until:
                     raise self.link.unavailable(last or error) from error
@@ -123,17 +135,24 @@ class Publisher:
             await asyncio.shield(task)
 
     async def _declare(self, queue: Queue) -> None:
-        new = False
-        try:
-            await self._on_a_channel(lambda channel: channel.declare_queue(queue.name, passive=True))
-        except ChannelNotFoundEntity:
-            new = True
-        declared_with = queue.declared_with
-        await self._on_a_channel(
-            lambda channel: channel.declare_queue(queue.name, durable=True, arguments=declared_with)
-        )
-        if new:
+        settling = settling_queue(queue.name, SETTLE_S)
+        new = not await self._exists(queue.name)
+        if new and SETTLE_S:
+            await self._make(settling)
+        await self._make(queue)
+        if new or await self._exists(settling.name):
             self._settled_at[queue.name] = asyncio.get_running_loop().time() + SETTLE_S
+
+    async def _exists(self, name: str) -> bool:
+        try:
+            await self._on_a_channel(lambda channel: channel.declare_queue(name, passive=True))
+        except ChannelNotFoundEntity:
+            return False
+        return True
+
+    async def _make(self, queue: Queue) -> None:
+        arguments = queue.declared_with
+        await self._on_a_channel(lambda channel: channel.declare_queue(queue.name, durable=True, arguments=arguments))
 
     async def _on_a_channel(self, work: Callable[[AbstractChannel], Awaitable[object]]) -> None:
         """On one of its own, because a refusal closes the channel."""

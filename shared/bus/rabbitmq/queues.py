@@ -20,7 +20,8 @@ _NO_LIMIT = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A durable queue; quorum, so that a confirmed message is on a majority of the broker's nodes."""
+    """A durable queue; quorum unless its arguments say otherwise, so that a confirmed message is on a majority of the
+    broker's nodes."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -61,6 +62,12 @@ def retry_queue(lane: str, delay_s: float) -> Queue:
         f"{lane}.again.{ttl_ms}ms",
         {"x-message-ttl": ttl_ms, "x-delivery-limit": _NO_LIMIT, **_dead_to(lane)},
     )
+
+
+def settling_queue(name: str, settle_s: float) -> Queue:
+    """Empty for ever, and gone by itself: says that the queue of that name is younger than `settle_s` seconds."""
+    ttl_ms = max(round(settle_s * 1000), 1)
+    return Queue(f"{name}.settling.{ttl_ms}ms", {"x-queue-type": "classic", "x-expires": ttl_ms})
 
 
 def facts_queue(name: str) -> Queue:

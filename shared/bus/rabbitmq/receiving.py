@@ -12,12 +12,15 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from shared.bus import trace
 from shared.bus.rabbitmq.link import CALL_S, GONE, Link, close_when_cancelled, ended, keep_serving, one_of
 from shared.bus.rabbitmq.queues import lane_queue
-from shared.errors import AfterimageError, UnavailableError
+from shared.errors import AfterimageError, ConfigurationError, UnavailableError
 from shared.messages import Message, decode
 from shared.telemetry import log
 
 RETURNS, SEEN = "afterimage-returns", "afterimage-seen"
 """Headers of a copy: how often it was returned for a fault of its own, and that someone had it before."""
+
+NOT_OURS_TASK_S = 5.0
+"""How long a task stays in hand whose retry or dead-letter queue is another's, so that it does not spin."""
 
 _log = log("bus")
 
@@ -59,10 +62,15 @@ class RabbitDelivery:
 async def moved(task: AbstractIncomingMessage, copying: Awaitable[None]) -> None:
     """First the confirmed copy, then the acknowledgement: in between it is there twice, never not at all.
 
-    What the broker does not take now goes back to its lane, undelayed.
+    What the broker does not take now goes back to its lane, undelayed; after a pause where it never will.
     """
     try:
         await copying
+    except ConfigurationError as error:
+        _log.error("task_returned", task=task.message_id, error=str(error), again_in_s=NOT_OURS_TASK_S)
+        await asyncio.sleep(NOT_OURS_TASK_S)
+        with suppress(*GONE):
+            await task.nack(requeue=True)
     except AfterimageError as error:
         _log.warning("task_returned", task=task.message_id, error=str(error))
         with suppress(*GONE):
