@@ -24,10 +24,16 @@ class StackError(Exception):
     """A server is missing, does not start or does not stop; the message says what to do."""
 
 
+_given: set[int] = set()
+"""Ports that this process handed out: whoever asked may not listen yet."""
+
+
 def free_port(*, below: int = MAX_PORT) -> int:
-    """A port of 127.0.0.1 on which nobody listens now, and nobody on port + 10000 either."""
+    """A port of 127.0.0.1 on which nobody listens now, and nobody on port + 10000 either; another at every call."""
     for _ in range(200):
         port = random.randint(20_000, below)
+        if not _given.isdisjoint((port, port + 10_000)):
+            continue
         with contextlib.ExitStack() as opened:
             try:
                 for number in (port, port + 10_000):
@@ -35,6 +41,7 @@ def free_port(*, below: int = MAX_PORT) -> int:
                     probe.bind((HOST, number))
             except OSError:
                 continue
+            _given.update((port, port + 10_000))
             return port
     raise StackError("no free port found between 20000 and 55535")
 

@@ -68,12 +68,17 @@ class Sweeper:
                 log("gateway").error("sweep failed", error=repr(error))
 
     async def _send(self, jobs: Sequence[Job]) -> int:
-        for job in jobs:
-            await self._bus.send(job.lane, GenerateImage(job.id), priority=job.request.priority)
-            self._on_requeued(job)
-        if jobs:
-            await self._catalog.jobs.confirm([job.id for job in jobs])
-        return len(jobs)
+        """What could not be sent stays unconfirmed, for the next sweep; what was sent before that is confirmed."""
+        sent: list[str] = []
+        try:
+            for job in jobs:
+                await self._bus.send(job.lane, GenerateImage(job.id), priority=job.request.priority)
+                sent.append(job.id)
+                self._on_requeued(job)
+        finally:
+            if sent:
+                await self._catalog.jobs.confirm(sent)
+        return len(sent)
 
 
 class Confirmer:

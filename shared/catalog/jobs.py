@@ -97,7 +97,8 @@ _UNCONFIRMED = (
             c.updated_at < _NOW - sa.bindparam("anyhow_s", type_=sa.Double),
         ),
     )
-    .values(updated_at=_NOW)
+    # not confirmed either: if this sending fails as well, the next sweep tries again, however long resending waits
+    .values(updated_at=_NOW, confirmed=False)
     .returning(jobs)
 )
 _KEY = sa.select(idempotency_keys).where(

@@ -14,6 +14,8 @@ from shared.errors import ConfigurationError, UnavailableError
 TRIES = 3
 """A transaction that the server gave up on (deadlock, serialisation), or whose connection turned out to be dead before
 its commit was sent, is run again this often."""
+POOL = 10
+"""Connections of one process at most, unless its URL says otherwise."""
 CONNECT_S, COMMAND_S, POOL_S = 5.0, 30.0, 10.0
 """Limits of connecting, of one statement, and of waiting for a free connection."""
 _SESSION = {
@@ -34,7 +36,7 @@ class PostgresqlDatabase:
 
     A read needs no transaction there, since each statement sees what is committed when it starts; so it spares the
     two round trips. What can be rebuilt commits on connections of its own, on which synchronous_commit is off.
-    `?pool=N` in the URL is how many connections each kind keeps (8; as many more come and go with the load).
+    `?pool=N` in the URL is how many connections this process opens at most, of both kinds together (10).
     """
 
     process_local = False
@@ -43,8 +45,9 @@ class PostgresqlDatabase:
         self._where = url.render_as_string(hide_password=True)
         pool = _pool_size(url)
         url = url.difference_update_query(["pool"])
-        self._durable = self._engine(url, pool, "on")
-        self._lazy = self._engine(url, pool, "off")
+        lazy = max(pool * 2 // 5, 1)
+        self._durable = self._engine(url, pool - lazy, "on")
+        self._lazy = self._engine(url, lazy, "off")
         self._reading = self._durable.execution_options(isolation_level="AUTOCOMMIT")
 
     def _engine(self, url: sa.URL, pool: int, synchronous_commit: str) -> AsyncEngine:
@@ -52,8 +55,8 @@ class PostgresqlDatabase:
         try:
             return create_async_engine(
                 url,
-                pool_size=pool,
-                max_overflow=pool,
+                pool_size=pool,  # opened as they are needed
+                max_overflow=0,
                 pool_timeout=POOL_S,
                 pool_use_lifo=True,
                 connect_args={"timeout": CONNECT_S, "command_timeout": COMMAND_S, "server_settings": session},
@@ -109,7 +112,7 @@ class PostgresqlDatabase:
 
 
 def _pool_size(url: sa.URL) -> int:
-    wish = str(url.query.get("pool", "8"))
-    if not wish.isdecimal() or not 1 <= int(wish) <= 1000:
-        raise ConfigurationError(f"catalog_url: pool must be 1 to 1000 connections, not {wish!r}")
+    wish = str(url.query.get("pool", POOL))
+    if not wish.isdecimal() or not 2 <= int(wish) <= 1000:
+        raise ConfigurationError(f"catalog_url: pool must be 2 to 1000 connections, not {wish!r}")
     return int(wish)

@@ -69,12 +69,12 @@ async def test_a_connection_that_dies_before_the_commit_costs_a_second_try(datab
 
 async def test_nobody_waits_for_a_connection_for_ever(catalog_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgresql, "POOL_S", 0.3)
-    database = open_database(f"{catalog_url}?pool=1", SystemClock())
+    database = open_database(f"{catalog_url}?pool=3", SystemClock())
 
     def nap(connection: sa.Connection) -> Any:
         return connection.exec_driver_sql("SELECT pg_sleep(1.5)").scalar()
 
-    sleeping = [asyncio.create_task(database.write(nap)) for _ in range(2)]  # one kept, one more that comes and goes
+    sleeping = [asyncio.create_task(database.write(nap)) for _ in range(2)]  # and the third is for what can be rebuilt
     await asyncio.sleep(0.4)
     with pytest.raises(UnavailableError, match=r"busy for 0\.3 s"):
         await database.write(nap)
@@ -90,5 +90,21 @@ async def test_a_server_that_is_not_there_says_so_at_once(catalog_url: str) -> N
 
 
 async def test_the_pool_is_a_number(catalog_url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"catalog_url: pool must be 1 to 1000 connections, not 'many'"):
+    with pytest.raises(ConfigurationError, match=r"catalog_url: pool must be 2 to 1000 connections, not 'many'"):
         await open_catalog(f"{catalog_url}?pool=many")
+
+
+@pytest.mark.parametrize(("pool", "at_most"), [("", postgresql.POOL), ("?pool=2", 2), ("?pool=7", 7)])
+async def test_a_process_opens_no_more_connections_than_its_pool(catalog_url: str, pool: str, at_most: int) -> None:
+    assert postgresql.POOL <= 10
+    database = open_database(f"{catalog_url}{pool}", SystemClock())
+
+    def nap(connection: sa.Connection) -> int:
+        connection.exec_driver_sql("SELECT pg_sleep(0.05)")
+        count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        return int(connection.exec_driver_sql(count).scalar_one())
+
+    kinds = (database.write, database.write_lazily, database.read)
+    seen = await asyncio.gather(*(kinds[n % 3](nap) for n in range(30)))
+    assert max(seen) == at_most
+    await database.close()

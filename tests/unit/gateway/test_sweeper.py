@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from services.gateway.sweeper import Confirmer, Sweeper
 from shared.bus.inprocess import InProcessBus
 from shared.catalog import open_catalog
 from shared.clock import ManualClock
+from shared.errors import UnavailableError
 from shared.messages import GenerateImage
 from shared.types import Job, JobState, Plan, PlanSource, Request, Size
 
@@ -50,6 +53,37 @@ async def test_a_task_that_a_broker_buried_behind_its_rows_back_is_sent_again(tm
     bus.process_local = False  # as a broker
     assert await Sweeper(catalog, bus, 60.0, lambda _: None, resend_s=0.01).sweep() == 1
     assert await Sweeper(catalog, bus, 60.0, lambda _: None, resend_s=60.0).sweep() == 0
+    await bus.close()
+    await catalog.close()
+
+
+async def test_what_could_not_be_sent_again_is_tried_at_the_next_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when the time to resend is over again."""
+    catalog, bus = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/c.sqlite3"), InProcessBus()
+    bus.process_local = False  # as a broker
+    names = ("first", "second")
+    for name in names:
+        await catalog.jobs.accept(job(name), key_lifetime_s=60.0)
+    await catalog.jobs.confirm(names)
+    await asyncio.sleep(0.3)
+    sweeper = Sweeper(catalog, bus, 0.02, lambda _: None, resend_s=0.25)
+    send, sent = bus.send, list[str]()
+
+    async def goes_away(lane: str, message: GenerateImage, *, priority: int = 0) -> None:
+        if sent:
+            raise UnavailableError("the broker is away")
+        sent.append(message.job_id)
+        await send(lane, message, priority=priority)
+
+    with monkeypatch.context() as away:
+        away.setattr(bus, "send", goes_away)
+        with pytest.raises(UnavailableError):
+            await sweeper.sweep()
+    assert sent == ["first"]
+    await asyncio.sleep(0.05)
+    assert await sweeper.sweep() == 1  # the second; the first was confirmed
     await bus.close()
     await catalog.close()
 

@@ -35,6 +35,24 @@ def _server(folder: Path, program: list[str] | None = None, *, name: str = "web"
     )
 
 
+def test_a_port_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever got it may not listen yet, and random numbers come twice."""
+    numbers = iter([31_000, 31_000, 41_000, 21_000, 32_000])
+    monkeypatch.setattr("scripts.stack.servers.random.randint", lambda *_: next(numbers))
+    monkeypatch.setattr("scripts.stack.servers._given", set())
+    monkeypatch.setattr("scripts.stack.servers.socket.socket", NobodyListens)
+    assert [free_port(), free_port()] == [31_000, 32_000]  # 41,000 and 21,000 would share one of theirs with 31,000
+
+
+class NobodyListens:
+    def __init__(self, *_: object) -> None: ...
+    def __enter__(self) -> NobodyListens:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+    def bind(self, address: tuple[str, int]) -> None: ...
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     made = _server(tmp_path)
