@@ -12,7 +12,7 @@ import io
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TypeVar
 
@@ -39,8 +39,11 @@ R = TypeVar("R")
 PART_BYTES = 16 * 2**20
 """Blobs above this go in parts of this size (S3 wants at least 5 MiB)."""
 THREADS = 16
+FREE_S = 10.0
+"""How long a call waits for one of them; a caller that gave up earlier leaves its thread to the limits below."""
 CONNECT_S, READ_S = 2.0, 10.0
-"""Limits of opening a connection, and of every wait for bytes on it."""
+"""Limits of opening a connection, and of every wait for bytes on it: with RETRIES a server that takes connections and
+never answers holds a thread for half a minute."""
 RETRIES = urllib3.Retry(
     total=2,
     backoff_factor=0.2,
@@ -88,8 +91,9 @@ class MinioBlobs:
         self._client = Minio(at.endpoint, secure=at.secure, region=at.region, credentials=keys, http_client=self._pool)
         # only signs: it never connects
         self._public = Minio(at.public, secure=at.public_secure, region=at.region, credentials=keys)
-        self._bucket = at.bucket
+        self._bucket, self._endpoint = at.bucket, at.endpoint
         self._threads = ThreadPoolExecutor(THREADS, "blobs")
+        self._free = asyncio.Semaphore(THREADS)
 
     @classmethod
     async def open(cls, url: str, access_key: str = "", secret_key: str = "") -> MinioBlobs:
@@ -117,7 +121,23 @@ class MinioBlobs:
                     raise
 
     async def _off_loop(self, work: Callable[[], R]) -> R:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        """On a thread; BlobUnavailableError when all of them hang on a server that does not answer, so that calls do
+        not pile up before them. A thread is free again when its call has ended, not when its caller has left."""
+        try:
+            async with asyncio.timeout(FREE_S):
+                await self._free.acquire()
+        except TimeoutError as error:
+            said = f"{self._endpoint}: all {THREADS} connections were busy for {FREE_S:g} s"
+            raise BlobUnavailableError(said, retry_after_s=RETRY_AFTER_S) from error
+        loop = asyncio.get_running_loop()
+
+        def ended(_: object) -> None:
+            with suppress(RuntimeError):  # the loop has ended before its threads
+                loop.call_soon_threadsafe(self._free.release)
+
+        running = self._threads.submit(work)
+        running.add_done_callback(ended)
+        return await asyncio.wrap_future(running)
 
     async def put(self, key: str, data: bytes, *, durable: bool = True) -> str:
         check_key(key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,6 +111,34 @@ async def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> N
         writer.close()
     silent.close()
     await silent.wait_closed()
+
+
+async def test_threads_that_hang_are_counted_until_they_are_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers leave early, their calls do not: who finds every thread busy hears so instead of queueing behind them."""
+    monkeypatch.setattr(adapter, "THREADS", 2)
+    monkeypatch.setattr(adapter, "FREE_S", 0.2)
+    blobs = adapter.MinioBlobs(address_of("minio://key:secret@127.0.0.1:9/bucket"))
+    answered = threading.Event()
+
+    def hangs(*_: object) -> bytes:
+        answered.wait(30.0)
+        return b""
+
+    with monkeypatch.context() as silent:
+        silent.setattr(blobs, "_get", hangs)
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(blobs.get("pictures/a"), 0.05)
+        begun = time.monotonic()
+        with pytest.raises(
+            BlobUnavailableError, match=r"127\.0\.0\.1:9: all 2 connections were busy for 0\.2 s"
+        ) as busy:
+            await blobs.get("pictures/a")
+        assert busy.value.retry_after_s
+        assert time.monotonic() - begun < 5.0
+        answered.set()
+        assert await asyncio.wait_for(blobs.get("pictures/a"), 5.0) == b""
+    await blobs.close()
 
 
 @SERVERS
