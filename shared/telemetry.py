@@ -50,6 +50,8 @@ class Metrics:
         self.predictor_recall = gauge("predictor_recall", "Share of hits that were predicted (misses are sampled).")
         self.predictions = counter("predictions", "Match predictions.", "predicted")
         self.job_attempts = counter("job_attempts", "Jobs claimed by a worker.", "redelivered")
+        self.hints_lost = counter("hints_lost", "Facts nobody was promised that the bus did not take.", "kind")
+        self.unsent = counter("unsent_jobs", "Accepted jobs whose task the bus did not take; the sweeper sends them.")
         self.rpc_seconds = histogram("rpc_seconds", "Seconds in a gRPC handler.", _LATENCY_S, "method", "code")
 
 

@@ -14,12 +14,13 @@ from services.gateway.lanes import lane_for
 from services.gateway.lookup import Lookup, Planned
 from services.gateway.sweeper import Confirmer
 from services.gateway.validation import Models, validate
+from shared.bus.hints import Hints
 from shared.errors import AfterimageError, BlobCorruptError, BlobMissingError, OverloadedError
 from shared.exact import exact_key
 from shared.ids import new_id
 from shared.messages import GenerateImage, JobQueued, StateLost, StateUsed
 from shared.service import Context
-from shared.telemetry import METRICS
+from shared.telemetry import METRICS, log
 from shared.types import Job, JobState, Plan, PlanSource, Result, Timings
 
 
@@ -39,14 +40,16 @@ class Accepted:
     timings: Timings
     picture: bytes = b""
     """An exact repeat's picture, read before it was promised."""
+    confirmed: bool = True
+    """Whether the broker has its task; if not, the sweeper sends it, and until then nothing is promised."""
 
 
 class Intake:
     """Decides, plans, commits, sends: in this order, so that a client is never promised what could be lost."""
 
-    def __init__(self, context: Context, models: Models) -> None:
+    def __init__(self, context: Context, models: Models, hints: Hints) -> None:
         self._settings, self._clock, self._backends = context.settings, context.clock, context.backends
-        self._models = models
+        self._models, self._hints = models, hints
         self._lookup = Lookup(context)
         self._queue = QueueLength()
         self._local_disk = context.settings.blobs_url.startswith("file:")
@@ -84,12 +87,11 @@ class Intake:
             )
         finally:
             self._queue.arrived()
-        if created:
-            await self._announce(row)
+        confirmed = await self._announce(row) if created else True
         accept_s = self._clock.monotonic() - start - planning_s
         timings = replace(planned.timings, accept_s=accept_s)
         _observe(timings)
-        return Accepted(row, timings, picture if created else b"")
+        return Accepted(row, timings, picture if created else b"", confirmed)
 
     async def close(self) -> None:
         await self._confirmer.close()
@@ -122,31 +124,44 @@ class Intake:
                 return await self._backends.blobs.get(plan.state_key, plan.state_sha256)
         except (AfterimageError, TimeoutError) as error:
             if isinstance(error, BlobMissingError | BlobCorruptError):
-                await self._backends.bus.publish(StateLost(plan.entry_id, 0, plan.state_key))
+                self._hints.tell(StateLost(plan.entry_id, 0, plan.state_key))
             planned.degraded.append(f"blobs: {str(error) or 'no answer in time'}")
             METRICS.degraded.labels("blobs").inc()
             await self._lookup.replan(planned, exact=False)
             return b""
 
-    async def _announce(self, job: Job) -> None:
-        bus, plan = self._backends.bus, job.plan
+    async def _announce(self, job: Job) -> bool:
+        """Whether its task, if it needs one, is confirmed by the broker."""
         if job.state.final:
-            await bus.publish(StateUsed(plan.entry_id, 0))
-            return
-        await bus.send(job.lane, GenerateImage(job.id), priority=job.request.priority)
+            self._hints.tell(StateUsed(job.plan.entry_id, 0))
+            return True
+        sent = await self._send(job)
+        self._hints.tell(_queued(job))
+        return sent
+
+    async def _send(self, job: Job) -> bool:
+        try:
+            await self._backends.bus.send(job.lane, GenerateImage(job.id), priority=job.request.priority)
+        except AfterimageError as error:  # its row is committed and not confirmed: the sweeper's
+            METRICS.unsent.inc()
+            log("gateway").warning("task not sent; the sweeper sends it", job=job.id, error=str(error))
+            return False
         self._confirmer.sent(job.id)
-        await bus.publish(
-            JobQueued(
-                job_id=job.id,
-                lane=job.lane,
-                model=plan.model,
-                source=plan.source,
-                start_step=plan.start_step,
-                predicted_hit=plan.predicted_hit,
-                found=plan.found,
-                sampled=plan.sampled,
-            )
-        )
+        return True
+
+
+def _queued(job: Job) -> JobQueued:
+    plan = job.plan
+    return JobQueued(
+        job_id=job.id,
+        lane=job.lane,
+        model=plan.model,
+        source=plan.source,
+        start_step=plan.start_step,
+        predicted_hit=plan.predicted_hit,
+        found=plan.found,
+        sampled=plan.sampled,
+    )
 
 
 def _job(job_id: str, planned: Planned, picture: bytes) -> Job:

@@ -20,6 +20,7 @@ from services.gateway.idempotency import METADATA_KEY, check_key
 from services.gateway.intake import Caller, Intake
 from services.gateway.sweeper import Sweeper
 from services.gateway.validation import Models, check_tenant, page_size, page_token
+from shared.bus.hints import Hints
 from shared.errors import AfterimageError, NotFoundError, UnavailableError
 from shared.ids import new_id
 from shared.messages import JobCancelled, Progress
@@ -41,6 +42,7 @@ class Visit:
     start: float
     job: Job | None = None
     picture: bytes = b""
+    confirmed: bool = True
 
 
 class GatewayService(GatewayServiceServicer):
@@ -53,7 +55,8 @@ class GatewayService(GatewayServiceServicer):
         self._context, catalog, bus = context, context.backends.catalog, context.backends.bus
         card = served_card(context.settings)
         await asyncio.to_thread(lambda: card.weights_hash)  # read once, not during the first request
-        self._intake = Intake(context, Models({card.name: card}, large=card.name))
+        self._hints = Hints(bus, self.name)
+        self._intake = Intake(context, Models({card.name: card}, large=card.name), self._hints)
         self._timers = DropTimers(self._cancel)
         self._answers = Answers(context.backends.blobs)
         self._fanout = Fanout(bus, self._ended)
@@ -85,6 +88,7 @@ class GatewayService(GatewayServiceServicer):
             await self._sweeping
         self._timers.close()
         await self._intake.close()
+        await self._hints.close()
         await self._fanout.stop()
 
     # ---- handlers ----
@@ -102,8 +106,14 @@ class GatewayService(GatewayServiceServicer):
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         with self._visit() as visit:
             job = await self._accept(request.request, context, visit, told_now=True)
-            yield accepted_event(job, 0 if job.state.final else await self._jobs.position(job.id))
+            if visit.confirmed:
+                yield accepted_event(job, 0 if job.state.final else await self._jobs.position(job.id))
             async for event in self._follow(visit):
+                if not visit.confirmed:
+                    if _waits(event):  # for its task to be sent
+                        continue
+                    visit.confirmed = True
+                    yield accepted_event(job, 0)
                 if isinstance(event, Progress):
                     preview = base64.b64decode(event.preview) if request.previews else b""
                     yield progress_event(event, preview)
@@ -157,7 +167,7 @@ class GatewayService(GatewayServiceServicer):
             METRICS.refused.labels(type(error).__name__).inc()
             raise
         job = visit.job = accepted.job
-        visit.picture = accepted.picture
+        visit.picture, visit.confirmed = accepted.picture, accepted.confirmed
         if job.id != visit.watch.job_id:  # a retry: the first job of this idempotency key
             self._fanout.redirect(visit.watch, job.id)
         else:
@@ -198,7 +208,7 @@ class GatewayService(GatewayServiceServicer):
     async def _cancel(self, job_id: str) -> Job:
         job: Job = await self._jobs.cancel(job_id)
         if job.state is JobState.CANCELLED:
-            await self._context.backends.bus.publish(JobCancelled(job_id))
+            self._hints.tell(JobCancelled(job_id))  # a worker that misses it finds out at its next write
         return job
 
     def _arm(self, job: Job) -> None:
@@ -207,6 +217,10 @@ class GatewayService(GatewayServiceServicer):
     def _ended(self, job_id: str) -> None:
         self._timers.disarm(job_id)
         self._intake.rate.finished(self._context.clock.monotonic())
+
+
+def _waits(event: Progress | Job) -> bool:
+    return isinstance(event, Job) and event.state is JobState.QUEUED
 
 
 def _caller(context: Any) -> Caller:
