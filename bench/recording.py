@@ -43,13 +43,15 @@ def record(
     *,
     on: Mapping[str, Any] | None = None,
     folder: Path = RESULTS,
+    command: str = "",
 ) -> Path:
-    """Writes `<folder>/<name>.json` and prints where; `on` is what `machine()` said before the run began."""
+    """Writes `<folder>/<name>.json` and prints where; `on` is what `machine()` said before the run began, `command`
+    what to run for it when that is not this process's own."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     content = {
         "name": name,
-        "command": " ".join(["python -m", f"bench.{name}", *sys.argv[1:]]),
+        "command": command or " ".join(["python -m", f"bench.{name}", *sys.argv[1:]]),
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": _commit(),
         "figures": figures,

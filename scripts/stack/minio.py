@@ -16,7 +16,7 @@ def find() -> str | None:
     return shutil.which("minio")
 
 
-def start(folder: Path) -> Server:
+def start(folder: Path, host: str = HOST) -> Server:
     """A new store in `folder` (or the one that is there); the bucket is made by whoever opens the URL."""
     program = find()
     if program is None:
@@ -24,14 +24,14 @@ def start(folder: Path) -> Server:
     folder, port = folder.absolute(), free_port()
     return Server(
         name="minio",
-        url=f"minio://{USER}:{PASSWORD}@{HOST}:{port}/{BUCKET}?secure=false",
+        url=f"minio://{USER}:{PASSWORD}@{host}:{port}/{BUCKET}?secure=false",
         folder=folder,
-        command=[program, "server", "--quiet", "--address", f"{HOST}:{port}", str(folder / "data")],
+        command=[program, "server", "--quiet", "--address", f"{host}:{port}", str(folder / "data")],
         environment={
             "MINIO_ROOT_USER": USER,
             "MINIO_ROOT_PASSWORD": PASSWORD,
             "MINIO_BROWSER": "off",
             "MINIO_UPDATE": "off",
         },
-        ready=lambda: answers(f"http://{HOST}:{port}/minio/health/ready"),
+        ready=lambda: answers(f"http://{host}:{port}/minio/health/ready"),
     ).start()

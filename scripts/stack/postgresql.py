@@ -29,7 +29,7 @@ def _version(programs: Path) -> int:
     return int(name) if name.isdecimal() else 0
 
 
-def start(folder: Path) -> Server:
+def start(folder: Path, host: str = HOST) -> Server:
     """A new cluster in `folder` (or the one that is there) with a database `afterimage`; StackError when it cannot."""
     programs = find()
     if programs is None:
@@ -44,8 +44,10 @@ def start(folder: Path) -> Server:
     if new:
         _run([f"{programs}/initdb", "-D", str(data), "-U", USER, "--auth=trust", "-E", "UTF8", "--no-instructions"],
              user, folder)  # fmt: skip
+        with (data / "pg_hba.conf").open("a") as allowed:
+            allowed.write("host all all samenet trust\n")  # whoever shares a network with `host`
     options = {
-        "listen_addresses": HOST,
+        "listen_addresses": host,
         "port": str(port),
         "unix_socket_directories": "",  # its path would have to be short
         "max_connections": "200",
@@ -53,10 +55,10 @@ def start(folder: Path) -> Server:
     }
     server = Server(
         name="postgresql",
-        url=f"postgresql+asyncpg://{USER}@{HOST}:{port}/postgres",
+        url=f"postgresql+asyncpg://{USER}@{host}:{port}/postgres",
         folder=folder,
         command=[f"{programs}/postgres", "-D", str(data), *(f"-c{key}={value}" for key, value in options.items())],
-        ready=lambda: _answers(port),
+        ready=lambda: _answers(host, port),
         user=user,
         tries=5,  # its backends, each a session of its own, outlive a killed postmaster for a moment
         stop_signal=signal.SIGINT,  # its "fast" shutdown; SIGTERM would wait for every client to leave
@@ -79,11 +81,11 @@ def _run(command: list[str], user: str, folder: Path) -> None:
         raise StackError(f"postgresql: {Path(command[0]).name} failed in {folder}: {done.stderr.strip()[-500:]}")
 
 
-def _answers(port: int) -> bool:
+def _answers(host: str, port: int) -> bool:
     """Whether it takes logins: a start-up packet is answered, not refused with "the database system is starting up"."""
     body = struct.pack("!I", 196_608) + f"user\0{USER}\0database\0postgres\0\0".encode()
     try:
-        with socket.create_connection((HOST, port), timeout=2.0) as connection:
+        with socket.create_connection((host, port), timeout=2.0) as connection:
             connection.sendall(struct.pack("!I", len(body) + 4) + body)
             return connection.recv(1) == b"R"
     except OSError:

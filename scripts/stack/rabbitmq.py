@@ -23,7 +23,7 @@ def find() -> str | None:
     return str(_DEBIAN) if _DEBIAN.exists() else shutil.which("rabbitmq-server")
 
 
-def start(folder: Path) -> Server:
+def start(folder: Path, host: str = HOST) -> Server:
     """A new node in `folder` (or the one that is there), with the user guest; StackError when it cannot."""
     program = find()
     if program is None:
@@ -31,7 +31,8 @@ def start(folder: Path) -> Server:
     folder, port = folder.absolute(), free_port()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rabbitmq.conf").write_text(
-        f"listeners.tcp.local = {HOST}:{port}\n"
+        f"listeners.tcp.local = {host}:{port}\n"
+        "loopback_users = none\n"  # guest may come from wherever `host` is reached from
         f"consumer_timeout = {CONSUMER_TIMEOUT_S * 1000}\n"
         "log.console = true\nlog.file = false\n"
         "raft.wal_max_size_bytes = 67108864\n"  # the default writes half a gigabyte ahead
@@ -40,11 +41,11 @@ def start(folder: Path) -> Server:
     environment = _environment(folder)
     server = Server(
         name="rabbitmq",
-        url=f"amqp://guest:guest@{HOST}:{port}/",
+        url=f"amqp://guest:guest@{host}:{port}/",
         folder=folder,
         command=[program],
         environment=environment,
-        ready=lambda: _answers(port),
+        ready=lambda: _answers(host, port),
         start_timeout_s=180.0,  # it loads a thousand modules: 4 s alone, half a minute on a busy machine
         after_stop=lambda: tidy(environment),
     )
@@ -82,10 +83,10 @@ def tidy(environment: Mapping[str, str]) -> None:
         )
 
 
-def _answers(port: int) -> bool:
+def _answers(host: str, port: int) -> bool:
     """Whether it greets a client: AMQP's protocol header is answered with the first frame."""
     try:
-        with socket.create_connection((HOST, port), timeout=2.0) as connection:
+        with socket.create_connection((host, port), timeout=2.0) as connection:
             connection.settimeout(2.0)
             connection.sendall(b"AMQP\x00\x00\x09\x01")
             return connection.recv(1) == b"\x01"

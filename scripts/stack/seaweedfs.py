@@ -18,7 +18,7 @@ def find() -> str | None:
     return shutil.which("weed") or shutil.which("weed", path=str(Path(sys.executable).parent))
 
 
-def start(folder: Path, *, volumes: int = 20) -> Server:
+def start(folder: Path, host: str = HOST, *, volumes: int = 20) -> Server:
     """A new store in `folder` (or the one that is there), of at most `volumes` × 64 MB; the bucket is made by whoever
     opens the URL."""
     program = find()
@@ -32,14 +32,14 @@ def start(folder: Path, *, volumes: int = 20) -> Server:
     master, volume, filer, s3 = (free_port() for _ in range(4))
     return Server(
         name="seaweedfs",
-        url=f"minio://{USER}:{PASSWORD}@{HOST}:{s3}/{BUCKET}?secure=false",
+        url=f"minio://{USER}:{PASSWORD}@{host}:{s3}/{BUCKET}?secure=false",
         folder=folder,
         command=[
-            *(program, "server", f"-dir={folder / 'data'}", f"-ip={HOST}", f"-ip.bind={HOST}"),
+            *(program, "server", f"-dir={folder / 'data'}", f"-ip={host}", f"-ip.bind={host}"),
             *(f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"),
             *("-master.volumeSizeLimitMB=64", f"-volume.max={volumes}", "-volume.minFreeSpace=1"),
             *("-s3", f"-s3.port={s3}", f"-s3.config={folder / 's3.json'}", "-s3.iam=false"),
             *("-s3.port.iceberg=0", "-s3.port.lance=0"),
         ],
-        ready=lambda: answers(f"http://{HOST}:{s3}/status") and answers(f"http://{HOST}:{volume}/healthz"),
+        ready=lambda: answers(f"http://{host}:{s3}/status") and answers(f"http://{host}:{volume}/healthz"),
     ).start()

@@ -122,7 +122,7 @@ class Stack:
         known = {**os.environ, **self._settings}
         wanted = [name for port in PORTS if not known.get(variable(port.setting)) and (name := program_for(port))]
         with ThreadPoolExecutor(len(PORTS)) as pool:
-            started = [pool.submit(_module(name).start, self.folder / name) for name in wanted]
+            started = [pool.submit(_module(name).start, self.folder / name, self.host(name)) for name in wanted]
             for name, server in zip(wanted, started, strict=True):
                 if server.exception() is None:
                     self.processes[name] = server.result()
@@ -132,7 +132,7 @@ class Stack:
     def start_services(self) -> None:
         names = [f"{service}-{at + 1}" for service in SERVICES for at in range(self._replicas[service])]
         for name in names:
-            self._addresses[name] = f"{HOST}:{free_port()}"
+            self._addresses[name] = f"{self.host(name)}:{free_port()}"
         for name in names:
             self.processes[name] = self._service(name).launch()
         for name in names:
@@ -143,7 +143,7 @@ class Stack:
         if service in ASKED:
             raise StackError(f"{service}: its callers were given their addresses when they started")
         name = f"{service}-{len(self.names(service)) + 1}"
-        self._addresses[name] = f"{HOST}:{free_port()}"
+        self._addresses[name] = f"{self.host(name)}:{free_port()}"
         self.processes[name] = self._service(name).start()
         return name
 
@@ -174,15 +174,23 @@ class Stack:
         self.processes[name].stop()
         self.processes[name].start()
 
+    def host(self, name: str) -> str:
+        """The address that it listens on; a subclass may put it elsewhere."""
+        return HOST
+
+    def command(self, name: str) -> list[str]:
+        """What a replica runs; a subclass may run it through something else."""
+        return [sys.executable, "-m", f"services.{name.rpartition('-')[0]}"]
+
     def _service(self, name: str) -> Server:
-        service, address = name.rpartition("-")[0], self._addresses[name]
-        own = {"AFTERIMAGE_LISTEN": address, "AFTERIMAGE_METRICS_LISTEN": f"{HOST}:{free_port()}"}
+        address = self._addresses[name]
+        own = {"AFTERIMAGE_LISTEN": address, "AFTERIMAGE_METRICS_LISTEN": f"{self.host(name)}:{free_port()}"}
         threads = max(1, (os.cpu_count() or 1) // max(1, self._replicas["gpu_worker"]))
         return Server(
             name=name,
             url=address,
             folder=self.folder / "services",
-            command=[sys.executable, "-m", f"services.{service}"],
+            command=self.command(name),
             ready=lambda: serving(address),
             environment={"AFTERIMAGE_TORCH_THREADS": str(threads), **self.environment, **own},
             start_timeout_s=180.0,

@@ -15,7 +15,7 @@ def find() -> str | None:
     return shutil.which("weaviate")
 
 
-def start(folder: Path) -> Server:
+def start(folder: Path, host: str = HOST) -> Server:
     """A new store in `folder` (or the one that is there)."""
     program = find()
     if program is None:
@@ -24,9 +24,9 @@ def start(folder: Path) -> Server:
     http, grpc, gossip, data, raft, raft_rpc = (free_port() for _ in range(6))
     return Server(
         name="weaviate",
-        url=f"weaviate://{HOST}:{http}?grpc_port={grpc}",
+        url=f"weaviate://{host}:{http}?grpc_port={grpc}",
         folder=folder,
-        command=[program, "--host", HOST, "--port", str(http), "--scheme", "http"],
+        command=[program, "--host", host, "--port", str(http), "--scheme", "http"],
         environment={
             "PERSISTENCE_DATA_PATH": str(folder / "data"),
             "AUTHENTICATION_ANONYMOUS_ACCESS_ENABLED": "true",
@@ -45,5 +45,5 @@ def start(folder: Path) -> Server:
             "PROMETHEUS_MONITORING_ENABLED": "false",
             "LOG_LEVEL": "warning",
         },
-        ready=lambda: answers(f"http://{HOST}:{http}/v1/.well-known/ready"),
+        ready=lambda: answers(f"http://{host}:{http}/v1/.well-known/ready"),
     ).start()

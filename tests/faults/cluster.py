@@ -1,0 +1,136 @@
+"""The cluster that a fault run breaks: how large, how slow, what is asked of it and what is killed."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scripts.stack.stack import Stack
+from shared.models import tiny
+from tests.faults.slow_worker import PAUSE
+
+INVARIANT = 4
+"""Rows of every forward, whoever rides along: what makes a picture's bits its own (design §6)."""
+STEPS = 50
+
+
+@dataclass(frozen=True)
+class Form:
+    """How much a fault run does."""
+
+    jobs: int
+    clients: int
+    step_ms: float
+    """Added to every step of the tiny model, without taking the processor."""
+    kills_until: float
+    """Share of the jobs answered when services are no longer killed and servers are restarted."""
+    servers: int
+    """How many of the four servers are restarted, one after the other."""
+    asked_again: int
+    """Keys asked for once more at the end."""
+    redrawers: int
+    limit_s: float
+    """Of the load; what is not answered by then is lost."""
+    settle_s: float = 120.0
+    least_resumes: int = 1
+    kill_s: tuple[float, float] = (2.0, 5.0)
+    """Between two kills of services …"""
+    most_kills: int = 10_000
+    most_away: int = 4
+    """… of which no more are starting at a time: on a busy machine a start takes longer than the next kill."""
+    replicas: Mapping[str, int] = field(default_factory=lambda: {"gateway": 2, "retriever": 2, "gpu_worker": 3})
+    weights: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "gpu_worker": 6.0,
+            "gateway": 3.0,
+            "retriever": 2.0,
+            "cache_maintainer": 2.0,
+            "match_predictor": 1.5,
+            "embedder": 1.5,
+        }
+    )
+    """How often each kind is killed: a worker's death resumes jobs, an embedder's costs seconds of processor time."""
+
+    def settings(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+SHORT = Form(
+    jobs=40, clients=10, step_ms=20.0, kills_until=0.6, servers=1, asked_again=10, redrawers=1, limit_s=150.0,
+    most_kills=4, most_away=1,
+    replicas={"gateway": 2, "gpu_worker": 2},
+    weights={"gpu_worker": 2.0, "gateway": 2.0, "retriever": 1.0},
+)  # fmt: skip
+FULL = Form(
+    jobs=1000, clients=16, step_ms=100.0, kills_until=0.85, servers=4, asked_again=1000, redrawers=2,
+    limit_s=1500.0, least_resumes=50,
+)  # fmt: skip
+
+
+class FaultStack(Stack):
+    """A stack of tiny random models whose workers take their time, and that recovers soon."""
+
+    def __init__(self, folder: Path, models: Path, form: Form, **changes: Any) -> None:
+        settings = {
+            "large": str(models / "large"),
+            "encoder": str(models / "clip"),
+            "torch_threads": 1,
+            "batch_invariant": INVARIANT,
+            "max_rows": 8,
+            "checkpoint_every_steps": 5,
+            "lease_s": 6.0,
+            "sweep_s": 1.0,
+            "maintainer_lease_s": 5.0,
+            "call_timeout_s": 5.0,
+            "lookup_timeout_s": 5.0,
+            "log_level": "warning",
+        }
+        super().__init__(folder, replicas=form.replicas, settings=settings | changes)
+        self.told = settings | changes
+        self._slowness = {PAUSE: str(form.step_ms)}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return super().environment | self._slowness
+
+    def command(self, name: str) -> list[str]:
+        if name.startswith("gpu_worker-"):
+            return [sys.executable, "-m", "tests.faults.slow_worker"]
+        return super().command(name)
+
+
+def build_models(folder: Path) -> Path:
+    """A UNet of one level: a step of four rows takes 5 ms."""
+    return tiny.build(folder, channels=(16,))
+
+
+def asked(form: Form, chance: random.Random, name: str = "key") -> dict[str, dict[str, Any]]:
+    """Key → the fields of its request: misses, hits, repeats and jobs without cache, as chance has it."""
+    requests: dict[str, dict[str, Any]] = {}
+    for number in range(form.jobs):
+        if requests and chance.random() < 0.05:
+            fields = dict(chance.choice(list(requests.values())))  # an exact repeat, if the first is cached by then
+        else:
+            fields = {
+                "prompt": f"{chance.choice(SIZES)} {chance.choice(COLOURS)} {chance.choice(THINGS)} "
+                f"{chance.choice(PLACES)}",
+                "seed": chance.randrange(2**31),
+                "steps": STEPS,
+                "guidance": chance.choice((1.0, 1.0, 2.5)),
+                "width": 32,
+                "height": 32,
+                "cache": chance.choices(("auto", "off"), (4, 1))[0],
+                "fresh_noise": chance.choice((0.0, 0.0, 0.3)),
+            }
+        requests[f"{name}-{number}"] = fields
+    return requests
+
+
+SIZES = ("a tiny", "a small", "a large", "a huge")
+COLOURS = ("red", "blue", "green", "yellow", "purple", "white", "black", "orange")
+THINGS = ("cube", "ball", "cone", "fox", "boat", "house", "tree", "teapot", "bicycle", "lighthouse")
+PLACES = ("in the snow", "on a table", "by the sea", "at night", "in a field", "under a bridge", "in fog")

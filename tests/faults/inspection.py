@@ -1,0 +1,191 @@
+"""Reads off what a fault run left in catalog, index, blobs and broker, and draws every picture again."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import asynccontextmanager
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+import torch
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from scripts.stack.stack import PORTS, Stack, variable
+from services.gpu_worker.codecs import encode_png
+from services.gpu_worker.families import Family, load_family
+from services.gpu_worker.redraw import redraw
+from shared.backends import Backends, open_backends
+from shared.catalog.tables import idempotency_keys
+from shared.errors import AfterimageError
+from shared.models import find_card
+from shared.settings import Settings
+from shared.types import Entry, Job, JobState, Plan, PlanSource, Request, from_json, to_json
+from tests.faults.cluster import INVARIANT
+from tests.faults.verdict import Answer, Left
+
+T = TypeVar("T")
+V = TypeVar("V")
+AT_ONCE = 8
+
+
+@asynccontextmanager
+async def outside(stack: Stack) -> AsyncIterator[Backends]:
+    """What the stack's services see, seen from outside."""
+    urls: Any = {port.setting: stack.environment[variable(port.setting)] for port in PORTS}
+    backends = await open_backends(Settings(**urls))
+    try:
+        yield backends
+    finally:
+        await backends.close()
+
+
+async def rest(backends: Backends, within_s: float) -> float:
+    """Waits until every job has ended and is in the cache, at most `within_s`; how long that took."""
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    while loop.time() < begun + within_s:
+        unfinished = [state for state in JobState if not state.final and await _some(backends, state)]
+        if not unfinished and not await backends.catalog.jobs.to_cache():
+            break
+        await asyncio.sleep(0.25)
+    return loop.time() - begun
+
+
+async def _some(backends: Backends, state: JobState) -> bool:
+    jobs, _ = await backends.catalog.jobs.list(tenant=None, state=state, limit=1)
+    return bool(jobs)
+
+
+async def all_jobs(backends: Backends) -> list[Job]:
+    found, after = [], ""
+    while True:
+        page, after = await backends.catalog.jobs.list(tenant=None, state=None, limit=500, after=after)
+        found += page
+        if not after:
+            return found
+
+
+async def inspect(
+    backends: Backends, catalog_url: str, model: str, answers: Mapping[str, Sequence[Answer]], redrawers: int
+) -> tuple[Left, list[Job]]:
+    """Everything that a verdict asks for, and the rows of all jobs."""
+    jobs = await all_jobs(backends)
+    drawn = [job for job in jobs if job.state is JobState.SUCCEEDED]
+    pictures = await _at_once(drawn, lambda job: _stored(backends, job))
+    whole = {job.id: picture for job, picture in zip(drawn, pictures, strict=True) if picture}
+    indexed = [entry_id async for page in backends.index.ids() for entry_id in page]
+    entries = await _entries(backends)
+    left = Left(
+        answers=answers,
+        job_of=await _job_of(catalog_url),
+        states={job.id: job.state for job in jobs},
+        pictures=whole,
+        redrawn=await _redrawn(backends, [job for job in drawn if job.id in whole], model, redrawers),
+        indexed=frozenset(indexed),
+        named={entry.id: [entry.picture_key, *(state.key for state in entry.states)] for entry in entries},
+        blobs=await _whole_blobs(backends, [entry for entry in entries if entry.id in set(indexed)]),
+        uncached=await backends.catalog.jobs.to_cache(),
+        dead_letters=len(await backends.bus.dead_letters()),
+    )
+    return left, jobs
+
+
+async def unfindable(backends: Backends) -> list[str]:
+    """Entries with states that no search finds: they cost hits, and nothing else."""
+    found: list[str] = []
+    after = ""
+    while ids := await backends.catalog.entries.live_ids(after, 1000):
+        found += await backends.index.missing(ids)
+        after = ids[-1]
+    return sorted(found)
+
+
+async def _entries(backends: Backends) -> list[Entry]:
+    found, after = [], ""
+    while True:
+        page, after = await backends.catalog.entries.page(500, after)
+        found += page
+        if not after:
+            return found
+
+
+async def _job_of(catalog_url: str) -> dict[str, str]:
+    """Every idempotency key's job: one row a key, which no client can read."""
+    engine = create_async_engine(sa.make_url(catalog_url).difference_update_query(["pool"]))
+    try:
+        async with engine.connect() as connection:
+            rows = await connection.execute(sa.select(idempotency_keys.c.key, idempotency_keys.c.job_id))
+            return {row.key: row.job_id for row in rows}
+    finally:
+        await engine.dispose()
+
+
+async def _stored(backends: Backends, job: Job) -> str:
+    """The hash of its picture; empty when that is not there, or is not what was stored."""
+    assert job.result is not None
+    return await _hash(backends, job.result.picture_key, job.result.picture_sha256)
+
+
+async def _hash(backends: Backends, key: str, sha256: str) -> str:
+    try:
+        return hashlib.sha256(await backends.blobs.get(key, sha256)).hexdigest()
+    except AfterimageError:
+        return ""
+
+
+async def _whole_blobs(backends: Backends, entries: Sequence[Entry]) -> frozenset[str]:
+    named = [(entry.picture_key, entry.picture_sha256) for entry in entries]
+    named += [(state.key, state.sha256) for entry in entries for state in entry.states]
+    hashes = await _at_once(named, lambda pair: _hash(backends, *pair))
+    return frozenset(key for (key, _), found in zip(named, hashes, strict=True) if found)
+
+
+async def _at_once(items: Iterable[T], work: Callable[[T], Awaitable[V]]) -> list[V]:
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def one(item: T) -> V:
+        async with limit:
+            return await work(item)
+
+    return await asyncio.gather(*(one(item) for item in items))
+
+
+# ---- drawing again ----
+
+
+async def _redrawn(backends: Backends, jobs: Sequence[Job], model: str, redrawers: int) -> dict[str, str]:
+    """Each alone, from its request, its recorded plan and the state that this names; empty where one is missing."""
+    loop = asyncio.get_running_loop()
+    with ProcessPoolExecutor(redrawers, get_context("spawn"), _prepare, (model,)) as pool:
+
+        async def one(job: Job) -> str:
+            plan = job.plan
+            try:
+                blob = await backends.blobs.get(plan.state_key, plan.state_sha256) if plan.state_key else None
+            except AfterimageError:
+                return ""
+            if plan.source is PlanSource.EXACT:  # the picture of the plan is a stored one
+                return hashlib.sha256(blob or b"").hexdigest()
+            return await loop.run_in_executor(pool, _draw, to_json(job.request), to_json(plan), blob)
+
+        pictures = await _at_once(jobs, one)
+    return {job.id: picture for job, picture in zip(jobs, pictures, strict=True) if picture}
+
+
+_FAMILY: list[Family] = []
+
+
+def _prepare(model: str) -> None:
+    os.nice(5)
+    torch.set_num_threads(1)
+    _FAMILY.append(load_family(find_card(model), device="cpu", batch_invariant=INVARIANT))
+
+
+def _draw(request: bytes, plan: bytes, blob: bytes | None) -> str:
+    drawn = redraw(_FAMILY[0], from_json(Request, request), from_json(Plan, plan), blob)
+    return hashlib.sha256(encode_png(drawn.pixels)).hexdigest()

@@ -1,0 +1,28 @@
+"""A gpu_worker whose steps take longer without taking the processor: FAULTS_STEP_MS more for each."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import time
+from collections.abc import Sequence
+
+from services.gpu_worker.families.unet import UNetFamily
+from services.gpu_worker.rows import Row, Stepped
+
+PAUSE = "FAULTS_STEP_MS"
+
+
+def main() -> None:
+    pause_s, step = float(os.environ[PAUSE]) / 1000, UNetFamily.step
+
+    def slowly(family: UNetFamily, rows: Sequence[Row]) -> list[Stepped]:
+        time.sleep(pause_s)  # on the engine's own thread
+        return step(family, rows)
+
+    setattr(UNetFamily, "step", slowly)  # noqa: B010 — the service's own code runs unchanged around it
+    runpy.run_module("services.gpu_worker", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Jobs through a cluster whose services and servers are killed under load: nothing is lost, nothing drawn twice.
+
+A short form by default; FAULTS=full for the whole (1,000 jobs), FAULTS_SEED=n for the same chances again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from bench.recording import machine, quantile, record
+from scripts.stack.stack import variable
+from shared.types import Job, PlanSource
+from tests.contracts.servers import folder
+from tests.faults.cluster import FULL, SHORT, STEPS, FaultStack, asked, build_models
+from tests.faults.inspection import inspect, outside, rest, unfindable
+from tests.faults.killing import Killer
+from tests.faults.load import Load
+from tests.faults.servers import all_servers
+from tests.faults.verdict import judge
+
+WHOLE = os.environ.get("FAULTS") == "full"
+FORM = FULL if WHOLE else SHORT
+
+
+async def test_services_and_servers_are_killed_under_load(
+    tmp_path_factory: pytest.TempPathFactory, say: Callable[[str], None]
+) -> None:
+    all_servers()
+    seed = int(os.environ.get("FAULTS_SEED") or random.randrange(10**6))
+    say(f"seed {seed}: {FORM.jobs} jobs, T = {STEPS}, {FORM.clients} clients, {dict(FORM.replicas)}")
+    models = build_models(tmp_path_factory.mktemp("models"))
+    on, stack = machine(), FaultStack(folder() / "faults", models, FORM)
+    await asyncio.to_thread(stack.start)
+    try:
+        load, killer, took_s = await _broken(stack, seed)
+        async with outside(stack) as backends:
+            settled_s = await rest(backends, FORM.settle_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FORM.limit_s / 3):
+                    await load.ask_again(_some_keys(load, seed), FORM.clients)
+            catalog = stack.environment[variable("catalog_url")]
+            left, jobs = await inspect(backends, catalog, str(models / "large"), load.answers, FORM.redrawers)
+            figures: dict[str, Any] = {
+                **_figures(load, killer, jobs),
+                "unfindable": len(await unfindable(backends)),
+                "load_s": round(took_s, 1),
+                "settled_s": round(settled_s, 1),
+            }
+    finally:
+        await asyncio.to_thread(stack.stop)
+    verdict = judge(left)
+    figures = {"verdict": verdict.counts(), "seed": seed, **figures}
+    for name, value in figures.items():
+        say(f"{name.replace('_', ' ')}: {value}")
+    say(str(verdict))
+    if WHOLE:
+        settings = FORM.settings() | {"services": stack.told | {"large": "tiny", "encoder": "tiny"}}
+        record("faults", figures, settings, on=on, command="FAULTS=full make faults")
+    assert verdict.clean, verdict
+    assert not killer.died, f"ended by themselves: {killer.died}"
+    assert figures["resumes"] >= FORM.least_resumes, "too few resumes from a step > 0 for the run to count"
+    assert figures["mean_concurrency"] >= 8 or not WHOLE
+
+
+async def _broken(stack: FaultStack, seed: int) -> tuple[Load, Killer, float]:
+    """The load with services killed, then with servers killed, until every job is answered."""
+    chance = random.Random(seed)
+    load = Load(stack.gateways, asked(FORM, chance), chance)
+    killer = Killer(stack, FORM, random.Random(seed + 1))
+    begun = time.monotonic()
+    running = asyncio.create_task(load.run(FORM.clients))
+    telling = asyncio.create_task(_progress(load, killer))
+    try:
+        async with asyncio.timeout(FORM.limit_s):
+            while not load.done:
+                await asyncio.sleep(0.1)
+            await killer.services(lambda: running.done() or load.done >= FORM.kills_until * FORM.jobs)
+            await killer.servers(lambda: load.done, running.done)
+            await running
+    except TimeoutError:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    finally:
+        telling.cancel()
+    took_s = time.monotonic() - begun
+    await killer.all_back()
+    return load, killer, took_s
+
+
+async def _progress(load: Load, killer: Killer) -> None:
+    """One line that is written anew, where the output is shown."""
+    begun = time.monotonic()
+    sys.stderr.write("\n")
+    while True:
+        away = ", ".join(killer.away) or "nobody"
+        sys.stderr.write(
+            f"\r{time.monotonic() - begun:5.0f} s  {load.done}/{len(load.requests)} jobs  {load.in_flight} in flight  "
+            f"{len(killer.killed)} kills  away: {away}\x1b[K"
+        )
+        sys.stderr.flush()
+        await asyncio.sleep(1.0)
+
+
+def _some_keys(load: Load, seed: int) -> list[str]:
+    keys = sorted(load.answers)
+    return random.Random(seed + 2).sample(keys, min(FORM.asked_again, len(keys)))
+
+
+def _figures(load: Load, killer: Killer, jobs: Sequence[Job]) -> dict[str, Any]:
+    return {
+        "jobs": len(jobs),
+        "kills": len(killer.killed),
+        "killed": killer.kinds,
+        "servers_away_s": killer.restarted_s,
+        "ended_by_themselves": killer.died,
+        "redeliveries": sum(max(job.attempt - 1, 0) for job in jobs),
+        "crashes_counted": sum(job.crashes for job in jobs),
+        "failures_counted": sum(job.failures for job in jobs),
+        "most_attempts": max((job.attempt for job in jobs), default=0),
+        "resumes": sum(_resumed(job) for job in jobs),
+        "mean_concurrency": round(load.mean_concurrency, 1),
+        "sources": dict(Counter(str(job.plan.source) for job in jobs)),
+        "start_steps": dict(sorted(Counter(job.plan.start_step for job in jobs).items())),
+        "degraded": sum(bool(job.plan.degraded) for job in jobs),
+        "clients_saw": dict(load.errors),
+        "broken_off": load.broken_off,
+        "waited_p50_p99_max_s": [round(quantile(load.waited_s, share), 2) for share in (0.5, 0.99, 1.0)],
+    }
+
+
+def _resumed(job: Job) -> bool:
+    """Whether the attempt that finished it went on from a checkpoint: it ran fewer steps than its plan has."""
+    if job.result is None or job.plan.source is PlanSource.EXACT:
+        return False
+    return job.result.steps_run < job.request.steps - job.plan.start_step
