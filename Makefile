@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 export PATH := $(CURDIR)/out/servers:$(PATH)
-.PHONY: help install dev demo up stack-up stack-status stack-down test check format protos lock bench judge clean
+.PHONY: help install dev demo up stack-up stack-status stack-down test test-compose check format protos lock bench faults judge clean
 
 help:            ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -31,6 +31,9 @@ stack-down:      ## drain and stop it; its data stays in out/stack
 test: dev        ## install what tests need and run them all
 	@$(PY) -m pytest
 
+test-compose: dev ## build the images, bring the Docker stack up and break it; needs a Docker engine, leaves nothing running
+	@AFTERIMAGE_TEST_COMPOSE=1 $(PY) -m pytest tests/compose
+
 check: dev       ## formatting, lint, types, import arrows, contracts, generated code
 	@./scripts/check.sh
 
@@ -45,6 +48,9 @@ lock: dev        ## write constraints.txt anew
 
 bench: dev       ## measure every figure of bench/README.md on this machine
 	@$(PY) -m bench
+
+faults: dev      ## kill services and servers under load, cut networks (FAULTS=full: 1,000 jobs, about 20 minutes)
+	@$(PY) -m pytest tests/faults -s -q
 
 judge: dev       ## score the bundled models on held-out prompts; writes out/judge/summary.json
 	@$(PY) -m services.trainer judge real round-trip clip large small
