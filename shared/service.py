@@ -167,26 +167,68 @@ def _bind(server: grpc.aio.Server, address: str, setting: str) -> int:
         raise ConfigurationError(f"{setting}: cannot listen on {address}; is something else there?") from error
 
 
+class _Ending:
+    """SIGTERM and SIGINT: once a process serves it drains; while it starts, the start is given up."""
+
+    def __init__(self, starting: asyncio.Task[Any] | None) -> None:
+        self._starting = starting
+        self._stopping: asyncio.Event | None = None
+        self.early = 0
+        """The signal that came before the process served."""
+
+    def listen(self) -> None:
+        # also where nothing else would end it: the kernel keeps signals that nobody handles from a container's first
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._asked, number)
+
+    def serving(self, stopping: asyncio.Event) -> None:
+        self._stopping = stopping
+
+    def _asked(self, number: int) -> None:
+        if self._stopping is not None:
+            self._stopping.set()
+        elif not self.early and self._starting is not None:
+            self.early = number
+            self._starting.cancel()
+
+
 async def serve(
     services: Sequence[Service], settings: Settings, *, on_ready: Callable[[Running], None] | None = None
 ) -> None:
-    """Runs until SIGTERM or SIGINT, then drains; `on_ready` hears when it serves (else the log does)."""
-    async with running(services, settings) as process:
-        gc.collect()
-        gc.freeze()  # half a million objects of the libraries, through which a full collection goes for 250 ms
-        with telemetry.serving_metrics(settings.metrics_listen):
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, process.stopping.set)
-            if on_ready is not None:
-                on_ready(process)
-            else:
-                names = ", ".join(service.name for service in services)
-                telemetry.log("afterimage").info(
-                    "ready", address=process.address, metrics=settings.metrics_listen or "off", services=names
-                )
-            await process.stopping.wait()
-            telemetry.log("afterimage").info("draining")
+    """Runs until SIGTERM or SIGINT, then drains; `on_ready` hears when it serves (else the log does). When the signal
+    comes before that, what has started is ended and SystemExit raised, with 128 + the signal's number."""
+    ending = _Ending(asyncio.current_task())
+    ending.listen()
+    try:
+        async with running(services, settings) as process:
+            await _until_stopped(process, services, settings, ending, on_ready)
+    except asyncio.CancelledError:
+        if not ending.early:
+            raise
+        telemetry.log("afterimage").info("ended while starting", signal=signal.Signals(ending.early).name)
+        raise SystemExit(128 + ending.early) from None
+
+
+async def _until_stopped(
+    process: Running,
+    services: Sequence[Service],
+    settings: Settings,
+    ending: _Ending,
+    on_ready: Callable[[Running], None] | None,
+) -> None:
+    gc.collect()
+    gc.freeze()  # half a million objects of the libraries, through which a full collection goes for 250 ms
+    with telemetry.serving_metrics(settings.metrics_listen):
+        ending.serving(process.stopping)
+        if on_ready is not None:
+            on_ready(process)
+        else:
+            names = ", ".join(service.name for service in services)
+            telemetry.log("afterimage").info(
+                "ready", address=process.address, metrics=settings.metrics_listen or "off", services=names
+            )
+        await process.stopping.wait()
+        telemetry.log("afterimage").info("draining")
 
 
 def main(service: type[Service]) -> None:

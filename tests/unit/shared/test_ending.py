@@ -1,0 +1,65 @@
+"""A process that is told to end while it still starts does so at once, and takes back what it had begun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import asyncio
+from shared.service import main, serve
+
+class First:
+    name = "first"
+    ports = frozenset()
+    async def start(self, context): pass
+    def register(self, server): return None
+    async def drain(self): print("drained", flush=True)
+    async def stop(self): print("stopped", flush=True)
+
+class Second(First):
+    name = "second"
+    async def start(self, context):
+        print("starting", flush=True)
+        await asyncio.sleep(60)
+
+import shared.service
+shared.service.serve = lambda services, settings: serve([Second(), First()], settings)
+main(Second)
+"""
+SERVERS = {
+    "AFTERIMAGE_BUS_URL": "amqp://nobody@127.0.0.1:9/",
+    "AFTERIMAGE_INDEX_URL": "weaviate://127.0.0.1:9",
+    "AFTERIMAGE_CATALOG_URL": "postgresql+asyncpg://nobody@127.0.0.1:9/none",
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_end_while_it_starts_it_ends_what_had_started(number: signal.Signals, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = {**os.environ, **SERVERS, "TMPDIR": str(scratch), "AFTERIMAGE_LISTEN": "127.0.0.1:0"}
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        env={**environment, "AFTERIMAGE_DATA_DIR": str(tmp_path / "data")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert program.stdout is not None
+    while "starting" not in (line := program.stdout.readline()):
+        assert line, "it never came as far as that"
+    told_at = time.monotonic()
+    program.send_signal(number)
+    said, _ = program.communicate(timeout=30)
+    assert time.monotonic() - told_at < 20.0
+    assert program.returncode == 128 + number, said
+    assert "Traceback" not in said
+    assert ["drained" in said, "stopped" in said, "ended while starting" in said] == [True] * 3
+    assert list(scratch.iterdir()) == []
