@@ -41,6 +41,7 @@ from shared.errors import InvalidRequestError
 from shared.rpc import channel_options
 
 grpc_gevent.init_gevent()  # without it a waiting call would hold every other user
+gevent.get_hub().threadpool.maxsize = 1000  # each waiting call holds a thread of it; with 10 the rest would queue here
 
 TIMEOUT_S = 300.0
 REFUSED = "RESOURCE_EXHAUSTED"
@@ -97,12 +98,19 @@ class Asking(User):
             gevent.sleep(outcome.again_s)
 
     def _once(self, message: Any, key: str, due: float | None) -> Outcome:
-        start, metadata = time.monotonic(), ((IDEMPOTENCY_KEY, key),)
+        start, metadata, outcome = time.monotonic(), ((IDEMPOTENCY_KEY, key),), UNANSWERED
         try:
             outcome = answered(self.gateway.Generate(message, timeout=TIMEOUT_S, metadata=metadata))
         except grpc.RpcError as error:
             outcome = failed(error, self.lot)
-        seconds = time.monotonic() - start
+        finally:
+            seconds = time.monotonic() - start
+            if self.options.record is not None:
+                late_s = 0.0 if due is None else start - due
+                RECORDED.append(
+                    {"key": key, "at": start, "seconds": seconds, "late_s": late_s,
+                     "kind": outcome.kind, "name": outcome.name, "delay_s": outcome.delay_s}
+                )  # fmt: skip
         self.environment.events.request.fire(
             request_type=outcome.kind,
             name=outcome.name,
@@ -110,15 +118,11 @@ class Asking(User):
             response_length=outcome.picture_bytes,
             exception=None if outcome.drawn else CallFailedError(outcome.name),
         )
-        if self.options.record is not None:
-            late_s = 0.0 if due is None else start - due
-            RECORDED.append(
-                {"key": key, "at": start, "seconds": seconds, "late_s": late_s,
-                 "kind": outcome.kind, "name": outcome.name, "delay_s": outcome.delay_s}
-            )  # fmt: skip
         return outcome
 
 
+UNANSWERED = Outcome("unanswered", "unanswered")
+"""What is recorded of a call that the end of the run cut off."""
 RECORDED: list[dict[str, Any]] = []
 """Every call of this run, on the monotonic clock."""
 

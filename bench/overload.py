@@ -1,0 +1,288 @@
+"""How many pictures a second a full service still draws: its capacity first, then 1, 2 and 3 times that is offered.
+
+    python -m bench.overload                      (cluster and one process, 9 minutes)
+    python -m bench.overload --modes embedded --large bundled:small
+
+Locust drives both: a closed loop of users who ask again at once finds the capacity, then an open loop offers Poisson
+arrivals (load/arrivals.py) whatever became of those before; who is refused goes away. Every round measures all of it,
+so that a machine that is busy with something else is so for each. Goodput counts the pictures that arrived within a
+level's window, after the queue had time to fill. The denoiser waits a known time a step and size and needs no
+processor, as one on a GPU; `--large` draws with a real one, on the cores that refuse. The cache is off, so every
+picture costs the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from bench.processes import ROOT, cpu_of, cpu_seconds, scratch, servers_on_path, spent
+from bench.quiet import quiet
+from bench.recording import RESULTS, machine, quantile, record, table
+from scripts.stack.servers import HOST, Server, free_port
+from scripts.stack.stack import Stack, missing, serving
+
+GOAL = 0.9
+"""Goodput at three times the capacity, of its peak."""
+REFUSED = "RESOURCE_EXHAUSTED"
+CLOSED = 0.0
+"""Stands for the closed loop among the multiples."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A running service: where it is, and processor seconds of its processes so far."""
+
+    host: str
+    cpu: Callable[[], dict[str, float]]
+
+
+@contextlib.contextmanager
+def embedded(settings: dict[str, Any], folder: Path) -> Iterator[Target]:
+    """Everything in one process."""
+    address = f"{HOST}:{free_port()}"
+    given = {"listen": address, "data_dir": folder / "data", "metrics_listen": "", **settings}
+    server = Server(
+        name="afterimage",
+        url=address,
+        folder=folder,
+        command=[sys.executable, "-m", "services", "up"],
+        ready=lambda: serving(address),
+        environment={f"AFTERIMAGE_{name.upper()}": str(value) for name, value in given.items()}
+        | {"PYTHONPATH": str(ROOT)},
+        start_timeout_s=300.0,
+    ).start()
+    try:
+        yield Target(address, lambda: cpu_seconds({"one process": server.pid}))
+    finally:
+        server.stop(60.0)
+
+
+@contextlib.contextmanager
+def cluster(settings: dict[str, Any], folder: Path) -> Iterator[Target]:
+    """Two gateways and one worker, each service its own process, over real servers."""
+    with Stack(folder, replicas={"gateway": 2}, settings=settings) as stack:
+        yield Target(",".join(stack.gateways), lambda: cpu_of(stack))
+
+
+MODES = {"embedded": embedded, "cluster": cluster}
+
+
+def locust(target: Target, folder: Path, duration_s: float, options: Sequence[str]) -> list[dict[str, Any]]:
+    """Every call of one headless run."""
+    calls = folder / "calls.jsonl"
+    calls.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "locust", "-f", "load/locustfile.py", "--headless", "--host", target.host]
+    kept = ["--only-summary", "-t", f"{round(duration_s)}s", "--record", str(calls)]
+    done = subprocess.run([*command, *kept, *options], cwd=ROOT, capture_output=True, text=True, check=False)
+    if not calls.exists():
+        raise RuntimeError(f"locust recorded nothing:\n{done.stderr[-2000:]}")
+    return [json.loads(line) for line in calls.read_text().splitlines()]
+
+
+def level(calls: Sequence[dict[str, Any]], warm_s: float, window_s: float) -> dict[str, Any]:
+    """What the calls of one run came to, within the window that begins `warm_s` after the first of them."""
+    begin = min(call["at"] for call in calls) + warm_s
+    asked = [call for call in calls if begin <= call["at"] < begin + window_s]
+    ended = [call for call in calls if begin <= call["at"] + call["seconds"] < begin + window_s]
+    drawn = [call for call in ended if call["kind"] in ("hit", "miss", "exact")]
+    refused = [call for call in ended if call["name"] == REFUSED]
+    others = {call["name"] for call in ended if call["kind"] == "failed"} - {REFUSED}
+    return {
+        "asked_per_s": len(asked) / window_s,
+        "goodput_per_s": len(drawn) / window_s,
+        "refused_per_s": len(refused) / window_s,
+        "other_failures": {name: sum(call["name"] == name for call in ended) for name in sorted(others)},
+        "picture_p50_s": quantile([call["seconds"] for call in drawn], 0.5),
+        "picture_p99_s": quantile([call["seconds"] for call in drawn], 0.99),
+        "refusal_p50_ms": quantile([call["seconds"] * 1000 for call in refused], 0.5),
+        "refusal_p99_ms": quantile([call["seconds"] * 1000 for call in refused], 0.99),
+        "refused_without_a_delay": sum(not call["delay_s"] for call in refused),
+        "delay_p50_s": quantile([call["delay_s"] for call in refused if call["delay_s"]], 0.5),
+        "asked_late_p99_ms": quantile([call["late_s"] * 1000 for call in asked], 0.99),
+    }
+
+
+def measured(target: Target, folder: Path, options: argparse.Namespace, multiple: float, rate: float) -> dict[str, Any]:
+    """One level: `multiple` 0 is the closed loop, else `rate` requests a second are offered."""
+    if multiple == CLOSED:
+        how = ["-u", str(options.users), "-r", str(options.users), "--speed", "1e6"]
+    else:
+        how = ["--arrivals", f"poisson:{rate:.4f}", "--seed", str(options.seed)]
+    how += ["--cache", "off", "--steps", str(options.steps)]
+    begun, before, mine = time.monotonic(), target.cpu(), _children_s()
+    calls = locust(target, folder, options.warm_s + options.window_s + 1.0, how)
+    found = level(calls, options.warm_s, options.window_s)
+    cpu = {**spent(before, target.cpu()), "locust": _children_s() - mine}
+    seconds = time.monotonic() - begun
+    return {"multiple": multiple, **found, "cores": {name: used / seconds for name, used in cpu.items()}}
+
+
+def _children_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def rounds_of(target: Target, folder: Path, options: argparse.Namespace) -> list[list[dict[str, Any]]]:
+    rounds = []
+    for number in range(options.rounds):
+        closed = measured(target, folder, options, CLOSED, 0.0)
+        capacity = closed["goodput_per_s"]
+        print(f"round {number + 1}: capacity {capacity:.2f} pictures a second", flush=True)
+        levels = [closed]
+        for multiple in options.multiples:
+            levels.append(measured(target, folder, options, multiple, multiple * capacity))
+            print(f"  offered {multiple:g}×: {levels[-1]['goodput_per_s']:.2f}", flush=True)
+        rounds.append(levels)
+    return rounds
+
+
+def summary(rounds: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
+    """Means over the rounds by level, and goodput of the peak among the means; `of_peak` is the worst from 1× on."""
+    levels = []
+    for same in zip(*rounds, strict=True):
+        number = {
+            key: fmean(one[key] for one in same)
+            for key, value in same[0].items()
+            if isinstance(value, float) and key != "multiple"
+        }
+        failures = {name for one in same for name in one["other_failures"]}
+        levels.append(
+            number
+            | {
+                "multiple": same[0]["multiple"],
+                "refused_without_a_delay": sum(one["refused_without_a_delay"] for one in same),
+                "other_failures": {name: sum(one["other_failures"].get(name, 0) for one in same) for name in failures},
+                "goodput_by_round": [one["goodput_per_s"] for one in same],
+                "cores": {name: fmean(one["cores"].get(name, 0.0) for one in same) for name in same[0]["cores"]},
+            }
+        )
+    peak = max(one["goodput_per_s"] for one in levels)
+    for one in levels:
+        one["of_peak"] = one["goodput_per_s"] / peak
+    full = [one["of_peak"] for one in levels if one["multiple"] >= 1]
+    by_round = [
+        min(one["goodput_per_s"] for one in same if one["multiple"] >= 1) / max(one["goodput_per_s"] for one in same)
+        for same in rounds
+    ]
+    worst = min(full)
+    return {
+        "levels": levels,
+        "peak_per_s": peak,
+        "worst_of_peak": worst,
+        "worst_of_peak_by_round": by_round,
+        "median_of_rounds": median(by_round),
+        "goal": GOAL,
+        "met": worst >= GOAL,
+    }
+
+
+def report(mode: str, found: dict[str, Any]) -> str:
+    rows = [
+        [
+            "closed loop" if one["multiple"] == CLOSED else f"{one['multiple']:g}×",
+            *(one[key] for key in ("asked_per_s", "goodput_per_s")),
+            f"{one['of_peak']:.0%}",
+            *(one[key] for key in ("refused_per_s", "picture_p50_s", "picture_p99_s")),
+            f"{one['refusal_p50_ms']:.1f} / {one['refusal_p99_ms']:.0f}",
+            one["delay_p50_s"],
+            f"{sum(used for name, used in one['cores'].items() if name != 'locust'):.2f}",
+        ]
+        for one in found["levels"]
+    ]
+    heads = ["offered", "asked /s", "pictures /s", "of the peak", "refused /s", "picture p50 s", "p99 s",
+             "refusal p50 / p99 ms", "its delay s", "cores"]  # fmt: skip
+    worst = f"worst from 1× on: {found['worst_of_peak']:.1%} of the peak; goal {GOAL:.0%}: "
+    failed = [name for one in found["levels"] for name in one["other_failures"]]
+    return f"\n{mode}\n\n{table(heads, rows)}\n\n{worst}{'met' if found['met'] else 'missed'}" + (
+        f"; other failures: {', '.join(sorted(set(failed)))}" if failed else ""
+    )
+
+
+def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
+    """Goodput against offered load, both in capacities; nothing where matplotlib is not installed."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        print("no plot: matplotlib is not installed")
+        return
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.4, 4.0), layout="constrained")
+    for mode, one in found.items():
+        open_loop = [each for each in one["levels"] if each["multiple"] != CLOSED]
+        capacity = one["levels"][0]["goodput_per_s"]
+        (line,) = axes.plot(
+            [each["asked_per_s"] / capacity for each in open_loop],
+            [each["goodput_per_s"] / one["peak_per_s"] for each in open_loop],
+            marker="o",
+            label=f"{mode}: peak {one['peak_per_s']:.1f} pictures a second",
+        )
+        for each in open_loop:
+            rounds = [value / one["peak_per_s"] for value in each["goodput_by_round"]]
+            axes.plot([each["asked_per_s"] / capacity] * len(rounds), rounds, ".", color=line.get_color(), alpha=0.5)
+    axes.axhline(GOAL, color="grey", linestyle=":", label="goal")
+    axes.set(xlabel="offered load, in capacities", ylabel="goodput, of its peak", ylim=(0, 1.1), xlim=(0, None))
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    print(f"wrote {path}")
+
+
+def measure(options: argparse.Namespace) -> None:
+    on = machine()
+    large = options.large or f"noop:?step_ms={options.step_ms:g}"
+    settings = {"large": large, "max_rows": options.max_rows, "max_queued": options.max_queued, "log_level": "error"}
+    found: dict[str, Any] = {}
+    for mode in options.modes:
+        with scratch() as folder, MODES[mode](settings, folder) as target:
+            rounds = rounds_of(target, folder, options)
+        found[mode] = {**summary(rounds), "rounds": rounds}
+        print(report(f"{mode}, {large}", found[mode]), flush=True)
+    kept = {key: str(value) for key, value in vars(options).items() if key != "out"} | {"large": large}
+    after = {"load_1min_after": round(os.getloadavg()[0], 2)}
+    print(f"load {on['load_1min']} before, {after['load_1min_after']} after")
+    record("overload", found, kept, on={**on, **after}, folder=options.out)
+    plot(found, options.out / "overload.png")
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=["cluster", "embedded"])
+    parser.add_argument("--multiples", nargs="+", type=float, default=[0.5, 1.0, 2.0, 3.0], help="of the capacity")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--warm-s", type=float, default=8.0, help="of every level, before it counts")
+    parser.add_argument("--window-s", type=float, default=20.0, help="of every level, that counts")
+    parser.add_argument("--users", type=int, default=24, help="of the closed loop; more than ride at a time")
+    parser.add_argument("--step-ms", type=float, default=8.0, help="what a step of the waiting denoiser takes")
+    parser.add_argument("--large", default="", help="a real model instead: bundled:NAME, a folder or a hub id")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--max-rows", type=int, default=8)
+    parser.add_argument("--max-queued", type=int, default=32)
+    parser.add_argument("--seed", type=int, default=1, help="of the arrivals")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args(given)
+    servers_on_path()
+    if "cluster" in options.modes and (said := missing({})):
+        print("overload: without the cluster; " + "; ".join(said))
+        options.modes = [mode for mode in options.modes if mode != "cluster"]
+    if options.users >= options.max_rows + options.max_queued:
+        parser.error("--users: fewer than --max-rows and --max-queued together, so that none is refused")
+    quiet()
+    measure(options)
+
+
+if __name__ == "__main__":
+    main()
