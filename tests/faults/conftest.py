@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import pytest
 
-_SAID = pytest.StashKey[list[str]]()
+
+@dataclass
+class Said:
+    """Lines for the end of the session."""
+
+    lines: list[str] = field(default_factory=list)
+    last: str = ""
+
+    def __call__(self, line: str) -> None:
+        self.lines.append(line)
+
+
+_SAID = pytest.StashKey[Said]()
 
 
 @pytest.fixture(scope="session")
-def say(pytestconfig: pytest.Config) -> Callable[[str], None]:
-    """A line for the end of the session."""
-    return pytestconfig.stash.setdefault(_SAID, []).append
+def say(pytestconfig: pytest.Config) -> Said:
+    return pytestconfig.stash.setdefault(_SAID, Said())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if lines := config.stash.get(_SAID, []):
+    said = config.stash.get(_SAID, Said())
+    if said.lines:
         terminalreporter.section("faults")
-        for line in lines:
-            terminalreporter.write_line(line)
+    for line in filter(None, (*said.lines, said.last)):
+        terminalreporter.write_line(line)

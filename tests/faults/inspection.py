@@ -71,13 +71,22 @@ async def all_jobs(backends: Backends) -> list[Job]:
 
 
 async def inspect(
-    backends: Backends, catalog_url: str, model: str, answers: Mapping[str, Sequence[Answer]], redrawers: int
+    backends: Backends,
+    catalog_url: str,
+    model: str,
+    answers: Mapping[str, Sequence[Answer]],
+    *,
+    redrawers: int = 1,
+    interrupted_only: bool = False,
 ) -> tuple[Left, list[Job]]:
-    """Everything that a verdict asks for, and the rows of all jobs."""
+    """Everything that a verdict asks for, and the rows of all jobs. `interrupted_only`: jobs of a single attempt are
+    not drawn again, but taken for what they are."""
     jobs = await all_jobs(backends)
     drawn = [job for job in jobs if job.state is JobState.SUCCEEDED]
     pictures = await _at_once(drawn, lambda job: _stored(backends, job))
     whole = {job.id: picture for job, picture in zip(drawn, pictures, strict=True) if picture}
+    trusted = {job.id for job in drawn if interrupted_only and job.attempt <= 1}
+    to_redraw = [job for job in drawn if job.id in whole.keys() - trusted]
     indexed = [entry_id async for page in backends.index.ids() for entry_id in page]
     entries = await _entries(backends)
     left = Left(
@@ -85,7 +94,8 @@ async def inspect(
         job_of=await _job_of(catalog_url),
         states={job.id: job.state for job in jobs},
         pictures=whole,
-        redrawn=await _redrawn(backends, [job for job in drawn if job.id in whole], model, redrawers),
+        redrawn={job_id: whole[job_id] for job_id in trusted & whole.keys()}
+        | await _redrawn(backends, to_redraw, model, redrawers),
         indexed=frozenset(indexed),
         named={entry.id: [entry.picture_key, *(state.key for state in entry.states)] for entry in entries},
         blobs=await _whole_blobs(backends, [entry for entry in entries if entry.id in set(indexed)]),

@@ -11,7 +11,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +22,7 @@ from scripts.stack.stack import variable
 from shared.types import Job, PlanSource
 from tests.contracts.servers import folder
 from tests.faults.cluster import FULL, SHORT, STEPS, FaultStack, asked, build_models
+from tests.faults.conftest import Said
 from tests.faults.inspection import inspect, outside, rest, unfindable
 from tests.faults.killing import Killer
 from tests.faults.load import Load
@@ -32,9 +33,7 @@ WHOLE = os.environ.get("FAULTS") == "full"
 FORM = FULL if WHOLE else SHORT
 
 
-async def test_services_and_servers_are_killed_under_load(
-    tmp_path_factory: pytest.TempPathFactory, say: Callable[[str], None]
-) -> None:
+async def test_services_and_servers_are_killed_under_load(tmp_path_factory: pytest.TempPathFactory, say: Said) -> None:
     all_servers()
     seed = int(os.environ.get("FAULTS_SEED") or random.randrange(10**6))
     say(f"seed {seed}: {FORM.jobs} jobs, T = {STEPS}, {FORM.clients} clients, {dict(FORM.replicas)}")
@@ -49,7 +48,7 @@ async def test_services_and_servers_are_killed_under_load(
                 async with asyncio.timeout(FORM.limit_s / 3):
                     await load.ask_again(_some_keys(load, seed), FORM.clients)
             catalog = stack.environment[variable("catalog_url")]
-            left, jobs = await inspect(backends, catalog, str(models / "large"), load.answers, FORM.redrawers)
+            left, jobs = await inspect(backends, catalog, str(models / "large"), load.answers, redrawers=FORM.redrawers)
             figures: dict[str, Any] = {
                 **_figures(load, killer, jobs),
                 "unfindable": len(await unfindable(backends)),
@@ -62,7 +61,7 @@ async def test_services_and_servers_are_killed_under_load(
     figures = {"verdict": verdict.counts(), "seed": seed, **figures}
     for name, value in figures.items():
         say(f"{name.replace('_', ' ')}: {value}")
-    say(str(verdict))
+    say.last = str(verdict)
     if WHOLE:
         settings = FORM.settings() | {"services": stack.told | {"large": "tiny", "encoder": "tiny"}}
         record("faults", figures, settings, on=on, command="FAULTS=full make faults")

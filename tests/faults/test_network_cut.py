@@ -1,0 +1,162 @@
+"""A worker cut off from the broker, a gateway from the catalog: nobody is told, and all is well afterwards.
+
+Six seconds by default, half a minute with FAULTS=full, in which heartbeats fail and timeouts run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.stack.stack import variable
+from shared.backends import Backends
+from shared.client import AsyncClient
+from shared.errors import AfterimageError
+from shared.types import JobState
+from tests.contracts.servers import folder
+from tests.faults.cluster import SHORT, FaultStack, asked, build_models
+from tests.faults.conftest import Said
+from tests.faults.inspection import inspect, outside, rest
+from tests.faults.load import Load
+from tests.faults.network import Apart, apart
+from tests.faults.servers import all_servers
+from tests.faults.verdict import judge
+
+CUT_S = 30.0 if os.environ.get("FAULTS") == "full" else 6.0
+CLIENTS = 6
+WELL_S = 120.0
+"""How long it may take until the one that was cut off works again."""
+FORM = replace(SHORT, jobs=5000, step_ms=60.0, replicas={"gateway": 2, "gpu_worker": 2})
+WORKER, GATEWAY = "gpu_worker-1", "gateway-1"
+
+
+class CutStack(FaultStack):
+    """One worker and one gateway each in a namespace of its own; the broker and the catalog at the links' ends."""
+
+    def __init__(self, models: Path, worker: Apart, gateway: Apart) -> None:
+        super().__init__(folder() / "cut", models, FORM)
+        self.apart = {WORKER: worker, GATEWAY: gateway}
+        self._hosts = {"rabbitmq": worker.far, "postgresql": gateway.far}
+        self._hosts |= {name: link.inside for name, link in self.apart.items()}
+
+    def host(self, name: str) -> str:
+        return self._hosts.get(name, self.apart[GATEWAY].outside)
+
+    def command(self, name: str) -> list[str]:
+        command = super().command(name)
+        return self.apart[name].command(command) if name in self.apart else command
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutStack]:
+    all_servers()
+    with ExitStack() as opened:
+        worker, gateway = (opened.enter_context(apart(number)) for number in range(2))
+        models = build_models(tmp_path_factory.mktemp("models"))
+        made = CutStack(models, worker, gateway)
+        opened.enter_context(made)
+        yield made
+
+
+@pytest.fixture
+async def backends(stack: CutStack) -> AsyncIterator[Backends]:
+    async with outside(stack) as opened:
+        yield opened
+
+
+async def test_a_worker_cut_off_from_the_broker(stack: CutStack, backends: Backends, say: Said) -> None:
+    async def draws_again() -> bool:
+        mine = f"-{stack.processes[WORKER].pid}"
+        running, _ = await backends.catalog.jobs.list(tenant=None, state=JobState.RUNNING, limit=50)
+        return any(job.worker.endswith(mine) and job.id > newest.id for job in running)
+
+    async with _Cut(stack, WORKER) as cut:
+        (newest,), _ = await backends.catalog.jobs.list(tenant=None, state=None, limit=1)
+        await cut.well(draws_again)
+    say(f"worker ↔ broker cut for {CUT_S:g} s: {cut}")
+    assert not cut.errors  # the other worker draws, and what was begun is told by its row
+    await _all_is_well(stack, backends, cut.load)
+
+
+async def test_a_gateway_cut_off_from_the_catalog(stack: CutStack, backends: Backends, say: Said) -> None:
+    async def answers_again() -> bool:
+        try:
+            async with AsyncClient(stack.address(GATEWAY), retry_s=0.0) as client:
+                return bool((await client.generate("after the cut", timeout_s=10.0, **TINY)).png)
+        except AfterimageError:
+            return False
+
+    async with _Cut(stack, GATEWAY) as cut:
+        await cut.well(answers_again)
+    say(f"gateway ↔ catalog cut for {CUT_S:g} s: {cut}")
+    await _all_is_well(stack, backends, cut.load)
+
+
+TINY: dict[str, Any] = {"steps": 5, "width": 32, "height": 32}
+
+
+class _Cut:
+    """Clients ask all the while; entered when the link is mended."""
+
+    def __init__(self, stack: CutStack, name: str) -> None:
+        chance = random.Random(name)
+        self.load = Load(stack.gateways, asked(FORM, chance, name), chance)
+        self._link = stack.apart[name]
+        self.answered = 0
+        self.well_s = 0.0
+
+    @property
+    def errors(self) -> dict[str, int]:
+        return dict(self.load.errors)
+
+    async def __aenter__(self) -> _Cut:
+        self._running = asyncio.create_task(self.load.run(CLIENTS))
+        await self._until(2 * CLIENTS)
+        before = self.load.done
+        self._link.cut()
+        try:
+            await asyncio.sleep(CUT_S)
+        finally:
+            self._link.mend()
+        self._mended = time.monotonic()
+        self.answered = self.load.done - before
+        return self
+
+    async def _until(self, done: int) -> None:
+        async with asyncio.timeout(WELL_S):
+            while self.load.done < done:
+                await asyncio.sleep(0.1)
+
+    async def well(self, check: Callable[[], Awaitable[bool]]) -> None:
+        """Waits until the one that was cut off does its work again."""
+        async with asyncio.timeout(WELL_S):
+            while not await check():
+                await asyncio.sleep(0.1)
+        self.well_s = time.monotonic() - self._mended
+
+    async def __aexit__(self, *_: object) -> None:
+        self.load.enough()
+        async with asyncio.timeout(WELL_S):
+            await self._running
+
+    def __str__(self) -> str:
+        return (
+            f"{self.answered} pictures meanwhile, clients saw {self.errors or 'no error'}, waited at most "
+            f"{max(self.load.waited_s):.1f} s; it worked again {self.well_s:.1f} s after"
+        )
+
+
+async def _all_is_well(stack: CutStack, backends: Backends, load: Load) -> None:
+    await rest(backends, WELL_S)
+    model, catalog = (stack.environment[variable(setting)] for setting in ("large", "catalog_url"))
+    left, _ = await inspect(backends, catalog, model, load.answers, interrupted_only=True)
+    assert judge(left).clean, judge(left)
