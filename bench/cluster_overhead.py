@@ -1,0 +1,320 @@
+"""What a hit costs beyond computing in the cluster mode, against its own calls made alone, and how many a second go.
+
+    python -m bench.cluster_overhead              (3 minutes)
+
+A private stack: PostgreSQL, RabbitMQ, an S3 server and Weaviate, each service its own process. In turns, so that a
+busy machine is busy for both: the path's own calls one at a time (bench/path_floors.py), then requests of the session
+trace at 10 a second (Poisson, T = 50, 64×64) with a denoiser that waits 1 ms a step. Overhead is what the client waits,
+less the steps, the prompt's encoding, the decoding and the encoder's forward, each timed where it runs. Last, as many
+clients as the stack has rows and more ask without a pause: the rate that two cores sustain, and who spends them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from bench.path_floors import CALLS, COUNTED, Floors
+from bench.processes import Counted, counted, cpu_of, grown, scratch, servers_on_path, spent
+from bench.quiet import quiet
+from bench.recording import RESULTS, machine, quantile, record, table
+from bench.replay import stages
+from load.arrivals import poisson
+from load.sessions import MAIN_SIZE, read_trace
+from scripts.stack.stack import PORTS, Stack, missing, variable
+from shared.backends import Backends, open_backends
+from shared.client import AsyncClient, Picture
+from shared.errors import AfterimageError
+from shared.loop import run as run_on_loop
+from shared.settings import Settings
+from shared.types import PlanSource
+
+GOAL_P50, GOAL_P99 = 1.5, 6.0
+"""Overhead of a hit, in sums of its path's floors."""
+CALLED = ("embedder", "match_predictor", "retriever")
+PARTS = (
+    ("embed_s", "embedding: call and batching around the encoder"),
+    ("predict_s", "match predictor"),
+    ("plan_s", "retriever: index search, plan"),
+    ("accept_s", "job row committed, task confirmed, announced"),
+    ("queue_s", "claim, and wait for the engine (beyond that)"),
+    ("fetch_s", "fetch the state"),
+    ("between", "between the steps: decide, fold, previews, captures"),
+    ("store_s", "PNG, picture and states stored"),
+    ("rest", "finish committed, fact heard, row and picture read, the call itself"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One answered request: what its client waited, and what of that was computing."""
+
+    source: PlanSource
+    total_s: float
+    computing_s: float
+    parts: dict[str, float]
+
+    @property
+    def overhead_s(self) -> float:
+        return self.total_s - self.computing_s
+
+
+def sample(picture: Picture, total_s: float, step_s: float, forward_s: float) -> Sample:
+    """`step_s`, `forward_s`: mean seconds of a step and of an encoder's forward meanwhile, where they ran."""
+    timings = stages(picture)
+    steps_s = picture.steps_run * step_s
+    parts = {name: timings[name] for name, _ in PARTS if name in timings}
+    parts["embed_s"] -= forward_s
+    # a job queues from the moment its row is made, which the rest of accepting it overlaps
+    parts["queue_s"] = max(parts["queue_s"] - parts["accept_s"], 0.0)
+    parts["between"] = timings["denoise_s"] - steps_s
+    computing_s = steps_s + forward_s + timings["encode_s"] + timings["decode_s"]
+    parts["rest"] = total_s - computing_s - sum(parts.values())
+    return Sample(picture.plan.source, total_s, computing_s, parts)
+
+
+def summary(samples: Sequence[Sample], floors_ms: float) -> dict[str, Any]:
+    """Quantiles of the overhead in milliseconds and in floors, and of every part."""
+    overheads = [one.overhead_s * 1000 for one in samples]
+    return {
+        "requests": len(samples),
+        **{f"p{share}_ms": quantile(overheads, share / 100) for share in (10, 50, 90, 99)},
+        "p50_floors": quantile(overheads, 0.5) / floors_ms,
+        "p99_floors": quantile(overheads, 0.99) / floors_ms,
+        "total_p50_ms": quantile([one.total_s * 1000 for one in samples], 0.5),
+        "parts_p50_ms": {name: quantile([one.parts[name] * 1000 for one in samples], 0.5) for name, _ in PARTS},
+        "parts_p99_ms": {name: quantile([one.parts[name] * 1000 for one in samples], 0.99) for name, _ in PARTS},
+    }
+
+
+class Bench:
+    """A running stack, its clients, and what was measured on it."""
+
+    def __init__(self, stack: Stack, client: AsyncClient, backends: Backends, options: argparse.Namespace) -> None:
+        self.stack, self.client, self.backends, self.options = stack, client, backends, options
+        rows = [row for row in read_trace() if (row.width, row.height) == MAIN_SIZE]
+        laps = itertools.count()
+        self._rows = ((row, f"{lap}-{row.user}") for lap in laps for row in rows)
+        self.failed = 0
+
+    async def ask(self) -> tuple[Picture, float]:
+        """The next request of the trace; without a seed, so that it is drawn, not an exact repeat."""
+        row, user = next(self._rows)
+        start = time.monotonic()
+        picture = await self.client.generate(row.prompt, width=row.width, height=row.height, user=user, steps=50)
+        return picture, time.monotonic() - start
+
+    async def closed_loop(self, clients: int, *, count: int = 0, seconds: float = 0.0) -> list[tuple[Picture, float]]:
+        """So many clients, each asking again at once, until `count` were answered or `seconds` are over."""
+        answers: list[tuple[Picture, float]] = []
+        end = time.monotonic() + seconds
+
+        async def client() -> None:
+            while len(answers) < count or time.monotonic() < end:
+                try:
+                    answers.append(await self.ask())
+                except AfterimageError:
+                    self.failed += 1
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+        return answers
+
+    async def at_rate(self, count: int, rate: float, seed: int) -> list[Sample]:
+        """`count` requests, each sent when it is due."""
+        before = self.pages()
+        begun, asked = time.monotonic(), list[asyncio.Task[tuple[Picture, float]]]()
+        for at in poisson(rate, count, seed):
+            await asyncio.sleep(begun + at - time.monotonic())
+            asked.append(asyncio.create_task(self.ask()))
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.sleep(0.2)  # the worker counts its steps behind the picture's back
+        after = self.pages()
+        self.failed += sum(isinstance(one, BaseException) for one in answers)
+        good = [one for one in answers if not isinstance(one, BaseException)]
+        step_s = _mean(before["gpu_worker-1"], after["gpu_worker-1"], "afterimage_step_seconds")
+        forward_s = grown(
+            before["embedder-1"], after["embedder-1"], "afterimage_stage_seconds_sum", stage="embed_forward"
+        ) / len(answers)
+        return [sample(picture, total_s, step_s, forward_s) for picture, total_s in good]
+
+    def pages(self) -> dict[str, Counted]:
+        return {name: counted(self.stack, name) for name in self.stack.names() if "-" in name}
+
+    async def hit(self) -> Any:
+        """The row of a hit, drawn now."""
+        for _ in range(500):
+            picture, _ = await self.ask()
+            if picture.plan.source is PlanSource.LATENT:
+                return await self.backends.catalog.jobs.get(picture.job.id)
+        raise RuntimeError("no hit in 500 requests; is the cache maintainer well?")
+
+
+def _mean(before: Counted, after: Counted, histogram: str, **labels: str) -> float:
+    count = grown(before, after, f"{histogram}_count", **labels)
+    return grown(before, after, f"{histogram}_sum", **labels) / count if count else 0.0
+
+
+async def figures(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
+    await bench.closed_loop(4, count=options.warm)
+    await asyncio.sleep(1.0)
+    stack = bench.stack
+    floors = Floors(bench.backends, [stack.address(f"{name}-1") for name in CALLED], await bench.hit())
+    await floors.measure(5)
+    floors.taken.clear()  # connections were opened, statements prepared
+    samples: list[Sample] = []
+    handlers: list[dict[str, float]] = []
+    paced_s = 0.0
+    paced: dict[str, float] = {}
+    for number in range(options.rounds):
+        await floors.measure(options.floors)
+        pages, cpu, begun = bench.pages(), cpu_of(stack), time.monotonic()
+        samples += await bench.at_rate(options.count // options.rounds, options.rate, options.seed + number)
+        paced_s += time.monotonic() - begun
+        for name, used in spent(cpu, cpu_of(stack)).items():
+            paced[name] = paced.get(name, 0.0) + used
+        handlers.append(_handlers(pages, bench.pages()))
+        print(
+            f"round {number + 1} of {options.rounds}: {len(samples)} answered, load {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
+    floors_ms = floors.sum_ms()
+    hits = [one for one in samples if one.source is PlanSource.LATENT]
+    found: dict[str, Any] = {
+        "floors": floors.figures(),
+        "floors_sum_ms": floors_ms,
+        "floors_and_reads_and_rpc_ms": floors.sum_ms((*COUNTED, "read", "rpc")),
+        "path": [{"call": one.name, "kind": one.kind, "times": one.times, "why": one.why} for one in CALLS],
+        "hits": summary(hits, floors_ms),
+        "misses": summary([one for one in samples if one.source is PlanSource.NOISE], floors_ms),
+        "goals": {"p50_floors": GOAL_P50, "p99_floors": GOAL_P99},
+        "handlers_ms": {name: fmean(one[name] for one in handlers) for name in handlers[0]},
+        "cpu_ms_per_request": {name: used * 1000 / len(samples) for name, used in paced.items()},
+        "cores_at_rate": sum(paced.values()) / paced_s,
+        "sustained": await sustained(bench, options),
+        "failed": bench.failed,
+    }
+    found["met"] = {
+        "p50": found["hits"]["p50_floors"] <= GOAL_P50,
+        "p99": found["hits"]["p99_floors"] <= GOAL_P99,
+    }
+    return found
+
+
+def _handlers(before: dict[str, Counted], after: dict[str, Counted]) -> dict[str, float]:
+    """Mean milliseconds inside the gRPC handlers on the path, without the call around them."""
+    methods = (("embedder-1", "EmbedText"), ("match_predictor-1", "Predict"), ("retriever-1", "Plan"))
+    return {
+        method: _mean(before[name], after[name], "afterimage_rpc_seconds", method=method) * 1000
+        for name, method in methods
+    }
+
+
+async def sustained(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
+    """Requests a second in a closed loop, and what each process spends on one."""
+    await bench.closed_loop(options.clients, seconds=2.0)
+    cpu, own, begun = cpu_of(bench.stack), _own_s(), time.monotonic()
+    answers = await bench.closed_loop(options.clients, seconds=options.sustained_s)
+    seconds = time.monotonic() - begun
+    used = {**spent(cpu, cpu_of(bench.stack)), "client": _own_s() - own}
+    return {
+        "per_s": len(answers) / seconds,
+        "requests": len(answers),
+        "clients": options.clients,
+        "hit_share": fmean(picture.plan.source is PlanSource.LATENT for picture, _ in answers),
+        "p50_ms": quantile([taken * 1000 for _, taken in answers], 0.5),
+        "p99_ms": quantile([taken * 1000 for _, taken in answers], 0.99),
+        "cores": sum(used.values()) / seconds,
+        "cpu_ms_per_request": {name: each * 1000 / len(answers) for name, each in used.items()},
+    }
+
+
+def _own_s() -> float:
+    """Processor seconds of this process alone: the stack's servers are its children."""
+    times = os.times()
+    return times.user + times.system
+
+
+def report(found: dict[str, Any]) -> str:
+    floors, hits, misses = found["floors"], found["hits"], found["misses"]
+    path = table(
+        ["what a hit waits for", "times", "p50 ms, alone", "p99", "why"],
+        [[one["call"], one["times"], floors[one["call"]]["p50_ms"], floors[one["call"]]["p99_ms"], one["why"]]
+         for one in found["path"]],
+    )  # fmt: skip
+    kinds = ("hits", hits), ("misses", misses)
+    overhead = table(
+        ["overhead, ms", "requests", "p10", "p50", "p90", "p99", "p50 in floors", "p99 in floors", "whole request p50"],
+        [[name, *(one[key] for key in ("requests", "p10_ms", "p50_ms", "p90_ms", "p99_ms", "p50_floors", "p99_floors",
+                                       "total_p50_ms"))] for name, one in kinds],
+    )  # fmt: skip
+    parts = table(
+        ["where a hit's time goes", "p50 ms", "p99 ms"],
+        [[text, hits["parts_p50_ms"][name], hits["parts_p99_ms"][name]] for name, text in PARTS],
+    )
+    rate = found["sustained"]
+    cpu = table(
+        ["processor ms a request", "at the paced rate", "sustained"],
+        [[name, found["cpu_ms_per_request"].get(name, float("nan")), used]
+         for name, used in sorted(rate["cpu_ms_per_request"].items(), key=lambda pair: -pair[1])],
+    )  # fmt: skip
+    met = {name: "met" if good else "missed" for name, good in found["met"].items()}
+    return (
+        f"\n{path}\n\nsum of commits, confirms, blobs and index: {found['floors_sum_ms']:.1f} ms"
+        f" (with the row read and four bare rpcs: {found['floors_and_reads_and_rpc_ms']:.1f})\n\n{overhead}\n\n"
+        f"goals: p50 {GOAL_P50} floors {met['p50']}, p99 {GOAL_P99} floors {met['p99']}; failed: {found['failed']}\n\n"
+        f"{parts}\n\nmean ms inside handlers: "
+        + ", ".join(f"{name} {value:.2f}" for name, value in found["handlers_ms"].items())
+        + f"\n\nsustained: {rate['per_s']:.1f} requests a second with {rate['clients']} clients "
+        f"(p50 / p99 {rate['p50_ms']:.0f} / {rate['p99_ms']:.0f} ms, hits {rate['hit_share']:.0%}, "
+        f"{rate['cores']:.2f} cores)\n\n{cpu}"
+    )
+
+
+async def measure(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
+    urls: Any = {port.setting: stack.environment[variable(port.setting)] for port in PORTS}
+    backends = await open_backends(Settings(**urls))
+    try:
+        async with AsyncClient(stack.gateways[0]) as client:
+            return await figures(Bench(stack, client, backends, options), options)
+    finally:
+        await backends.close()
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=800, help="requests at the paced rate")
+    parser.add_argument("--rate", type=float, default=10.0, help="requests a second")
+    parser.add_argument("--rounds", type=int, default=8, help="turns of floors and requests")
+    parser.add_argument("--floors", type=int, default=40, help="calls of each kind in a round")
+    parser.add_argument("--warm", type=int, default=150, help="requests before anything counts")
+    parser.add_argument("--step-ms", type=float, default=1.0, help="what a step of the no-op denoiser takes")
+    parser.add_argument("--clients", type=int, default=16, help="of the closed loop")
+    parser.add_argument("--sustained-s", type=float, default=30.0, help="how long the closed loop lasts")
+    parser.add_argument("--seed", type=int, default=1, help="of the arrivals")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args(given)
+    servers_on_path()
+    if said := missing(os.environ):
+        parser.exit(message="cluster_overhead: skipped; " + "; ".join(said) + "\n")
+    quiet()
+    on = machine()
+    settings = {"large": f"noop:?step_ms={options.step_ms:g}", "log_level": "error"}
+    with scratch() as folder, Stack(folder, settings=settings) as stack:
+        found = run_on_loop(measure(stack, options))
+    print(report(found))
+    kept = {key: str(value) for key, value in vars(options).items() if key != "out"} | settings
+    after = {"load_1min_after": round(os.getloadavg()[0], 2)}
+    print(f"\nload {on['load_1min']} before, {after['load_1min_after']} after")
+    record("cluster_overhead", found, {**kept, "T": 50, "size": MAIN_SIZE}, on={**on, **after}, folder=options.out)
+
+
+if __name__ == "__main__":
+    main()
