@@ -23,7 +23,7 @@ from services.cli.connection import listens
 from services.cli.embedded import alone, found_running, settings_from
 from services.cli.words import wide
 from shared import rpc, telemetry
-from shared.errors import ConfigurationError, InvalidRequestError
+from shared.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from shared.settings import Settings
 
 if TYPE_CHECKING:  # the catalog's imports take a second that --help need not wait for
@@ -192,6 +192,9 @@ async def _maintainer(settings: Settings) -> AsyncIterator[Any]:
         async with grpc.aio.insecure_channel(address) as channel:
             yield CacheMaintainerServiceStub(channel)
         return
+    data = settings.data_dir.absolute()
+    if not data.exists() and str(data) in settings.catalog_url:  # nothing is made by asking
+        raise NotFoundError(f"data_dir: there is no {data}; the first picture makes it")
     from services.cache_maintainer.service import CacheMaintainerService
     from shared.service import running
 

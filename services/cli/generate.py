@@ -13,7 +13,7 @@ from rich.text import Text
 
 from services.cli.connection import connected_or_embedded
 from services.cli.embedded import settings_from
-from services.cli.words import candidates_table, hint, where_it_started, wide
+from services.cli.words import candidates_table, hint, keep_picture, where_it_started, wide
 from shared.client import Accepted, AsyncClient, Picture
 from shared.client import Progress as Step
 from shared.errors import AfterimageError, InvalidRequestError
@@ -22,10 +22,10 @@ from shared.settings import Settings
 Optional = typer.Option
 _SEED = (
     "The same request and seed: the same picture; default: a random seed. On a hit another seed looks much the same, "
-    "since the picture starts from a cached latent: see --fresh-noise."
+    "since the picture starts from a cached latent: --fresh-noise varies it, --cache write draws it anew."
 )
 _QUALITY = "auto, or the id of the model that is served: large, unless `afterimage up --large …` named another."
-_FRESH_NOISE = "Share of a reused latent's noise that is new, 0–1: with .3 another seed is another picture."
+_FRESH_NOISE = "Share of a reused latent's noise that is new, 0–1: the more, the more its details vary with the seed."
 
 
 def generate(
@@ -61,6 +61,8 @@ def generate(
 
       afterimage generate 'two blue fish under water' --steps 25 --size 96x64 --cache off
     """
+    if out is not None and out.is_dir():
+        raise InvalidRequestError("out", "must be a file, not a folder", out)
     fields: dict[str, Any] = {
         "negative_prompt": negative,
         "seed": seed,
@@ -79,10 +81,9 @@ def generate(
     console = wide()
     picture = asyncio.run(_draw_somewhere(prompt, fields, target, settings_from(data_dir=data_dir), tenant, console))
     path = out or Path(f"{picture.job.id}.png")
-    made = _folder_for(path)
-    path.write_bytes(picture.png)
+    made = keep_picture(picture, path)
     console.print(Text(where_it_started(picture)))
-    console.print(Text(" ".join((picture.plan.reason, hint(picture.plan))), style="dim"))
+    console.print(Text(f"{picture.plan.reason} {hint(picture.plan)}".rstrip(), style="dim"))
     for note in (*picture.plan.degraded, *picture.job.warnings):
         console.print(Text(f"note: {note}", style="yellow"))
     if why and picture.plan.candidates:
@@ -90,15 +91,6 @@ def generate(
     if made:
         console.print(Text(f"made the folder {made}", style="dim"))
     console.print(Text(f"{path}  ({picture.job.request.size}, seed {picture.seed}, job {picture.job.id})"))
-
-
-def _folder_for(path: Path) -> Path | None:
-    """Makes the folder that `path` lies in; which one it had to make, None when it was there."""
-    folder = path.parent
-    if folder.is_dir():
-        return None
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 async def _draw_somewhere(

@@ -21,7 +21,9 @@ def trouble(address: str, code: grpc.StatusCode) -> AfterimageError:
         rule = f"takes connections and has not answered within {TIMEOUT_S:g} s"
         return DeadlineError(f"{address}: {rule}: it is still starting, or very busy; ask again in a few seconds")
     if code is grpc.StatusCode.UNAVAILABLE:
-        return UnavailableError(f"{address}: nothing answers there; start it with `afterimage up`")
+        return UnavailableError(
+            f"{address}: nothing answers there; start it with `afterimage up` (a start takes some seconds)"
+        )
     return UnavailableError(f"{address}: something that is not Afterimage answers there ({code.name})")
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from services.cli.connection import connected
 from services.cli.embedded import settings_from
-from services.cli.words import candidates_table, job_sheet, jobs_table, wide
+from services.cli.words import candidates_table, job_sheet, jobs_table, keep_picture, wide
 from shared.client import AsyncClient
 from shared.errors import InvalidRequestError
 from shared.types import JobState
@@ -46,22 +46,31 @@ def list_jobs(
         target, data_dir, tenant, lambda client: client.list_jobs(state=wanted, page_size=limit, page_token=after)
     )
     out = wide()
-    out.print(jobs_table(views))
+    out.print(jobs_table(views) if views else f"no jobs{f' that are {state}' if state else ''} of tenant {tenant}")
     if token:
         out.print(f"more: afterimage jobs list --limit {limit} --after {token}", highlight=False)
 
 
 @app.command("show")
-def show_job(job_id: JobId, target: Target = None, data_dir: DataDir = None, tenant: Tenant = "default") -> None:
+def show_job(
+    job_id: JobId,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write its picture here, as PNG.")] = None,
+    target: Target = None,
+    data_dir: DataDir = None,
+    tenant: Tenant = "default",
+) -> None:
     """Show everything about one job: request, plan with every candidate, seconds by stage.
 
-    Example: afterimage jobs show 01jd…
+    Examples: afterimage jobs show 01jd… · afterimage jobs show 01jd… --out fox.png
     """
     view = _ask(target, data_dir, tenant, lambda client: client.get_job(job_id))
-    out = wide()
-    out.print(job_sheet(view))
+    console = wide()
+    console.print(job_sheet(view))
     if view.job.plan.candidates:
-        out.print(candidates_table(view.job.plan))
+        console.print(candidates_table(view.job.plan))
+    if out is not None:
+        made = keep_picture(_ask(target, data_dir, tenant, lambda client: client.get_picture(job_id)), out)
+        console.print(Text(f"{out}" + (f"  (made the folder {made})" if made else "")))
 
 
 @app.command("cancel")

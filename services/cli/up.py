@@ -11,6 +11,7 @@ from rich.console import Console
 
 from services.cli.embedded import all_services, announced, settings_from
 from shared import telemetry
+from shared.models.card import served_card
 
 if TYPE_CHECKING:
     from shared.service import Running
@@ -54,6 +55,7 @@ def up(
     from shared.service import serve
 
     telemetry.configure_logging(settings.log_level)
+    served_card(settings)  # a wrong name is said before anything is started
     with contextlib.ExitStack() as stack:
         out = Console()
         out.print("[dim]starting …[/dim]")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shared.client import JobView
+from shared.client import JobView, Picture
+from shared.errors import AfterimageError
 from shared.types import Plan, PlanSource
 
 
@@ -35,15 +37,31 @@ def where_it_started(view: JobView) -> str:
 
 
 def hint(plan: Plan) -> str:
-    """What to try next, where a hit's picture may look too much like the one it started from; else empty."""
+    """What to try, where a hit's picture looks too much like the one it started from; else empty."""
     if plan.source is not PlanSource.LATENT or plan.fresh_noise:
         return ""
-    return "Another seed would change little: --fresh-noise .3 does."
+    return "Another seed looks much the same: --fresh-noise 1 varies details, --cache write draws it anew."
 
 
 def chosen_prompt(plan: Plan) -> str:
     """The prompt of the picture that this one started from; empty from noise."""
     return next((candidate.prompt for candidate in plan.candidates if candidate.chosen), "")
+
+
+def keep_picture(picture: Picture, path: Path) -> Path | None:
+    """Writes the PNG; the folder that had to be made for it, None when it was there.
+
+    Raises AfterimageError saying how to get the picture all the same.
+    """
+    folder = path.parent
+    made = None if folder.is_dir() else folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture.png)
+    except OSError as error:
+        again = f"afterimage jobs show {picture.job.id} --out FILE"
+        raise AfterimageError(f"out: cannot write {path} ({error.strerror}); while it runs: {again}") from error
+    return made
 
 
 def candidates_table(plan: Plan) -> Table:

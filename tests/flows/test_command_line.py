@@ -47,7 +47,7 @@ def test_generate_starts_an_instance_when_none_runs_and_the_next_one_finds_its_c
     second = run("generate", "a red fox!", "--steps", 10, "--seed", 2, "--data-dir", "data", "--why")
     assert re.search(r"Started after step [1-5] of 10 from “a red fox”", second.output)
     assert "What the planner looked at" in second.output
-    assert "Another seed would change little: --fresh-noise" in second.output
+    assert "Another seed looks much the same: --fresh-noise" in second.output
     assert "made the folder" not in second.output
     assert len(list(tmp_path.glob("*.png"))) == 1
 
@@ -71,6 +71,12 @@ async def test_commands_find_the_process_that_works_in_a_data_directory(make: Ma
             shown = await asyncio.to_thread(run, "jobs", "show", job.id, *where)
             assert "a red fox" in shown.output
             assert f"{job.request.seed} (drawn)" in shown.output
+            again = await asyncio.to_thread(run, "jobs", "show", job.id, "--out", "kept/fox.png", *where)
+            assert "made the folder kept" in again.output
+            kept = await asyncio.to_thread(Path("kept/fox.png").read_bytes)
+            assert kept == (await it.client.get_picture(job.id)).png
+            none = await asyncio.to_thread(run, "jobs", "list", "--state", "failed", *where)
+            assert "no jobs that are failed" in none.output
             cancelled = await asyncio.to_thread(run, "jobs", "cancel", job.id, *where)
             assert f"{job.id} is succeeded" in cancelled.output
             await it.settled(await it.client.get_picture(job.id))

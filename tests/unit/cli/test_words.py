@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from services.cli.words import candidates_table, hint, job_sheet, jobs_table, where_it_started
+from services.cli.words import candidates_table, hint, job_sheet, jobs_table, keep_picture, where_it_started
+from shared.errors import AfterimageError
 from shared.types import JobState, PlanSource
 from tests.unit.cli.views import picture
 
@@ -41,6 +44,15 @@ def test_a_job_without_a_picture_says_why() -> None:
     text = shown(jobs_table([drawn, dropped]))
     assert "because" in text
     assert re.search(r"cancelled .* 7 .* a fox .* too late", text)
+
+
+def test_a_picture_that_cannot_be_written_is_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(AfterimageError, match=r"out: cannot write .*: afterimage jobs show j1 --out FILE"):
+        keep_picture(picture(), tmp_path / "file" / "fox.png")
+    assert keep_picture(picture(), tmp_path / "new" / "fox.png") == tmp_path / "new"
+    assert keep_picture(picture(), tmp_path / "new" / "fox.png") is None
+    assert (tmp_path / "new" / "fox.png").read_bytes() == picture().png
 
 
 def test_prompts_are_never_markup() -> None:
