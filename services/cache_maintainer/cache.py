@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from services.cache_maintainer.admission import admit, fitting
 from services.cache_maintainer.eviction import Shelf
+from services.cache_maintainer.setbacks import Setbacks, passes
 from shared.backends import Backends
 from shared.clock import Clock
 from shared.errors import AfterimageError, NotFoundError, StorageFullError
@@ -43,14 +44,28 @@ class Removed:
 class Cache:
     """Inserts, evicts and purges, one at a time; blobs go a grace later."""
 
-    def __init__(self, backends: Backends, shelf: Shelf, clock: Clock, *, max_bytes: int, grace_s: float) -> None:
+    def __init__(
+        self,
+        backends: Backends,
+        shelf: Shelf,
+        clock: Clock,
+        *,
+        max_bytes: int,
+        grace_s: float,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`check` raises when this process may not write any more; asked before what the catalog does not see."""
         self.shelf = shelf
         self.counts = Counts()
         self._backends = backends
         self._clock = clock
         self._max_bytes = max_bytes
         self._grace_s = grace_s
+        self._check = check
         self._lock = asyncio.Lock()
+        self.setbacks = Setbacks()
+        self._doubtful: set[str] = set()
+        """Entries whose insertion failed, or was done and only lost its answer."""
         self._unindexed: set[str] = set()
         """Entries of which the index may not know what the catalog knows."""
         self._doomed: list[tuple[float, list[str]]] = []
@@ -59,29 +74,66 @@ class Cache:
         """Turns succeeded jobs into entries: room first, then catalog, then index (their blobs exist already).
 
         Jobs that are entries already, are gone or may not be kept are fine; the latter's latents are dropped. Raises
-        what the first job that failed raised, after all others are cached; the catalog still lists it as uncached.
+        what the first job that failed raised, after all others are cached; the catalog still lists it as uncached. A
+        job that is itself at fault raises nothing: it is put off, for longer each time.
         """
         async with self._lock:
+            await self._look_again()
             jobs = await self._uncached(job_ids)
-            admitted = [entry for job in jobs if (entry := admit(job)) is not None]
-            await self._refuse([job.id for job in jobs if job.id not in {entry.id for entry in admitted}])
-            kept = fitting(admitted, self._max_bytes)
+            admitted = self._admitted(jobs)
+            await self._refuse([job_id for job_id, entry in admitted.items() if entry is None])
+            kept = fitting([entry for entry in admitted.values() if entry is not None], self._max_bytes)
             incoming = [state for entry in kept for state in entry.states]
             await self._evict(
                 self.shelf.make_room(len(incoming), sum(state.bytes for state in incoming), self._max_bytes)
             )
             await self._add(kept, {job.id: job for job in jobs})
 
+    async def _look_again(self) -> None:
+        """What is in the catalog counts, whatever was heard of its insertion."""
+        if not self._doubtful:
+            return
+        found = await self._backends.catalog.entries.by_ids(sorted(self._doubtful))
+        self._doubtful.clear()
+        for entry in found.values():
+            self._shelve(entry)
+        if found:
+            await self._index_pending()
+            await self._tell(EntriesCached(tuple(found)))
+            await self.measure()
+
     async def _uncached(self, job_ids: Sequence[str]) -> list[Job]:
-        known = await self._backends.catalog.entries.by_ids(job_ids)
+        now = self._clock.monotonic()
+        due = [job_id for job_id in dict.fromkeys(job_ids) if self.setbacks.due(job_id, now)]
+        known = await self._backends.catalog.entries.by_ids(due)
         jobs = []
-        for job_id in dict.fromkeys(job_ids):
-            if job_id not in known:
-                try:
-                    jobs.append(await self._backends.catalog.jobs.get(job_id))
-                except NotFoundError:
-                    log("cache_maintainer").info("a finished job expired before it was cached", job=job_id)
+        for job_id in due:
+            if job_id in known:
+                continue
+            try:
+                jobs.append(await self._backends.catalog.jobs.get(job_id))
+            except NotFoundError:
+                log("cache_maintainer").info("a finished job expired before it was cached", job=job_id)
+            except Exception as error:
+                self._set_back(job_id, error)
         return jobs
+
+    def _admitted(self, jobs: Sequence[Job]) -> dict[str, Entry | None]:
+        """By job id; None for those that must not be kept."""
+        admitted: dict[str, Entry | None] = {}
+        for job in jobs:
+            try:
+                admitted[job.id] = admit(job)
+            except Exception as error:
+                self._set_back(job.id, error)
+        return admitted
+
+    def _set_back(self, job_id: str, error: Exception) -> None:
+        """Puts off a job that is at fault; raises the error when it is a port's."""
+        if passes(error):
+            raise error
+        again_in_s = self.setbacks.failed(job_id, self._clock.monotonic())
+        log("cache_maintainer").error("job not cached", job=job_id, error=repr(error), again_in_s=again_in_s)
 
     async def _refuse(self, job_ids: Sequence[str]) -> None:
         if job_ids:
@@ -98,7 +150,11 @@ class Cache:
                     added.append(entry)
                     self._shelve(entry)
             except Exception as error:
-                failed.append(error)
+                self._doubtful.add(entry.id)
+                if passes(error):
+                    failed.append(error)
+                else:
+                    self._set_back(entry.id, error)
         self.doom(_left_out([jobs[entry.id] for entry in added], added))
         await self._index_pending()
         if added:
@@ -132,11 +188,13 @@ class Cache:
     async def index_pending(self) -> None:
         """Brings into the index what could not be brought before."""
         async with self._lock:  # else an entry evicted meanwhile would come back
+            await self._look_again()
             await self._index_pending()
 
     async def _index_pending(self) -> None:
         """After the catalog changed, whoever else writes; while one of both is away they wait for the next time."""
         try:
+            self._check()
             await reconcile(self._backends.catalog, self._backends.index, self._unindexed)
         except Exception as error:
             log("cache_maintainer").warning("index away, entries wait", entries=len(self._unindexed), error=str(error))
@@ -158,6 +216,7 @@ class Cache:
         """Index (entries with no state left), catalog, and the blobs after the grace."""
         dirty = {state.entry_id for state in victims if not self.shelf.alive(state.entry_id)}
         try:
+            self._check()
             await self._backends.index.remove(sorted(dirty))
             await self._backends.catalog.entries.drop_states([(state.entry_id, state.step) for state in victims])
         except BaseException:
@@ -207,6 +266,7 @@ class Cache:
         if not entries:
             return Removed(0, 0, 0)
         ids = tuple(entry.id for entry in entries)
+        self._check()
         await self._backends.index.remove(ids)
         try:
             gone = await self._drop_rows(entries)
@@ -227,6 +287,7 @@ class Cache:
             return await self._backends.catalog.entries.drop_entries(ids)
         except StorageFullError:
             # a full disk has no room for the deletion of rows either; a state without its blob is a hole
+            self._check()
             await self._backends.blobs.delete([state.key for entry in entries for state in entry.states])
             return await self._backends.catalog.entries.drop_entries(ids)
 
@@ -254,6 +315,7 @@ class Cache:
             return 0
         named = await self._backends.catalog.entries.referenced(due)
         gone = [key for key in due if key not in named]
+        self._check()
         await self._backends.blobs.delete(gone)
         self._doomed = [(at, keys) for at, keys in self._doomed if at > now]
         return len(gone)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from shared.backends import Backends
 from shared.blobs import BlobInfo
@@ -15,8 +15,13 @@ PREFIXES = ("states/", "pictures/", "checkpoints/")
 AT_ONCE = 500
 
 
-async def collect_orphans(backends: Backends, clock: Clock, grace_s: float) -> int:
-    """Deletes blobs older than the grace that no row names and whose job is not being drawn; how many went."""
+async def collect_orphans(
+    backends: Backends, clock: Clock, grace_s: float, check: Callable[[], None] = lambda: None
+) -> int:
+    """Deletes blobs older than the grace that no row names and whose job is not being drawn; how many went.
+
+    `check` raises when this process may not delete any more.
+    """
     deleted = 0
     for prefix in PREFIXES:
         async for keys in _old(backends.blobs.list(prefix), clock.now() - grace_s):
@@ -25,6 +30,7 @@ async def collect_orphans(backends: Backends, clock: Clock, grace_s: float) -> i
             # a job that finished between the two questions names its blobs now
             named = await backends.catalog.entries.referenced(idle)
             orphans = [key for key in idle if key not in named]
+            check()
             await backends.blobs.delete(orphans)
             deleted += len(orphans)
     return deleted
@@ -50,3 +56,5 @@ async def _in_work(backends: Backends, key: str) -> bool:
         return not (await backends.catalog.jobs.get(job_id)).state.final
     except NotFoundError:
         return False
+    except ValueError:  # a row that this version cannot read: nothing of it is thrown away
+        return True

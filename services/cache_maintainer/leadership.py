@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shared.catalog import Catalog
 from shared.clock import Clock
-from shared.errors import AfterimageError
+from shared.errors import AfterimageError, UnavailableError
 from shared.telemetry import log
 
 NAME = "cache_maintainer"
@@ -27,6 +27,12 @@ class Leadership:
     @property
     def held(self) -> bool:
         return self.alone or self._clock.monotonic() < self._until
+
+    def check(self) -> None:
+        """UnavailableError when another may be at work: to be asked before every write that the catalog's fence does
+        not see. What of the lease is left then is longer than such a write may take."""
+        if not self.held:
+            raise UnavailableError(f"{self._holder} does not maintain the cache any more", retry_after_s=1.0)
 
     @property
     def every_s(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from os import getpid
 from socket import gethostname
 from typing import Any, ClassVar
@@ -16,7 +17,9 @@ from protos import cache_maintainer_pb2_grpc as pb_grpc
 from services.cache_maintainer.cache import Cache
 from services.cache_maintainer.collector import collect_orphans
 from services.cache_maintainer.eviction import POLICIES, Lcbfu, Policy, Shelf
+from services.cache_maintainer.leadership import NAME as LEASE
 from services.cache_maintainer.leadership import Leadership
+from services.cache_maintainer.setbacks import passes
 from shared.bus import Subscription
 from shared.errors import AfterimageError, InvalidRequestError, UnavailableError
 from shared.ids import new_id
@@ -40,6 +43,10 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         self._leadership = Leadership(
             context.backends.catalog, context.clock, holder, self._settings.maintainer_lease_s
         )
+        # another replica may lead before this one knows it: then the catalog takes nothing more from this one
+        fenced = context.backends.catalog.fenced(LEASE, holder)
+        self._backends = replace(context.backends, catalog=fenced)
+        self._uses: list[tuple[str, int, float]] = []
         self._leads = False
         self._changing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -65,16 +72,16 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         """From what the catalog says: whatever another leader did before is there."""
         context, settings = self._context, self._settings
         self._finished: asyncio.Queue[str] = asyncio.Queue()
-        self._uses: list[tuple[str, int, float]] = []
         self._behind = True
         """Whether the catalog must be asked what is not cached: at the start, and after a batch that failed."""
         shelf = Shelf(policy_of(settings), await context.backends.catalog.entries.states())
         self.cache = Cache(
-            context.backends,
+            self._backends,
             shelf,
             context.clock,
             max_bytes=settings.cache_max_bytes,
             grace_s=settings.blob_grace_s,
+            check=self._leadership.check,
         )
         self._subscription: Subscription = await context.backends.bus.subscribe(
             [JobSucceeded, StateUsed, StateLost], self.handle, queue=self.name
@@ -98,6 +105,10 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._subscription.close()
+        try:
+            await self._write_uses()  # only this one heard of them
+        except AfterimageError as error:  # kept until it leads again, or ends
+            log(self.name).warning("uses not written down", uses=len(self._uses), error=str(error))
 
     def register(self, server: grpc.aio.Server) -> str:
         pb_grpc.add_CacheMaintainerServiceServicer_to_server(self, server)
@@ -140,13 +151,12 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
 
     async def flush(self) -> None:
         """Inserts every job heard of so far, and writes down the uses; what fails is tried again within a grace."""
-        uses, self._uses = self._uses, []
         try:
-            if uses:
-                await self._context.backends.catalog.entries.used(uses)
-        except AfterimageError:
-            self._uses = uses + self._uses
-            raise
+            await self._insert_heard()
+        finally:
+            await self._write_uses()
+
+    async def _insert_heard(self) -> None:
         while not self._finished.empty():
             count = min(self._finished.qsize(), self._settings.cache_batch_max)
             jobs = [self._finished.get_nowait() for _ in range(count)]
@@ -156,33 +166,55 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
                 self._behind = True  # the catalog lists them until they are cached, so that none is forgotten here
                 raise
 
+    async def _write_uses(self) -> None:
+        """Counts only grow, so whoever leads by now is not disturbed."""
+        uses, self._uses = self._uses, []
+        try:
+            if uses:
+                await self._context.backends.catalog.entries.used(uses)
+        except BaseException as error:
+            if not isinstance(error, Exception) or passes(error):  # else they would fail for ever
+                self._uses = uses + self._uses
+            raise
+
     async def catch_up(self) -> None:
         """Caches (or drops) what finished while nobody listened, or could not be inserted then."""
-        done: set[str] = set()
-        while job_ids := await self._context.backends.catalog.jobs.to_cache(self._settings.cache_batch_max):
-            if done.issuperset(job_ids):  # what is still there cannot be settled now
-                break
-            await self.cache.insert(job_ids)
-            done.update(job_ids)
-        self._behind = False
+        self._behind, seen, after = False, set[str](), ""
+        try:
+            while job_ids := await self._backends.catalog.jobs.to_cache(self._settings.cache_batch_max, after):
+                await self.cache.insert(job_ids)
+                seen.update(job_ids)
+                after = job_ids[-1]
+        except BaseException:
+            self._behind = True
+            raise
+        self.cache.setbacks.keep(seen)
 
     async def collect(self) -> None:
-        """Expires results, drops entries that lived only with them, and collects blobs that nothing names."""
-        settings, backends = self._context.settings, self._context.backends
-        self.cache.doom(await backends.catalog.jobs.expire(settings.results_keep_s))
-        await self.cache.drop_spent()
-        await self.catch_up()
-        if not backends.index.process_local:  # killed between two writes, we or the server, one of them is out of step
+        """Expires results, drops entries that lived only with them, and collects blobs that nothing names; what fails
+        keeps nothing else from being done."""
+        for step in (self._expire, self.cache.drop_spent, self.catch_up, self._repair_index, self._collect_orphans):
+            await self._guarded(step)
+
+    async def _expire(self) -> None:
+        self.cache.doom(await self._backends.catalog.jobs.expire(self._settings.results_keep_s))
+
+    async def _repair_index(self) -> None:
+        """Killed between two writes, we or the server, one of them is out of step."""
+        backends = self._backends
+        if not backends.index.process_local:
             found = await repair_index(backends.catalog, backends.index, lambda _: None)
             if found.added or found.removed:
                 log(self.name).info("index repaired", added=found.added, removed=found.removed)
-        deleted = await collect_orphans(backends, self._context.clock, settings.blob_grace_s)
-        if deleted:
+
+    async def _collect_orphans(self) -> None:
+        grace_s, check = self._settings.blob_grace_s, self._leadership.check
+        if deleted := await collect_orphans(self._backends, self._context.clock, grace_s, check):
             log(self.name).info("orphans collected", blobs=deleted)
 
     async def _tidy(self) -> None:
-        await self.cache.delete_doomed()
-        await self.cache.index_pending()
+        for step in (self.cache.delete_doomed, self.cache.index_pending):
+            await self._guarded(step)
         # with other processes around, a fact may have gone to one that led a moment ago, or with its broker
         if self._behind or not self._leadership.alone:
             await self.catch_up()

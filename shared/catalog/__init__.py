@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from shared.catalog.database import Database, open_database
 from shared.catalog.entries import Entries, Totals
 from shared.catalog.jobs import Jobs
-from shared.catalog.leases import Leases
+from shared.catalog.leases import FencedDatabase, Leases
 from shared.catalog.migrate import migrate
 from shared.catalog.profiles import Profiles
 from shared.clock import Clock, SystemClock
@@ -27,6 +27,11 @@ class Catalog:
         self.entries = Entries(database)
         self.profiles = Profiles(database)
         self.leases = Leases(database)
+
+    def fenced(self, lease: str, holder: str) -> Catalog:
+        """The same rows, written only while `holder` has that lease. In an embedded catalog, which nobody shares, the
+        catalog itself."""
+        return self if self.process_local else Catalog(FencedDatabase(self._database, lease, holder))
 
     async def close(self) -> None:
         await self._database.close()

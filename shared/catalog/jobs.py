@@ -317,8 +317,9 @@ def _expire(connection: sa.Connection, older_than_s: float) -> list[str]:
     return [key for key in keys if key not in named]
 
 
-def _to_cache(connection: sa.Connection, limit: int) -> list[str]:
-    query = sa.select(captured.c.job_id).distinct().order_by(captured.c.job_id).limit(limit)
+def _to_cache(connection: sa.Connection, limit: int, after: str) -> list[str]:
+    query = sa.select(captured.c.job_id).distinct().where(captured.c.job_id > after)
+    query = query.order_by(captured.c.job_id).limit(limit)
     return list(connection.execute(query).scalars())
 
 
@@ -440,9 +441,10 @@ class Jobs:
         """Deletes final jobs; the picture keys that no job and no entry names any more."""
         return await self._database.write(_expire, older_than_s)
 
-    async def to_cache(self, limit: int = 100) -> builtins.list[str]:
-        """Ids of succeeded jobs that are not settled yet: neither an entry of the cache nor refused, oldest first."""
-        return await self._database.read(_to_cache, limit)
+    async def to_cache(self, limit: int = 100, after: str = "") -> builtins.list[str]:
+        """Ids of succeeded jobs that are not settled yet: neither an entry of the cache nor refused; oldest first,
+        beginning behind the id `after`."""
+        return await self._database.read(_to_cache, limit, after)
 
     async def drop_captured(self, job_ids: Sequence[str]) -> builtins.list[str]:
         """These jobs' latents will not be cached; their blob keys, for deletion."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from shared.catalog.database import Database
+from shared.catalog.database import Database, Operation, P, R
 from shared.catalog.tables import leases, now_s
+from shared.errors import UnavailableError
 
 _NOW: Any = now_s()
 c = leases.c
@@ -35,6 +37,48 @@ def _take(connection: sa.Connection, name: str, holder: str, lease_s: float) -> 
 
 def _give_up(connection: sa.Connection, name: str, holder: str) -> None:
     connection.execute(sa.delete(leases).where(c.name == name, c.holder == holder))
+
+
+_HELD = (
+    sa.select(c.name)
+    .where(c.name == sa.bindparam("of_name"), c.holder == sa.bindparam("by_holder"), c.until > _NOW)
+    .with_for_update(read=True)  # it cannot change hands before this transaction has ended
+)
+
+
+def _fenced(
+    connection: sa.Connection, name: str, holder: str, operation: Callable[..., R], args: Any, kwargs: Any
+) -> R:
+    if connection.execute(_HELD, {"of_name": name, "by_holder": holder}).first() is None:
+        raise UnavailableError(f"lease {name!r}: {holder} does not hold it any more", retry_after_s=1.0)
+    return operation(connection, *args, **kwargs)
+
+
+class FencedDatabase:
+    """Writes only what a holder of a lease may write: each transaction begins by looking, and nobody takes the lease
+    over before it ends. UnavailableError when it is not held any more."""
+
+    def __init__(self, database: Database, name: str, holder: str) -> None:
+        self._database, self._name, self._holder = database, name, holder
+        self.process_local = database.process_local
+
+    async def write(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._database.write(_fenced, self._name, self._holder, operation, args, kwargs)
+
+    async def write_lazily(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._database.write_lazily(_fenced, self._name, self._holder, operation, args, kwargs)
+
+    async def write_row(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._database.write_row(_fenced, self._name, self._holder, operation, args, kwargs)
+
+    async def read(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._database.read(operation, *args, **kwargs)
+
+    async def read_row(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._database.read_row(operation, *args, **kwargs)
+
+    async def close(self) -> None:
+        """The database is its owner's to close."""
 
 
 class Leases:

@@ -20,7 +20,7 @@ from shared.catalog import open_catalog
 from shared.errors import UnavailableError
 from shared.ids import new_id
 from shared.index import open_index
-from shared.messages import JobSucceeded
+from shared.messages import JobSucceeded, StateUsed
 from shared.service import Context
 from shared.settings import Settings
 from tests.contracts.servers import url_of
@@ -104,6 +104,26 @@ async def test_one_that_slept_through_its_lease_writes_no_more(backends: Backend
     await first._guarded(first.flush)
     assert len(first.cache.shelf) == before
     assert len(second.cache.shelf)
+    for service in (second, first):
+        await service.stop()
+
+
+async def test_uses_that_one_heard_before_it_stepped_down_are_written(backends: Backends, settings: Settings) -> None:
+    first, second = await _maintainer(backends, settings), await _maintainer(backends, settings)
+    job_id = await _finish(backends, "a red cube")
+    await _cached(backends, job_id, 5.0)
+    for task in (*first._standing, *first._tasks):
+        task.cancel()  # as if its process stood still; then it goes on
+    await asyncio.gather(*first._standing, *first._tasks, return_exceptions=True)
+    for _ in range(3):
+        await first.handle(StateUsed(job_id, 5))
+    await asyncio.sleep(LEASE_S + 0.8)
+    assert second._leads
+    await first._change(held=False)
+    entry = await backends.catalog.entries.get(job_id)
+    assert [state.uses for state in entry.states if state.step == 5] == [3]
+    with pytest.raises(UnavailableError, match="does not hold it any more"):
+        await first.cache.insert([(await finished_job(backends, request("a blue cube"), unit(2))).id])
     for service in (second, first):
         await service.stop()
 

@@ -1,0 +1,352 @@
+"""What the maintainer makes of ports that fail half-way, of jobs that cannot be cached, and of its own end."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from protos import cache_maintainer_pb2 as pb
+from services.cache_maintainer.setbacks import FIRST_S
+from shared.catalog import Entries, Jobs
+from shared.clock import ManualClock
+from shared.errors import StorageFullError, UnavailableError
+from shared.messages import EntriesCached, EntriesEvicted, JobSucceeded, StateLost, StateUsed
+from shared.settings import Settings
+from shared.types import IndexFilter, JobState
+from tests.unit.cache_maintainer.house import failing, house
+from tests.unit.cached import ENCODER, MODEL, finished_job, near, request, unit
+
+
+async def test_an_index_that_is_away_gets_the_entry_later(small: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with house(small) as home:
+        add = home.backends.index.add
+
+        async def away(items: object) -> None:
+            raise UnavailableError("the index is away")
+
+        monkeypatch.setattr(home.backends.index, "add", away)
+        job_id = await home.finish(request())
+        assert await home.found(1) == []
+        monkeypatch.setattr(home.backends.index, "add", add)
+        await home.service.cache.index_pending()
+        assert await home.found(1) == [job_id]
+        hits = await home.backends.index.search(
+            "whole", near(unit(1), 0.9), IndexFilter(owners=("tenant:default",), encoder_hash=ENCODER), 1
+        )
+        assert hits[0].entry_id == job_id
+
+
+async def test_a_batch_that_fails_half_way_leaves_nothing_half_cached(
+    small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(small) as home:
+        jobs = [await finished_job(home.backends, request(name), unit(i)) for i, name in enumerate("ab", 1)]
+        entries = home.backends.catalog.entries
+        with monkeypatch.context() as patched:
+            patched.setattr(entries, "add", failing(entries.add, UnavailableError("locked"), on=2))
+            for job in jobs:
+                await home.service.handle(JobSucceeded(job.id, 1))
+            with pytest.raises(UnavailableError):
+                await home.service.flush()
+        first, second = (job.id for job in jobs)
+        assert await home.found(1) == [first]
+        assert home.service.cache.shelf.bytes == (await entries.totals()).bytes == 500
+        await asyncio.sleep(0.02)
+        assert EntriesCached((first,)) in home.facts
+        await home.service._tidy()  # the next round remembers what failed
+        assert await home.found(2) == [second]
+        assert home.service.cache.shelf.bytes == (await entries.totals()).bytes == 1000
+
+
+async def test_an_eviction_that_the_catalog_refuses_leaves_the_index_whole(
+    small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(small.model_copy(update={"cache_max_bytes": 500})) as home:
+        first = await home.finish(request("a"), 1)
+        second = await finished_job(home.backends, request("b"), unit(2))
+        entries = home.backends.catalog.entries
+        with monkeypatch.context() as patched:
+            patched.setattr(entries, "drop_states", failing(entries.drop_states, UnavailableError("locked"), on=1))
+            with pytest.raises(UnavailableError):
+                await home.service.cache.insert([second.id])
+        await home.service.cache.index_pending()
+        assert await home.found(1) == [first]
+        await home.service.catch_up()
+        assert await home.found(2) == [second.id]
+        assert await home.found(1) == []
+        assert home.service.cache.shelf.bytes == (await entries.totals()).bytes == 500
+
+
+async def test_jobs_without_latents_become_exact_repeats_even_when_nobody_heard_of_them(small: Settings) -> None:
+    async with house(small) as home:
+        await home.service.drain()
+        missed = await finished_job(home.backends, request("a"), unit(1), steps=())
+    async with house(small) as home:
+        entry = await home.backends.catalog.entries.exact(missed.exact_key, ["tenant:default"])
+        assert entry is not None
+        assert await home.backends.catalog.jobs.to_cache() == []
+        await home.stub.Purge(pb.PurgeRequest(everything=True), timeout=5)
+        await home.service.catch_up()  # what was thrown away stays away
+        assert (await home.backends.catalog.entries.totals()).entries == 0
+
+
+async def test_what_is_purged_frees_its_room_before_the_process_ends(small: Settings) -> None:
+    async with house(small) as home:
+        job_id = await home.finish(request())
+        await home.stub.Purge(pb.PurgeRequest(everything=True), timeout=5)
+        assert await home.has(f"states/{job_id}/1/5.safetensors")  # someone may be reading
+        blobs = small.data_dir / "blobs"
+    assert not list(blobs.rglob("*.safetensors"))
+    assert list(blobs.rglob("*.png"))
+
+
+async def test_a_full_disk_keeps_nobody_from_purging(small: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shared.catalog.entries import Entries
+
+    async with house(small) as home:
+        job_id = await home.finish(request("a"), 1)
+        await home.service.drain()
+        await finished_job(home.backends, request("b"), unit(2))  # not cached yet
+    full = StorageFullError("catalog: the disk is full", retry_after_s=30.0)
+
+    async def no_room(self: Entries, *args: Any) -> Any:
+        raise full
+
+    drop_entries = Entries.drop_entries
+
+    async def room_once_blobs_went(self: Entries, ids: Any) -> Any:
+        if await home.has(f"states/{job_id}/1/5.safetensors"):
+            raise full
+        return await drop_entries(self, ids)
+
+    monkeypatch.setattr(Entries, "add", no_room)
+    monkeypatch.setattr(Entries, "used", no_room)
+    monkeypatch.setattr(Entries, "drop_entries", room_once_blobs_went)
+    async with house(small) as home:  # starts although nothing can be cached
+        await home.service.handle(StateUsed(job_id, 5))
+        gone = await home.stub.Purge(pb.PurgeRequest(everything=True), timeout=5)
+        assert (gone.entries, gone.states) == (1, 5)
+        assert not await home.has(f"states/{job_id}/1/5.safetensors")
+        assert await home.has(f"pictures/{job_id}/1.png")
+
+
+async def test_a_lost_state_leaves_once_and_its_entry_goes_on(small: Settings) -> None:
+    async with house(small) as home:
+        job_id = await home.finish(request())
+        key = f"states/{job_id}/1/25.safetensors"
+        lost = StateLost(job_id, 25, key)
+        await home.service.handle(StateLost(job_id, 25, f"states/{job_id}/2/25.safetensors"))  # another attempt's
+        assert await home.steps(job_id) == [5, 10, 15, 20, 25]
+        for _ in range(2):
+            await home.service.handle(lost)
+        assert await home.steps(job_id) == [5, 10, 15, 20]
+        assert home.service.cache.shelf.bytes == (await home.backends.catalog.entries.totals()).bytes == 400
+        await home.settle()
+        assert [fact for fact in home.facts if isinstance(fact, EntriesEvicted)] == [EntriesEvicted((), (job_id,))]
+        for step in (5, 10, 15, 20):
+            await home.service.handle(StateLost(job_id, step, f"states/{job_id}/1/{step}.safetensors"))
+        assert await home.found(1) == []
+        stats = await home.stub.Stats(pb.StatsRequest(), timeout=5)
+        assert (stats.entries, stats.states, stats.bytes, stats.evicted, stats.holes) == (1, 0, 0, 0, 0)
+
+
+async def test_an_entry_whose_picture_is_lost_leaves_whole(small: Settings) -> None:
+    async with house(small) as home:
+        job_id = await home.finish(request())
+        await home.service.handle(StateLost(job_id, 0, "pictures/another.png"))
+        assert await home.found(1) == [job_id]
+        await home.service.handle(StateLost(job_id, 0, f"pictures/{job_id}/1.png"))
+        assert await home.found(1) == []
+        assert (await home.backends.catalog.entries.totals()).entries == 0
+
+
+async def test_blobs_of_a_job_that_finishes_while_orphans_are_looked_for_stay(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(settings.model_copy(update={"large": MODEL, "blob_grace_s": 0.05})) as home:
+        await home.service.drain()
+        jobs, finish = home.backends.catalog.jobs, home.backends.catalog.jobs.finish
+        waiting: list[tuple[Any, ...]] = []
+
+        async def later(*args: Any) -> bool:
+            waiting.append(args)
+            return True
+
+        with monkeypatch.context() as patched:
+            patched.setattr(jobs, "finish", later)
+            job = await finished_job(home.backends, request(), unit(1))
+        get = jobs.get
+
+        async def finishing(job_id: str) -> Any:
+            if waiting:
+                await finish(*waiting.pop())
+            return await get(job_id)
+
+        monkeypatch.setattr(jobs, "get", finishing)  # between what is named and what is in work
+        await asyncio.sleep(0.2)
+        await home.service.collect()
+        assert not waiting
+        assert await home.has(f"states/{job.id}/1/5.safetensors")
+        assert await home.has(f"pictures/{job.id}/1.png")
+
+
+async def test_an_entry_that_is_evicted_while_the_index_takes_it_does_not_come_back(
+    small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(small) as home:
+        index = home.backends.index
+        add, asked, go_on = index.add, asyncio.Event(), asyncio.Event()
+        with monkeypatch.context() as patched:
+            patched.setattr(index, "add", failing(add, UnavailableError("away"), on=1))
+            await home.finish(request())
+
+        async def slow(items: Any) -> None:
+            asked.set()
+            await go_on.wait()
+            await add(items)
+
+        monkeypatch.setattr(index, "add", slow)
+        pending = asyncio.create_task(home.service.cache.index_pending())
+        await asked.wait()
+        purge = asyncio.create_task(home.service.cache.purge(lambda entry: True))
+        await asyncio.sleep(0.05)
+        go_on.set()
+        await asyncio.gather(pending, purge)
+        assert await home.found(1) == []
+
+
+async def test_an_index_on_a_server_is_repaired_while_collecting(
+    small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the catalog's write and before the index's, nobody else would ever index the entry."""
+    async with house(small) as home:
+        job_id = await home.finish(request())
+        await home.backends.index.remove([job_id])
+        await home.service.collect()
+        assert await home.found(1) == []  # in memory it is filled at the start, and only this process writes to it
+        monkeypatch.setattr(home.backends.index, "process_local", False)
+        await home.service.collect()
+        assert await home.found(1) == [job_id]
+
+
+async def test_an_insert_whose_answer_was_lost_counts(small: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with house(small) as home:
+        entries = home.backends.catalog.entries
+        job = await finished_job(home.backends, request("a"), unit(1))
+
+        async def answer_is_lost(*given: Any) -> bool:
+            await Entries.add(entries, *given)
+            raise UnavailableError("connection lost")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(entries, "add", answer_is_lost)
+            with pytest.raises(UnavailableError):
+                await home.service.cache.insert([job.id])
+        assert home.service.cache.shelf.bytes == 0
+        await home.service._tidy()
+        assert home.service.cache.shelf.bytes == (await entries.totals()).bytes == 500
+        assert await home.found(1) == [job.id]
+        await home.settle()
+        assert home.facts == [EntriesCached((job.id,))]
+
+
+async def test_one_job_that_cannot_be_cached_holds_up_nothing_and_is_tried_less_and_less(
+    small: Settings, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(small.model_copy(update={"cache_batch_max": 1}), clock) as home:
+        await home.service.drain()
+        bad, good = [await finished_job(home.backends, request(name), unit(i)) for i, name in enumerate("ab", 1)]
+        assert bad.id < good.id
+        tried: list[str] = []
+
+        async def reads(job_id: str) -> Any:
+            if job_id == bad.id:
+                tried.append(job_id)
+                raise ValueError("a row that this version cannot read")
+            return await Jobs.get(jobs, job_id)
+
+        jobs = home.backends.catalog.jobs
+        monkeypatch.setattr(jobs, "get", reads)
+        await home.service.catch_up()
+        assert await home.found(2) == [good.id]
+        for _ in range(3):
+            await home.service.catch_up()
+        assert len(tried) == 1
+        clock.advance(FIRST_S + 1)
+        await home.service.catch_up()
+        clock.advance(FIRST_S + 1)
+        await home.service.catch_up()
+        assert len(tried) == 2  # the second wait is longer
+        clock.advance(FIRST_S + 1)
+        monkeypatch.setattr(jobs, "get", lambda job_id: Jobs.get(jobs, job_id))
+        await home.service.catch_up()
+        assert await home.found(1) == [bad.id]
+
+
+async def test_a_step_of_collecting_that_fails_keeps_none_of_the_others_from_their_work(
+    small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brief = small.model_copy(update={"blob_grace_s": 0.05})
+    async with house(brief) as home:
+        job_id = await home.finish(request())
+        await home.backends.index.remove([job_id])
+        await home.backends.blobs.put("states/nobody/1/5.safetensors", b"x")
+        await asyncio.sleep(0.2)
+        monkeypatch.setattr(home.backends.index, "process_local", False)
+        for port, name in ((home.backends.catalog.jobs, "expire"), (home.backends.catalog.entries, "spent")):
+            monkeypatch.setattr(port, name, failing(getattr(port, name), ZeroDivisionError("a bug"), on=1))
+        monkeypatch.setattr(home.service.cache, "insert", lambda _: 1 / 0)
+        monkeypatch.setattr(home.backends.catalog.jobs, "to_cache", lambda *_: 1 / 0)
+        await home.service.collect()
+        assert await home.found(1) == [job_id]
+        assert not await home.has("states/nobody/1/5.safetensors")
+
+
+async def test_checkpoints_of_a_job_that_ended_are_collected_and_those_of_one_in_work_stay(settings: Settings) -> None:
+    """Its worker was killed, and nobody took the job up again before it was cancelled."""
+    async with house(settings.model_copy(update={"large": MODEL, "blob_grace_s": 0.05})) as home:
+        ended = await finished_job(home.backends, request(), unit(1))
+        queued = replace(ended, id="j" * 26, state=JobState.QUEUED, result=None)
+        await home.backends.catalog.jobs.accept(queued, key_lifetime_s=60)
+        for job_id in (ended.id, queued.id):
+            await home.backends.blobs.put(f"checkpoints/{job_id}-1-5.safetensors", b"x")
+        await asyncio.sleep(0.2)
+        await home.service.collect()
+        assert not await home.has(f"checkpoints/{ended.id}-1-5.safetensors")
+        assert await home.has(f"checkpoints/{queued.id}-1-5.safetensors")
+
+
+async def test_uses_that_the_catalog_refuses_keep_no_job_from_being_cached(
+    small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(small) as home:
+        entries = home.backends.catalog.entries
+        first = await home.finish(request("a"), 1)
+        second = await finished_job(home.backends, request("b"), unit(2))
+        with monkeypatch.context() as patched:
+            patched.setattr(entries, "used", failing(entries.used, UnavailableError("locked"), on=1))
+            await home.service.handle(StateUsed(first, 5))
+            await home.service.handle(JobSucceeded(second.id, 1))
+            with pytest.raises(UnavailableError):
+                await home.service.flush()
+        assert await home.found(2) == [second.id]
+        await home.service.flush()
+        assert [state.uses for state in (await entries.get(first)).states if state.step == 5] == [1]
+
+
+async def test_nothing_is_written_beside_the_catalog_once_another_may_lead(
+    small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a work item: the lease runs out while a slow port is waited for."""
+    async with house(small) as home:
+        job_id = await home.finish(request())
+        monkeypatch.setattr(type(home.service._leadership), "held", False)
+        with pytest.raises(UnavailableError, match="does not maintain the cache any more"):
+            await home.service.cache.purge(lambda _: True)
+        assert await home.found(1) == [job_id]
+        home.service.cache.doom([f"states/{job_id}/2/5.safetensors"])
+        with pytest.raises(UnavailableError):
+            await home.service.cache.delete_doomed(unread=True)
