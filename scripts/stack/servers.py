@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HOST = "127.0.0.1"
-MAX_PORT = 55_535
-"""SeaweedFS listens on every port + 10000 as well, so that one must exist."""
+MAX_PORT = 32_000
+"""Above begin the ports of outgoing connections: one of them could take the port of a service that is away."""
 
 
 class StackError(Exception):
@@ -43,7 +43,7 @@ def free_port(*, below: int = MAX_PORT) -> int:
                 continue
             _given.update((port, port + 10_000))
             return port
-    raise StackError("no free port found between 20000 and 55535")
+    raise StackError(f"no free port found between 20000 and {below}")
 
 
 def wait_until(check: Callable[[], bool], timeout_s: float, what: str, *, every_s: float = 0.05) -> None:
