@@ -40,7 +40,7 @@ class Compose:
         self.ports = free_ports(gateways)
         with self._env.open("a") as env:
             env.write(
-                f"SETTINGS_FILE={knobs}\nAFTERIMAGE_TAG={TAG}\nGATEWAY_PORTS={self.ports[0]}-{self.ports[-1]}\n"
+                f"SETTINGS_FILE={knobs}\nIMAGE_TAG={TAG}\nGATEWAY_PORTS={self.ports[0]}-{self.ports[-1]}\n"
                 "RABBITMQ_PAGE_PORT=0\nMINIO_PAGE_PORT=0\nMETRICS_PORT=0\n"
             )
         knobs.write_text("".join(f"AFTERIMAGE_{name.upper()}={value}\n" for name, value in settings.items()))

@@ -150,8 +150,6 @@ def test_more_workers_and_gateways_and_one_container_killed(stack: Compose) -> N
         assert 0 < picture.steps_run <= LONG - 2 * EVERY  # the one that drew was killed, the other went on
         assert other.get_picture(picture.job.id).png == picture.png  # another gateway knows it, too
     assert stack.containers("gpu_worker") == [worker for worker in workers if worker not in killed]
-    stack.up("--no-recreate", "--scale", "gpu_worker=2", "--scale", "gateway=2")  # what was killed is back
-    assert len(stack.containers("gpu_worker")) == 2
 
 
 def busiest(containers: list[str]) -> str:
