@@ -1,9 +1,11 @@
-"""What the compose files promise, read off them: needs no engine."""
+"""What the compose files promise, read off them: all but the last two need no engine."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import tomllib
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]  # it ships no types
 
 from shared.settings import Settings
-from tests.compose.project import ROOT
+from tests.compose.project import ROOT, Compose
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -82,3 +84,20 @@ def test_only_those_that_run_models_install_torch(package: str) -> None:
         name for name, it in _file("services.yaml")["services"].items() if it["build"]["args"]["PACKAGES"] == "torch"
     }
     assert with_torch == {"embedder", "gpu_worker"}
+
+
+def test_without_passwords_it_says_where_they_come_from(docker: None, tmp_path: Path) -> None:
+    compose = Compose(tmp_path, ("backends.yaml", "services.yaml"), {}, passwords=False)
+    with pytest.raises(AssertionError, match=r"POSTGRES_PASSWORD.*compose/secrets\.sh.*compose/\.env"):
+        compose("config", "--quiet")
+
+
+def test_a_gpu_is_asked_for_with_the_build_of_torch_that_uses_it(docker: None, tmp_path: Path) -> None:
+    compose = Compose(tmp_path, ("backends.yaml", "services.yaml", "gpu.yaml"), {})
+    services = json.loads(compose("config", "--format", "json"))["services"]
+    worker = services["gpu_worker"]
+    assert worker["build"]["args"]["TORCH_BACKEND"].startswith("cu")
+    (device,) = worker["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"], device["device_ids"]) == ("nvidia", ["gpu"], ["0"])
+    assert "TORCH_BACKEND" not in services["embedder"]["build"]["args"]
+    assert worker["image"] != services["embedder"]["image"].replace("embedder", "gpu_worker")
