@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is r
 Optional = typer.Option
 AT_A_TIME = 8
 """Pairs that share batches, and the most that a kill costs."""
+ENOUGH_PAIRS = 400
+"""With fewer, the confidence bound of most cells is too wide to call anything safe."""
 LEAST_SCORE = 0.01
 """Mean CLIP score of the pictures from noise below which no ratio means anything."""
 
@@ -86,9 +88,11 @@ def profile(
     _write(out, records, rows, tables, profiler, console)
     for alpha, table in tables.items():
         console.print(_k_table(alpha, table))
+        if not table.levels:
+            console.print(Text(_nothing_safe(alpha, pairs), style="yellow"))
     if store:
-        asyncio.run(_store(settings, tables, about))
-        console.print(Text(f"Stored for {about['model']} in {settings.catalog_url.rpartition('///')[2]}"))
+        where = asyncio.run(_store(settings, tables, about))
+        console.print(Text(f"Stored for {about['model']} in {where}"))
     console.print(Text(f"Tables, rows and plot: {out}"))
 
 
@@ -274,7 +278,16 @@ def _write(
         console.print(Text("no plot: matplotlib is not installed (pip install 'afterimage[train]')", style="yellow"))
 
 
-async def _store(settings: Settings, tables: Mapping[float, KTable], about: Mapping[str, Any]) -> None:
+def _nothing_safe(alpha: float, pairs: int) -> str:
+    """What a table without a level means, and what may have made it so."""
+    few = "; so few pairs prove little, the default is 400" if pairs < ENOUGH_PAIRS else ""
+    return f"α = {alpha:g}: no K is safe by these {pairs} pairs, so this table lets no picture start from another{few}"
+
+
+async def _store(settings: Settings, tables: Mapping[float, KTable], about: Mapping[str, Any]) -> str:
+    """Puts the tables into the catalog; where that is, without its password."""
+    from sqlalchemy import make_url
+
     from shared.catalog import open_catalog
 
     settings.data_dir.mkdir(parents=True, exist_ok=True)
@@ -285,6 +298,8 @@ async def _store(settings: Settings, tables: Mapping[float, KTable], about: Mapp
             await catalog.profiles.put(kind, about["model"], about["weights_hash"], table_to_json(table))
     finally:
         await catalog.close()
+    url = make_url(settings.catalog_url)
+    return (url.database or "") if url.host is None else url.render_as_string(hide_password=True)
 
 
 def _k_table(alpha: float, table: KTable) -> Table:

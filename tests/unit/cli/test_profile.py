@@ -63,6 +63,9 @@ async def test_a_profile_is_measured_resumed_and_stored(models: Path, tmp_path: 
     rows.write_text("\n".join(lines[:13]) + "\n" + lines[13][:20])  # killed in the middle of the third pair
     second = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4", "--alphas", "0.5")
     assert second.exit_code == 0, second.output + repr(second.exception)
+    said = "".join(second.output.split())  # lines are folded anywhere
+    assert "α=0.5:noKissafebythese4pairs,sothistableletsnopicturestartfromanother;sofewpairsprovelittle" in said
+    assert f"Storedforlargein{tmp_path}/data/catalog.sqlite3" in said
     resumed = rows.read_text().splitlines()
     assert resumed[:11] == lines[:11]
     assert _scores(resumed) == pytest.approx(_scores(lines), abs=1e-4)
