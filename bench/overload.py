@@ -120,6 +120,7 @@ def measured(target: Target, folder: Path, options: argparse.Namespace, multiple
         how = ["-u", str(options.users), "-r", str(options.users), "--speed", "1e6"]
     else:
         how = ["--arrivals", f"poisson:{rate:.4f}", "--seed", str(options.seed)]
+        how += ["--patience-s", str(options.patience_s)]
     how += ["--cache", "off", "--steps", str(options.steps)]
     begun, before, mine = time.monotonic(), target.cpu(), _children_s()
     calls = locust(target, folder, options.warm_s + options.window_s + 1.0, how)
@@ -267,6 +268,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--max-rows", type=int, default=8)
     parser.add_argument("--max-queued", type=int, default=32)
+    parser.add_argument("--patience-s", type=float, default=0.0, help="how long who is refused comes back; 0: never")
     parser.add_argument("--seed", type=int, default=1, help="of the arrivals")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(given)

@@ -7,6 +7,8 @@ from collections import deque
 from shared.errors import OverloadedError, StorageFullError
 
 _MIN_DELAY_S, _MAX_DELAY_S, _UNKNOWN_DELAY_S = 0.1, 60.0, 1.0
+_FAR_S = 10.0
+"""Places further ahead than this are not given out: who was sent away may have gone for good."""
 
 
 class FinishRate:
@@ -35,10 +37,31 @@ def retry_delay_s(queued: int, max_queued: int, finished_per_s: float) -> float:
     return min(max(ahead / finished_per_s, _MIN_DELAY_S), _MAX_DELAY_S)
 
 
-def check_queue(queued: int, max_queued: int, finished_per_s: float) -> None:
+class SentAway:
+    """Those who were refused, each told to come back when a place is free behind those who were refused before.
+
+    Told the same short delay, hundreds would come back together again and again for one place, and refusing them would
+    cost more than drawing.
+    """
+
+    def __init__(self) -> None:
+        self._last_at = float("-inf")
+
+    def delay_s(self, queued: int, max_queued: int, finished_per_s: float, now: float) -> float:
+        """Seconds until this one's turn."""
+        first_s = retry_delay_s(queued, max_queued, finished_per_s)
+        if finished_per_s <= 0:
+            return first_s
+        turn_s = self._last_at + 1 / finished_per_s - now
+        delay_s = max(first_s, min(turn_s, _FAR_S))
+        self._last_at = now + delay_s
+        return delay_s
+
+
+def check_queue(queued: int, max_queued: int, finished_per_s: float, sent_away: SentAway, now: float) -> None:
     """Raises OverloadedError with a retry delay when the queue is full."""
     if queued >= max_queued:
-        delay = retry_delay_s(queued, max_queued, finished_per_s)
+        delay = sent_away.delay_s(queued, max_queued, finished_per_s, now)
         message = f"{queued} jobs are waiting and max_queued is {max_queued}; come back in {delay:.1f} s"
         raise OverloadedError(message, retry_after_s=delay)
 

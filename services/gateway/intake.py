@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protos import common_pb2 as pb
-from services.gateway.admission import FinishRate, QueueLength, check_disk, check_queue
+from services.gateway.admission import FinishRate, QueueLength, SentAway, check_disk, check_queue
 from services.gateway.idempotency import body_hash
 from services.gateway.lanes import lane_for
 from services.gateway.lookup import Lookup, Planned
@@ -51,7 +51,7 @@ class Intake:
         self._settings, self._clock, self._backends = context.settings, context.clock, context.backends
         self._models, self._hints = models, hints
         self._lookup = Lookup(context)
-        self._queue = QueueLength()
+        self._queue, self._sent_away = QueueLength(), SentAway()
         self._local_disk = context.settings.blobs_url.startswith("file:")
         # long before the sweeper asks, and seldom while a picture is being drawn or stored
         self._confirmer = Confirmer(context.backends.catalog, every_s=min(1.0, context.settings.sweep_s / 10))
@@ -111,7 +111,7 @@ class Intake:
         if self._queue.stale(now, limit):
             self._queue.counted(await self._backends.catalog.jobs.queued(), now)
         METRICS.queued.set(self._queue.length)
-        check_queue(self._queue.length, limit, self.rate.per_s(now))
+        check_queue(self._queue.length, limit, self.rate.per_s(now), self._sent_away, now)
         self._queue.arriving()
 
     async def _stored_picture(self, planned: Planned) -> bytes:
