@@ -66,7 +66,7 @@ SHORT = Form(
     weights={"gpu_worker": 2.0, "gateway": 2.0, "retriever": 1.0},
 )  # fmt: skip
 FULL = Form(
-    jobs=1000, clients=16, step_ms=100.0, kills_until=0.85, servers=4, asked_again=1000, redrawers=2,
+    jobs=1000, clients=16, step_ms=100.0, kills_until=0.8, servers=4, asked_again=1000, redrawers=2,
     limit_s=1500.0, least_resumes=50,
 )  # fmt: skip
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from scripts.stack.servers import StackError
 from scripts.stack.stack import PORTS, Stack
 from tests.faults.cluster import Form
+from tests.faults.load import Load
 
 DOWN_S = 1.0
 """A killed server stays away for so long at least."""
@@ -26,8 +27,8 @@ class Killer:
         """(seconds since the beginning, name)"""
         self.died: list[str] = []
         """What ended although nobody killed it."""
-        self.restarted_s: dict[str, float] = {}
-        """Of each server that was killed: until it answered again."""
+        self.servers_killed: dict[str, dict[str, float]] = {}
+        """Of each server: seconds until it answered again, and calls in flight when it was killed."""
         self._away: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -88,16 +89,16 @@ class Killer:
         self._look()
         await asyncio.gather(*self._away.values())
 
-    async def servers(self, done: Callable[[], int], end: Callable[[], bool]) -> None:
+    async def servers(self, load: Load, end: Callable[[], bool]) -> None:
         """Each of them once, in an order by chance; the next when some jobs were answered in between."""
         names = [name for name in self._stack.names() if any(name in port.programs for port in PORTS)]
         for name in self._chance.sample(names, self._form.servers):
-            begun = time.monotonic()
+            begun, in_flight = time.monotonic(), load.in_flight
             self._stack.kill(name)
             self.killed.append((round(begun - self._begun, 2), name))
             await asyncio.sleep(DOWN_S)
             await asyncio.to_thread(self._stack.restart, name)
-            self.restarted_s[name] = round(time.monotonic() - begun, 2)
-            enough = done() + max(1, self._form.jobs // 40)
-            while done() < enough and not end():
+            self.servers_killed[name] = {"away_s": round(time.monotonic() - begun, 2), "in_flight": in_flight}
+            enough = load.done + max(1, self._form.jobs // 50)
+            while load.done < enough and not end():
                 await asyncio.sleep(0.1)
