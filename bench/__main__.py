@@ -1,4 +1,4 @@
-"""Runs every benchmark with its defaults, one after the other: `python -m bench` (about half an hour on two cores)."""
+"""Runs every benchmark with its defaults, one after the other: `python -m bench` (about an hour on two cores)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ COMMANDS: dict[str, list[str]] = {
     "session_trace": ["bench.session_trace"],
     "blobs_latency": ["bench.blobs_latency"],
     "weaviate_lookup": ["bench.weaviate_lookup"],
+    "cluster_overhead": ["bench.cluster_overhead"],
+    "overload": ["bench.overload"],
 }
 """Name → what `python -m` is given; `k_quality` shows what the profile before it measured."""
 

@@ -1,6 +1,6 @@
 """What a lookup in Weaviate costs and finds at 100,000 entries, and what rebuilding the index from the catalog takes.
 
-    python -m bench.weaviate_lookup --count 100000
+    python -m bench.weaviate_lookup --count 100000      (8 minutes on quiet cores)
 
 Starts a private Weaviate, fills a SQLite catalog with entries whose embeddings lie in clusters (as prompts do), fills
 the index with `repair_index` (what `afterimage cache rebuild-index` runs), and searches it through the adapter, one
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import shutil
 import tempfile
 import time
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bench.processes import servers_on_path
 from bench.quiet import quiet
 from bench.recording import machine, quantile, record, table
 from scripts.stack import weaviate
@@ -148,8 +150,9 @@ async def measure(arguments: argparse.Namespace) -> None:
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
     print(report(found))
+    print(f"load {on['load_1min']} before, {os.getloadavg()[0]:.1f} after")
     settings = {key: str(value) for key, value in vars(arguments).items() if key != "out"}
-    record("weaviate_lookup", found, settings, on=on, folder=arguments.out)
+    record("weaviate_lookup", found, settings, on={**on, "load_1min_after": os.getloadavg()[0]}, folder=arguments.out)
 
 
 async def figures(arguments: argparse.Namespace, url: str, folder: Path) -> dict[str, Any]:
@@ -224,6 +227,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--exact-up-to", type=int, default=40_000, help="the setting weaviate_exact_up_to")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args(given)
+    servers_on_path()
     if weaviate.find() is None:
         parser.exit(message=f"weaviate_lookup: skipped, no weaviate here; {weaviate.HOW_TO_GET_IT}\n")
     quiet()
