@@ -109,26 +109,31 @@ def _invalid(field: str, message: str) -> InvalidRequestError:
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Turns AfterimageError into its status, logs anything else once, and times every call."""
 
+    def __init__(self) -> None:
+        self._guarded: dict[str, Any] = {}
+        """By method: made at its first call, not at each."""
+
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
-        handler = await continuation(details)
-        if handler is None or details.method.startswith("/grpc."):
-            return handler
-        parse = _careful(handler.request_deserializer)
-        if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(
-                _guard_unary(handler.unary_unary, details.method),
-                parse,
-                handler.response_serializer,
-            )
-        if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(
-                _guard_stream(handler.unary_stream, details.method),
-                parse,
-                handler.response_serializer,
-            )
-        return handler
+        method = details.method
+        if method not in self._guarded:
+            handler = await continuation(details)
+            if handler is None:  # nobody's method: its name is a caller's, and not kept
+                return None
+            self._guarded[method] = handler if method.startswith("/grpc.") else _guarded(handler, method)
+        return self._guarded[method]
+
+
+def _guarded(handler: Any, method: str) -> Any:
+    parse = _careful(handler.request_deserializer)
+    if handler.unary_unary:
+        guard = _guard_unary(handler.unary_unary, method)
+        return grpc.unary_unary_rpc_method_handler(guard, parse, handler.response_serializer)
+    if handler.unary_stream:
+        guard = _guard_stream(handler.unary_stream, method)
+        return grpc.unary_stream_rpc_method_handler(guard, parse, handler.response_serializer)
+    return handler
 
 
 class _Malformed:

@@ -111,10 +111,11 @@ class Encoder:
     def texts(self, texts: Sequence[str]) -> list[Embedded]:
         """One unit vector per text, shape (dim,); a text beyond the encoder's length is cut and says so."""
         with self._torch.inference_mode():
-            lengths = [len(ids) for ids in self._tokenizer(list(texts), verbose=False)["input_ids"]]
-            tokens = self._tokenizer(
-                list(texts), padding=True, truncation=True, max_length=self._max_tokens, return_tensors="pt"
-            )
+            tokens = self._tokenizer(list(texts), padding=True, return_tensors="pt", verbose=False)
+            lengths = tokens["attention_mask"].sum(dim=1).tolist()
+            if max(lengths) > self._max_tokens:  # only then a second time
+                cut: dict[str, Any] = {"truncation": True, "max_length": self._max_tokens}
+                tokens = self._tokenizer(list(texts), padding=True, return_tensors="pt", **cut)
             rows = _unit(self._model.get_text_features(**tokens).pooler_output.numpy())
         return [
             Embedded(row.tobytes(), unknown_words(text, self._knows), length > self._max_tokens)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from protos import common_pb2 as pb
 from services.gateway.admission import FinishRate, QueueLength, SentAway, check_disk, check_queue
@@ -52,7 +51,8 @@ class Intake:
         self._models, self._hints = models, hints
         self._lookup = Lookup(context)
         self._queue, self._sent_away = QueueLength(), SentAway()
-        self._local_disk = context.settings.blobs_url.startswith("file:")
+        scheme, _, folder = context.settings.blobs_url.partition(":")
+        self._local_disk = folder if scheme == "file" else ""
         # long before the sweeper asks, and seldom while a picture is being drawn or stored
         self._confirmer = Confirmer(context.backends.catalog, every_s=min(1.0, context.settings.sweep_s / 10))
         self.rate = FinishRate()
@@ -105,8 +105,7 @@ class Intake:
     async def _admit(self) -> None:
         """Raises OverloadedError when the queue or the disk is full; never refuses on an old count."""
         if self._local_disk:
-            free = shutil.disk_usage(Path(self._settings.blobs_url.partition(":")[2])).free
-            check_disk(free, self._settings.min_free_bytes)
+            check_disk(shutil.disk_usage(self._local_disk).free, self._settings.min_free_bytes)
         now, limit = self._clock.monotonic(), self._settings.max_queued
         if self._queue.stale(now, limit):
             self._queue.counted(await self._backends.catalog.jobs.queued(), now)

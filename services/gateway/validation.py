@@ -19,6 +19,11 @@ from shared.types import Modality, Request, Scope, Size
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """Control characters; tabs and line ends are text."""
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_ENUMS = {
+    field: {number: name for name, number in kind.items()}
+    for field, kind in (("cache", pb.CacheMode), ("scope", pb.Scope), ("modality", pb.Modality))
+}
+"""By field: what each number it may hold is called."""
 _MAX_USER_CHARS = 200
 _MAX_PRIORITY = 100
 
@@ -121,10 +126,10 @@ def _check_text(field: str, text: str, limit: int) -> None:
 
 def _check_enums(message: pb.Request) -> None:
     """proto3 lets unknown numbers through; taking them for the default would do something the client did not ask."""
-    for field, kind in (("cache", pb.CacheMode), ("scope", pb.Scope), ("modality", pb.Modality)):
+    for field, kind in _ENUMS.items():
         value = getattr(message, field)
-        if value not in kind.values():
-            names = ", ".join(name.rsplit("_", 1)[1].lower() for name in kind.keys()[1:])  # not a dict
+        if value not in kind:
+            names = ", ".join(name.rsplit("_", 1)[1].lower() for name in list(kind.values())[1:])
             raise InvalidRequestError(field, f"must be one of {names}", value)
     if message.modality == pb.MODALITY_VIDEO:
         raise InvalidRequestError("modality", "must be image: no model here draws video")

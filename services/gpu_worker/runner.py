@@ -16,7 +16,7 @@ from shared.telemetry import log
 
 OnEvents = Callable[[list[Event]], None]
 Order = Callable[[Engine], list[Event]]
-HELD = 8
+HELD = 32
 """Steps that are counted together: while the next are drawn, not when the picture is waited for."""
 
 
