@@ -5,6 +5,8 @@
 One client draws one picture after the other from the all-in-one service in this process, over real gRPC. Overhead is
 what the client waits, less the encoder's forward, the denoiser's forwards, the worker's prompt encoding and the VAE,
 each timed where it runs. First with a denoiser that only waits a known time a step, then with the real one beside it.
+Pauses between requests are random: a timer of the service that kept step with them would always, or never, be in their
+way. Last, in the same process, what the path waits for whatever it decides (bench/embedded_floors.py).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import random
 import shutil
 import tempfile
 import time
@@ -22,11 +25,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from bench import embedded_floors
 from bench.quiet import quiet
 from bench.recording import machine, quantile, record, table
 from bench.replay import stages
 from load.sessions import MAIN_SIZE, read_trace
 from services.cli.embedded import embedded
+from shared.backends import Backends
 from shared.client import AsyncClient
 from shared.loop import run as run_on_loop
 from shared.models import served_card
@@ -102,20 +107,24 @@ def summary(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def service(settings: Settings) -> AsyncIterator[AsyncClient]:
+async def service(settings: Settings) -> AsyncIterator[tuple[AsyncClient, Backends]]:
     async with embedded(settings) as process, AsyncClient(process.address) as client:
         gc.collect()
         gc.freeze()  # as `afterimage up` does
-        yield client
+        yield client, process.context.backends
         gc.unfreeze()
 
 
-async def run(settings: Settings, count: int, pause_s: float) -> list[Sample]:
-    """`count` requests of the session trace at the main size, one at a time; exact repeats are no samples."""
-    rows, samples = read_trace(), list[Sample]()
+async def run(
+    settings: Settings, count: int, pause_s: float, floors: int = 0
+) -> tuple[list[Sample], dict[str, embedded_floors.Floor]]:
+    """`count` requests of the session trace at the main size, one at a time, none of them an exact repeat; and `floors`
+    times what they wait for, alone. pause_s: between two, on average (from half of it to one and a half)."""
+    rows, samples, pauses = read_trace(), list[Sample](), random.Random(0)
+    found: dict[str, embedded_floors.Floor] = {}
     card = served_card(settings)
     width, height = MAIN_SIZE
-    async with service(settings) as client:
+    async with service(settings) as (client, backends):
         for number in range(-WARM_UP, count):
             row = rows[number % len(rows)]
             lap = max(number, 0) // len(rows)
@@ -133,8 +142,11 @@ async def run(settings: Settings, count: int, pause_s: float) -> list[Sample]:
                     "cpu_s": cpu_s,
                 }
                 samples.append(sample(hit, total_s, stages(picture), **spent))
-            await asyncio.sleep(pause_s)
-    return samples
+            await asyncio.sleep(pause_s * pauses.uniform(0.5, 1.5))
+        if floors:
+            drawn = await backends.catalog.jobs.get(picture.job.id)
+            found = await embedded_floors.measure(backends, drawn, count=floors, pause_s=pause_s)
+    return samples, found
 
 
 def _forwards(model: str) -> float:
@@ -157,7 +169,8 @@ async def measure(arguments: argparse.Namespace) -> None:
         folder = Path(tempfile.mkdtemp(prefix="afterimage-bench-"))
         try:
             own = Settings(data_dir=folder, log_level="error").model_copy(update=_given(large, arguments.encoder))
-            samples = await run(own, count, arguments.pause_s)
+            floors = arguments.floors if name == "noop" else 0
+            samples, alone = await run(own, count, arguments.pause_s, floors)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         found[name] = {
@@ -166,6 +179,9 @@ async def measure(arguments: argparse.Namespace) -> None:
             "misses": summary([one for one in samples if not one.hit]),
         }
         print(report(name, found[name]), flush=True)
+        if alone:
+            found["floors"] = embedded_floors.figures(alone)
+            print(embedded_floors.report(found["floors"]), flush=True)
     goals = {"p50_ms": GOAL_P50_S * 1000, "p99_ms": GOAL_P99_S * 1000}
     settings = {key: str(value) for key, value in vars(arguments).items() if key != "out"} | {
         "size": MAIN_SIZE,
@@ -199,6 +215,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000, help="requests with the no-op denoiser; 0: none")
     parser.add_argument("--real-count", type=int, default=200, help="requests with the real one; 0: none")
+    parser.add_argument("--floors", type=int, default=100, help="times each thing they wait for, alone; 0: none")
     parser.add_argument("--step-ms", type=float, default=1.0, help="what a step of the no-op denoiser takes")
     parser.add_argument("--pause-s", type=float, default=0.1, help="pause between two requests")
     parser.add_argument("--large", help="the real model (default: the settings')")

@@ -1,0 +1,30 @@
+"""The overhead benchmark on a few requests: what it counts, and what it finds that they cannot do without."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import overhead
+from bench.embedded_floors import FLOORS, WHOLE, Floor, figures
+from shared.models import tiny
+
+
+def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(overhead, "WARM_UP", 1)
+    clip = tiny.build(tmp_path / "models") / "clip"
+    given = {"count": 3, "real-count": 0, "floors": 3, "pause-s": 0.01, "encoder": clip, "out": tmp_path}
+    overhead.main([part for name, value in given.items() for part in (f"--{name}", str(value))])
+    found = json.loads((tmp_path / "overhead.json").read_text())["figures"]
+    assert found["noop"]["all"]["requests"] == 3
+    floors = found["floors"]
+    assert floors.keys() == {*(name for name, _ in FLOORS), WHOLE, "sum"}
+    assert all(one[kind] > 0 for one in floors.values() for kind in ("warm_ms", "paused_ms"))
+    assert f"| all in order: {WHOLE} |" in capsys.readouterr().out
+
+
+def test_a_request_counts_what_it_does_twice_twice() -> None:
+    found = {name: Floor(0.001, 0.002) for name in (*dict(FLOORS), WHOLE)}
+    assert figures(found)["sum"] == {"warm_ms": pytest.approx(len(FLOORS)), "paused_ms": pytest.approx(2 * len(FLOORS))}
