@@ -9,7 +9,7 @@ import sys
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-TIMEOUT_S = 3.0
+TIMEOUT_S = 10.0
 
 if __name__ == "__main__":
     address = f"127.0.0.1:{os.environ['AFTERIMAGE_LISTEN'].rpartition(':')[2]}"
