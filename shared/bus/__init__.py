@@ -94,7 +94,8 @@ class Bus(Protocol):
         """Facts of these kinds, in order, one at a time. Subscribers naming the same `queue` share one durable queue;
         without a name each hears everything while it listens. A handler's error is logged and the fact retried
         a few times, then dropped. `on_gap` is called, in turn with the facts, when an unnamed subscriber may have
-        missed some: its queue was lost with its connection and made anew, or it was too far behind."""
+        missed some: its queue was lost with its connection and made anew, or it was too far behind. It is to read
+        everything anew, so what still waited by then need not come."""
         ...
 
     async def dead_letters(self, limit: int = 1000) -> list[DeadLetter]:

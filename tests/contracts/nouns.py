@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from shared.catalog import Catalog
 from shared.ids import new_id
 from shared.types import (
     Captured,
@@ -25,6 +28,9 @@ from shared.types import (
 
 COMPAT = CompatKey("weights-a", "ddim-1", "float32", Size(64, 64), 50)
 OWNER = owner_key(Scope.TENANT, "default", "")
+LEASE_S = 60.0
+EXPIRED_S = -1.0
+"""A lease that is already over when it is given."""
 
 
 def a_vector(seed: int, dim: int = 8) -> Vector:
@@ -77,3 +83,16 @@ def an_entry(
         created_at=0.0,
         states=tuple(State(id, step, f"states/{job_id}/1/{step}", 64, "raw", "cd") for step in steps),
     )
+
+
+async def accepted(catalog: Catalog, **fields: Any) -> Job:
+    job, created = await catalog.jobs.accept(a_job(**fields), key_lifetime_s=60.0)
+    assert created
+    return job
+
+
+async def finished(catalog: Catalog) -> Job:
+    job = await accepted(catalog)
+    assert await catalog.jobs.claim(job.id, "w1", LEASE_S)
+    assert await catalog.jobs.finish(job.id, 1, a_result(job.id))
+    return await catalog.jobs.get(job.id)

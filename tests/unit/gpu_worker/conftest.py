@@ -1,16 +1,20 @@
-"""A tiny random checkpoint, built once and loaded once per mode."""
+"""A tiny random checkpoint, built once and loaded once per mode; workers that run it, or a denoiser that only waits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 
+from services.gpu_worker import service as service_module
 from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.families.unet import UNetFamily
 from shared.models import find_card, tiny
+from shared.telemetry import configure_logging
+from tests.unit.gpu_worker.worker import SLOW, Bench, running_worker
 
 torch.set_num_threads(1)
 
@@ -41,3 +45,32 @@ def family(load: LoadFamily) -> UNetFamily:
     found = load(0)
     assert isinstance(found, UNetFamily)
     return found
+
+
+@pytest.fixture
+async def bench(tiny_folder: Path, tmp_path: Path) -> AsyncIterator[Bench]:
+    """The tiny real model, bit-equal."""
+    large = str(tiny_folder / "large")
+    async with running_worker(tmp_path / "data", large, batch_invariant=4, state_codec="fp32") as running:
+        yield running
+
+
+@pytest.fixture
+async def slow(tmp_path: Path) -> AsyncIterator[Bench]:
+    """A denoiser that takes 20 ms a step: time to interfere."""
+    async with running_worker(tmp_path / "data", SLOW, lease_s=0.6) as running:
+        yield running
+
+
+@pytest.fixture
+def plain_logs() -> Iterator[None]:
+    """As in a service: the pretty tracebacks of unconfigured logs print every local tensor, which takes seconds."""
+    configure_logging(pretty=False)
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(service_module, "BUSY_RETRY_S", 0.05)

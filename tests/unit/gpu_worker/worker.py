@@ -10,6 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from services.gpu_worker.codecs import decode_png
 from services.gpu_worker.service import GpuWorkerService
 from shared.backends import Backends, open_backends
 from shared.clock import SystemClock
@@ -29,6 +32,8 @@ from shared.settings import Settings
 from shared.types import Entry, Job, JobState, Plan, PlanSource, Request, Scope, Size, State
 
 STEPS = 10
+SLOW = "noop:?step_ms=20"
+"""Time to interfere."""
 _numbers = itertools.count()
 
 
@@ -135,6 +140,10 @@ class Bench:
             weights_hash=entry.compat.weights_hash,
         )
         return replace(plan, **changes)
+
+    async def picture(self, job: Job) -> np.ndarray:
+        assert job.result is not None, job.error
+        return decode_png(await self.blobs.get(job.result.picture_key, job.result.picture_sha256))
 
     async def keys(self, prefix: str = "") -> list[str]:
         return [blob.key async for blob in self.blobs.list(prefix)]
