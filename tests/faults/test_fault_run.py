@@ -1,6 +1,7 @@
 """Jobs through a cluster whose services and servers are killed under load: nothing is lost, nothing drawn twice.
 
-A short form by default; FAULTS=full for the whole (1,000 jobs), FAULTS_SEED=n for the same chances again.
+A short form by default; FAULTS=full for the whole (1,000 jobs; FAULTS_JOBS=n: fewer of them), FAULTS_SEED=n for the
+same chances again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from bench.recording import machine, quantile, record
 from scripts.stack.stack import variable
 from shared.types import Job, PlanSource
 from tests.contracts.servers import folder
-from tests.faults.cluster import FULL, SHORT, STEPS, FaultStack, asked, build_models
+from tests.faults.cluster import SHORT, STEPS, FaultStack, asked, build_models, whole
 from tests.faults.conftest import Said
 from tests.faults.inspection import inspect, outside, rest, unfindable
 from tests.faults.killing import Killer
@@ -30,7 +31,7 @@ from tests.faults.servers import all_servers
 from tests.faults.verdict import judge
 
 WHOLE = os.environ.get("FAULTS") == "full"
-FORM = FULL if WHOLE else SHORT
+FORM = whole(int(os.environ.get("FAULTS_JOBS", "1000"))) if WHOLE else SHORT
 
 
 async def test_services_and_servers_are_killed_under_load(tmp_path_factory: pytest.TempPathFactory, say: Said) -> None:
@@ -64,13 +65,17 @@ async def test_services_and_servers_are_killed_under_load(tmp_path_factory: pyte
     say.last = str(verdict)
     if WHOLE:
         settings = FORM.settings() | {"services": stack.told | {"large": "tiny", "encoder": "tiny"}}
-        record("faults", figures, settings, on=on, command="FAULTS=full make faults")
+        record("faults", figures, settings, on=on, command=_command(seed))
     assert verdict.clean, verdict
     assert not killer.died, f"ended by themselves: {killer.died}"
     assert figures["resumes"] >= FORM.least_resumes, "too few resumes from a step > 0 for the run to count"
     if WHOLE:
         assert figures["mean_concurrency"] >= 8
         assert all(server["in_flight"] >= 8 for server in killer.servers_killed.values()), killer.servers_killed
+
+
+def _command(seed: int) -> str:
+    return f"FAULTS=full FAULTS_JOBS={FORM.jobs} FAULTS_SEED={seed} make faults"
 
 
 async def _broken(stack: FaultStack, seed: int) -> tuple[Load, Killer, float]:
