@@ -9,8 +9,19 @@ from typing import Any
 
 import pytest
 
-from shared.models.card import ModelCard, find_card
-from shared.models.k_table import FIG_10, KTable, Level, doubts, load_k_table, shipped_table, table_to_json
+from services.embedder.encoder import encoder_hash
+from shared.models.card import BUNDLED, ModelCard, bundled_cards, find_card
+from shared.models.k_table import (
+    FIG_10,
+    KTable,
+    Level,
+    doubts,
+    load_k_table,
+    profile_kind,
+    read_table,
+    shipped_table,
+    table_to_json,
+)
 
 
 class Nothing:
@@ -58,3 +69,17 @@ def test_the_table_that_the_card_names_counts_for_the_alpha_it_was_measured_with
         table = shipped_table(named, wanted)
         assert table is not None
         assert table.alpha == got
+
+
+def test_every_table_that_ships_was_measured_with_the_weights_that_ship() -> None:
+    encoder = encoder_hash(BUNDLED / "clip")
+    found = []
+    for name, card in bundled_cards().items():
+        for path in sorted(card.folder.glob("*k_table_*.json")):
+            table = read_table(path)
+            found.append(path.name)
+            assert path.stem == profile_kind(table.alpha, table.images_from)
+            assert (table.model, table.weights_hash, table.encoder_hash) == (name, card.weights_hash, encoder), path
+            if table.images_from:
+                assert table.images_weights_hash == bundled_cards()[table.images_from].weights_hash, path
+    assert {"k_table_0.9.json", "k_table_0.95.json"} <= set(found)
