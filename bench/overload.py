@@ -114,12 +114,14 @@ def level(calls: Sequence[dict[str, Any]], warm_s: float, window_s: float) -> di
     }
 
 
-def measured(target: Target, folder: Path, options: argparse.Namespace, multiple: float, rate: float) -> dict[str, Any]:
+def measured(
+    target: Target, folder: Path, options: argparse.Namespace, multiple: float, rate: float, seed: int
+) -> dict[str, Any]:
     """One level: `multiple` 0 is the closed loop, else `rate` requests a second are offered."""
     if multiple == CLOSED:
         how = ["-u", str(options.users), "-r", str(options.users), "--speed", "1e6"]
     else:
-        how = ["--arrivals", f"poisson:{rate:.4f}", "--seed", str(options.seed)]
+        how = ["--arrivals", f"poisson:{rate:.4f}", "--seed", str(seed)]
         how += ["--patience-s", str(options.patience_s)]
     how += ["--cache", "off", "--steps", str(options.steps)]
     begun, before, mine = time.monotonic(), target.cpu(), _children_s()
@@ -138,12 +140,12 @@ def _children_s() -> float:
 def rounds_of(target: Target, folder: Path, options: argparse.Namespace) -> list[list[dict[str, Any]]]:
     rounds = []
     for number in range(options.rounds):
-        closed = measured(target, folder, options, CLOSED, 0.0)
+        closed = measured(target, folder, options, CLOSED, 0.0, 0)
         capacity = closed["goodput_per_s"]
         print(f"round {number + 1}: capacity {capacity:.2f} pictures a second", flush=True)
         levels = [closed]
         for multiple in options.multiples:
-            levels.append(measured(target, folder, options, multiple, multiple * capacity))
+            levels.append(measured(target, folder, options, multiple, multiple * capacity, options.seed + number))
             print(f"  offered {multiple:g}×: {levels[-1]['goodput_per_s']:.2f}", flush=True)
         rounds.append(levels)
     return rounds
