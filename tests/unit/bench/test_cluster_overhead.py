@@ -35,6 +35,8 @@ def test_computing_is_no_overhead_and_the_parts_are_all_of_it() -> None:
     assert one.parts["between"] == pytest.approx(0.005)
     assert one.parts["queue_s"] == pytest.approx(0.003)
     assert sum(one.parts.values()) == pytest.approx(one.overhead_s)
+    slow = sample(picture(**timings), total_s=0.070, step_s=0.002, forward_s=0.003)
+    assert slow.parts["between"] == 0.0  # a mean that others' slow steps raised takes off no more than it denoised
     found = summary([one, one], floors_ms=20.0)
     assert found["p50_floors"] == pytest.approx(2.05)
     assert set(found["parts_p50_ms"]) == {name for name, _ in PARTS}
