@@ -11,10 +11,10 @@ import asyncio
 import io
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import urllib3
 from minio import Minio
@@ -40,7 +40,8 @@ PART_BYTES = 16 * 2**20
 """Blobs above this go in parts of this size (S3 wants at least 5 MiB)."""
 THREADS = 16
 FREE_S = 10.0
-"""How long a call waits for one of them; a caller that gave up earlier leaves its thread to the limits below."""
+"""How long a call waits for one of them while the server answers nothing at all; a caller that gave up earlier leaves
+its thread to the limits below."""
 CONNECT_S, READ_S = 2.0, 10.0
 """Limits of opening a connection, and of every wait for bytes on it: with RETRIES a server that takes connections and
 never answers holds a thread for half a minute."""
@@ -94,6 +95,8 @@ class MinioBlobs:
         self._bucket, self._endpoint = at.bucket, at.endpoint
         self._threads = ThreadPoolExecutor(THREADS, "blobs")
         self._free = asyncio.Semaphore(THREADS)
+        self._answered_at = float("-inf")
+        """When the server last was heard of, by the event loop's clock."""
 
     @classmethod
     async def open(cls, url: str, access_key: str = "", secret_key: str = "") -> MinioBlobs:
@@ -123,21 +126,34 @@ class MinioBlobs:
     async def _off_loop(self, work: Callable[[], R]) -> R:
         """On a thread; BlobUnavailableError when all of them hang on a server that does not answer, so that calls do
         not pile up before them. A thread is free again when its call has ended, not when its caller has left."""
-        try:
-            async with asyncio.timeout(FREE_S):
-                await self._free.acquire()
-        except TimeoutError as error:
-            said = f"{self._endpoint}: all {THREADS} connections were busy for {FREE_S:g} s"
-            raise BlobUnavailableError(said, retry_after_s=RETRY_AFTER_S) from error
+        await self._free_thread()
         loop = asyncio.get_running_loop()
+        running = self._threads.submit(work)
 
         def ended(_: object) -> None:
             with suppress(RuntimeError):  # the loop has ended before its threads
-                loop.call_soon_threadsafe(self._free.release)
+                loop.call_soon_threadsafe(self._ended, running)
 
-        running = self._threads.submit(work)
         running.add_done_callback(ended)
         return await asyncio.wrap_future(running)
+
+    async def _free_thread(self) -> None:
+        """However many wait, as long as the server answers some."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async with asyncio.timeout(FREE_S):
+                    await self._free.acquire()
+                    return
+            except TimeoutError as error:
+                if loop.time() - self._answered_at >= FREE_S:
+                    said = f"{self._endpoint}: all {THREADS} connections hang for {FREE_S:g} s"
+                    raise BlobUnavailableError(said, retry_after_s=RETRY_AFTER_S) from error
+
+    def _ended(self, call: Future[Any]) -> None:
+        self._free.release()
+        if not call.cancelled() and not isinstance(call.exception(), BlobUnavailableError):
+            self._answered_at = asyncio.get_running_loop().time()
 
     async def put(self, key: str, data: bytes, *, durable: bool = True) -> str:
         check_key(key)
