@@ -61,7 +61,7 @@ class Compose:
         return time.monotonic() - begun
 
     def down(self, *more: str) -> None:
-        self("down", "--timeout", "60", *more, limit_s=DOWN_S)
+        self("down", *more, limit_s=DOWN_S)
 
     def containers(self, service: str = "") -> list[str]:
         """Ids of what runs, of one service or of all, oldest first."""
