@@ -39,12 +39,13 @@ def plot(measured: Mapping[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
-    for kind, cells in measured["kinds"].items():
+    for number, (kind, cells) in enumerate(measured["kinds"].items()):
+        colour = f"C{number}"  # the same in both panels
         ks = [int(k) for k in cells]
-        left.plot(ks, [cell["mean_ratio"] for cell in cells.values()], marker="o", label=kind)
+        left.plot(ks, [cell["mean_ratio"] for cell in cells.values()], marker="o", color=colour, label=kind)
         kept = [(int(k), cell["kept"]) for k, cell in cells.items() if cell["kept"] is not None]
         if kept:
-            right.plot(*zip(*kept, strict=True), marker="o", label=kind)
+            right.plot(*zip(*kept, strict=True), marker="o", color=colour, label=kind)
     left.axhline(1.0, color="grey", linewidth=0.8)
     left.axhline(measured["alpha"], color="grey", linewidth=0.8, linestyle="--")
     left.set(xlabel="start step K", ylabel="CLIP score from K ÷ from noise", title="quality ratio")
