@@ -22,6 +22,7 @@ from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import BatchRan, Event
 from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.runner import EngineThread
+from services.gpu_worker.turns import Turns
 from services.gpu_worker.warm import warm_up
 from shared.bus import Delivery
 from shared.errors import (
@@ -72,6 +73,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         self._attempts: dict[str, Attempt] = {}
         """By the engine's name for them."""
         self._handling: set[asyncio.Task[None]] = set()
+        self._turns = Turns()
         self._step_s: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=64))
         self._finished = self._handed_back = 0
         self._draining = False
@@ -188,14 +190,37 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             await delivery.bury(f"a worker cannot do {type(message).__name__}")
             return
         try:
-            job = await self._claim(message.job_id)
-            await (self._not_ours(message.job_id, delivery) if job is None else self._run(job, delivery))
+            async with self._turns.together():
+                done = await self._draw(message.job_id, delivery)
+            if not done:
+                async with self._turns.alone():
+                    await self._draw(message.job_id, delivery, alone=True)
         except AfterimageError as error:  # a port is away: the task waits, the row's lease runs out if it must
             log("gpu_worker").warning("task put back", job=message.job_id, error=str(error))
             await delivery.reject(delay_s=error.retry_after_s or RETRY_S, counts=False)
         except Exception as error:  # a bug must cost neither the task nor its place in the batch
             log("gpu_worker").error("task put back", job=message.job_id, error=repr(error), exc_info=error)
             await delivery.reject(delay_s=BUSY_RETRY_S, counts=False)
+
+    async def _draw(self, job_id: str, delivery: Delivery, *, alone: bool = False) -> bool:
+        """False when the job must be the only one in this worker's hands, and is not claimed until it is: what merely
+        waits beside another would count as present at its crash, and crash after crash condemn it too."""
+        job = await self._claim(job_id)
+        if job is None:
+            await self._not_ours(job_id, delivery)
+        elif alone or job.crashes < CRASHES_TOGETHER:
+            await self._run(job, delivery)
+        else:
+            return not await self._unclaimed(job)
+        return True
+
+    async def _unclaimed(self, job: Job) -> bool:
+        releasing = asyncio.ensure_future(self._patiently(lambda: self._jobs.release(job.id, job.attempt)))
+        try:
+            return await asyncio.shield(releasing)
+        except asyncio.CancelledError:
+            await releasing
+            raise
 
     async def _claim(self, job_id: str) -> Job | None:
         """A claim that is cancelled half-way stands in the catalog, so it is waited for and handed back."""

@@ -21,7 +21,7 @@ from shared.messages import (
     Progress,
     lane_of,
 )
-from shared.types import JobState, Size
+from shared.types import Job, JobState, Size
 from tests.unit.gpu_worker.worker import SLOW, STEPS, Bench, running_worker
 
 
@@ -164,25 +164,55 @@ async def test_progress_comes_at_once_and_then_at_its_pace(tiny_folder: Path, tm
         assert told[-1].preview
 
 
+async def crashed(bench: Bench, times: int) -> Job:
+    """A job whose worker crashed so often."""
+    job = await bench.accept(steps=20)
+    for _ in range(times):
+        assert await bench.jobs.claim(job.id, "dead", 60)
+        await bench.jobs.recover("dead")
+    return job
+
+
 async def test_a_job_seen_at_two_crashes_rides_alone_and_after_three_more_it_fails(slow: Bench) -> None:
-    job = await slow.accept(steps=20)
-    for _ in range(2):
-        assert await slow.jobs.claim(job.id, "dead", 60)
-        await slow.jobs.recover("dead")
+    job = await crashed(slow, 2)
+    await slow.send(job)
+    await slow.until(lambda row: row.state is JobState.RUNNING and row.attempt == 4, job.id)
     others = [await slow.accept(steps=20) for _ in range(2)]
-    for one in (job, *others):
+    for one in others:
         await slow.send(one)
     alone, *rest = await asyncio.gather(*(slow.final(one.id) for one in (job, *others)))
     assert alone.state is JobState.SUCCEEDED
     assert all(one.updated_at > alone.updated_at for one in rest)
 
-    cursed = await slow.accept()
-    for _ in range(5):
-        assert await slow.jobs.claim(cursed.id, "dead", 60)
-        await slow.jobs.recover("dead")
+    cursed = await crashed(slow, 5)
     await slow.send(cursed)
     done = await slow.final(cursed.id)
     assert (done.state, done.error) == (JobState.FAILED, "its worker crashed 5 times, the last 3 alone")
+
+
+async def test_what_waits_beside_a_job_that_rides_alone_is_not_there_when_the_worker_crashes(slow: Bench) -> None:
+    suspect, other = await crashed(slow, 2), await slow.accept(steps=20)
+    await slow.send(suspect)
+    await slow.until(lambda row: row.state is JobState.RUNNING and row.attempt == 4, suspect.id)
+    await slow.send(other)
+    await asyncio.sleep(0.1)
+    assert (await slow.jobs.get(suspect.id)).state is JobState.RUNNING
+    assert ((row := await slow.jobs.get(other.id)).state, row.attempt) == (JobState.QUEUED, 0)
+    await slow.final(other.id)
+
+
+async def test_a_job_that_must_ride_alone_is_nobodys_until_the_others_are_done(slow: Bench) -> None:
+    suspect, other = await crashed(slow, 2), await slow.accept(steps=20)
+    await slow.send(other)
+    await slow.until(lambda row: row.state is JobState.RUNNING, other.id)
+    await slow.send(suspect)
+    await slow.until(lambda row: row.attempt == 3, suspect.id)  # it was looked at
+    await slow.until(lambda row: row.state is JobState.QUEUED, suspect.id)
+    await asyncio.sleep(0.1)
+    assert (await slow.jobs.get(other.id)).state is JobState.RUNNING
+    assert ((row := await slow.jobs.get(suspect.id)).state, row.attempt) == (JobState.QUEUED, 3)
+    done = await slow.final(suspect.id)
+    assert (done.state, done.attempt, done.crashes) == (JobState.SUCCEEDED, 4, 2)
 
 
 @pytest.mark.usefixtures("plain_logs")
