@@ -49,7 +49,10 @@ async def _send_again(bench: Bench, job: Job) -> None:
     bench.backends.bus.lane(lane).put(parcel)  # type: ignore[attr-defined]
 
 
-async def test_a_worker_that_dies_before_the_burial_leaves_it_to_the_next(slow: Bench) -> None:
+async def test_a_worker_that_dies_before_the_burial_leaves_it_to_the_next(
+    slow: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "BURIAL_S", 0.05)
     job = await slow.accept()
     assert await slow.jobs.claim(job.id, "dead", 60)
     assert await slow.jobs.fail(job.id, 1, "its own fault", final=True)  # killed here
@@ -60,6 +63,26 @@ async def test_a_worker_that_dies_before_the_burial_leaves_it_to_the_next(slow: 
     assert (fact.attempt, fact.error) == (1, "its own fault")
     (letter,) = await slow.backends.bus.dead_letters()
     assert (letter.message, letter.reason) == (GenerateImage(job.id), "its own fault")
+
+
+async def test_of_all_the_tasks_of_a_failed_job_one_is_buried(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker was killed again and again: the broker's task, and one of the sweeper's for each crash."""
+    monkeypatch.setattr(service_module, "BURIAL_S", 0.2)
+    job = await slow.accept()
+    assert await slow.jobs.claim(job.id, "dead", 60)
+    assert await slow.jobs.fail(job.id, 1, "crashed 5 times", final=True)
+    for _ in range(3):
+        await _send_again(slow, job)
+    await slow.idle()
+    assert await slow.backends.bus.dead_letters() == []  # who failed it may be about to
+    await slow.told(JobFailed, job.id)
+    await asyncio.sleep(0.3)
+    await _send_again(slow, job)
+    await asyncio.sleep(0.05)
+    await slow.idle()
+    (letter,) = await slow.backends.bus.dead_letters()
+    assert (letter.message, letter.reason) == (GenerateImage(job.id), "crashed 5 times")
+    assert len(slow.heard(JobFailed, job.id)) == 1
 
 
 @pytest.mark.usefixtures("plain_logs")
