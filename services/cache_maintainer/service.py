@@ -123,12 +123,14 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         for task in (*self._standing, *self._tasks):
             task.cancel()
         await asyncio.gather(*self._standing, *self._tasks, return_exceptions=True)
-        if self._leads:
-            await self._leadership.give_up()
-        if (
-            self._leads and self._context.backends.bus.process_local
-        ):  # everyone who reads is in this process, and has drained
-            await self.cache.delete_doomed(unread=True)
+        if not self._leads:
+            return
+        if self._context.backends.bus.process_local:  # everyone who reads is in this process, and has drained
+            await self._guarded(self._delete_unread)
+        await self._leadership.give_up()  # last: from then on nothing is deleted
+
+    async def _delete_unread(self) -> None:
+        await self.cache.delete_doomed(unread=True)
 
     @property
     def _settings(self) -> Settings:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from protos import cache_maintainer_pb2 as pb
+from services.cache_maintainer.leadership import NAME as LEASE
+from services.cache_maintainer.leadership import Leadership
 from services.cache_maintainer.setbacks import FIRST_S
 from shared.catalog import Entries, Jobs
 from shared.clock import ManualClock
@@ -335,6 +337,21 @@ async def test_uses_that_the_catalog_refuses_keep_no_job_from_being_cached(
         assert await home.found(2) == [second.id]
         await home.service.flush()
         assert [state.uses for state in (await entries.get(first)).states if state.step == 5] == [1]
+
+
+async def test_what_is_doomed_goes_before_the_lease_does(small: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a catalog that others share; everyone who reads the blobs is in this process."""
+    monkeypatch.setattr(Leadership, "alone", False)
+    async with house(small) as home:
+        job_id = await home.finish(request())
+        doomed = f"states/{job_id}-9-5.safetensors"
+        await home.backends.blobs.put(doomed, b"evicted")
+        home.service.cache.doom([doomed])
+        await home.service.drain()
+        await home.service.stop()
+        assert not await home.has(doomed)
+        assert not home.service._leadership.held
+        assert await home.backends.catalog.leases.take(LEASE, "the next", 1.0)
 
 
 async def test_nothing_is_written_beside_the_catalog_once_another_may_lead(
