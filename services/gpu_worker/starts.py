@@ -123,7 +123,8 @@ class _Preparation:
 
     async def run(self) -> Prepared:
         card, job = self._family.card, self._job
-        if job.checkpoint_key and (resumed := await self._resume()) is not None:
+        # one that names none may only have forgotten it
+        if (job.checkpoint_key or job.attempt > 1) and (resumed := await self._resume()) is not None:
             return resumed
         plan = job.plan if job.plan.model == card.name else replace(job.plan, model=card.name)
         if plan.source is PlanSource.NOISE or plan.start_step == 0:
@@ -172,11 +173,11 @@ class _Preparation:
 
     async def _resume(self) -> Prepared | None:
         """From the checkpoint that the row names, else from the furthest there is: a catalog server that was killed
-        forgets what it had not synced yet, and then names one that is gone. None when nothing is usable: then the plan
-        is run from its start."""
+        forgets what it had not synced yet, and then names one that is gone, or none. None when nothing is usable: then
+        the plan is run from its start."""
         named = self._job.checkpoint_key
         try:
-            if (resumed := await self._from(named)) is not None:
+            if named and (resumed := await self._from(named)) is not None:
                 return resumed
             for key in await self._checkpoints():
                 if key != named and (resumed := await self._from(key)) is not None:

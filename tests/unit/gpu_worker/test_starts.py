@@ -193,7 +193,7 @@ async def test_a_crashed_attempt_resumes_from_its_checkpoint_to_the_bit(tiny_fol
         assert saved not in await bench.keys("checkpoints/")
 
 
-async def _checkpoint_of(bench: Bench, job: Job) -> str:
+async def _checkpoint_of(bench: Bench, job: Job, *, named: bool = True) -> str:
     """Runs a claimed job as far as its first checkpoint and leaves it there, like a worker that dies."""
     from services.gpu_worker.codecs import encode_checkpoint
     from services.gpu_worker.engine import Engine
@@ -209,7 +209,7 @@ async def _checkpoint_of(bench: Bench, job: Job) -> str:
     key = f"checkpoints/{job.id}-dead"
     state = encode_checkpoint(saved[0].latent, saved[0].step, saved[0].generator_state, prepared.plan)
     await bench.blobs.put(key, state)
-    assert await bench.jobs.checkpoint(job.id, job.attempt, key, saved[0].step)
+    assert not named or await bench.jobs.checkpoint(job.id, job.attempt, key, saved[0].step)
     return key
 
 
@@ -225,7 +225,7 @@ async def test_a_broken_checkpoint_costs_only_the_steps(tiny_folder: Path, tmp_p
         assert done.result.steps_run == STEPS
 
 
-@pytest.mark.parametrize("row_names", ["the one before, which is gone", "the last"])
+@pytest.mark.parametrize("row_names", ["the one before, which is gone", "the last", "none"])
 async def test_a_checkpoint_that_the_catalog_forgot_is_found_by_its_name(
     tiny_folder: Path, tmp_path: Path, row_names: str
 ) -> None:
@@ -236,13 +236,15 @@ async def test_a_checkpoint_that_the_catalog_forgot_is_found_by_its_name(
         job = await bench.accept()
         dead = await bench.jobs.claim(job.id, "dead", 0.01)
         assert dead is not None
-        state = await bench.blobs.get(await _checkpoint_of(bench, dead))
+        state = await bench.blobs.get(await _checkpoint_of(bench, dead, named=row_names != "none"))
         await bench.blobs.delete([f"checkpoints/{job.id}-dead"])
         last = f"checkpoints/{job.id}-1-3.safetensors"
         await bench.blobs.put(last, state)
         await bench.blobs.put(f"checkpoints/{job.id}-1-9.safetensors", b"torn")
-        named = last if row_names == "the last" else f"checkpoints/{job.id}-1-2.safetensors"
-        assert await bench.jobs.checkpoint(job.id, 1, named, 0)
+        if row_names != "none":
+            named = last if row_names == "the last" else f"checkpoints/{job.id}-1-2.safetensors"
+            assert await bench.jobs.checkpoint(job.id, 1, named, 0)
+        assert bool((await bench.jobs.get(job.id)).checkpoint_key) == (row_names != "none")
         await bench.send(job)
         resumed = await bench.final(job.id)
         assert resumed.result is not None, resumed.error
