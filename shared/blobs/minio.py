@@ -40,13 +40,14 @@ PART_BYTES = 16 * 2**20
 """Blobs above this go in parts of this size (S3 wants at least 5 MiB)."""
 THREADS = 16
 FREE_S = 10.0
-"""How long a call waits for one of them while the server answers nothing at all; a caller that gave up earlier leaves
-its thread to the limits below."""
+"""How long a call waits for one of them before it asks whether the server answers anything at all; a caller that gave
+up earlier leaves its thread to the limits below."""
 CONNECT_S, READ_S = 2.0, 10.0
 """Limits of opening a connection, and of every wait for bytes on it: with RETRIES a server that takes connections and
 never answers holds a thread for half a minute."""
+TRIES = 3
 RETRIES = urllib3.Retry(
-    total=2,
+    total=TRIES - 1,
     backoff_factor=0.2,
     status_forcelist=(500, 502, 503, 504),
     allowed_methods=None,  # all of ours may be repeated
@@ -97,6 +98,8 @@ class MinioBlobs:
         self._free = asyncio.Semaphore(THREADS)
         self._answered_at = float("-inf")
         """When the server last was heard of, by the event loop's clock."""
+        self._running: dict[Future[Any], float] = {}
+        """Since when, by the same clock; oldest first."""
 
     @classmethod
     async def open(cls, url: str, access_key: str = "", secret_key: str = "") -> MinioBlobs:
@@ -129,6 +132,7 @@ class MinioBlobs:
         await self._free_thread()
         loop = asyncio.get_running_loop()
         running = self._threads.submit(work)
+        self._running[running] = loop.time()
 
         def ended(_: object) -> None:
             with suppress(RuntimeError):  # the loop has ended before its threads
@@ -138,7 +142,8 @@ class MinioBlobs:
         return await asyncio.wrap_future(running)
 
     async def _free_thread(self) -> None:
-        """However many wait, as long as the server answers some."""
+        """However many wait, as long as the server answers some; and if it answers none, for as long as a single call
+        may go without an answer: many slow uploads at once end late, and hang no more than one does."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -146,12 +151,15 @@ class MinioBlobs:
                     await self._free.acquire()
                     return
             except TimeoutError as error:
-                if loop.time() - self._answered_at >= FREE_S:
-                    said = f"{self._endpoint}: all {THREADS} connections hang for {FREE_S:g} s"
+                now = loop.time()
+                oldest_s = now - next(iter(self._running.values()), now)
+                if now - self._answered_at >= FREE_S and oldest_s >= READ_S * TRIES:
+                    said = f"{self._endpoint}: all {THREADS} connections hang, the first for {oldest_s:.1f} s"
                     raise BlobUnavailableError(said, retry_after_s=RETRY_AFTER_S) from error
 
     def _ended(self, call: Future[Any]) -> None:
         self._free.release()
+        del self._running[call]
         if not call.cancelled() and not isinstance(call.exception(), BlobUnavailableError):
             self._answered_at = asyncio.get_running_loop().time()
 
