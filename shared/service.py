@@ -168,7 +168,8 @@ def _bind(server: grpc.aio.Server, address: str, setting: str) -> int:
 
 
 class _Ending:
-    """SIGTERM and SIGINT: once a process serves it drains; while it starts, the start is given up."""
+    """SIGTERM and SIGINT: once a process serves it drains; while it starts, the start is given up, and at the second
+    signal the process: what loads on a thread cannot be told to stop."""
 
     def __init__(self, starting: asyncio.Task[Any] | None) -> None:
         self._starting = starting
@@ -190,6 +191,11 @@ class _Ending:
         elif not self.early and self._starting is not None:
             self.early = number
             self._starting.cancel()
+        elif self.early:
+            asyncio.get_running_loop().remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+            os._exit(128 + number)  # a container's first process, for which the default does nothing
 
 
 async def serve(

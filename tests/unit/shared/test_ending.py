@@ -45,16 +45,8 @@ def test_told_to_end_while_it_starts_it_ends_what_had_started(number: signal.Sig
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     environment = {**os.environ, **SERVERS, "TMPDIR": str(scratch), "AFTERIMAGE_LISTEN": "127.0.0.1:0"}
-    program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        env={**environment, "AFTERIMAGE_DATA_DIR": str(tmp_path / "data")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert program.stdout is not None
-    while "starting" not in (line := program.stdout.readline()):
-        assert line, "it never came as far as that"
+    environment["AFTERIMAGE_DATA_DIR"] = str(tmp_path / "data")
+    program = _starting(PROGRAM, environment)
     told_at = time.monotonic()
     program.send_signal(number)
     said, _ = program.communicate(timeout=30)
@@ -63,3 +55,35 @@ def test_told_to_end_while_it_starts_it_ends_what_had_started(number: signal.Sig
     assert "Traceback" not in said
     assert ["drained" in said, "stopped" in said, "ended while starting" in said] == [True] * 3
     assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_told_twice_it_does_not_wait_for_what_loads_on_a_thread(number: signal.Signals, tmp_path: Path) -> None:
+    environment = {**os.environ, **SERVERS, "TMPDIR": str(tmp_path), "AFTERIMAGE_LISTEN": "127.0.0.1:0"}
+    environment["AFTERIMAGE_DATA_DIR"] = str(tmp_path / "data")
+    loads = PROGRAM.replace("asyncio.sleep(60)", "asyncio.to_thread(__import__('time').sleep, 60)")
+    program = _starting(loads, environment)
+    try:
+        program.send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            program.wait(2.0)
+        program.send_signal(number)
+        said, _ = program.communicate(timeout=10)
+    finally:
+        program.kill()
+    assert program.returncode == -number, said
+
+
+def _starting(program: str, environment: dict[str, str]) -> subprocess.Popen[str]:
+    """A process whose second service begins to start."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    while "starting" not in (line := process.stdout.readline()):
+        assert line, "it never came as far as that"
+    return process
