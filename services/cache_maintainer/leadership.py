@@ -29,8 +29,13 @@ class Leadership:
         return self.alone or self._clock.monotonic() < self._until
 
     def check(self) -> None:
-        """UnavailableError when another may be at work: to be asked before every write that the catalog's fence does
-        not see. What of the lease is left then is longer than such a write may take."""
+        """UnavailableError when another may be at work: asked before deletions of blobs and writes to the index, which
+        the catalog's fence does not see.
+
+        No guarantee: a slow deletion, or a repair of the index, may last longer than what of the lease is left. Then
+        two at work do no harm: whoever writes to the index last writes what the rows say (`shared.index.rebuild`), and
+        what is deleted no row named any more, under keys that are never used again.
+        """
         if not self.held:
             raise UnavailableError(f"{self._holder} does not maintain the cache any more", retry_after_s=1.0)
 
