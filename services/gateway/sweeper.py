@@ -68,16 +68,29 @@ class Sweeper:
                 log("gateway").error("sweep failed", error=repr(error))
 
     async def _send(self, jobs: Sequence[Job]) -> int:
-        """What could not be sent stays unconfirmed, for the next sweep; what was sent before that is confirmed."""
+        """What could not be sent stays unconfirmed, for the next sweep; what was sent is confirmed.
+
+        A lane that takes nothing holds up no other; the first one's error is raised when all had their turn.
+        """
         sent: list[str] = []
+        errors: dict[str, AfterimageError] = {}
         try:
             for job in jobs:
-                await self._bus.send(job.lane, GenerateImage(job.id), priority=job.request.priority)
+                if job.lane in errors:
+                    continue
+                try:
+                    await self._bus.send(job.lane, GenerateImage(job.id), priority=job.request.priority)
+                except AfterimageError as error:
+                    log("gateway").warning("lane takes no tasks", lane=job.lane, error=str(error))
+                    errors[job.lane] = error
+                    continue
                 sent.append(job.id)
                 self._on_requeued(job)
         finally:
             if sent:
                 await self._catalog.jobs.confirm(sent)
+        if errors:
+            raise next(iter(errors.values()))
         return len(sent)
 
 

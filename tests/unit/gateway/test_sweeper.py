@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from services.gateway.sweeper import Confirmer, Sweeper
 from shared.bus.inprocess import InProcessBus
 from shared.catalog import open_catalog
+from shared.catalog.jobs import NEVER_S
 from shared.clock import ManualClock
-from shared.errors import UnavailableError
+from shared.errors import ConfigurationError, UnavailableError
 from shared.messages import GenerateImage
 from shared.types import Job, JobState, Plan, PlanSource, Request, Size
 
@@ -67,8 +69,6 @@ async def test_what_could_not_be_sent_again_is_tried_at_the_next_sweep(
     for name in names:
         await catalog.jobs.accept(job(name), key_lifetime_s=60.0)
     await catalog.jobs.confirm(names)
-    await asyncio.sleep(0.3)
-    sweeper = Sweeper(catalog, bus, 0.02, lambda _: None, resend_s=0.25)
     send, sent = bus.send, list[str]()
 
     async def goes_away(lane: str, message: GenerateImage, *, priority: int = 0) -> None:
@@ -80,10 +80,34 @@ async def test_what_could_not_be_sent_again_is_tried_at_the_next_sweep(
     with monkeypatch.context() as away:
         away.setattr(bus, "send", goes_away)
         with pytest.raises(UnavailableError):
-            await sweeper.sweep()
+            await Sweeper(catalog, bus, NEVER_S, lambda _: None, resend_s=-1.0).sweep()  # both wait long enough
     assert sent == ["first"]
-    await asyncio.sleep(0.05)
+    sweeper = Sweeper(catalog, bus, -1.0, lambda _: None, resend_s=NEVER_S)
     assert await sweeper.sweep() == 1  # the second; the first was confirmed
+    await bus.close()
+    await catalog.close()
+
+
+async def test_a_lane_that_is_refused_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog, bus = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/c.sqlite3"), InProcessBus()
+    for name, lane in (("1", "generate.small"), ("2", "generate.large"), ("3", "generate.small")):
+        await catalog.jobs.accept(replace(job(name), lane=lane), key_lifetime_s=60.0)
+    send, tried = bus.send, list[str]()
+
+    async def refused(lane: str, message: GenerateImage, *, priority: int = 0) -> None:
+        tried.append(message.job_id)
+        if lane == "generate.small":
+            raise ConfigurationError("bus_url: exists with other arguments")
+        await send(lane, message, priority=priority)
+
+    sweeper = Sweeper(catalog, bus, -1.0, lambda _: None)
+    with monkeypatch.context() as misconfigured:
+        misconfigured.setattr(bus, "send", refused)
+        with pytest.raises(ConfigurationError, match="bus_url"):
+            await sweeper.sweep()
+    assert tried == ["1", "2"]
+    assert (await catalog.jobs.get("2")).confirmed
+    assert await sweeper.sweep() == 2
     await bus.close()
     await catalog.close()
 
