@@ -253,6 +253,13 @@ class Job:
     checkpoint_key: str = ""
     checkpoint_step: int = 0
     warnings: tuple[str, ...] = ()
+    confirmed: bool = False
+    """Whether the row says that the broker has its task; written a moment after that, and only by the catalog."""
+
+    @property
+    def promised(self) -> bool:
+        """Whether a client may be told that it is accepted (design §8, Accept): the row says that its task was sent."""
+        return self.confirmed or self.state is not JobState.QUEUED
 
 
 @dataclass(frozen=True, slots=True)

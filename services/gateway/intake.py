@@ -14,7 +14,7 @@ from services.gateway.lookup import Lookup, Planned
 from services.gateway.sweeper import Confirmer
 from services.gateway.validation import Models, validate
 from shared.bus.hints import Hints
-from shared.errors import AfterimageError, BlobCorruptError, BlobMissingError, OverloadedError
+from shared.errors import AfterimageError, BlobCorruptError, BlobMissingError, ConfigurationError, OverloadedError
 from shared.exact import exact_key
 from shared.ids import new_id
 from shared.messages import GenerateImage, JobQueued, StateLost, StateUsed
@@ -40,7 +40,8 @@ class Accepted:
     picture: bytes = b""
     """An exact repeat's picture, read before it was promised."""
     confirmed: bool = True
-    """Whether the broker has its task; if not, the sweeper sends it, and until then nothing is promised."""
+    """Whether the broker has its task; if not, the sweeper sends it, and until then nothing is promised. A retry knows
+    only what the row says."""
 
 
 class Intake:
@@ -72,7 +73,7 @@ class Intake:
             first = await self._first(caller, body)
             if first is None:
                 raise
-            return Accepted(first, Timings())
+            return Accepted(first, Timings(), confirmed=first.promised)
         try:
             planned = await self._lookup.plan(request, card)
             picture = await self._stored_picture(planned)
@@ -87,7 +88,7 @@ class Intake:
             )
         finally:
             self._queue.arrived()
-        confirmed = await self._announce(row) if created else True
+        confirmed = await self._announce(row) if created else row.promised
         accept_s = self._clock.monotonic() - start - planning_s
         timings = replace(planned.timings, accept_s=accept_s)
         _observe(timings)
@@ -130,7 +131,7 @@ class Intake:
             return b""
 
     async def _announce(self, job: Job) -> bool:
-        """Whether its task, if it needs one, is confirmed by the broker."""
+        """Whether its task, if it needs one, is confirmed by the broker; ConfigurationError when that refuses it."""
         if job.state.final:
             self._hints.tell(StateUsed(job.plan.entry_id, 0))
             return True
@@ -141,6 +142,8 @@ class Intake:
     async def _send(self, job: Job) -> bool:
         try:
             await self._backends.bus.send(job.lane, GenerateImage(job.id), priority=job.request.priority)
+        except ConfigurationError as error:  # until a person mends it, and then the sweeper's
+            raise ConfigurationError(f"{error}; job {job.id} is kept, and sent once that is mended") from error
         except AfterimageError as error:  # its row is committed and not confirmed: the sweeper's
             METRICS.unsent.inc()
             log("gateway").warning("task not sent; the sweeper sends it", job=job.id, error=str(error))

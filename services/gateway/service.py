@@ -110,10 +110,10 @@ class GatewayService(GatewayServiceServicer):
                 yield accepted_event(job, 0 if job.state.final else await self._jobs.position(job.id))
             async for event in self._follow(visit):
                 if not visit.confirmed:
-                    if _waits(event):  # for its task to be sent
+                    if isinstance(event, Job) and not event.promised:  # its task is to be sent
                         continue
                     visit.confirmed = True
-                    yield accepted_event(job, 0)
+                    yield accepted_event(job, await self._jobs.position(job.id))
                 if isinstance(event, Progress):
                     preview = base64.b64decode(event.preview) if request.previews else b""
                     yield progress_event(event, preview)
@@ -217,10 +217,6 @@ class GatewayService(GatewayServiceServicer):
     def _ended(self, job_id: str) -> None:
         self._timers.disarm(job_id)
         self._intake.rate.finished(self._context.clock.monotonic())
-
-
-def _waits(event: Progress | Job) -> bool:
-    return isinstance(event, Job) and event.state is JobState.QUEUED
 
 
 def _caller(context: Any) -> Caller:

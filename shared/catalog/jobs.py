@@ -132,6 +132,7 @@ def job_of(row: Any) -> Job:
         checkpoint_key=row.checkpoint_key or "",
         checkpoint_step=row.checkpoint_step,
         warnings=tuple(json.loads(row.warnings)) if row.warnings else (),
+        confirmed=row.confirmed,
     )
 
 
@@ -193,7 +194,8 @@ def _accept(
         if first:
             return _get(connection, first), False
     at = connection.execute(_INSERT, _row_of(job)).one()
-    return dataclasses.replace(job, created_at=at.created_at, updated_at=at.updated_at), True
+    confirmed = job.state.final
+    return dataclasses.replace(job, created_at=at.created_at, updated_at=at.updated_at, confirmed=confirmed), True
 
 
 def _first(connection: sa.Connection, caller: str, key: str, body_hash: str) -> Job | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from shared.client import Accepted, Picture, Progress
-from shared.errors import UnavailableError
+from shared.errors import AfterimageError, ConfigurationError, OverloadedError, UnavailableError
 from shared.messages import JobCancelled, JobQueued, Message, StateLost, StateUsed
-from shared.types import JobState, PlanSource
+from shared.types import Job, JobState, PlanSource
 from tests.flows.conftest import Make
 from tests.flows.house import SLOW, House, house
 
@@ -32,7 +33,9 @@ def refuse(it: House, monkeypatch: pytest.MonkeyPatch, kinds: Sequence[type[Mess
     return refused
 
 
-def refuse_tasks(it: House, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+def refuse_tasks(
+    it: House, monkeypatch: pytest.MonkeyPatch, times: int, error: type[Exception] = UnavailableError
+) -> None:
     """The bus does not take the next tasks."""
     bus, left = it.backends.bus, [times]
     send = bus.send
@@ -40,7 +43,7 @@ def refuse_tasks(it: House, monkeypatch: pytest.MonkeyPatch, times: int) -> None
     async def sent(lane: str, message: Message, **how: Any) -> None:
         if left[0]:
             left[0] -= 1
-            raise UnavailableError("connection lost")
+            raise error("bus_url: refused")
         await send(lane, message, **how)
 
     monkeypatch.setattr(bus, "send", sent)
@@ -83,13 +86,67 @@ async def test_a_task_that_the_bus_does_not_take_is_swept_up_while_its_client_wa
 async def test_acceptance_is_not_said_before_the_bus_has_the_task(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     async with house(make(large=SLOW, sweep_s=0.3)) as it:
         refuse_tasks(it, monkeypatch, times=1)
-        told: list[tuple[Any, JobState]] = []
+        told: list[tuple[Any, Job]] = []
         async for event in it.client.generate_stream("a red fox", steps=20):
             job_id = event.job.id if isinstance(event, Picture) else event.job_id
-            told.append((event, (await it.backends.catalog.jobs.get(job_id)).state))
+            told.append((event, await it.backends.catalog.jobs.get(job_id)))
         kinds = [type(event) for event, _ in told]
         assert kinds[0] is Accepted
-        assert told[0][1] is not JobState.QUEUED  # a worker has it
+        assert told[0][1].promised
         assert kinds.count(Accepted) == 1
         assert set(kinds[1:-1]) <= {Progress}
         assert kinds[-1] is Picture
+
+
+NEVER_S = 600.0
+
+
+@pytest.mark.parametrize("full", [False, True])
+async def test_a_retry_is_not_told_either_before_the_bus_has_the_task(
+    make: Make, monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    """Not beyond max_queued either, where a retry takes up what was accepted. Nobody draws here: it goes on waiting."""
+    async with house(make(large=SLOW, sweep_s=NEVER_S, max_queued=1), without=["gpu_worker"]) as it:
+        jobs = it.backends.catalog.jobs
+        same: dict[str, Any] = {"idempotency_key": "mine", "seed": 1}
+
+        async def first_event() -> Accepted:
+            event = await anext(it.client.generate_stream("a red fox", **same))
+            assert isinstance(event, Accepted)
+            return event
+
+        refuse_tasks(it, monkeypatch, times=1)
+        first = asyncio.create_task(first_event())
+        (job,) = await _rows(it)
+        if full:
+            with pytest.raises(OverloadedError):
+                await it.client.generate("a blue fox")
+        again = asyncio.create_task(first_event())
+        done, _ = await asyncio.wait([first, again], timeout=1.5)  # longer than a gateway waits to look at the row
+        assert not done
+        await jobs.confirm([job.id])  # as the sweeper does that has sent it
+        told = await asyncio.wait_for(asyncio.gather(first, again), 10)
+        assert [(event.job_id, event.queue_position) for event in told] == [(job.id, 0)] * 2
+        assert (await jobs.get(job.id)).state is JobState.QUEUED
+
+
+async def _rows(it: House) -> list[Job]:
+    while True:
+        jobs, _ = await it.backends.catalog.jobs.list()
+        if jobs:
+            return list(jobs)
+        await asyncio.sleep(0.02)
+
+
+async def test_a_lane_that_the_bus_refuses_is_named_and_its_job_kept(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(make(large="noop:", sweep_s=0.3)) as it:
+        refuse_tasks(it, monkeypatch, times=1, error=ConfigurationError)
+        with pytest.raises(AfterimageError, match=r"bus_url.*is kept") as refused:
+            await asyncio.wait_for(it.client.generate("a red fox", steps=5), 10)
+        (job,) = await _rows(it)
+        assert job.id in str(refused.value)
+        async with asyncio.timeout(20):  # what was wrong is mended, and it is swept up
+            while (await it.backends.catalog.jobs.get(job.id)).state is not JobState.SUCCEEDED:
+                await asyncio.sleep(0.05)
