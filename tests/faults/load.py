@@ -8,6 +8,7 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from shared.addresses import target_of
@@ -75,9 +76,19 @@ class Load:
         """Nothing more is asked for; what is under way is waited for by `run`."""
         self._waiting.clear()
 
-    async def ask_again(self, keys: Iterable[str], clients: int) -> None:
-        """Every key once more, when everything is well: what comes back is added to its answers."""
-        await self._users(clients, deque(keys), self._ask)
+    @property
+    def every_answer(self) -> dict[str, list[Answer]]:
+        """By key, of all that were to be asked for: none also where the time was over before its turn came."""
+        return {key: self.answers.get(key, []) for key in self.requests}
+
+    async def ask_again(self, keys: Iterable[str], clients: int, within_s: float) -> list[str]:
+        """Every key once more, when everything is well: what comes back is added to its answers. The keys that did not
+        get again, in time, what they had got."""
+        asked, before = list(keys), {key: len(answers) for key, answers in self.answers.items()}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._users(clients, deque(asked), self._ask)
+        return [key for key in asked if len(self.answers[key]) == before[key] or len(set(self.answers[key])) > 1]
 
     async def _users(
         self, clients: int, waiting: deque[str], ask: Callable[[AsyncClient, str], Awaitable[None]]
