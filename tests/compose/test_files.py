@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -51,6 +52,27 @@ def test_public_images_are_pinned() -> None:
     for name, service in _file("backends.yaml")["services"].items():
         assert service["image"].rpartition(":")[2] not in ("", "latest"), name
         assert "/" not in service["image"].rpartition(":")[2], name
+
+
+OWN_LIMITS = {
+    "RABBITMQ_WATERMARK": "RABBITMQ_MEMORY",
+    "MINIO_GOMEMLIMIT": "MINIO_MEMORY",
+    "WEAVIATE_GOMEMLIMIT": "WEAVIATE_MEMORY",
+}
+
+
+def test_a_servers_own_limit_is_set_beside_its_containers_and_below_it() -> None:
+    text = (ROOT / "compose/backends.yaml").read_text()
+    defaults = dict(re.findall(r"\$\{(\w+):-(\w+)\}", text))
+    assert not re.search(r"(GOMEMLIMIT:|watermark\S* =) *\d", text)  # none that a smaller container would not know of
+    for own, container in OWN_LIMITS.items():
+        assert 0.5 < _mib(defaults[own]) / _mib(defaults[container]) < 0.9, own
+        for name in (own, container):
+            assert f"#{name}={defaults[name]}\n" in (ROOT / "compose/.env.example").read_text()
+
+
+def _mib(size: str) -> int:
+    return int(size.removesuffix("MiB")) if size.endswith("MiB") else 1024 * int(size.removesuffix("g"))
 
 
 def test_the_repository_holds_no_password() -> None:
