@@ -143,6 +143,7 @@ class Intake:
         try:
             await self._backends.bus.send(job.lane, GenerateImage(job.id), priority=job.request.priority)
         except ConfigurationError as error:  # until a person mends it, and then the sweeper's
+            METRICS.unsent.inc()
             raise ConfigurationError(f"{error}; job {job.id} is kept, and sent once that is mended") from error
         except AfterimageError as error:  # its row is committed and not confirmed: the sweeper's
             METRICS.unsent.inc()
