@@ -14,6 +14,7 @@ from services.trainer.autoencoder import AutoencoderPlan, train_autoencoder
 from services.trainer.clip_pair import PairPlan, train_pair
 from services.trainer.denoiser import SHAPES, DenoiserPlan
 from services.trainer.drawing import prompt_pictures
+from services.trainer.evaluation import COUNT
 from services.trainer.export import export_denoiser, export_judge, export_pair, trained_autoencoder
 from services.trainer.judge_training import JudgePlan, train_judge_net
 from services.trainer.judgement import write_judgement
@@ -33,6 +34,7 @@ Start = Annotated[
     Path | None,
     typer.Option(help="Exported weights to begin with where there is no checkpoint, with a fresh optimizer"),
 ]
+Device = Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:1 …")]
 Models = Annotated[Path, typer.Option(help="Folder of the bundled models")]
 
 WORK = Path("out/train")
@@ -40,24 +42,33 @@ MODELS = Path("shared/models/bundled")
 
 
 @app.command()
-def vae(work: Work = WORK, seconds: Seconds = 720, seed: Seed = 0, start: Start = None) -> None:
+def vae(
+    work: Work = WORK, seconds: Seconds = 720, seed: Seed = 0, start: Start = None, device: Device = "auto"
+) -> None:
     """Train the shared autoencoder."""
-    train_autoencoder(AutoencoderPlan(seconds=seconds, seed=seed), work / "sprites", work, start)
+    plan = AutoencoderPlan(seconds=seconds, seed=seed)
+    train_autoencoder(plan, work / "sprites", work, start, runs.chosen_device(device))
 
 
 @app.command()
 def clip(
-    work: Work = WORK, seconds: Seconds = 3600, seed: Seed = 1, rate: float = PairPlan.rate, start: Start = None
+    work: Work = WORK,
+    seconds: Seconds = 3600,
+    seed: Seed = 1,
+    rate: float = PairPlan.rate,
+    start: Start = None,
+    device: Device = "auto",
 ) -> None:
     """Train the CLIP-style pair (and its tokenizer, at the first run)."""
-    train_pair(PairPlan(seconds=seconds, seed=seed, rate=rate), work / "sprites", work, start)
+    plan = PairPlan(seconds=seconds, seed=seed, rate=rate)
+    train_pair(plan, work / "sprites", work, start, runs.chosen_device(device))
 
 
 @app.command()
-def latents(work: Work = WORK, count: int = 60_000, part: int = 0) -> None:
+def latents(work: Work = WORK, count: int = 60_000, part: int = 0, device: Device = "auto") -> None:
     """Render and encode scenes: `count` of 64×64, and an eighth as many of each other size."""
     torch.set_num_threads(1)
-    model = trained_autoencoder(work).to(memory_format=torch.channels_last)
+    model = trained_autoencoder(work).to(runs.chosen_device(device), memory_format=torch.channels_last)
     renderer = Renderer(work / "sprites")
     for size in SIZES:
         encode_scenes(model, renderer, work / "latents", size, count if size == SIZES[0] else count // 8, part)
@@ -70,7 +81,7 @@ def denoiser(
     work: Work = WORK,
     seconds: Seconds = 5400,
     seed: Seed = 2,
-    workers: Annotated[int, typer.Option(help="Single-thread processes that average their weights")] = 2,
+    workers: Annotated[int, typer.Option(help="Single-thread processes that average their weights; one on a GPU")] = 2,
     optimizer: Annotated[str, typer.Option(help="muon or adamw")] = DenoiserPlan.optimizer,
     batch: int = DenoiserPlan.batch,
     rate: float = DenoiserPlan.rate,
@@ -79,6 +90,7 @@ def denoiser(
     ] = DenoiserPlan.other_sizes,
     teacher: Annotated[Path, typer.Option(help="Exported model that `small` learns from")] = MODELS / "large",
     start: Start = None,
+    device: Device = "auto",
 ) -> None:
     """Train `large` on the stored latents, or teach `small` what `large` says with guidance."""
     if name not in SHAPES:
@@ -91,8 +103,9 @@ def denoiser(
         rate=rate,
         other_sizes=other_sizes,
         grid_prompts=tuple(grid_prompts()),
+        judged=COUNT,
     )
-    train_in_workers(name, plan, work, workers, teacher, start)
+    train_in_workers(name, plan, work, workers, teacher, start, runs.chosen_device(device))
 
 
 @app.command()
@@ -114,10 +127,12 @@ def export(
 
 
 @app.command(name="judge-net")
-def judge_net(work: Work = WORK, seconds: Seconds = 480, seed: Seed = 3, start: Start = None) -> None:
+def judge_net(
+    work: Work = WORK, seconds: Seconds = 480, seed: Seed = 3, start: Start = None, device: Device = "auto"
+) -> None:
     """Train the judge's classifier."""
     plan = JudgePlan(seconds=seconds, seed=seed)
-    train_judge_net(plan, trained_autoencoder(work), work / "sprites", work, start)
+    train_judge_net(plan, trained_autoencoder(work), work / "sprites", work, start, runs.chosen_device(device))
 
 
 @app.command()

@@ -47,13 +47,15 @@ def new_autoencoder() -> AutoencoderTiny:
     )
 
 
-def train_autoencoder(plan: AutoencoderPlan, sprites: Path, work: Path, start: Path | None = None) -> None:
+def train_autoencoder(
+    plan: AutoencoderPlan, sprites: Path, work: Path, start: Path | None = None, device: torch.device | None = None
+) -> None:
     """Train until the plan's time is used, from the last checkpoint if there is one, else from the exported weights in
     `start`, if given; writes `work/vae.pt`."""
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
     renderer = Renderer(sprites)
-    model = new_autoencoder()
+    model = new_autoencoder().to(device or "cpu")
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=plan.rate, betas=(0.9, 0.99), weight_decay=1e-3, fused=True)
     exported = (
@@ -65,7 +67,7 @@ def train_autoencoder(plan: AutoencoderPlan, sprites: Path, work: Path, start: P
     )  # fmt: skip
     while (begun := sitting.begin_step(plan.seed)) is not None:
         done, rng = begun
-        pictures = _pictures(renderer, rng, plan, cropped=done < plan.crop_share)
+        pictures = _pictures(renderer, rng, plan, cropped=done < plan.crop_share).to(runs.device_of(model))
         loss, error = _loss(model, pictures, plan.latent_noise)
         sitting.end_step(loss)
         sitting.progress.add(sitting.step, sitting.step, loss=loss.item(), psnr_db=10 * math.log10(4 / error))
@@ -81,7 +83,7 @@ def train_autoencoder(plan: AutoencoderPlan, sprites: Path, work: Path, start: P
 
 
 def _loss(model: AutoencoderTiny, pictures: torch.Tensor, noise: float) -> tuple[torch.Tensor, float]:
-    with torch.autocast("cpu", torch.bfloat16):
+    with runs.autocast(pictures.device):
         latents = model.encode(pictures).latents
         decoded = model.decode(latents + noise * torch.randn_like(latents)).sample
     decoded, latents = decoded.float(), latents.float()
@@ -117,6 +119,7 @@ def round_trip_psnr(model: AutoencoderTiny, renderer: Renderer, count: int = 128
     rng = random.Random(99)
     scenes = [scene for scene in (random_scene(rng) for _ in range(count * 20)) if held_out(scene)][:count]
     pictures = runs.to_tensor(np.stack([renderer.render(s, layout=i).pixels for i, s in enumerate(scenes)]))
+    pictures = pictures.to(runs.device_of(model))
     decoded = model.decode(model.encode(pictures).latents).sample.clamp(-1, 1)
     return float(10 * torch.log10(4 / (decoded - pictures).square().mean()))
 
@@ -125,6 +128,6 @@ def round_trip_psnr(model: AutoencoderTiny, renderer: Renderer, count: int = 128
 def _grid(model: AutoencoderTiny, renderer: Renderer, path: Path) -> None:
     rng = random.Random(5)
     real = np.stack([renderer.render(random_scene(rng), layout=i).pixels for i in range(24)])
-    back = runs.to_pictures(model.decode(model.encode(runs.to_tensor(real)).latents).sample)
+    back = runs.to_pictures(model.decode(model.encode(runs.to_tensor(real).to(runs.device_of(model))).latents).sample)
     rows = [row for i in range(0, 24, 12) for row in (*real[i : i + 12], *back[i : i + 12])]
     runs.save_grid(rows, 12, path, scale=2)

@@ -81,7 +81,9 @@ class Heads(nn.Module):
         return torch.stack(losses).sum() / (len(losses) + 5)
 
 
-def train_pair(plan: PairPlan, sprites: Path, work: Path, start: Path | None = None) -> None:
+def train_pair(
+    plan: PairPlan, sprites: Path, work: Path, start: Path | None = None, device: torch.device | None = None
+) -> None:
     """Train until the plan's time is used, from the last checkpoint if there is one, else from the exported pair in
     `start`, if given; writes `work/clip.pt`."""
     torch.set_num_threads(1)
@@ -89,6 +91,8 @@ def train_pair(plan: PairPlan, sprites: Path, work: Path, start: Path | None = N
     renderer = Renderer(sprites)
     words = Words(tokenizer_at(work))
     model, heads = CLIPModel(pair_config(words)), nn.ModuleList([Heads(), Heads()])
+    model.to(device or "cpu")
+    heads.to(device or "cpu")
     model.train()
     exported = (lambda: CLIPModel.from_pretrained(start, torch_dtype=torch.float32).state_dict()) if start else None
     sitting = Sitting(
@@ -142,13 +146,15 @@ def image_input(pictures: npt.NDArray[np.uint8]) -> torch.Tensor:
 
 def embed_text(model: CLIPModel, words: Words, texts: list[str]) -> torch.Tensor:
     """Unit text embeddings, (B, 128)."""
-    ids = torch.tensor([words.ids(text) for text in texts])
+    ids = torch.tensor([words.ids(text) for text in texts], device=model.device)
     return F.normalize(model.text_projection(model.text_model(input_ids=ids).pooler_output), dim=-1)
 
 
 def embed_images(model: CLIPModel, inputs: torch.Tensor) -> torch.Tensor:
     """Unit image embeddings, (B, 128)."""
-    return F.normalize(model.visual_projection(model.vision_model(pixel_values=inputs).pooler_output), dim=-1)
+    return F.normalize(
+        model.visual_projection(model.vision_model(pixel_values=inputs.to(model.device)).pooler_output), dim=-1
+    )
 
 
 def _optimizers(model: CLIPModel, heads: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
@@ -198,14 +204,14 @@ def _losses(
     taught = model.text_projection.weight.requires_grad
     again = [caption(scene, rng.randrange(WORDINGS)) for scene in scenes[::4]] if taught else []
     texts = [sprinkled(text, rng) if rng.random() < 0.12 else text for text in said + again]
-    with torch.autocast("cpu", torch.bfloat16):
+    with runs.autocast(model.device):
         text = embed_text(model, words, texts)
         image = embed_images(model, inputs)
     text, image = text.float(), image.float()
     said_text, again_text = text[: len(scenes)], text[len(scenes) :]
-    target = torch.arange(len(scenes))
+    target = torch.arange(len(scenes), device=image.device)
     logits = model.logit_scale.exp() * image @ said_text.T
-    labels = {name: torch.tensor([s.labels()[name] for s in scenes]) for name in VALUES}
+    labels = {name: torch.tensor([s.labels()[name] for s in scenes], device=image.device) for name in VALUES}
     of_image = {
         "contrast": (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2,
         "image_heads": 1.5 * plan.head_weight * heads[0](image * 8, labels),
@@ -240,7 +246,7 @@ def judge_pair(model: CLIPModel, words: Words, renderer: Renderer, count: int = 
     pictures = np.stack([renderer.render(scene, layout=i).pixels for i, scene in enumerate(scenes)])
     image = torch.cat([embed_images(model, image_input(pictures[i : i + 100])) for i in range(0, count, 100)])
     text = embed_text(model, words, [caption(scene, i) for i, scene in enumerate(scenes)])
-    scores, target = image @ text.T, torch.arange(count)
+    scores, target = image @ text.T, torch.arange(count, device=image.device)
     return {
         "image_to_text": (scores.argmax(1) == target).float().mean().item(),
         "text_to_image": (scores.argmax(0) == target).float().mean().item(),

@@ -62,6 +62,8 @@ class DenoiserPlan:
     checkpoint_s: float = 60.0
     grid_s: float = 300.0
     grid_prompts: Sequence[str] = field(default=())
+    judged: int = 0
+    """Held-out pictures to draw and judge at the end."""
 
 
 def new_unet(shape: Shape) -> UNet2DConditionModel:
@@ -148,14 +150,17 @@ class Denoiser(nn.Module):
         return found
 
     def loss(self, batch: Batch, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """The weighted squared error of the velocity, and the plain one; both scalars."""
-        count = batch.latents.shape[0]
-        noise = torch.randn(batch.latents.shape, generator=generator)
-        timesteps = draw_timesteps(count, generator)
+        """The weighted squared error of the velocity, and the plain one; both scalars.
+
+        Noise and timesteps are drawn on the CPU, so that they are the same on every device.
+        """
+        count, device = batch.latents.shape[0], batch.latents.device
+        noise = torch.randn(batch.latents.shape, generator=generator).to(device)
+        timesteps = draw_timesteps(count, generator).to(device)
         noisy = self.scheduler.add_noise(batch.latents, noise, timesteps)
         noisy = noisy.contiguous(memory_format=torch.channels_last)
         velocity = self.scheduler.get_velocity(batch.latents, noise, timesteps)
-        with torch.autocast("cpu", torch.bfloat16):
+        with runs.autocast(device):
             states = self.text(input_ids=batch.tokens).last_hidden_state
             if self.teacher is not None:
                 velocity = self.teacher.velocity(noisy, timesteps, states)
@@ -186,11 +191,14 @@ class Run:
         world: int = 1,
         teacher: Teacher | None = None,
         start: Path | None = None,
+        device: torch.device | None = None,
     ):
-        """Taken up from its checkpoint; without one, from the exported weights in `start`, if given."""
+        """Taken up from its checkpoint; without one, from the exported weights in `start`, if given; on `device`, or
+        else the CPU."""
         torch.manual_seed(plan.seed)
         self.name, self.plan, self.data, self.work, self.rank, self.world = name, plan, data, work, rank, world
-        self.model = Denoiser(SHAPES[name], words)
+        self.device = device or torch.device("cpu")
+        self.model = Denoiser(SHAPES[name], words).to(self.device)
         if teacher is not None:  # a student reads with its teacher's text encoder, which stays as it is
             self.model.teacher = teacher
             self.model.text.requires_grad_(False)
@@ -266,7 +274,7 @@ class Run:
         sizes = self.data.sizes()
         size = sizes[0] if shared.random() >= self.plan.other_sizes or len(sizes) == 1 else shared.choice(sizes[1:])
         count = max(1, round(self.plan.batch * 64 * 64 / (size[0] * size[1])))
-        batch = self.data.batch(size, count, own, self.plan.dropout)
+        batch = self.data.batch(size, count, own, self.plan.dropout).to(self.device)
         generator = torch.Generator().manual_seed(own.getrandbits(40))
         self._set_rate()
         loss, plain = self.model.loss(batch, generator)
@@ -343,8 +351,9 @@ def sample(
         torch.randn(4, size[1] // 4, size[0] // 4, generator=torch.Generator().manual_seed(seed + i))
         for i in range(count)
     ]
-    latents = torch.stack(noise)
-    states = model.text(input_ids=torch.cat([empty.expand(count, -1), tokens])).last_hidden_state
+    device = runs.device_of(model)
+    latents = torch.stack(noise).to(device)
+    states = model.text(input_ids=torch.cat([empty.expand(count, -1), tokens]).to(device)).last_hidden_state
     model.scheduler.set_timesteps(steps)
     for timestep in model.scheduler.timesteps:
         found = model.unet(torch.cat([latents, latents]), timestep, encoder_hidden_states=states).sample.float()
@@ -358,13 +367,13 @@ def _grid(run: Run, vae: Any) -> None:
     words = run.data.words
     tokens = torch.tensor([words.ids(prompt) for prompt in run.plan.grid_prompts])
     run.average.swap()
-    with torch.autocast("cpu", torch.bfloat16):
+    with runs.autocast(run.device):
         guidance = 1.0 if SHAPES[run.name].guided else 2.5
         latents = sample(
             run.model, tokens, torch.tensor([words.ids("")]), (64, 64), seed=0, steps=16, guidance=guidance
         )
     run.average.swap()
-    pictures = runs.to_pictures(vae.decode(latents).sample)
+    pictures = runs.to_pictures(vae.decode(latents.cpu()).sample)
     path = run.work / f"{run.name}-grids" / f"{run.samples:08d}.png"
     runs.save_grid(list(np.asarray(pictures)), 8, path, scale=2)
 

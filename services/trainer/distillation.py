@@ -20,14 +20,17 @@ class GuidedTeacher:
     """An exported denoiser, asked with classifier-free guidance (Meng et al. 2023, "On distillation of guided
     diffusion models", stage one at one fixed guidance)."""
 
-    def __init__(self, folder: Path, words: Words, guidance: float = GUIDANCE) -> None:
+    def __init__(
+        self, folder: Path, words: Words, guidance: float = GUIDANCE, device: torch.device | None = None
+    ) -> None:
         self._unet = UNet2DConditionModel.from_pretrained(folder / "unet", torch_dtype=torch.float32)
-        self._unet.eval().requires_grad_(False).to(memory_format=torch.channels_last)
+        self._unet.eval().requires_grad_(False).to(device or "cpu", memory_format=torch.channels_last)
         self._text = CLIPTextModel.from_pretrained(folder / "text_encoder", torch_dtype=torch.float32)
-        self._text.eval().requires_grad_(False)
+        self._text.eval().requires_grad_(False).to(device or "cpu")
         self._guidance = guidance
         with torch.no_grad():
-            self._nothing = self._text(input_ids=torch.tensor([words.ids("")])).last_hidden_state
+            ids = torch.tensor([words.ids("")], device=device)
+            self._nothing = self._text(input_ids=ids).last_hidden_state
 
     @torch.no_grad()
     def velocity(self, noisy: torch.Tensor, timesteps: torch.Tensor, states: torch.Tensor) -> torch.Tensor:

@@ -72,7 +72,11 @@ def load_judge(folder: Path) -> Judge:
     """
     net = JudgeNet()
     net.load_state_dict(judge_weights(folder))
-    net.eval()
+    return judge_of(net.eval())
+
+
+def judge_of(net: JudgeNet) -> Judge:
+    """A network on the CPU as a judge."""
 
     @torch.no_grad()
     def judge(pictures: npt.NDArray[np.uint8]) -> dict[str, list[str]]:

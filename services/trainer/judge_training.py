@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from diffusers import AutoencoderTiny
 
 from services.trainer import runs
-from services.trainer.judge_net import JudgeNet, judge_weights
+from services.trainer.judge import judge_model, real_pictures
+from services.trainer.judge_net import JudgeNet, judge_of, judge_weights
 from services.trainer.muon import Muon
 from services.trainer.renderer import LAYOUTS, SIZES, Renderer
 from services.trainer.sitting import Sitting
@@ -33,15 +34,20 @@ class JudgePlan:
 
 
 def train_judge_net(
-    plan: JudgePlan, vae: AutoencoderTiny, sprites: Path, work: Path, start: Path | None = None
+    plan: JudgePlan,
+    vae: AutoencoderTiny,
+    sprites: Path,
+    work: Path,
+    start: Path | None = None,
+    device: torch.device | None = None,
 ) -> None:
     """Train until the plan's time is used, from the last checkpoint if there is one, else from the exported judge in
     `start`, if given; writes `work/judge.pt`."""
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
     renderer, net = Renderer(sprites), JudgeNet()
-    net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch documents it, its stubs do not
-    vae.to(memory_format=torch.channels_last)
+    net = net.to(device or "cpu", memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch documents it, its stubs do not
+    vae.to(device or "cpu", memory_format=torch.channels_last)
     kernels = [p for p in net.body.parameters() if p.ndim == 4]
     rest = [p for p in net.parameters() if p.ndim != 4]
     optimizers = [
@@ -56,12 +62,10 @@ def train_judge_net(
     while (begun := sitting.begin_step(plan.seed)) is not None:
         _, rng = begun
         scenes, pictures = _batch(renderer, vae, rng, plan)
-        with torch.autocast("cpu", torch.bfloat16):
+        with runs.autocast(pictures.device):
             scores = net(pictures)
-        losses = {
-            name: F.cross_entropy(scores[name].float(), torch.tensor([s.labels()[name] for s in scenes]))
-            for name in VALUES
-        }
+        labels = {name: torch.tensor([s.labels()[name] for s in scenes]).to(pictures.device) for name in VALUES}
+        losses = {name: F.cross_entropy(scores[name].float(), labels[name]) for name in VALUES}
         sitting.end_step(sum(losses.values(), torch.zeros(())) + 4 * losses["object"], clip=False)
         seen = sitting.step * plan.batch
         sitting.progress.add(sitting.step, seen, **{name: loss.item() for name, loss in losses.items()})
@@ -69,6 +73,10 @@ def train_judge_net(
             sitting.save()
     sitting.save()
     sitting.progress.plot()
+    sitting.average.swap()
+    found = judge_model(real_pictures(renderer), renderer, judge_of(net.cpu().eval()), 144)
+    shown = {name: round(value, 3) for name, value in found.items() if isinstance(value, float)}
+    runs.log.info("judge done", step=sitting.step, **shown)
 
 
 def _batch(
@@ -79,9 +87,9 @@ def _batch(
     pictures = runs.to_tensor(
         np.stack([renderer.render(s, width, height, rng.randrange(LAYOUTS)).pixels for s in scenes])
     )
-    pictures = pictures.contiguous(memory_format=torch.channels_last)
+    pictures = pictures.to(vae.device, memory_format=torch.channels_last)
     if rng.random() < plan.round_trips:
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad(), runs.autocast(vae.device):
             pictures = vae.decode(vae.encode(pictures).latents).sample.float().clamp(-1, 1)
     if rng.random() < plan.blurred:
         pictures = F.avg_pool2d(F.pad(pictures, (1, 1, 1, 1), mode="replicate"), 3, 1)

@@ -34,6 +34,10 @@ class Batch:
     tokens: torch.Tensor
     weights: torch.Tensor
 
+    def to(self, device: torch.device) -> Batch:
+        """The same on another device."""
+        return Batch(self.latents.to(device), self.tokens.to(device), self.weights.to(device))
+
 
 def encode_scenes(
     vae: AutoencoderTiny, renderer: Renderer, folder: Path, size: tuple[int, int], count: int, part: int
@@ -57,10 +61,10 @@ def encode_scenes(
             layout = rng.randrange(LAYOUTS)
             labels[i] = [*scene.labels().values(), layout]
             pictures.append(renderer.render(scene, width, height, layout).pixels)
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            inputs = runs.to_tensor(np.stack(pictures)).contiguous(memory_format=torch.channels_last)
+        with torch.no_grad(), runs.autocast(vae.device):
+            inputs = runs.to_tensor(np.stack(pictures)).to(vae.device, memory_format=torch.channels_last)
             found = vae.encode(inputs).latents
-        latents[start : start + len(pictures)] = found.float().numpy().astype(np.float16)
+        latents[start : start + len(pictures)] = found.float().cpu().numpy().astype(np.float16)
     latents.flush()
     np.save(folder / f"{stem}-labels.npy", labels)
     partial = folder / f"{stem}.partial"

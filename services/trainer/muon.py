@@ -51,7 +51,7 @@ def orthogonalised(matrix: torch.Tensor, iterations: int = 5) -> torch.Tensor:
             y = _A * y + (_B * gram + _C * gram @ gram) @ y
         found = y.to(matrix.dtype)
     else:
-        gram, product, eye = x @ x.T, None, torch.eye(rows)
+        gram, product, eye = x @ x.T, None, torch.eye(rows, device=x.device)
         for _ in range(iterations):
             factor = _A * eye + _B * gram + _C * gram @ gram
             product = factor if product is None else factor @ product

@@ -20,6 +20,23 @@ from torch import nn
 log = structlog.get_logger()
 
 
+def chosen_device(name: str) -> torch.device:
+    """What `--device` names; `auto` is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where a module's weights are, and so where its inputs must be."""
+    return next(module.parameters()).device
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """bfloat16 where it is safe, on that device."""
+    return torch.autocast(device.type, torch.bfloat16)
+
+
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     """Write a run's state so that a kill at any moment leaves either the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,5 +181,5 @@ def to_tensor(pictures: npt.NDArray[np.uint8]) -> torch.Tensor:
 def to_pictures(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
     """(B, 3, height, width) in −1…1 to (B, height, width, 3) uint8."""
     scaled = ((tensor.detach().float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
-    found: npt.NDArray[np.uint8] = scaled.permute(0, 2, 3, 1).contiguous().numpy()
+    found: npt.NDArray[np.uint8] = scaled.permute(0, 2, 3, 1).contiguous().cpu().numpy()
     return found

@@ -12,38 +12,59 @@ import torch
 from services.trainer.clip_pair import tokenizer_at
 from services.trainer.denoiser import SHAPES, DenoiserPlan, Run, train_denoiser
 from services.trainer.distillation import GuidedTeacher
+from services.trainer.evaluation import report
 from services.trainer.export import trained_autoencoder
+from services.trainer.judge_net import load_judge
 from services.trainer.latents import Latents
 from services.trainer.words import Words
+from shared.models.card import BUNDLED
 
 
 def train_in_workers(
-    name: str, plan: DenoiserPlan, work: Path, workers: int, teacher: Path, start: Path | None = None
+    name: str,
+    plan: DenoiserPlan,
+    work: Path,
+    workers: int,
+    teacher: Path,
+    start: Path | None = None,
+    device: torch.device | None = None,
 ) -> None:
-    """Train denoiser `name` with `workers` processes, this one the first; all end when one does.
+    """Train denoiser `name` with `workers` processes, this one the first; all end when one does. A GPU takes one.
 
     `teacher` is the exported denoiser that a guided one learns from; others never look at it. `start` holds exported
     weights to begin with where there is no checkpoint.
     """
+    if device is not None and device.type != "cpu":
+        workers = 1
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("spawn")
     others = [
-        context.Process(target=train_as, args=(name, plan, work, rank, workers, port, teacher, start), daemon=True)
+        context.Process(
+            target=train_as, args=(name, plan, work, rank, workers, port, teacher, start, device), daemon=True
+        )
         for rank in range(1, workers)
     ]
     for process in others:
         process.start()
-    train_as(name, plan, work, 0, workers, port, teacher, start)
+    train_as(name, plan, work, 0, workers, port, teacher, start, device)
     for process in others:
         process.join(30)
 
 
 def train_as(
-    name: str, plan: DenoiserPlan, work: Path, rank: int, workers: int, port: int, teacher: Path, start: Path | None
+    name: str,
+    plan: DenoiserPlan,
+    work: Path,
+    rank: int,
+    workers: int,
+    port: int,
+    teacher: Path,
+    start: Path | None,
+    device: torch.device | None = None,
 ) -> None:
-    """Be worker `rank` of `workers`."""
+    """Be worker `rank` of `workers`; the first one says at the end what its pictures are worth."""
     torch.set_num_threads(1)
     if rank > 0:
         os.setsid()  # Linux shares a machine between sessions first: a worker is a job of its own
@@ -53,8 +74,11 @@ def train_as(
             "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=workers
         )
     words = Words(tokenizer_at(work))
-    learns_from = GuidedTeacher(teacher, words) if SHAPES[name].guided else None
-    run = Run(name, plan, words, Latents(work / "latents", words), work, rank, workers, learns_from, start)
-    train_denoiser(run, trained_autoencoder(work) if rank == 0 else None)
+    learns_from = GuidedTeacher(teacher, words, device=device) if SHAPES[name].guided else None
+    run = Run(name, plan, words, Latents(work / "latents", words), work, rank, workers, learns_from, start, device)
+    vae = trained_autoencoder(work) if rank == 0 else None
+    train_denoiser(run, vae)
+    if vae is not None and plan.judged:
+        report(run, vae, work / "sprites", load_judge(BUNDLED / "judge"))
     if workers > 1:
         torch.distributed.destroy_process_group()

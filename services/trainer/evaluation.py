@@ -1,0 +1,63 @@
+"""Says what a training has reached: held-out scenes drawn with its averaged weights, and judged."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from diffusers import AutoencoderTiny
+
+from services.trainer import runs
+from services.trainer.denoiser import SHAPES, Run, sample
+from services.trainer.distillation import GUIDANCE
+from services.trainer.judge import judge_model
+from services.trainer.judge_net import Judge
+from services.trainer.renderer import Renderer
+from shared.errors import UnavailableError
+from shared.scenes import VALUES, WORDINGS, Scene, caption
+
+COUNT = len(VALUES["object"])
+"""One of every object."""
+
+
+def evaluate(
+    run: Run, vae: AutoencoderTiny, renderer: Renderer, judge: Judge, count: int, steps: int = 50
+) -> dict[str, Any]:
+    """The share of `count` pictures of 64×64 in which each attribute is right (`services.trainer.judge.summary`)."""
+    words = run.data.words
+    empty = torch.tensor([words.ids("")])
+    guidance = 1.0 if SHAPES[run.name].guided else GUIDANCE
+
+    @torch.no_grad()
+    def draw(scenes: Sequence[Scene], size: tuple[int, int]) -> tuple[npt.NDArray[np.uint8], float]:
+        began = time.monotonic()
+        seeds = [zlib.crc32(f"{scene} {size}".encode()) for scene in scenes]
+        said = [caption(scene, seed % WORDINGS) for scene, seed in zip(scenes, seeds, strict=True)]
+        tokens = torch.tensor([words.ids(text) for text in said])
+        latents = sample(run.model, tokens, empty, size, seeds[0], steps, guidance)
+        return runs.to_pictures(vae.decode(latents.cpu()).sample), time.monotonic() - began
+
+    run.average.swap()
+    try:
+        found = judge_model(draw, renderer, judge, count, sizes=[(64, 64)])
+    finally:
+        run.average.swap()
+    return {name: value for name, value in found.items() if isinstance(value, float | int)}
+
+
+def report(run: Run, vae: AutoencoderTiny, sprites: Path, judge: Judge) -> None:
+    """Log what `evaluate` finds of the plan's number of pictures as `<name> done`; no sprites, no judgement."""
+    try:
+        renderer = Renderer(sprites)
+    except UnavailableError as error:
+        runs.log.warning(f"{run.name} done, not judged", step=run.step, samples=run.samples, error=str(error))
+        return
+    found = evaluate(run, vae, renderer, judge, run.plan.judged)
+    shown = {name: round(value, 3) for name, value in found.items()}
+    runs.log.info(f"{run.name} done", step=run.step, samples=run.samples, **shown)

@@ -1,0 +1,41 @@
+"""What a training has reached is measured on its averaged weights, in pictures of held-out scenes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.trainer.clip_pair import tokenizer_at
+from services.trainer.denoiser import DenoiserPlan, Run
+from services.trainer.evaluation import evaluate
+from services.trainer.export import trained_autoencoder
+from services.trainer.latents import Latents
+from services.trainer.renderer import Renderer
+from services.trainer.words import Words
+from shared.scenes import VALUES
+
+
+def test_the_averaged_weights_are_judged_and_the_live_ones_come_back(work: Path, renderer: Renderer) -> None:
+    seen: list[npt.NDArray[np.uint8]] = []
+
+    def all_first(pictures: npt.NDArray[np.uint8]) -> dict[str, list[str]]:
+        seen.append(pictures)
+        return {name: [str(values[0])] * len(pictures) for name, values in VALUES.items()}
+
+    words = Words(tokenizer_at(work))
+    run = Run("small", DenoiserPlan(judged=2), words, Latents(work / "latents", words), work)
+    vae = trained_autoencoder(work)
+    found = evaluate(run, vae, renderer, all_first, 2, steps=2)
+    assert found["pictures"] == 2
+    assert 0 <= found["object"] <= 1
+    assert seen[0].shape == (2, 64, 64, 3)
+    with torch.no_grad():
+        for live in run.model.unet.parameters():
+            live.mul_(1.5)  # away from what was averaged
+    kept = [p.clone() for p in run.model.unet.parameters()]
+    evaluate(run, vae, renderer, all_first, 2, steps=2)
+    assert np.array_equal(seen[1], seen[0])
+    assert all(torch.equal(a, b) for a, b in zip(run.model.unet.parameters(), kept, strict=True))
