@@ -27,11 +27,16 @@ def pipeline_draw(folder: Path, steps: int = STEPS, guidance: float = GUIDANCE) 
 
     def draw(scenes: Sequence[Scene], size: tuple[int, int]) -> tuple[npt.NDArray[np.uint8], float]:
         began = time.monotonic()
-        seeds = [zlib.crc32(f"{scene} {size}".encode()) for scene in scenes]
-        said = [caption(scene, seed % WORDINGS) for scene, seed in zip(scenes, seeds, strict=True)]
+        seeds, said = seeds_and_words(scenes, size)
         return _drawn(pipeline, said, size, seeds, steps, guidance), time.monotonic() - began
 
     return draw
+
+
+def seeds_and_words(scenes: Sequence[Scene], size: tuple[int, int]) -> tuple[list[int], list[str]]:
+    """Each scene's seed, and the wording it is asked for in, for everyone who judges the same scenes."""
+    seeds = [zlib.crc32(f"{scene} {size}".encode()) for scene in scenes]
+    return seeds, [caption(scene, seed % WORDINGS) for scene, seed in zip(scenes, seeds, strict=True)]
 
 
 def prompt_pictures(

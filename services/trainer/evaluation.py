@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,12 @@ from diffusers import AutoencoderTiny
 from services.trainer import runs
 from services.trainer.denoiser import SHAPES, Run, sample
 from services.trainer.distillation import GUIDANCE
+from services.trainer.drawing import seeds_and_words
 from services.trainer.judge import judge_model
 from services.trainer.judge_net import Judge
 from services.trainer.renderer import Renderer
 from shared.errors import UnavailableError
-from shared.scenes import VALUES, WORDINGS, Scene, caption
+from shared.scenes import VALUES, Scene
 
 COUNT = len(VALUES["object"])
 """One of every object."""
@@ -37,8 +37,7 @@ def evaluate(
     @torch.no_grad()
     def draw(scenes: Sequence[Scene], size: tuple[int, int]) -> tuple[npt.NDArray[np.uint8], float]:
         began = time.monotonic()
-        seeds = [zlib.crc32(f"{scene} {size}".encode()) for scene in scenes]
-        said = [caption(scene, seed % WORDINGS) for scene, seed in zip(scenes, seeds, strict=True)]
+        seeds, said = seeds_and_words(scenes, size)
         tokens = torch.tensor([words.ids(text) for text in said])
         latents = sample(run.model, tokens, empty, size, seeds[0], steps, guidance)
         return runs.to_pictures(vae.decode(latents.cpu()).sample), time.monotonic() - began
