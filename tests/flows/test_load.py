@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -69,7 +70,11 @@ def test_users_play_their_sessions(tmp_path: Path, address: str) -> None:
     assert 0 < drawn <= len(calls)  # those that were in flight when Locust stopped are not in its statistics
     assert {name for kind, name in rows if kind == "miss"} == {"from noise"}
     assert int(rows[("", "Aggregated")]["Failure Count"]) == 0
-    assert f"pictures: {drawn} in" in printed
+    said = re.search(r"pictures: (\d+) in", printed)
+    assert said is not None
+    assert (
+        drawn <= int(said[1]) <= len(calls)
+    )  # a picture may come while Locust writes its statistics for the last time
 
 
 def test_an_open_loop_asks_at_its_times_and_the_full_service_says_when_to_come_back(
