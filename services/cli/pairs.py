@@ -11,7 +11,7 @@ from shared.scenes import EDITS, WORDINGS, Scene, caption, edit, random_scene
 
 @dataclass(frozen=True, slots=True)
 class ScenePair:
-    """The picture of `after` is started from the latents of `before`; they differ by one `kind` of change."""
+    """The picture of `after` starts from latents, or the picture, of `before`; they differ by one `kind` of change."""
 
     number: int
     kind: str

@@ -21,7 +21,7 @@ from rich.text import Text
 from services.cli.embedded import settings_from
 from services.cli.words import wide
 from shared.errors import ConfigurationError, InvalidRequestError
-from shared.models.k_table import IMAGE_STEPS, KTable, profile_kind, table_to_json
+from shared.models.k_table import IMAGE_STEPS, KTable, profile_kind, profile_of, table_file, table_to_json
 from shared.settings import Settings
 
 if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is read
@@ -33,7 +33,7 @@ Optional = typer.Option
 AT_A_TIME = 8
 """Pairs that share batches, and the most that a kill costs."""
 ENOUGH_PAIRS = 400
-"""With fewer, the confidence bound of most cells is too wide to call anything safe."""
+"""With fewer, a table may let nothing start above a small K: the bounds are too wide to call it safe."""
 LEAST_SCORE = 0.01
 """Mean CLIP score of the pictures from noise below which no ratio means anything."""
 
@@ -125,7 +125,7 @@ def _prepared(
     card = served_card(settings)
     device = settings.device if settings.device != "auto" else _best_device()
     family, eye = load_family(card, device=device), Encoder(encoder_folder(settings.encoder))
-    pictures, measure = _others(settings, family, images_from, against, device)
+    pictures, measure = _others(settings, family, images_from, against, fresh_noise, device)
     folder = judge or BUNDLED / "judge"
     known = folder.is_dir()
     if not known:
@@ -156,27 +156,39 @@ def _prepared(
 
 
 def _others(
-    settings: Settings, family: Family, images_from: str | None, against: str | None, device: str
+    settings: Settings,
+    family: Family,
+    images_from: str | None,
+    against: str | None,
+    fresh_noise: float,
+    device: str,
 ) -> tuple[Family | None, Family | None]:
     """The family whose pictures are started from, and the one that is the measure, where those are others."""
     from services.gpu_worker.families import load_family
     from shared.models.card import find_card
 
-    loaded = {family.card.name: family}
+    if images_from and fresh_noise:
+        raise InvalidRequestError("fresh_noise", "is for latents: a picture gets new noise anyway", fresh_noise)
+    if against and not images_from:
+        raise InvalidRequestError(
+            "against", "goes with --images-from; latents are held against their own model", against
+        )
+    loaded: dict[str, Family | None] = {family.card.name: family}
 
-    def named(name: str) -> Family:
-        card = replace(find_card(name), dtype=settings.dtype)
-        if card.name not in loaded:
-            loaded[card.name] = load_family(card, device=device)
-        return loaded[card.name]
+    def named(option: str, name: str) -> Family:
+        card, size = replace(find_card(name), dtype=settings.dtype), family.card.default_size
+        if not card.sizes.allows(size):
+            raise InvalidRequestError(option, f"must draw {size}; it draws {card.sizes}", name)
+        known = loaded.setdefault(card.name, None) or load_family(card, device=device)
+        if known.card.weights_hash != card.weights_hash:
+            raise InvalidRequestError(option, f"another model here is called {card.name!r}, too; rename one card", name)
+        loaded[card.name] = known
+        return known
 
-    pictures = named(images_from) if images_from else None
-    if pictures and not pictures.card.sizes.allows(family.card.default_size):
-        rule = f"must draw {family.card.default_size}; it draws {pictures.card.sizes}"
-        raise InvalidRequestError("images_from", rule, pictures.card.name)
+    pictures = named("images_from", images_from) if images_from else None
     # a small model's picture must be as good as the large one's (MoDM eq. 5)
     larger = pictures if pictures and pictures.card.role == "large" else family
-    measure = named(against) if against else larger
+    measure = named("against", against) if against else larger
     return pictures, measure if measure is not family else None
 
 
@@ -264,10 +276,8 @@ def _write(
     from services.cli.measure import measure_latency
     from services.cli.quality import plot, quality
 
-    for alpha, table in tables.items():
-        (out / f"{profile_kind(alpha, table.images_from)}.json").write_text(
-            json.dumps(table_to_json(table), indent=1) + "\n"
-        )
+    for table in tables.values():
+        (out / table_file(table)).write_text(json.dumps(table_to_json(table), indent=1) + "\n")
     measured = quality(records, rows, min(tables))
     (out / "quality.json").write_text(json.dumps(measured, indent=1) + "\n")
     latency = measure_latency(profiler.family, [n for n in (1, 2, 4, 8, 16, 32) if n <= profiler.max_rows])
@@ -294,8 +304,8 @@ async def _store(settings: Settings, tables: Mapping[float, KTable], about: Mapp
     catalog = await open_catalog(settings.catalog_url)
     try:
         for alpha, table in tables.items():
-            kind = profile_kind(alpha, table.images_from)
-            await catalog.profiles.put(kind, about["model"], about["weights_hash"], table_to_json(table))
+            kind = profile_kind(alpha, images=bool(table.images_from))
+            await catalog.profiles.put(kind, profile_of(table), table.weights_hash, table_to_json(table))
     finally:
         await catalog.close()
     url = make_url(settings.catalog_url)

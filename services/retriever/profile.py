@@ -22,7 +22,7 @@ class ProfileRow:
     k: int
     """Of the table's T."""
     similarity: float
-    """Cosine of the two prompts' embeddings."""
+    """Cosine of the two prompts' embeddings, or of the prompt's and the picture's."""
     score: float
     """CLIP score from state K, not below 0 …"""
     score_from_noise: float = 1.0

@@ -341,15 +341,15 @@ def sample(
     tokens: torch.Tensor,
     empty: torch.Tensor,
     size: tuple[int, int],
-    seed: int,
+    seeds: Sequence[int],
     steps: int = 50,
     guidance: float = 2.5,
 ) -> torch.Tensor:
     """Draw latents for token ids (B, LENGTH) by DDIM with guidance; each row's noise comes from its own seed."""
     count = tokens.shape[0]
     noise = [
-        torch.randn(4, size[1] // 4, size[0] // 4, generator=torch.Generator().manual_seed(seed + i))
-        for i in range(count)
+        torch.randn(4, size[1] // 4, size[0] // 4, generator=torch.Generator().manual_seed(seed))
+        for _, seed in zip(range(count), seeds, strict=True)
     ]
     device = runs.device_of(model)
     latents = torch.stack(noise).to(device)
@@ -370,7 +370,7 @@ def _grid(run: Run, vae: Any) -> None:
     with runs.autocast(run.device):
         guidance = 1.0 if SHAPES[run.name].guided else 2.5
         latents = sample(
-            run.model, tokens, torch.tensor([words.ids("")]), (64, 64), seed=0, steps=16, guidance=guidance
+            run.model, tokens, torch.tensor([words.ids("")]), (64, 64), range(len(tokens)), steps=16, guidance=guidance
         )
     run.average.swap()
     pictures = runs.to_pictures(vae.decode(latents.cpu()).sample)

@@ -17,7 +17,7 @@ from services.trainer.denoiser import SHAPES, Run, sample
 from services.trainer.distillation import GUIDANCE
 from services.trainer.drawing import seeds_and_words
 from services.trainer.judge import judge_model
-from services.trainer.judge_net import Judge
+from services.trainer.judge_net import Judge, load_judge
 from services.trainer.renderer import Renderer
 from shared.errors import UnavailableError
 from shared.scenes import VALUES, Scene
@@ -39,7 +39,7 @@ def evaluate(
         began = time.monotonic()
         seeds, said = seeds_and_words(scenes, size)
         tokens = torch.tensor([words.ids(text) for text in said])
-        latents = sample(run.model, tokens, empty, size, seeds[0], steps, guidance)
+        latents = sample(run.model, tokens, empty, size, seeds, steps, guidance)
         return runs.to_pictures(vae.decode(latents.cpu()).sample), time.monotonic() - began
 
     run.average.swap()
@@ -50,13 +50,14 @@ def evaluate(
     return {name: value for name, value in found.items() if isinstance(value, float | int)}
 
 
-def report(run: Run, vae: AutoencoderTiny, sprites: Path, judge: Judge) -> None:
-    """Log what `evaluate` finds of the plan's number of pictures as `<name> done`; no sprites, no judgement."""
+def report(run: Run, vae: AutoencoderTiny, sprites: Path, judge: Path) -> None:
+    """Log what `evaluate` finds of the plan's number of pictures as `<name> done`; without the sprites, or a judge of
+    today's grammar in the folder `judge`, that it could not be judged."""
     try:
-        renderer = Renderer(sprites)
-    except UnavailableError as error:
+        renderer, eye = Renderer(sprites), load_judge(judge)
+    except (UnavailableError, ValueError, OSError) as error:
         runs.log.warning(f"{run.name} done, not judged", step=run.step, samples=run.samples, error=str(error))
         return
-    found = evaluate(run, vae, renderer, judge, run.plan.judged)
+    found = evaluate(run, vae, renderer, eye, run.plan.judged)
     shown = {name: round(value, 3) for name, value in found.items()}
     runs.log.info(f"{run.name} done", step=run.step, samples=run.samples, **shown)

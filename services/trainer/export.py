@@ -105,6 +105,8 @@ def _replace(target: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     fresh.parent.mkdir(parents=True, exist_ok=True)
     write(fresh)
+    if (target / "README.md").exists():  # what people wrote of the model; its tables are the old weights' and go
+        shutil.copy2(target / "README.md", fresh / "README.md")
     for path in fresh.rglob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes files for their owner only
     if target.exists():

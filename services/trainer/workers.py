@@ -14,7 +14,6 @@ from services.trainer.denoiser import SHAPES, DenoiserPlan, Run, train_denoiser
 from services.trainer.distillation import GuidedTeacher
 from services.trainer.evaluation import report
 from services.trainer.export import trained_autoencoder
-from services.trainer.judge_net import load_judge
 from services.trainer.latents import Latents
 from services.trainer.words import Words
 from shared.models.card import BUNDLED
@@ -79,6 +78,6 @@ def train_as(
     vae = trained_autoencoder(work) if rank == 0 else None
     train_denoiser(run, vae)
     if vae is not None and plan.judged:
-        report(run, vae, work / "sprites", load_judge(BUNDLED / "judge"))
+        report(run, vae, work / "sprites", BUNDLED / "judge")
     if workers > 1:
         torch.distributed.destroy_process_group()

@@ -55,7 +55,7 @@ class KTable:
     weights_hash: str = ""
     encoder_hash: str = ""
     alpha: float = 0.9
-    """Quality that a start from K must keep, as a share of the quality from noise."""
+    """Quality that a start from K must keep, as a share of what it is held against: the picture from noise."""
     source: str = ""
     """Where the table comes from, for people."""
     cells: tuple[Cell, ...] = ()
@@ -87,9 +87,20 @@ class Profiles(Protocol):
     async def get(self, kind: str, model: str, weights_hash: str) -> dict[str, Any] | None: ...
 
 
-def profile_kind(alpha: float, images_from: str = "") -> str:
-    """Under which kind the catalog, and which name a file, keeps the table of this α: latents' or pictures'."""
-    return f"image_k_table_{images_from}_{alpha:g}" if images_from else f"k_table_{alpha:g}"
+def profile_kind(alpha: float, *, images: bool = False) -> str:
+    """Under which kind the catalog keeps the table of this α: of latents, or of another model's pictures."""
+    return f"{'image_' if images else ''}k_table_{alpha:g}"
+
+
+def profile_of(table: KTable) -> str:
+    """Whose table the catalog keeps it as."""
+    return f"{table.model} from {table.images_from}" if table.images_from else table.model
+
+
+def table_file(table: KTable) -> str:
+    """What its file beside the weights is called."""
+    start = f"image_k_table_{table.images_from}" if table.images_from else "k_table"
+    return f"{start}_{table.alpha:g}.json"
 
 
 def table_to_json(table: KTable) -> dict[str, Any]:

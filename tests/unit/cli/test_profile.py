@@ -20,7 +20,7 @@ from services.gpu_worker.events import Finished
 from services.gpu_worker.families import load_family
 from services.gpu_worker.rows import FromNoise, FromPicture, Pixels, Start, Task
 from shared.catalog import open_catalog
-from shared.errors import ConfigurationError
+from shared.errors import ConfigurationError, InvalidRequestError
 from shared.models import find_card, tiny
 from shared.models.k_table import table_from_json
 from shared.types import vector_from
@@ -101,7 +101,7 @@ async def test_a_profile_from_pictures_of_another_model(models: Path, tmp_path: 
     table = table_from_json(json.loads((tmp_path / "out" / "image_k_table_large_0.5.json").read_text()))
     assert (table.images_from, table.images_weights_hash) == ("large", find_card(str(models / "large")).weights_hash)
     catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/catalog.sqlite3")
-    assert await catalog.profiles.get("image_k_table_large_0.5", "small", table.weights_hash) is not None
+    assert await catalog.profiles.get("image_k_table_0.5", "small from large", table.weights_hash) is not None
     assert await catalog.profiles.get("k_table_0.5", "small", table.weights_hash) is None  # latents have their own
     await catalog.close()
     pair = next(scene_pairs(1, seed=0))
@@ -110,6 +110,24 @@ async def test_a_profile_from_pictures_of_another_model(models: Path, tmp_path: 
     assert record["score"] == pytest.approx(score, abs=1e-3)
     assert record["score_from_noise"] == pytest.approx(score_from_noise, abs=1e-3)
     assert record["similarity"] == pytest.approx(similarity, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--against", "large"], "against: goes with --images-from"),
+        (["--images-from", "large", "--fresh-noise", "0.3"], "fresh_noise: is for latents"),
+        (["--images-from", "copy"], "images_from: another model here is called 'small'"),
+    ],
+)
+def test_what_pictures_cannot_be_profiled_with(models: Path, tmp_path: Path, more: list[str], said: str) -> None:
+    tiny.build(models, seed=5, name="small", clip=False)
+    tiny.build(tmp_path / "other", seed=6, name="small", clip=False)
+    places = {"large": str(models / "large"), "copy": str(tmp_path / "other" / "small")}
+    arguments = ["--model", models / "small", "--encoder", models / "clip", "--out", tmp_path / "out", "--steps", "10"]
+    found = CliRunner().invoke(app, ["profile", *map(str, arguments), *(places.get(word, word) for word in more)])
+    assert isinstance(found.exception, InvalidRequestError)
+    assert said in str(found.exception)
 
 
 def _by_hand(models: Path, pair: ScenePair) -> tuple[float, float, float]:

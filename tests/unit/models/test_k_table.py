@@ -17,9 +17,9 @@ from shared.models.k_table import (
     Level,
     doubts,
     load_k_table,
-    profile_kind,
     read_table,
     shipped_table,
+    table_file,
     table_to_json,
 )
 
@@ -77,9 +77,12 @@ def test_every_table_that_ships_was_measured_with_the_weights_that_ship() -> Non
     for name, card in bundled_cards().items():
         for path in sorted(card.folder.glob("*k_table_*.json")):
             table = read_table(path)
-            found.append(path.name)
-            assert path.stem == profile_kind(table.alpha, table.images_from)
+            found.append((name, path.name))
+            assert path.name == table_file(table)
             assert (table.model, table.weights_hash, table.encoder_hash) == (name, card.weights_hash, encoder), path
             if table.images_from:
                 assert table.images_weights_hash == bundled_cards()[table.images_from].weights_hash, path
-    assert {"k_table_0.9.json", "k_table_0.95.json"} <= set(found)
+    others = {"large": "small", "small": "large"}
+    expected = {(name, f"{kind}_{alpha}.json") for name, other in others.items() for alpha in ("0.9", "0.95")
+                for kind in ("k_table", f"image_k_table_{other}")}  # fmt: skip
+    assert set(found) == expected

@@ -75,8 +75,8 @@ def test_a_rows_picture_depends_on_its_own_seed(work: Path) -> None:
     run = run_in(work)
     words = run.data.words
     tokens, empty = torch.tensor([words.ids("a fox"), words.ids("a hat")]), torch.tensor([words.ids("")])
-    both = sample(run.model, tokens, empty, (64, 64), seed=5, steps=2)
-    second = sample(run.model, tokens[1:], empty, (64, 64), seed=6, steps=2)
+    both = sample(run.model, tokens, empty, (64, 64), seeds=[5, 6], steps=2)
+    second = sample(run.model, tokens[1:], empty, (64, 64), seeds=[6], steps=2)
     assert torch.allclose(both[1], second[0], atol=1e-4)
 
 

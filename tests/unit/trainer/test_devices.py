@@ -1,14 +1,18 @@
-"""Every training runs where its weights are: on `meta`, an operation that mixes devices fails, as it would on a GPU."""
+"""The losses and pictures of a training are computed where its weights are: on `meta`, with every call watched."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 from transformers import CLIPModel
 
 from services.trainer import runs
@@ -16,39 +20,72 @@ from services.trainer.autoencoder import _loss, new_autoencoder
 from services.trainer.clip_pair import IMAGE_SIDE, Heads, PairPlan, _losses, _trainable, pair_config, tokenizer_at
 from services.trainer.denoiser import DenoiserPlan, Run, sample
 from services.trainer.distillation import GuidedTeacher
-from services.trainer.latents import Latents
+from services.trainer.latents import Batch, Latents
 from services.trainer.muon import orthogonalised
 from services.trainer.words import Words
 
 META = torch.device("meta")
+MOVES = {torch.Tensor.to, torch.Tensor.copy_, torch.Tensor.cpu, torch._has_compatible_shallow_copy_type}
+
+
+class OneDevice(TorchFunctionMode):
+    """Refuses calls that mix devices, as a GPU would; meta lets some pass. Plain numbers may come from the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves = tree_leaves((args, kwargs or {}))
+        found = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()}
+        assert len(found) < 2 or func in MOVES, f"{func} on {found}"
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture(autouse=True)
-def _plain_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def _watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(runs, "autocast", lambda device: nullcontext())  # torch has none for meta
+    with OneDevice():
+        yield
 
 
-def test_a_device_is_chosen_by_name() -> None:
-    assert runs.chosen_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+def test_a_mix_of_devices_is_seen() -> None:
+    with pytest.raises(AssertionError, match="linear"):
+        nn.functional.linear(torch.zeros(1, 2), torch.zeros(2, 2, device=META))
+    with pytest.raises(AssertionError, match="embedding"):
+        nn.functional.embedding(torch.zeros(1, dtype=torch.long), torch.zeros(2, 2, device=META))
+
+
+def test_a_device_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for there, chosen in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert runs.chosen_device("auto").type == chosen
     assert runs.chosen_device("cuda:1") == torch.device("cuda", 1)
 
 
 @pytest.mark.parametrize("taught", [False, True])
-def test_a_denoisers_step_and_pictures(work: Path, teacher: Path, taught: bool) -> None:
+def test_a_denoisers_step_and_pictures(
+    work: Path, teacher: Path, taught: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = Words(tokenizer_at(work))
     learns_from = GuidedTeacher(teacher, words, device=META) if taught else None
     name, plan = "small" if taught else "large", DenoiserPlan(batch=2)
     (work / f"{name}.pt").unlink(missing_ok=True)
     run = Run(name, plan, words, Latents(work / "latents", words), work, teacher=learns_from, device=META)
-    batch = run.data.batch((64, 64), 2, random.Random(0)).to(META)
-    loss, _ = run.model.loss(batch, torch.Generator().manual_seed(0))
+    given: list[Batch] = []
+    of_batch = run.model.loss
+
+    def loss_of(batch: Batch, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        given.append(batch)
+        raise InterruptedError  # the rest of a step reads numbers, which meta has none of
+
+    monkeypatch.setattr(run.model, "loss", loss_of)
+    with pytest.raises(InterruptedError):
+        run.advance()
+    loss, _ = of_batch(given[0], torch.Generator().manual_seed(0))
     torch.autograd.backward(loss)
     gradients = [p.grad for p in run.model.unet.parameters()]
     assert gradients
     assert all(gradient is not None and gradient.device == META for gradient in gradients)
     tokens = torch.tensor([words.ids("a fox"), words.ids("a hat")])
     with torch.no_grad():
-        drawn = sample(run.model, tokens, torch.tensor([words.ids("")]), (64, 64), seed=0, steps=2)
+        drawn = sample(run.model, tokens, torch.tensor([words.ids("")]), (64, 64), [0, 1], steps=2)
     assert drawn.device == META
 
 
