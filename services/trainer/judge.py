@@ -121,7 +121,7 @@ def real_pictures(
 
 
 def balanced_scenes(count: int, seed: int) -> list[Scene]:
-    """Held-out scenes in which every object, and every value of every other attribute, comes up about equally often."""
+    """Held-out scenes in which every object, background and style comes up about equally often; the rest is chance."""
     rng = random.Random(seed)
     triples = all_held_out()
     names = list(VALUES["object"])
