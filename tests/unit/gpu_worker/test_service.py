@@ -238,7 +238,9 @@ async def test_a_preview_that_fails_costs_nobody_a_picture(slow: Bench, monkeypa
 
 async def test_describe_says_what_is_loaded(bench: Bench) -> None:
     await bench.draw()
-    said = await bench.service.Describe(pb.DescribeRequest(), None)
+    async with asyncio.timeout(10):  # the row is final a moment before the worker has put the task away
+        while (said := await bench.service.Describe(pb.DescribeRequest(), None)).rows:
+            await asyncio.sleep(0.01)
     (model,) = said.models
     assert (said.device, said.rows, said.max_rows, said.draining) == ("cpu", 0, 8, False)
     assert (model.model, model.dtype, model.sampler) == ("large", "float32", bench.service._place.card.sampler_id)
