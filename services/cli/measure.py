@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 
 from services.cli.pairs import ScenePair, asked_for, right
 from services.embedder.encoder import Encoder
@@ -176,7 +177,7 @@ def profile_row(record: Mapping[str, Any]) -> ProfileRow:
 
 
 def measure_latency(family: Family, batches: Sequence[int], steps: int = 6) -> dict[str, Any]:
-    """Median seconds of one denoising step by rows in the batch, and of a picture's decoding."""
+    """Median seconds of one denoising step by requests in the batch, and of a picture's decoding."""
     card = family.card
     step_s, decode_s = {}, []
     for rows in batches:
@@ -195,4 +196,9 @@ def measure_latency(family: Family, batches: Sequence[int], steps: int = 6) -> d
         step_s[rows] = median(seconds[1:])  # the first is slower
         if time.monotonic() - begun > 60.0:
             break
-    return {"step_s": step_s, "decode_s": median(decode_s), "size": str(card.default_size)}
+    return {
+        "step_s": step_s,
+        "decode_s": median(decode_s),
+        "size": str(card.default_size),
+        "threads": torch.get_num_threads(),
+    }
