@@ -102,3 +102,8 @@ class BlobCorruptError(AfterimageError):
     """The blob's content does not have the hash it was stored under (for the cache: a hole)."""
 
     code = "DATA_LOSS"
+
+
+def passes(error: BaseException) -> bool:
+    """Whether waiting mends it: something is away or full, and the task itself is not to blame."""
+    return isinstance(error, UnavailableError | OverloadedError) or getattr(error, "retry_after_s", None) is not None

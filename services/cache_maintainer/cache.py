@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 from services.cache_maintainer.admission import admit, fitting
 from services.cache_maintainer.eviction import Shelf
-from services.cache_maintainer.setbacks import Setbacks, passes
+from services.cache_maintainer.setbacks import Setbacks
 from shared.backends import Backends
 from shared.clock import Clock
-from shared.errors import AfterimageError, NotFoundError, StorageFullError
+from shared.errors import AfterimageError, NotFoundError, StorageFullError, passes
 from shared.index.rebuild import reconcile
 from shared.messages import EntriesCached, EntriesEvicted
 from shared.telemetry import METRICS, log

@@ -19,9 +19,8 @@ from services.cache_maintainer.collector import collect_orphans
 from services.cache_maintainer.eviction import POLICIES, Lcbfu, Policy, Shelf
 from services.cache_maintainer.leadership import NAME as LEASE
 from services.cache_maintainer.leadership import Leadership
-from services.cache_maintainer.setbacks import passes
 from shared.bus import Subscription
-from shared.errors import AfterimageError, InvalidRequestError, UnavailableError
+from shared.errors import AfterimageError, InvalidRequestError, UnavailableError, passes
 from shared.ids import new_id
 from shared.index.rebuild import repair_index
 from shared.messages import JobSucceeded, Message, StateLost, StateUsed

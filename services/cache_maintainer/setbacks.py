@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from shared.errors import OverloadedError, UnavailableError
-
 FIRST_S, LONGEST_S = 60.0, 6 * 3600.0
-
-
-def passes(error: Exception) -> bool:
-    """Whether time mends it: a port is away or full, and no job is to blame."""
-    return isinstance(error, UnavailableError | OverloadedError) or getattr(error, "retry_after_s", None) is not None
 
 
 class Setbacks:

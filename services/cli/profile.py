@@ -20,6 +20,7 @@ from rich.text import Text
 
 from services.cli.embedded import settings_from
 from services.cli.words import wide
+from shared.devices import chosen_device
 from shared.errors import ConfigurationError, InvalidRequestError
 from shared.models.k_table import IMAGE_STEPS, KTable, profile_kind, profile_of, table_file, table_to_json
 from shared.settings import Settings
@@ -123,7 +124,7 @@ def _prepared(
     from shared.models.card import BUNDLED, served_card
 
     card = served_card(settings)
-    device = settings.device if settings.device != "auto" else _best_device()
+    device = chosen_device(settings.device)
     family, eye = load_family(card, device=device), Encoder(encoder_folder(settings.encoder))
     pictures, measure = _others(settings, family, images_from, against, fresh_noise, device)
     folder = judge or BUNDLED / "judge"
@@ -173,29 +174,23 @@ def _others(
         raise InvalidRequestError(
             "against", "goes with --images-from; latents are held against their own model", against
         )
-    loaded: dict[str, Family | None] = {family.card.name: family}
+    loaded = {family.card.name: family}
 
     def named(option: str, name: str) -> Family:
         card, size = replace(find_card(name), dtype=settings.dtype), family.card.default_size
         if not card.sizes.allows(size):
             raise InvalidRequestError(option, f"must draw {size}; it draws {card.sizes}", name)
-        known = loaded.setdefault(card.name, None) or load_family(card, device=device)
-        if known.card.weights_hash != card.weights_hash:
+        if card.name not in loaded:
+            loaded[card.name] = load_family(card, device=device)
+        elif loaded[card.name].card.weights_hash != card.weights_hash:
             raise InvalidRequestError(option, f"another model here is called {card.name!r}, too; rename one card", name)
-        loaded[card.name] = known
-        return known
+        return loaded[card.name]
 
     pictures = named("images_from", images_from) if images_from else None
     # a small model's picture must be as good as the large one's (MoDM eq. 5)
     larger = pictures if pictures and pictures.card.role == "large" else family
     measure = named("against", against) if against else larger
     return pictures, measure if measure is not family else None
-
-
-def _best_device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _measure(

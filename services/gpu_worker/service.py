@@ -12,7 +12,6 @@ from statistics import median
 from typing import Any, ClassVar, TypeVar
 
 import grpc
-import torch
 
 from protos import gpu_worker_pb2 as pb
 from protos.gpu_worker_pb2_grpc import GpuWorkerServiceServicer, add_GpuWorkerServiceServicer_to_server
@@ -25,13 +24,14 @@ from services.gpu_worker.runner import EngineThread
 from services.gpu_worker.turns import Turns
 from services.gpu_worker.warm import warm_up
 from shared.bus import Delivery
+from shared.devices import chosen_device
 from shared.errors import (
     AfterimageError,
     CancelledError,
     DeadlineError,
     NotFoundError,
-    OverloadedError,
     UnavailableError,
+    passes,
 )
 from shared.messages import GenerateImage, JobCancelled, JobFailed, JobSucceeded, Message, encode, lane_of
 from shared.models import ModelCard, served_card
@@ -269,7 +269,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         except CancelledError:
             await self._lost(attempt, delivery)
         except Exception as error:
-            await (self._put_off if _passes(error) else self._failed)(attempt, error, delivery)
+            await (self._put_off if passes(error) else self._failed)(attempt, error, delivery)
         else:
             await (self._succeeded if won else self._lost)(attempt, delivery)
 
@@ -281,7 +281,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             try:
                 return await write()
             except AfterimageError as error:
-                if not _passes(error):
+                if not passes(error):
                     raise
                 log("gpu_worker").warning("catalog does not take a job's end; trying again", error=str(error))
             await asyncio.sleep(wait_s)
@@ -394,16 +394,9 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         return self._context.backends.catalog.jobs
 
 
-def _passes(error: Exception) -> bool:
-    """Whether waiting helps: something is away or full, and the task itself is not to blame."""
-    return isinstance(error, UnavailableError | OverloadedError) or getattr(error, "retry_after_s", None) is not None
-
-
 def _load(card: ModelCard, context: Context) -> Family:
     """The model on its device, warm; runs on a thread of its own because weights take seconds."""
-    device = context.settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = chosen_device(context.settings.device)
     family = load_family(card, device=device, batch_invariant=context.settings.batch_invariant)
     warm_up(family)
     return family

@@ -21,6 +21,7 @@ from services.trainer.judgement import write_judgement
 from services.trainer.latents import encode_scenes
 from services.trainer.renderer import SIZES, Renderer
 from services.trainer.workers import train_in_workers
+from shared.devices import chosen_device
 from shared.models.card import SHIPPED
 from shared.scenes import WORDINGS, caption, held_out, random_scene
 
@@ -47,7 +48,7 @@ def vae(
 ) -> None:
     """Train the shared autoencoder."""
     plan = AutoencoderPlan(seconds=seconds, seed=seed)
-    train_autoencoder(plan, work / "sprites", work, start, runs.chosen_device(device))
+    train_autoencoder(plan, work / "sprites", work, start, torch.device(chosen_device(device)))
 
 
 @app.command()
@@ -61,14 +62,14 @@ def clip(
 ) -> None:
     """Train the CLIP-style pair (and its tokenizer, at the first run)."""
     plan = PairPlan(seconds=seconds, seed=seed, rate=rate)
-    train_pair(plan, work / "sprites", work, start, runs.chosen_device(device))
+    train_pair(plan, work / "sprites", work, start, torch.device(chosen_device(device)))
 
 
 @app.command()
 def latents(work: Work = WORK, count: int = 60_000, part: int = 0, device: Device = "auto") -> None:
     """Render and encode scenes: `count` of 64×64, and an eighth as many of each other size."""
     torch.set_num_threads(1)
-    model = trained_autoencoder(work).to(runs.chosen_device(device), memory_format=torch.channels_last)
+    model = trained_autoencoder(work).to(torch.device(chosen_device(device)), memory_format=torch.channels_last)
     renderer = Renderer(work / "sprites")
     for size in SIZES:
         encode_scenes(model, renderer, work / "latents", size, count if size == SIZES[0] else count // 8, part)
@@ -105,7 +106,7 @@ def denoiser(
         grid_prompts=tuple(grid_prompts()),
         judged=COUNT,
     )
-    train_in_workers(name, plan, work, workers, teacher, start, runs.chosen_device(device))
+    train_in_workers(name, plan, work, workers, teacher, start, torch.device(chosen_device(device)))
 
 
 @app.command()
@@ -132,7 +133,7 @@ def judge_net(
 ) -> None:
     """Train the judge's classifier."""
     plan = JudgePlan(seconds=seconds, seed=seed)
-    train_judge_net(plan, trained_autoencoder(work), work / "sprites", work, start, runs.chosen_device(device))
+    train_judge_net(plan, trained_autoencoder(work), work / "sprites", work, start, torch.device(chosen_device(device)))
 
 
 @app.command()

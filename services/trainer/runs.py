@@ -20,13 +20,6 @@ from torch import nn
 log = structlog.get_logger()
 
 
-def chosen_device(name: str) -> torch.device:
-    """What `--device` names; `auto` is a GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
-
-
 def device_of(module: nn.Module) -> torch.device:
     """Where a module's weights are, and so where its inputs must be."""
     return next(module.parameters()).device

@@ -1,0 +1,12 @@
+"""Where models run."""
+
+from __future__ import annotations
+
+
+def chosen_device(name: str) -> str:
+    """What a `device` setting names, as torch takes it; `auto` is a GPU where there is one, else the CPU."""
+    if name != "auto":
+        return name
+    import torch  # settings are read where there is no torch, too
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
