@@ -6,11 +6,12 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from shared.catalog.database import Database, open_database
+from shared.catalog.database import Database
 from shared.catalog.entries import Entries, Totals
 from shared.catalog.jobs import Jobs
 from shared.catalog.leases import FencedDatabase, Leases
 from shared.catalog.migrate import migrate
+from shared.catalog.opening import open_database
 from shared.catalog.profiles import Profiles
 from shared.clock import Clock, SystemClock
 

@@ -8,7 +8,6 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import sqlalchemy as sa
 
-from shared.clock import Clock
 from shared.errors import AfterimageError, ConfigurationError, StorageFullError, UnavailableError
 
 P = ParamSpec("P")
@@ -67,27 +66,3 @@ def explain(error: sa.exc.DBAPIError | sqlite3.Error, where: str) -> AfterimageE
     if gone or passing or str(state or "").startswith(PASSING):
         return UnavailableError(f"{where}: {said}", retry_after_s=1.0)
     return AfterimageError(f"{where}: {said}")
-
-
-def open_database(url: str, clock: Clock) -> Database:
-    """By the URL's scheme; ConfigurationError for one that no catalog speaks."""
-    try:
-        parsed = sa.make_url(url)
-    except (sa.exc.ArgumentError, ValueError):  # the URL may hold a password: neither it nor its error is quoted
-        rule = (
-            "is not a database URL; use sqlite+aiosqlite:///path or postgresql+asyncpg://user:password@host:port/name"
-        )
-        raise ConfigurationError(f"catalog_url: {rule}") from None
-    match parsed.get_backend_name():
-        case "sqlite":
-            from shared.catalog.sqlite import SqliteDatabase
-
-            return SqliteDatabase(parsed, clock)
-        case "postgresql":
-            from shared.catalog.postgresql import PostgresqlDatabase
-
-            return PostgresqlDatabase(parsed.set(drivername="postgresql+asyncpg"))
-        case other:
-            raise ConfigurationError(
-                f"catalog_url: no catalog speaks {other!r}; use sqlite+aiosqlite:///path or postgresql+asyncpg://…"
-            )

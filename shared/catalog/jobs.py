@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
-import json
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from shared.catalog.database import Database
-from shared.catalog.tables import captured, entries, idempotency_keys, jobs, now_s
-from shared.errors import ConflictError, NotFoundError
-from shared.types import Job, JobState, Plan, Request, Result, from_json, to_json
+from shared.catalog.idempotency import forget_expired, job_of_key, take_key
+from shared.catalog.job_rows import job_of, row_of
+from shared.catalog.tables import captured, entries, jobs, now_s
+from shared.errors import NotFoundError
+from shared.types import Job, JobState, Plan, Result, to_json
 
 URGENT = 5
 """Priorities from here up are the first of a lane's two bands."""
@@ -101,116 +100,25 @@ _UNCONFIRMED = (
     .values(updated_at=_NOW, confirmed=False)
     .returning(jobs)
 )
-_KEY = sa.select(idempotency_keys).where(
-    idempotency_keys.c.caller == sa.bindparam("by_caller"), idempotency_keys.c.key == sa.bindparam("by_key")
-)
-_LIVE_KEY = _KEY.where(idempotency_keys.c.expires_at > _NOW)
 _CONFIRM = sa.update(jobs).where(c.id.in_(sa.bindparam("ids", expanding=True))).values(confirmed=True)
 _COUNT_QUEUED = sa.select(sa.func.count()).select_from(jobs).where(c.state == QUEUED)
-
-
-def job_of(row: Any) -> Job:
-    """The row as a value."""
-    return Job(
-        id=row.id,
-        request=from_json(Request, row.request),
-        plan=from_json(Plan, row.plan),
-        state=JobState(row.state),
-        attempt=row.attempt,
-        failures=row.failures,
-        crashes=row.crashes,
-        worker=row.worker,
-        lane=row.lane,
-        error=row.error,
-        result=from_json(Result, row.result) if row.result else None,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-        lease_until=row.lease_until,
-        vector=bytes(row.vector),
-        encoder_hash=row.encoder_hash,
-        exact_key=row.exact_key,
-        checkpoint_key=row.checkpoint_key or "",
-        checkpoint_step=row.checkpoint_step,
-        warnings=tuple(json.loads(row.warnings)) if row.warnings else (),
-        confirmed=row.confirmed,
-    )
-
-
-def _row_of(job: Job) -> dict[str, Any]:
-    return {
-        "id": job.id,
-        "tenant": job.request.tenant,
-        "state": job.state.value,
-        "lane": job.lane,
-        "priority": job.request.priority,
-        "attempt": job.attempt,
-        "failures": job.failures,
-        "crashes": job.crashes,
-        "worker": job.worker,
-        "error": job.error,
-        "confirmed": job.state.final,  # nothing is sent for a job that is born finished
-        "lease_until": job.lease_until,
-        "encoder_hash": job.encoder_hash,
-        "exact_key": job.exact_key,
-        "checkpoint_key": job.checkpoint_key or None,
-        "checkpoint_step": job.checkpoint_step,
-        "picture_key": job.result.picture_key if job.result else None,
-        "request": to_json(job.request).decode(),
-        "plan": to_json(job.plan).decode(),
-        "result": to_json(job.result).decode() if job.result else "",
-        "warnings": json.dumps(job.warnings) if job.warnings else "",
-        "vector": job.vector,
-    }
-
-
-@cache
-def _taking(dialect: str) -> Any:
-    """One statement, so that two replicas with the same key meet on the row: the second waits, then finds it taken."""
-    insert: Any = postgresql.insert if dialect == "postgresql" else sqlite.insert
-    statement = insert(idempotency_keys).values(expires_at=_NOW + sa.bindparam("lifetime_s", type_=sa.Double))
-    new = statement.excluded
-    return statement.on_conflict_do_update(
-        index_elements=["caller", "key"],
-        set_={"body_hash": new.body_hash, "job_id": new.job_id, "expires_at": new.expires_at},
-        where=idempotency_keys.c.expires_at <= _NOW,
-    ).returning(idempotency_keys.c.job_id)
-
-
-def _take_key(connection: sa.Connection, job_id: str, caller: str, key: str, body_hash: str, lifetime_s: float) -> str:
-    """Empty when the key is now this job's, else the id of the job that has it; ConflictError for another body."""
-    wished = {"caller": caller, "key": key, "body_hash": body_hash, "job_id": job_id, "lifetime_s": lifetime_s}
-    if connection.execute(_taking(connection.dialect.name), wished).first() is not None:
-        return ""
-    row = connection.execute(_KEY, {"by_caller": caller, "by_key": key}).one()
-    _same_body(row, caller, key, body_hash)
-    return str(row.job_id)
 
 
 def _accept(
     connection: sa.Connection, job: Job, idempotency_key: str, caller: str, body_hash: str, key_lifetime_s: float
 ) -> tuple[Job, bool]:
     if idempotency_key:
-        first = _take_key(connection, job.id, caller, idempotency_key, body_hash, key_lifetime_s)
+        first = take_key(connection, job.id, caller, idempotency_key, body_hash, key_lifetime_s)
         if first:
             return _get(connection, first), False
-    at = connection.execute(_INSERT, _row_of(job)).one()
+    at = connection.execute(_INSERT, row_of(job)).one()
     confirmed = job.state.final
     return dataclasses.replace(job, created_at=at.created_at, updated_at=at.updated_at, confirmed=confirmed), True
 
 
 def _first(connection: sa.Connection, caller: str, key: str, body_hash: str) -> Job | None:
-    row = connection.execute(_LIVE_KEY, {"by_caller": caller, "by_key": key}).first()
-    if row is None:
-        return None
-    _same_body(row, caller, key, body_hash)
-    return _get(connection, row.job_id)
-
-
-def _same_body(row: Any, caller: str, key: str, body_hash: str) -> None:
-    if row.body_hash != body_hash:
-        raise ConflictError(
-            f"idempotency-key {key!r}: {caller or 'this caller'} used it for another request (job {row.job_id})"
-        )
+    job_id = job_of_key(connection, caller, key, body_hash)
+    return _get(connection, job_id) if job_id else None
 
 
 def _get(connection: sa.Connection, job_id: str) -> Job:
@@ -309,7 +217,7 @@ def _recover(connection: sa.Connection, worker_prefix: str) -> list[Job]:
 
 
 def _expire(connection: sa.Connection, older_than_s: float) -> list[str]:
-    connection.execute(sa.delete(idempotency_keys).where(idempotency_keys.c.expires_at <= _NOW))
+    forget_expired(connection)
     old = sa.delete(jobs).where(c.state.in_(FINAL), c.updated_at < _NOW - older_than_s).returning(c.picture_key)
     keys = sorted({key for key in connection.execute(old).scalars() if key})
     named: set[str] = set()

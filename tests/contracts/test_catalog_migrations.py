@@ -10,8 +10,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from shared.catalog import open_catalog
-from shared.catalog.database import open_database
 from shared.catalog.migrate import HEAD, migrate, revision
+from shared.catalog.opening import open_database
 from shared.catalog.tables import METADATA
 from shared.clock import SystemClock
 from shared.errors import CatalogVersionError

@@ -11,7 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from shared.catalog import Catalog, open_catalog, postgresql
-from shared.catalog.database import Database, open_database
+from shared.catalog.database import Database
+from shared.catalog.opening import open_database
 from shared.clock import SystemClock
 from shared.errors import ConfigurationError, UnavailableError
 from tests.contracts.nouns import a_job, a_result

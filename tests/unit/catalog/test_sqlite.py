@@ -16,8 +16,8 @@ from alembic.script import ScriptDirectory
 
 import shared.catalog
 from shared.catalog import open_catalog, sqlite
-from shared.catalog.database import open_database
 from shared.catalog.migrate import HEAD
+from shared.catalog.opening import open_database
 from shared.clock import ManualClock
 from shared.errors import AfterimageError, ConfigurationError, UnavailableError
 from tests.contracts.nouns import a_job

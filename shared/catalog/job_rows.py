@@ -1,0 +1,63 @@
+"""A job as a row, and back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from shared.types import Job, JobState, Plan, Request, Result, from_json, to_json
+
+
+def job_of(row: Any) -> Job:
+    """The row as a value."""
+    return Job(
+        id=row.id,
+        request=from_json(Request, row.request),
+        plan=from_json(Plan, row.plan),
+        state=JobState(row.state),
+        attempt=row.attempt,
+        failures=row.failures,
+        crashes=row.crashes,
+        worker=row.worker,
+        lane=row.lane,
+        error=row.error,
+        result=from_json(Result, row.result) if row.result else None,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        lease_until=row.lease_until,
+        vector=bytes(row.vector),
+        encoder_hash=row.encoder_hash,
+        exact_key=row.exact_key,
+        checkpoint_key=row.checkpoint_key or "",
+        checkpoint_step=row.checkpoint_step,
+        warnings=tuple(json.loads(row.warnings)) if row.warnings else (),
+        confirmed=row.confirmed,
+    )
+
+
+def row_of(job: Job) -> dict[str, Any]:
+    """The value as a row's columns, but for the two times, which the database's clock gives."""
+    return {
+        "id": job.id,
+        "tenant": job.request.tenant,
+        "state": job.state.value,
+        "lane": job.lane,
+        "priority": job.request.priority,
+        "attempt": job.attempt,
+        "failures": job.failures,
+        "crashes": job.crashes,
+        "worker": job.worker,
+        "error": job.error,
+        "confirmed": job.state.final,  # nothing is sent for a job that is born finished
+        "lease_until": job.lease_until,
+        "encoder_hash": job.encoder_hash,
+        "exact_key": job.exact_key,
+        "checkpoint_key": job.checkpoint_key or None,
+        "checkpoint_step": job.checkpoint_step,
+        "picture_key": job.result.picture_key if job.result else None,
+        "request": to_json(job.request).decode(),
+        "plan": to_json(job.plan).decode(),
+        "result": to_json(job.result).decode() if job.result else "",
+        "warnings": json.dumps(job.warnings) if job.warnings else "",
+        "vector": job.vector,
+    }
