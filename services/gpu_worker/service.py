@@ -17,6 +17,7 @@ from protos import gpu_worker_pb2 as pb
 from protos.gpu_worker_pb2_grpc import GpuWorkerServiceServicer, add_GpuWorkerServiceServicer_to_server
 from services.gpu_worker import checkpoints
 from services.gpu_worker.attempt import CRASHES_ALONE, CRASHES_TOGETHER, Attempt, Workplace
+from services.gpu_worker.burial import Burial
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import BatchRan, Event
 from services.gpu_worker.families import Family, load_family
@@ -33,7 +34,7 @@ from shared.errors import (
     UnavailableError,
     passes,
 )
-from shared.messages import GenerateImage, JobCancelled, JobFailed, JobSucceeded, Message, encode, lane_of
+from shared.messages import GenerateImage, JobCancelled, JobFailed, JobSucceeded, Message, lane_of
 from shared.models import ModelCard, served_card
 from shared.service import Context
 from shared.telemetry import METRICS, log
@@ -43,10 +44,6 @@ T = TypeVar("T")
 
 BUSY_RETRY_S = 5.0
 """A duplicate of a job that another worker is drawing comes back after this, or when that one's lease runs out."""
-BURIAL_S = 5.0
-"""How long a failed job's burial is left to the worker that failed it; its other tasks wait so long."""
-LETTERS = 1_000_000
-"""More dead letters than there are."""
 RETRY_S = 1.0
 """First delay after a failure of the task; doubles with each."""
 CATALOG_RETRY_S = 5.0
@@ -78,7 +75,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         """By the engine's name for them."""
         self._handling: set[asyncio.Task[None]] = set()
         self._turns = Turns()
-        self._burying = asyncio.Lock()
+        self._burial = Burial(context.backends.bus, context.clock)
         self._step_s: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=64))
         self._finished = self._handed_back = 0
         self._draining = False
@@ -365,29 +362,12 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         if job.state is JobState.SUCCEEDED:
             await self._context.backends.bus.publish(JobSucceeded(job.id, job.attempt))
         if job.state is JobState.FAILED and (delivery.redelivered or job.attempt == attempt):
-            await self._bury_once(job, delivery, own=job.attempt == attempt)
+            await self._burial.once(job, delivery, own=job.attempt == attempt)
         else:
             await delivery.ack()
         if delivery.redelivered and not attempt:  # its worker died before it cleaned up
             await checkpoints.forget(self._context.backends.blobs, job.id)
         return job
-
-    async def _bury_once(self, job: Job, delivery: Delivery, *, own: bool) -> None:
-        """Whoever finds the job's letter there just lets the task go: what the sweeper had sent at each crash comes
-        back too once it has waited under a lease. Two workers that look at the same moment may bury one each; that
-        none is buried cannot be."""
-        left_s = job.updated_at + BURIAL_S - self._context.clock.now()
-        if left_s > 0 and not own:
-            await delivery.reject(delay_s=min(left_s, BURIAL_S), counts=False)
-            return
-        bus, (kind, body) = self._context.backends.bus, encode(GenerateImage(job.id))
-        async with self._burying:
-            letters = await bus.dead_letters(LETTERS)
-            if any((letter.kind, letter.body) == (kind, body.decode()) for letter in letters):
-                await delivery.ack()
-            else:
-                await bus.publish(JobFailed(job.id, job.attempt, job.error))
-                await delivery.bury(job.error)
 
     @property
     def _jobs(self) -> Any:

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 import torch
 
+from services.gpu_worker import burial
 from services.gpu_worker import service as service_module
 from services.gpu_worker.families.noop import NoopFamily
 from services.gpu_worker.families.unet import UNetFamily
@@ -52,7 +53,7 @@ async def _send_again(bench: Bench, job: Job) -> None:
 async def test_a_worker_that_dies_before_the_burial_leaves_it_to_the_next(
     slow: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "BURIAL_S", 0.05)
+    monkeypatch.setattr(burial, "BURIAL_S", 0.05)
     job = await slow.accept()
     assert await slow.jobs.claim(job.id, "dead", 60)
     assert await slow.jobs.fail(job.id, 1, "its own fault", final=True)  # killed here
@@ -67,7 +68,7 @@ async def test_a_worker_that_dies_before_the_burial_leaves_it_to_the_next(
 
 async def test_of_all_the_tasks_of_a_failed_job_one_is_buried(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its worker was killed again and again: the broker's task, and one of the sweeper's for each crash."""
-    monkeypatch.setattr(service_module, "BURIAL_S", 0.2)
+    monkeypatch.setattr(burial, "BURIAL_S", 0.2)
     job = await slow.accept()
     assert await slow.jobs.claim(job.id, "dead", 60)
     assert await slow.jobs.fail(job.id, 1, "crashed 5 times", final=True)
