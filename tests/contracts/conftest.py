@@ -16,6 +16,7 @@ from shared.blobs import Blobs, open_blobs
 from shared.blobs.address import address_of
 from shared.blobs.minio import HASH
 from shared.bus import Bus, DeadLetter, open_bus
+from shared.bus.rabbitmq import RabbitBus
 from shared.catalog import Catalog, open_catalog
 from shared.ids import new_id
 from shared.index import Index, open_index
@@ -39,6 +40,14 @@ def queues_are_trusted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def bus(bus_url: str) -> AsyncIterator[Bus]:
     opened = await open_bus(bus_url)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def rabbit() -> AsyncIterator[RabbitBus]:
+    """For tests that look into the adapter; it waits longer than a broker takes on a busy machine."""
+    opened = await RabbitBus(url_of("rabbitmq"), wait_s=10.0).open()
     yield opened
     await opened.close()
 
