@@ -57,7 +57,7 @@ class Settings(BaseSettings):
     encoder: str = Field("bundled:clip", description="Text/image encoder: bundled:NAME, a folder, or a hub name.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0 …")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    torch_threads: int = Field(0, ge=0, le=256, description="Threads of the denoiser; 0: every core.")
+    torch_threads: int = Field(0, ge=0, le=256, description="Threads of the denoiser; 0: the fastest, measured as it draws.")
     max_rows: int = Field(8, ge=1, le=512, description="Requests that share one step batch.")
     batch_invariant: int = Field(
         0, ge=0, le=512, description="N: pad every group to N rows on one thread, so that results are bit-equal."

@@ -32,6 +32,7 @@ from services.gpu_worker.rows import (
     Task,
 )
 from services.gpu_worker.scheduler import Decision, decide
+from services.gpu_worker.threads import StepThreads
 from shared.errors import CancelledError, DeadlineError, ModelError
 from shared.telemetry import log
 
@@ -44,7 +45,8 @@ class Engine:
     Requests at different timesteps, with different guidance, sizes and seeds, hits and misses, join and leave between
     steps. What a row becomes does not depend on who rides along (design §6: within 1e-4; to the bit where the families
     were loaded with `batch_invariant`). `tell_every_s`: seconds between two Advanced of one row, so that fast steps do
-    not wake the event loop.
+    not wake the event loop. `threads`: finds the thread count that each amount of work is fastest on; None: torch's
+    setting stays.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class Engine:
         max_rows: int = 8,
         tell_every_s: float = 0.2,
         clock: Callable[[], float] = time.monotonic,
+        threads: StepThreads | None = None,
     ) -> None:
         self.families = dict(families)
+        self._threads = threads
         self.max_rows = max_rows
         self._clock = clock
         self._tell_every_s = tell_every_s
@@ -112,10 +116,21 @@ class Engine:
         events += [self._join(self._waiting.pop(task_id)) for task_id in decision.join]
         outcome: Outcome = []
         for name, rows in self._rows_by_model().items():
-            begun = self._clock()
-            outcome += self._forward(self.families[name], rows)
-            events.append(BatchRan(name, len(rows), self._clock() - begun))
+            stepped, seconds = self._timed(name, rows)
+            outcome += stepped
+            events.append(BatchRan(name, len(rows), seconds))
         return events, outcome
+
+    def _timed(self, name: str, rows: list[Row]) -> tuple[Outcome, float]:
+        elements = sum(row.latent.numel() for row in rows)
+        if self._threads:
+            self._threads.before(name, elements)
+        begun = self._clock()
+        outcome = self._forward(self.families[name], rows)
+        seconds = self._clock() - begun
+        if self._threads:
+            self._threads.after(name, elements, seconds)
+        return outcome, seconds
 
     def _leave(self, task_id: str, error: Exception) -> Event:
         self._waiting.pop(task_id, None)

@@ -22,6 +22,7 @@ from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import BatchRan, Event
 from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.runner import EngineThread
+from services.gpu_worker.threads import search
 from services.gpu_worker.turns import Turns
 from services.gpu_worker.warm import warm_up
 from shared.bus import Delivery
@@ -67,6 +68,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             max_rows=settings.max_rows,
             tell_every_s=1 / settings.progress_per_s,
             clock=context.clock.monotonic,
+            threads=search(settings, self._family.device),
         )
         threads = 1 if settings.batch_invariant else settings.torch_threads
         self._thread = EngineThread(engine, self._hear, threads=threads)
