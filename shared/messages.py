@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from shared.types import from_json, to_json
+from shared.types import Modality, from_json, to_json
 
 # ---- commands (one lane, one worker) ----
 
@@ -30,6 +30,9 @@ class JobQueued:
     predicted_hit: bool | None = None
     found: bool | None = None
     sampled: bool = False
+    steps: int = 50
+    """T: `start_step` of it are saved."""
+    modality: Modality = Modality.IMAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class JobSucceeded:
+    """Who drew it, with what and in how many steps; an answer to a duplicate leaves that out."""
+
     job_id: str
     attempt: int
+    worker: str = ""
+    model: str = ""
+    steps_run: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +103,30 @@ class EntriesEvicted:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReported:
+    """What a worker says of itself at its start, when something changed, and every few seconds."""
+
     worker: str
-    models: tuple[str, ...]
+    kind: str
+    """The device it draws on: workers of one kind are equally fast."""
+    model: str
+    """The model whose lanes it takes from."""
     rows: int
+    """Requests in its hands."""
     max_rows: int
-    step_s: float
+    step_s: tuple[tuple[str, int, float], ...] = ()
+    """(model, rows, seconds of one step): measured at the start, then as it draws."""
+    leaving: bool = False
+    """It drains for good: its last word."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersAssigned:
-    """Model of each worker, as (worker, model) pairs."""
+    """Who runs which model from now on; a worker that is not named goes on as it was."""
 
     assignments: tuple[tuple[str, str], ...]
+    """(worker, model)."""
+    mode: str = "quality"
+    """`quality` or `throughput` (MoDM §5.3): whether a worker with the large model refines too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +183,8 @@ def decode(kind: str, body: bytes) -> Message:
 def lane_of(model: str) -> str:
     """The lane of what only `model` may run (docs: Lanes)."""
     return f"generate.{model}"
+
+
+def refine_lane(modality: Modality = Modality.IMAGE) -> str:
+    """The lane of image hits that name no model: any assigned model may take them (docs: Lanes)."""
+    return "generate.refine" if modality is Modality.IMAGE else f"generate.refine.{modality}"

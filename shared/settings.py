@@ -54,6 +54,9 @@ class Settings(BaseSettings):
 
     # ---- models ----
     large: str = Field("bundled:large", description="Model that draws: bundled:NAME, a folder, or a hub name.")
+    small: str = Field(
+        "", description="Models that refine what another began, best first, with commas between them; empty: none."
+    )
     encoder: str = Field("bundled:clip", description="Text/image encoder: bundled:NAME, a folder, or a hub name.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0 …")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"

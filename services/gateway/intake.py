@@ -164,6 +164,8 @@ def _queued(job: Job) -> JobQueued:
         predicted_hit=plan.predicted_hit,
         found=plan.found,
         sampled=plan.sampled,
+        steps=job.request.steps,
+        modality=job.request.modality,
     )
 
 

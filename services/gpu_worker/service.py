@@ -39,7 +39,7 @@ from shared.messages import GenerateImage, JobCancelled, JobFailed, JobSucceeded
 from shared.models import ModelCard, served_card
 from shared.service import Context
 from shared.telemetry import METRICS, log
-from shared.types import Job, JobState
+from shared.types import Job, JobState, Result
 
 T = TypeVar("T")
 
@@ -270,7 +270,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         except Exception as error:
             await (self._put_off if passes(error) else self._failed)(attempt, error, delivery)
         else:
-            await (self._succeeded if won else self._lost)(attempt, delivery)
+            await (self._succeeded(attempt, result, delivery) if won else self._lost(attempt, delivery))
 
     async def _patiently(self, write: Callable[[], Awaitable[T]]) -> T:
         """Writes how a job ended, however long the catalog is away or full: left to its lease, the job would count as
@@ -286,10 +286,12 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, CATALOG_RETRY_S)
 
-    async def _succeeded(self, attempt: Attempt, delivery: Delivery) -> None:
+    async def _succeeded(self, attempt: Attempt, result: Result, delivery: Delivery) -> None:
         self._finished += 1
         METRICS.steps_saved.labels(attempt.plan.model).inc(attempt.steps_saved)
-        await self._context.backends.bus.publish(JobSucceeded(attempt.job.id, attempt.job.attempt))
+        job = attempt.job
+        fact = JobSucceeded(job.id, job.attempt, self.worker, result.model, result.steps_run)
+        await self._context.backends.bus.publish(fact)
         await delivery.ack()
         await attempt.settle(succeeded=True, ended=True)
 

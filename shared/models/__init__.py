@@ -1,6 +1,6 @@
 """What a model is, said without loading it: its card, its schedule, and the hash of its weights."""
 
-from shared.models.card import ModelCard, SizeRule, bundled_cards, find_card, served_card
+from shared.models.card import ModelCard, SizeRule, bundled_cards, find_card, served_card, served_cards
 from shared.models.schedules import noise_level, same_noise_level
 from shared.models.weights import weights_hash
 
@@ -12,5 +12,6 @@ __all__ = [
     "noise_level",
     "same_noise_level",
     "served_card",
+    "served_cards",
     "weights_hash",
 ]

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 
 from pydantic import TypeAdapter, ValidationError
 
-from shared.errors import InvalidRequestError, ModelError
+from shared.errors import ConfigurationError, InvalidRequestError, ModelError
 from shared.models.schedules import same_noise_level, sampler_id
 from shared.models.weights import weights_hash
 from shared.settings import Settings
@@ -190,6 +190,20 @@ def served_card(settings: Settings) -> ModelCard:
     """The card of the model these settings serve, computing in the settings' dtype: every service must ask here, so
     that all of them mean the same CompatKey."""
     return replace(find_card(settings.large), dtype=settings.dtype)
+
+
+def served_cards(settings: Settings) -> dict[str, ModelCard]:
+    """By name: the large model's card, then those of the small ones, best first.
+
+    Raises ConfigurationError when two of them are called the same: their lanes would be one.
+    """
+    cards = {(large := served_card(settings)).name: large}
+    for name in filter(None, (part.strip() for part in settings.small.split(","))):
+        card = replace(find_card(name), dtype=settings.dtype, role="small")
+        if card.name in cards:
+            raise ConfigurationError(f"small: two models served here are called {card.name!r} ({card.path} is one)")
+        cards[card.name] = card
+    return cards
 
 
 def find_card(name_or_path: str, *, root: Path = BUNDLED) -> ModelCard:

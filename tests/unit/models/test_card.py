@@ -11,9 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import InvalidRequestError, ModelError
-from shared.models import ModelCard, SizeRule, find_card, noise_level, same_noise_level, tiny, weights_hash
+from shared.errors import ConfigurationError, InvalidRequestError, ModelError
+from shared.models import (
+    ModelCard,
+    SizeRule,
+    find_card,
+    noise_level,
+    same_noise_level,
+    served_cards,
+    tiny,
+    weights_hash,
+)
 from shared.models.card import BUNDLED, SHIPPED, bundled_cards, write_card
+from shared.settings import Settings
 from shared.types import Size
 
 
@@ -30,6 +40,19 @@ def test_a_bundled_name_a_folder_and_a_hub_id(folder: Path) -> None:
     assert set(bundled_cards(folder)) == {"large"}
     assert find_card("stable-diffusion-v1-5/stable-diffusion-v1-5").name == "sd-1.5"
     assert find_card("somebody/New-Model").path == "somebody/New-Model"
+
+
+def test_the_large_model_comes_first_and_the_small_ones_as_they_are_named(settings: Settings) -> None:
+    smalls = "noop:?name=fast, noop:?name=faster"
+    cards = served_cards(settings.model_copy(update={"large": "noop:", "small": smalls, "dtype": "float16"}))
+    assert [(card.name, card.role, card.dtype) for card in cards.values()] == [
+        ("noop", "large", "float16"),
+        ("fast", "small", "float16"),
+        ("faster", "small", "float16"),
+    ]
+    assert list(served_cards(settings.model_copy(update={"large": "noop:"}))) == ["noop"]
+    with pytest.raises(ConfigurationError, match="noop"):
+        served_cards(settings.model_copy(update={"large": "noop:", "small": "noop:?step_ms=1"}))
 
 
 def test_a_folder_without_a_card_takes_the_defaults(folder: Path, tmp_path: Path) -> None:
