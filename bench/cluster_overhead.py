@@ -22,11 +22,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from bench.closed_loop import stages
 from bench.path_floors import CALLS, COUNTED, Floors
 from bench.processes import Counted, counted, cpu_of, grown, scratch, servers_on_path, spent
 from bench.quiet import quiet
 from bench.recording import RESULTS, machine, quantile, record, table
-from bench.replay import stages
 from load.arrivals import poisson
 from load.sessions import MAIN_SIZE, read_trace
 from scripts.stack.stack import PORTS, Stack, missing, variable

@@ -26,9 +26,9 @@ from statistics import fmean
 from typing import Any
 
 from bench import embedded_floors
+from bench.closed_loop import stages
 from bench.quiet import quiet
 from bench.recording import machine, quantile, record, table
-from bench.replay import stages
 from load.sessions import MAIN_SIZE, read_trace
 from services.cli.embedded import embedded
 from shared.backends import Backends

@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench.closed_loop import Drawn, play
 from bench.judging import JUDGE, judge_pictures, open_encoder
 from bench.quiet import quiet
 from bench.recording import machine, record
-from bench.replay import Drawn, play
 from bench.trace_figures import figures_of, plots, report
 from load.sessions import MAIN_SIZE, SHIPPED, Prompt, read_trace
 from services.cli.embedded import embedded

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from bench.closed_loop import Drawn
 from bench.judging import Verdict, accuracy
 from bench.recording import quantile, table
-from bench.replay import Drawn
 from load.sessions import KINDS, Prompt
 
 Answers = Mapping[int, Drawn]

@@ -87,6 +87,7 @@ class Shelf:
     def __init__(self, policy: Policy, states: Iterable[State] = ()) -> None:
         self.policy = policy
         self.bytes = 0
+        self._last = 0.0
         self._states: dict[Key, State] = {}
         self._count: dict[str, int] = {}
         self._heap: list[tuple[Score, Key]] = []
@@ -116,6 +117,7 @@ class Shelf:
         self._states[key] = state
         self._count[state.entry_id] = self._count.get(state.entry_id, 0) + 1
         self.bytes += state.bytes
+        self._last = max(self._last, state.used_at)
         self._push(key)
 
     def use(self, key: Key, at: float) -> None:
@@ -123,6 +125,7 @@ class Shelf:
         state = self._states.get(key)
         if state is not None:
             self._states[key] = replace(state, uses=state.uses + 1, used_at=max(at, state.used_at))
+            self._last = max(self._last, at)
             self._push(key)
 
     def remove(self, key: Key) -> None:
@@ -137,26 +140,30 @@ class Shelf:
     def score(self, key: Key) -> Score:
         return self.policy.score(self._states[key])
 
-    def make_room(self, incoming: int, incoming_bytes: int, max_bytes: int) -> list[State]:
+    def make_room(self, incoming: int, incoming_bytes: int, max_bytes: int, now: float | None = None) -> list[State]:
         """The states to evict before `incoming` states are inserted, least valuable first; they are off the shelf now.
 
         Nothing while all fit; else as many as are about to be inserted, and more while the bytes do not fit (NIRVANA
-        §5.4 counts states, a byte budget must hold for states of any size).
+        §5.4 counts states, a byte budget must hold for states of any size). `now` is for policies that weigh how long
+        a state was not used; None: the time of the last use.
         """
         victims: list[State] = []
         if self.bytes + incoming_bytes <= max_bytes:
             return victims
+        leaving = self._leaving(self._last if now is None else now)
         while self._states and (len(victims) < incoming or self.bytes + incoming_bytes > max_bytes):
-            victims.append(self._pop())
+            state = next(leaving)
+            self.remove((state.entry_id, state.step))
+            victims.append(state)
         return victims
 
-    def _pop(self) -> State:
+    def _leaving(self, now: float) -> Iterator[State]:
+        """The states from the least valuable on; each is removed before the next one is asked for."""
         while True:
             score, key = heapq.heappop(self._heap)
             state = self._states.get(key)
             if state is not None and self.policy.score(state) == score:
-                self.remove(key)
-                return state
+                yield state
 
     def _push(self, key: Key) -> None:
         heapq.heappush(self._heap, (self.score(key), key))

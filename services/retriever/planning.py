@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from services.retriever.selection import largest_present, scaled, shifted, wished_step
+from services.retriever.selection import Ladder, captured, preference, shifted, weigh
 from shared.models.k_table import KTable
 from shared.types import (
     CacheMode,
@@ -147,7 +147,7 @@ def from_candidates(
     )
     if not usable:
         return base
-    best, state = max(usable, key=lambda pair: (pair[0].start_step, pair[0].similarity, pair[0].entry_id))
+    best, state = max(usable, key=lambda pair: preference(pair[0]))
     if lot(question.request, "epsilon") < rules.epsilon:
         reason = (
             f"Drawn from noise although it could start after {best.start_step} of {question.request.steps} steps: "
@@ -174,9 +174,9 @@ def from_candidates(
 
 def _capture(question: Question, rules: Rules, start: int) -> tuple[int, ...]:
     """Steps after which the latent is kept; on a hit only those after its start are new (FlexCache keeps them too)."""
-    if not question.writes or (start and not rules.insert_on_hit):
+    if not question.writes:
         return ()
-    return tuple(step for step in scaled(rules.capture_steps, question.request.steps) if step > start)
+    return captured(rules.capture_steps, question.request.steps, start, insert_on_hit=rules.insert_on_hit)
 
 
 def _weigh(
@@ -187,9 +187,9 @@ def _weigh(
     refused = _refused(question, entry)
     if refused or entry is None:
         return Candidate(hit.entry_id, "latent", hit.similarity, 0, 0, reason=refused), None
-    wished = wished_step(rules.table, hit.similarity, request.steps, request.savings)
     at = {step_in(state.step, entry.compat.steps): state for state in entry.states}
-    start = largest_present(at, wished)
+    ladder = Ladder(rules.table, request.steps, request.savings)
+    start, _, _, wished = weigh(ladder, hit.entry_id, hit.similarity, at)
     if wished == 0:
         reason = _too_different(hit.similarity, rules, request)
     elif start == 0:

@@ -1,8 +1,10 @@
-"""Which K a similarity allows, and which K is there (NIRVANA §5.3.1, Fig. 10; holes: §5.4)."""
+"""Which K a similarity allows, which is there, and which candidate is started from (NIRVANA §5.3.1, Fig. 10; §5.4)."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
+from typing import NamedTuple, Protocol
 
 from shared.models.k_table import KTable
 
@@ -16,11 +18,25 @@ def shifted(min_similarity: float, savings: float) -> float:
     return 1 - (1 - min_similarity) * 4 ** (savings - 0.5)
 
 
+class Ladder:
+    """A K table made ready for one T and one knob, so that many similarities are looked up fast."""
+
+    def __init__(self, table: KTable, steps: int, savings: float = 0.5) -> None:
+        levels = sorted((shifted(level.min_similarity, savings), level.k) for level in table.levels)
+        self._above = [similarity for similarity, _ in levels]
+        highest, self._k = 0, [0]
+        for _, k in levels:
+            highest = max(highest, k)
+            self._k.append(highest * steps // table.steps)
+
+    def wished(self, similarity: float) -> int:
+        """The largest K the table allows above this similarity: K·steps/T, rounded down. 0: start from noise."""
+        return self._k[bisect_left(self._above, similarity)]
+
+
 def wished_step(table: KTable, similarity: float, steps: int, savings: float = 0.5) -> int:
-    """The largest K the table allows above this similarity, scaled from the table's T to `steps`: K·steps/T rounds
-    down. 0: start from noise."""
-    allowed = (level.k for level in table.levels if similarity > shifted(level.min_similarity, savings))
-    return max(allowed, default=0) * steps // table.steps
+    """`Ladder.wished` for one similarity."""
+    return Ladder(table, steps, savings).wished(similarity)
 
 
 def largest_present(present: Iterable[int], wished: int) -> int:
@@ -28,6 +44,45 @@ def largest_present(present: Iterable[int], wished: int) -> int:
     return max((k for k in present if 0 < k <= wished), default=0)
 
 
+class Weighed(NamedTuple):
+    """What one candidate could do."""
+
+    start_step: int
+    """0: nothing."""
+    similarity: float
+    entry_id: str
+    wished_step: int
+
+
+class Startable(Protocol):
+    """A candidate that was weighed."""
+
+    @property
+    def start_step(self) -> int: ...
+    @property
+    def similarity(self) -> float: ...
+    @property
+    def entry_id(self) -> str: ...
+
+
+def weigh(ladder: Ladder, entry_id: str, similarity: float, present: Iterable[int]) -> Weighed:
+    """`present`: the steps (of this request's T) whose states the entry holds."""
+    wished = ladder.wished(similarity)
+    return Weighed(largest_present(present, wished) if wished else 0, similarity, entry_id, wished)
+
+
+def preference(one: Startable) -> tuple[int, float, str]:
+    """The largest is started from: the fewest steps left, then the more similar, then the younger entry."""
+    return one.start_step, one.similarity, one.entry_id
+
+
 def scaled(ks: Iterable[int], steps: int, of: int = 50) -> tuple[int, ...]:
     """Steps of T = `of` as steps of a run of `steps`, rounded down, each once, none of them the start or the end."""
     return tuple(sorted({k * steps // of for k in ks} - {0, steps}))
+
+
+def captured(ks: Iterable[int], steps: int, start: int, *, insert_on_hit: bool) -> tuple[int, ...]:
+    """Steps after which the latent is kept; on a hit only those after its start are new (FlexCache §4.2.4)."""
+    if start and not insert_on_hit:
+        return ()
+    return tuple(step for step in scaled(ks, steps) if step > start)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.closed_loop import Drawn
 from bench.judging import Verdict, accuracy
 from bench.overhead import PARTS, sample, summary
-from bench.replay import Drawn
 from bench.trace_figures import figures_of, plots, report, steps_saved
 from load.sessions import make_trace
 from shared.scenes import ATTRIBUTES

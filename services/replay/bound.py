@@ -1,0 +1,128 @@
+"""What no cache can beat: an upper bound on the steps saved within a budget, with the future known.
+
+A start of request i at step K from request j's state needs that state in the cache from the last time it was started
+from (or from its making) until i. These stretches of one state never overlap, so over all starts they add up to no more
+than the cache holds: budget × time, measured in requests. Any policy therefore picks, for every request, at most one
+(j, K) such that the stretches fit into that product. The best such pick is a multiple-choice knapsack, and its dual
+
+    λ · budget · requests + Σ_i max(0, max over (j, K) of (K − λ · bytes_j · stretch_ijK))
+
+is not below it for any λ ≥ 0. The bound is the dual's smallest value. At λ = 0 it is the infinite cache, in which every
+state of every earlier request is there. A stretch is taken since the last request that *could* have started from the
+state, which is never longer than since the last one that did. (The idea is PFOO's: Berger, Beckmann and Harchol-Balter,
+"Practical Bounds on Optimal Caching with Variable Object Sizes", 2018, for caches that answer exact keys.) A request
+with more neighbours than its list holds may start for nothing at what its last listed similarity allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.replay.neighbours import Neighbours
+from services.retriever.selection import Ladder
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Steps saved as a share of all steps."""
+
+    steps_saved: float
+    infinite: float
+    """With room for everything; the bound is never above it."""
+    price: float
+    """The dual's λ: the steps that a byte is worth for the time of one request."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Every start that counts: `request` (0 … counted − 1, rising), steps saved, and bytes × requests held for it."""
+
+    request: Ints
+    k: Floats
+    held: Floats
+    free: Floats
+    """(counted,): steps that a request may save for nothing."""
+
+    def value(self, price: float) -> float:
+        """Σ_i of the best option at this price, 0 for none."""
+        best = self.free.copy()
+        if len(self.request):
+            starts = np.flatnonzero(np.r_[True, self.request[1:] != self.request[:-1]])
+            own = np.maximum.reduceat(self.k - price * self.held, starts)
+            who = self.request[starts]
+            best[who] = np.maximum(best[who], own)
+        return float(best.sum())
+
+
+def options_of(
+    neighbours: Neighbours, ladder: Ladder, levels: Sequence[int], state_bytes: Ints, counted_from: int
+) -> Options:
+    """levels: the K that a policy may keep; what was held before `counted_from` costs nothing."""
+    listed = neighbours.indices >= 0
+    request, place = np.nonzero(listed)
+    source = neighbours.indices[request, place].astype(np.int64)
+    wished = _wished(ladder, neighbours.similarities[request, place])
+    rows, ks, held = [], [], []
+    for k in levels:
+        able = wished >= k
+        who, state = request[able], source[able]
+        order = np.lexsort((who, state))  # each state's possible users in order of time
+        who, state = who[order], state[order]
+        before = np.where(np.r_[True, state[1:] != state[:-1]], state, np.r_[0, who[:-1]]) if len(who) else who
+        stretch = who - np.maximum(before, counted_from)
+        counts = who >= counted_from
+        rows.append(who[counts] - counted_from)
+        ks.append(np.full(int(counts.sum()), float(k)))
+        held.append((stretch * state_bytes[state])[counts].astype(np.float64))
+    last = np.maximum(listed.sum(axis=1) - 1, 0)
+    allowed = _wished(ladder, neighbours.similarities[np.arange(len(last)), last])
+    free = np.where(neighbours.cut, _at_most(levels, allowed), 0)[counted_from:].astype(np.float64)
+    row = np.concatenate(rows)
+    order = np.argsort(row, kind="stable")
+    return Options(row[order], np.concatenate(ks)[order], np.concatenate(held)[order], free)
+
+
+def bound(options: Options, max_bytes: int, steps: int, rounds: int = 60) -> Bound:
+    """The dual's smallest value, by golden section over λ (it is convex in λ); any λ it stops at gives a bound."""
+    counted = len(options.free)
+    room = float(max_bytes) * counted
+    infinite = options.value(0.0)
+
+    def dual(price: float) -> float:
+        return price * room + options.value(price)
+
+    low, high = 0.0, infinite / room if room else 0.0  # beyond it the first term alone is above the infinite cache
+    ratio = (5**0.5 - 1) / 2
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    at_left, at_right = dual(left), dual(right)
+    smallest = min((infinite, 0.0), (at_left, left), (at_right, right))
+    for _ in range(rounds):
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - ratio * (high - low)
+            at_left = dual(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + ratio * (high - low)
+            at_right = dual(right)
+        smallest = min(smallest, (at_left, left), (at_right, right))
+    total = steps * counted
+    return Bound(smallest[0] / total, infinite / total, smallest[1])
+
+
+def _wished(ladder: Ladder, similarities: npt.NDArray[np.float32]) -> Ints:
+    """`Ladder.wished` of each."""
+    return np.fromiter(map(ladder.wished, similarities.tolist()), np.int64, len(similarities))
+
+
+def _at_most(levels: Sequence[int], wished: Ints) -> Ints:
+    """The largest level not above each; 0 for none."""
+    known = np.array([0, *sorted(levels)])
+    return known[np.searchsorted(known, wished, side="right") - 1]

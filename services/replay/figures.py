@@ -1,0 +1,89 @@
+"""What a replay says about a policy: shares, histograms and ages, over the requests that count."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.replay.simulation import Decisions
+from services.replay.trace import Trace
+
+AGES_S = (10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14_400, 28_800, 57_600)
+"""Edges of the histogram of reuse ages."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One policy at one budget."""
+
+    policy: str
+    title: str
+    max_bytes: int
+    decisions: Decisions
+    seconds: float
+    """Of deciding: neither embedding nor finding neighbours is in it."""
+
+
+def figures(run: Run, trace: Trace, warmup: int, steps: int) -> dict[str, Any]:
+    """The policy's entry in summary.json; counts are of the requests after the warm-up."""
+    made = run.decisions
+    start = made.start_step[warmup:].astype(np.int64)
+    hits = start > 0
+    ages = reuse_ages_s(made, trace, warmup)
+    return {
+        "title": run.title,
+        "requests": len(start),
+        "hit_rate": float(hits.mean()) if len(start) else 0.0,
+        "steps_saved": float(start.mean() / steps) if len(start) else 0.0,
+        "k_histogram": {str(k): count for k, count in sorted(Counter(start.tolist()).items())},
+        "evictions": int(made.evicted[warmup:].sum()),
+        "states": int(made.states[-1]) if len(made.states) else 0,
+        "bytes": int(made.bytes[-1]) if len(made.bytes) else 0,
+        "max_bytes": run.max_bytes,
+        "reuse_age_s": {str(q): float(np.quantile(ages, q)) for q in (0.1, 0.5, 0.9, 0.99)} if len(ages) else {},
+        "reuse_age_histogram": np.histogram(ages, (0, *AGES_S, np.inf))[0].tolist(),
+        "own_user": float(own_user(made, trace, warmup)),
+        "users": of_users(trace.users[warmup:], start / steps),
+        "predictor": predictor(made, warmup),
+        "searched": made.searched,
+        "seconds": run.seconds,
+        "decisions_per_s": len(trace) / run.seconds if run.seconds else 0.0,
+    }
+
+
+def reuse_ages_s(made: Decisions, trace: Trace, warmup: int) -> npt.NDArray[np.float64]:
+    """Seconds between a hit and the request whose state it started from (MoDM §A.1)."""
+    hit = np.flatnonzero(made.source[warmup:] >= 0) + warmup
+    return trace.arrival_s[hit] - trace.arrival_s[made.source[hit]]
+
+
+def own_user(made: Decisions, trace: Trace, warmup: int) -> float:
+    """Share of the hits that started from a state of the same user."""
+    hit = np.flatnonzero(made.source[warmup:] >= 0) + warmup
+    return float((trace.users[hit] == trace.users[made.source[hit]]).mean()) if len(hit) else 0.0
+
+
+def of_users(users: npt.NDArray[np.int64], saved: npt.NDArray[np.float64]) -> dict[str, float]:
+    """How evenly users profit: quantiles of the share saved over users with at least ten requests."""
+    if not len(users):
+        return {}
+    counts = np.bincount(users)
+    means = np.bincount(users, weights=saved)[counts >= 10] / counts[counts >= 10]
+    if not len(means):
+        return {"users": 0}
+    quantiles = {f"saved_p{int(100 * q)}": float(np.quantile(means, q)) for q in (0.1, 0.5, 0.9)}
+    return {"users": len(means), "without_any": float((means == 0).mean()), **quantiles}
+
+
+def predictor(made: Decisions, warmup: int) -> dict[str, float]:
+    """Of the lookups it called worth it, how many found a state; of those that would have, how many it let through.
+    Empty where no predictor was asked."""
+    predicted, found = made.predicted[warmup:], made.found[warmup:]
+    if predicted.all():
+        return {}
+    right = float((predicted & found).sum())
+    return {"precision": right / max(float(predicted.sum()), 1.0), "recall": right / max(float(found.sum()), 1.0)}

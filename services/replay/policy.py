@@ -1,0 +1,59 @@
+"""What a policy is: one settings file that says what is looked up, what is kept, and what leaves first."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from services.cache_maintainer.shelves import SHELVES
+from shared.errors import ConfigurationError
+
+FOLDER = Path(__file__).parent / "policies"
+"""The files that ship, one per name that `--policies` takes."""
+
+MODM = (
+    "MoDM looks for a finished picture by the similarity of the prompt to the picture; a replay on decisions alone has "
+    "no pictures, so it cannot be replayed"
+)
+
+
+class PolicySettings(BaseModel):
+    """A policy or baseline. `capture_steps` are K of T = 50."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    title: str
+    source: str = Field(description="Paper and section that it follows.")
+    lookup: Literal["similar", "text", "none"] = "similar"
+    candidates: int = Field(8, ge=1, le=200, description="Live neighbours among which the best state is sought.")
+    predictor: Literal["always", "svm"] = "always"
+    refit_requests: int = Field(250, ge=1, description="Least requests between two fits of the SVM.")
+    reuses: Literal["latent", "picture"] = "latent"
+    min_similarity: float = Field(0.0, ge=0, le=1, description="Of pictures handed out as they are.")
+    capture_steps: tuple[int, ...] = (5, 10, 15, 20, 25)
+    insert_on_hit: bool = False
+    evict: Literal[tuple(SHELVES)] = "fifo"  # type: ignore[valid-type]
+    initial_uses: float = Field(1.0, ge=0)
+    unlimited: bool = Field(False, description="Nothing is ever evicted, whatever the budget.")
+
+
+def read_policy(name: str) -> PolicySettings:
+    """A policy that ships, or a settings file (a path that ends in .toml); ConfigurationError else."""
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if name.startswith("modm"):
+        raise ConfigurationError(f"policy {name!r}: {MODM}")
+    if not path.is_file():
+        raise ConfigurationError(f"policy {name!r}: not among {', '.join(shipped())}, and no .toml file")
+    try:
+        return PolicySettings.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (ValidationError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"policy {path}: {error}") from error
+
+
+def shipped() -> Sequence[str]:
+    """Names of the policies that ship."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))

@@ -1,0 +1,169 @@
+"""The folder that a replay leaves: summary.json, plots, and one page that opens from disk."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from services.replay.figures import AGES_S
+
+COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
+BAND = ("#d9d9d9", "#c6dbef", "#9ecae1", "#6baed6", "#3182bd", "#08519c", "#fdae6b", "#e6550d")
+HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Replay</title><style>
+body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222}
+table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .7rem;border-bottom:1px solid #ddd;text-align:right}
+td:first-child,th:first-child{text-align:left}img{max-width:100%}caption{text-align:left;font-weight:600}
+pre{background:#f6f6f6;padding:1rem;overflow-x:auto}</style>"""
+
+Summary = Mapping[str, Any]
+Budget = Mapping[str, Any]
+
+
+def write(folder: Path, summary: Summary) -> list[Path]:
+    """summary.json, the plots (where matplotlib is installed) and index.html; the files written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = folder / "summary.json"
+    text.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    try:
+        pictures = plots(folder, summary)
+    except ImportError:
+        pictures = []
+    page = folder / "index.html"
+    page.write_text(page_of(summary, pictures), encoding="utf-8")
+    return [text, *pictures, page]
+
+
+def page_of(summary: Summary, pictures: Sequence[Path]) -> str:
+    """One page with everything in it."""
+    trace, encoder = summary["trace"], summary["encoder"]
+    parts = [
+        HEAD,
+        f"<h1>Replay of {html.escape(trace['name'])}</h1>",
+        f"<p>{trace['requests']:,} requests of {trace['users']:,} users, the first {trace['warmup']:,} uncounted; "
+        f"{html.escape(trace['arrivals'])}. Prompts compared by {html.escape(encoder['name'])} "
+        f"({encoder['hash']}). {html.escape(summary['thresholds'])} Decisions alone: no picture was drawn.</p>",
+    ]
+    parts += [_table(budget) for budget in summary["budgets"]]
+    parts += [_image(path) for path in pictures]
+    about = {name: summary[name] for name in ("settings", "table", "timings", "machine", "versions")}
+    parts.append(f"<h2>Settings, machine, versions</h2><pre>{html.escape(json.dumps(about, indent=1))}</pre>")
+    return "\n".join(parts) + "</html>\n"
+
+
+def _table(budget: Budget) -> str:
+    names = ("policy", "steps saved", "of the bound", "hits", "own user's", "evicted states", "states held", "MB held",
+             "reuse age p50, s", "decisions/s")  # fmt: skip
+    head = "".join(f"<th>{name}</th>" for name in names)
+    rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows_of(budget))
+    limit = f"{budget['states']:,} states ({budget['max_bytes'] / 1e6:,.1f} MB)"
+    return f"<table><caption>{limit}</caption><tr>{head}</tr>{rows}</table>"
+
+
+def rows_of(budget: Budget) -> list[list[str]]:
+    """The budget's table in words: one row per policy, then the bounds."""
+    upper = (budget["bound"] or {}).get("steps_saved")
+    rows = []
+    for name, one in budget["policies"].items():
+        share = f"{one['steps_saved'] / upper:.1%}" if upper else "–"
+        age = one["reuse_age_s"].get("0.5")
+        rows.append([
+            html.escape(f"{name}: {one['title']}"), f"{one['steps_saved']:.2%}", share, f"{one['hit_rate']:.2%}",
+            f"{one['own_user']:.1%}", f"{one['evictions']:,}", f"{one['states']:,}", f"{one['bytes'] / 1e6:,.1f}",
+            "–" if age is None else f"{age:,.0f}", f"{one['decisions_per_s']:,.0f}",
+        ])  # fmt: skip
+    if upper:
+        empty = [""] * 7
+        rows.append(["offline bound within the budget", f"{upper:.2%}", "100.0%", *empty])
+        rows.append(["offline bound of any size", f"{budget['bound']['infinite']:.2%}", "", *empty])
+    return rows
+
+
+def _image(path: Path) -> str:
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f'<p><img alt="{path.stem}" src="data:image/png;base64,{data}"></p>'
+
+
+def plots(folder: Path, summary: Summary) -> list[Path]:
+    """The PNGs; ImportError without matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    made = [
+        _against_budget(folder / "steps_saved.png", summary, "steps_saved", "share of steps saved"),
+        _against_budget(folder / "hit_rate.png", summary, "hit_rate", "share of requests that hit"),
+        _against_budget(folder / "evictions.png", summary, "evictions", "states evicted"),
+        _against_budget(folder / "bytes.png", summary, "bytes", "bytes held at the end"),
+    ]
+    for budget in summary["budgets"]:
+        made.append(_k_histogram(folder / f"k_{budget['states']}.png", budget))
+        made.append(_ages(folder / f"reuse_age_{budget['states']}.png", budget))
+    return made
+
+
+def _against_budget(path: Path, summary: Summary, what: str, words: str) -> Path:
+    from matplotlib import pyplot
+
+    budgets = summary["budgets"]
+    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
+    at = [budget["states"] for budget in budgets]
+    for number, name in enumerate(budgets[0]["policies"]):
+        values = [budget["policies"][name][what] for budget in budgets]
+        style = ("-", "--", ":", "-.")[number // len(COLOURS) % 4]
+        axes.plot(at, values, marker="o", linestyle=style, color=COLOURS[number % len(COLOURS)], label=name)
+    if what == "steps_saved" and all(budget["bound"] for budget in budgets):
+        upper = [budget["bound"]["steps_saved"] for budget in budgets]
+        axes.plot(at, upper, color="black", linestyle="--", marker="_", label="offline bound")
+    if len(at) > 1:
+        axes.set_xscale("log")
+    axes.set(xlabel="budget, states", ylabel=words, ylim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path
+
+
+def _k_histogram(path: Path, budget: Budget) -> Path:
+    """Requests by K, from noise at the left, as shares."""
+    from matplotlib import pyplot
+
+    policies = budget["policies"]
+    ks = sorted({int(k) for one in policies.values() for k in one["k_histogram"]})
+    figure, axes = pyplot.subplots(figsize=(9, 1 + 0.35 * len(policies)), layout="constrained")
+    left = [0.0] * len(policies)
+    for place, k in enumerate(ks):
+        part = [one["k_histogram"].get(str(k), 0) / max(one["requests"], 1) for one in policies.values()]
+        axes.barh(list(policies), part, left=left, color=BAND[place % len(BAND)], label=f"K = {k}")
+        left = [so_far + more for so_far, more in zip(left, part, strict=True)]
+    axes.invert_yaxis()
+    axes.set(xlabel=f"share of requests, {budget['states']:,} states", xlim=(0, 1))
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path
+
+
+def _ages(path: Path, budget: Budget) -> Path:
+    """Share of the hits whose state is at most so old (MoDM §A.1)."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
+    for number, (name, one) in enumerate(budget["policies"].items()):
+        counts, total = one["reuse_age_histogram"], sum(one["reuse_age_histogram"])
+        if total:
+            shares = [sum(counts[: place + 1]) / total for place in range(len(AGES_S))]
+            style = ("-", "--", ":", "-.")[number // len(COLOURS) % 4]
+            axes.plot(AGES_S, shares, marker=".", linestyle=style, color=COLOURS[number % len(COLOURS)], label=name)
+    axes.set_xscale("log")
+    axes.set(
+        xlabel="seconds since the state was made", ylabel=f"share of hits, {budget['states']:,} states", ylim=(0, 1)
+    )
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path

@@ -1,0 +1,135 @@
+"""From a trace to every policy's decisions: embeddings, neighbour lists, then one pass for each policy and budget."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from services.replay.bound import Bound, bound, options_of
+from services.replay.embeddings import EmbeddingStore, embed
+from services.replay.encoders import Rows, TextEncoder
+from services.replay.figures import Run
+from services.replay.neighbours import Neighbours, find_neighbours, load_neighbours
+from services.replay.policy import PolicySettings
+from services.replay.simulation import Load, Replay
+from services.replay.trace import DEFAULT_SIZE, Trace
+from services.retriever.selection import Ladder
+from shared.models.k_table import KTable
+from shared.types import Size
+
+STEPS = 50
+BYTES_PER_PIXEL = 2 * 4 / 64
+"""fp16 latents of four channels, an eighth of the picture each way (Stable Diffusion)."""
+
+
+class Bar(Protocol):
+    """Shows how far one stage is."""
+
+    def __call__(self, stage: str, total: int) -> Callable[[int], None]: ...
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a replay depends on beside trace, encoder and policies."""
+
+    table: KTable
+    warmup: int
+    width: int = 64
+    """Neighbours listed per request."""
+    honour_sizes: bool = False
+
+
+@dataclass
+class Timings:
+    """Seconds by stage; what was on disk already costs nothing."""
+
+    embed_s: float = 0.0
+    neighbours_s: float = 0.0
+    bound_s: float = 0.0
+    encoded: int = 0
+    texts: int = 0
+    neighbours_kept: bool = False
+
+
+@dataclass
+class Prepared:
+    load: Load
+    timings: Timings = field(default_factory=Timings)
+
+
+def prepare(trace: Trace, encoder: TextEncoder, store_folder: Path, options: Options, bar: Bar) -> Prepared:
+    """Everything that all policies share; kept on disk, so that a second run has it at once."""
+    timings = Timings()
+    texts = list(dict.fromkeys(trace.prompts))
+    folder = store_folder / encoder.hash
+    start = time.monotonic()
+    store = EmbeddingStore(folder, encoder.dim)
+    try:
+        timings.encoded, timings.texts = len(store.missing(texts)), len(texts)
+        embed(store, encoder, texts, bar("embeddings", timings.encoded))
+        vectors = store.rows(texts)
+    finally:
+        store.close()
+    timings.embed_s = time.monotonic() - start
+    place = {text: row for row, text in enumerate(texts)}
+    text_of = np.array([place[prompt] for prompt in trace.prompts], np.int64)
+    sizes: dict[Size, int] = {}
+    group_of = np.array([sizes.setdefault(size, len(sizes)) for size in trace.sizes], np.int64)
+    groups = group_of if options.honour_sizes else None
+    start = time.monotonic()
+    near, timings.neighbours_kept = _neighbours(trace, vectors, text_of, groups, folder, options, bar)
+    timings.neighbours_s = time.monotonic() - start
+    per_size = [state_bytes(size) if options.honour_sizes else state_bytes(DEFAULT_SIZE) for size in sizes]
+    load = Load(trace, vectors, text_of, near, options.table, np.array(per_size)[group_of], groups, STEPS)
+    return Prepared(load, timings)
+
+
+def state_bytes(size: Size) -> int:
+    """What the latent of a picture takes."""
+    return round(size.width * size.height * BYTES_PER_PIXEL)
+
+
+def _neighbours(
+    trace: Trace,
+    vectors: Rows,
+    text_of: np.typing.NDArray[np.int64],
+    groups: np.typing.NDArray[np.int64] | None,
+    folder: Path,
+    options: Options,
+    bar: Bar,
+) -> tuple[Neighbours, bool]:
+    """The lists, and whether they were on disk."""
+    floor = options.table.lowest_similarity
+    kind = "sizes" if options.honour_sizes else "all"
+    path = folder / f"neighbours-{trace.digest}-{len(trace)}-{kind}-{options.width}-{floor:.6f}.npz"
+    if path.is_file():
+        return load_neighbours(path), True
+    advance = bar("neighbours", len(trace))
+    near = find_neighbours(vectors, text_of, groups, floor=floor, width=options.width, advance=advance)
+    near.save(path)
+    return near, False
+
+
+def replay(
+    load: Load, policies: Sequence[tuple[str, PolicySettings]], budgets: Sequence[int], bar: Bar
+) -> Iterator[Run]:
+    """Every policy at every budget (bytes), in turn."""
+    for max_bytes in budgets:
+        for name, policy in policies:
+            advance = bar(name, len(load.trace))
+            start = time.monotonic()
+            made = Replay(load, policy, max_bytes).run(advance)
+            yield Run(name, policy.title, max_bytes, made, time.monotonic() - start)
+
+
+def bounds(load: Load, budgets: Sequence[int], warmup: int) -> list[Bound]:
+    """The offline bound at every budget."""
+    levels = sorted({level.k * load.steps // load.table.steps for level in load.table.levels})
+    ladder = Ladder(load.table, load.steps)
+    options = options_of(load.neighbours, ladder, levels, load.state_bytes, warmup)
+    return [bound(options, max_bytes, load.steps) for max_bytes in budgets]

@@ -1,0 +1,176 @@
+"""A whole replay: trace, policies and budgets in, one summary out."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from services.replay.bound import Bound
+from services.replay.encoders import TextEncoder, open_encoder
+from services.replay.figures import Run, figures
+from services.replay.policy import PolicySettings
+from services.replay.run import Bar, Options, Prepared, bounds, prepare, replay, state_bytes
+from services.replay.trace import DEFAULT_SIZE, Trace, poisson, read_trace
+from shared.errors import InvalidRequestError, ModelError
+from shared.models.card import find_card
+from shared.models.k_table import FIG_10, KTable, read_table, shipped_table
+
+WARMUP = 10_000
+PACKAGES = ("afterimage", "numpy", "torch", "transformers", "usearch", "scikit-learn")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line said."""
+
+    trace: Path
+    policies: Sequence[tuple[str, PolicySettings]]
+    states: Sequence[int]
+    """Budgets as latents of the default size."""
+    encoder: str = "bundled:clip"
+    table: str = ""
+    """`nirvana`, or a k_table_*.json; empty: the bundled large model's with its encoder, else NIRVANA's."""
+    alpha: float = 0.9
+    warmup: int | None = None
+    skip: int = 0
+    limit: int = 0
+    rate_per_s: float = 0.0
+    recorded_times: bool = False
+    seed: int = 0
+    honour_sizes: bool = False
+    neighbours: int = 64
+    bound: bool = True
+    embeddings: Path = Path(".afterimage/embeddings")
+
+
+def study(asked: Asked, bar: Bar) -> dict[str, Any]:
+    """The summary, as written to summary.json. Raises ConfigurationError, ModelError and InvalidRequestError."""
+    trace, arrivals = _trace(asked)
+    warmup = min(WARMUP, len(trace) // 10) if asked.warmup is None else asked.warmup
+    if warmup >= len(trace):
+        raise InvalidRequestError("warmup", f"below the {len(trace):,} requests of the trace", warmup)
+    table, thresholds = k_table(asked.table, asked.encoder, asked.alpha)
+    encoder = open_encoder(asked.encoder)
+    options = Options(table, warmup, asked.neighbours, asked.honour_sizes)
+    prepared = prepare(trace, encoder, asked.embeddings, options, bar)
+    budgets = [states * state_bytes(DEFAULT_SIZE) for states in asked.states]
+    runs = list(replay(prepared.load, asked.policies, budgets, bar))
+    start = time.monotonic()
+    upper = bounds(prepared.load, budgets, warmup) if asked.bound else []
+    prepared.timings.bound_s = time.monotonic() - start
+    about = {
+        "name": asked.trace.name,
+        "requests": len(trace),
+        "users": len(set(trace.users.tolist())),
+        "warmup": warmup,
+        "arrivals": arrivals,
+    }
+    return _summary(asked, about, encoder, table, thresholds, prepared, runs, upper)
+
+
+def _trace(asked: Asked) -> tuple[Trace, str]:
+    """The trace as it is replayed, and its arrivals in words."""
+    whole = read_trace(asked.trace)
+    trace = whole[asked.skip : asked.skip + asked.limit if asked.limit else None]
+    if not len(trace):
+        raise InvalidRequestError("skip", f"below the {len(whole):,} requests of the trace", asked.skip)
+    if asked.recorded_times:
+        return trace, "arrivals as recorded"
+    rate = asked.rate_per_s or trace.mean_rate_per_s
+    return poisson(trace, rate, asked.seed), f"Poisson arrivals, {rate:.3g} requests a second, seed {asked.seed}"
+
+
+def k_table(name: str, encoder: str, alpha: float) -> tuple[KTable, str]:
+    """The similarity → K table of a replay, and how its thresholds came about."""
+    if name not in ("", "nirvana"):
+        path = Path(name)
+        if not path.is_file():
+            raise ModelError(f"table {name!r}: `nirvana`, or a k_table_*.json; no such file")
+        return read_table(path), f"Thresholds: {path.name}, as they are."
+    if not name and encoder == "bundled:clip":
+        own = shipped_table(find_card("bundled:large"), alpha)
+        if own is not None:
+            return own, f"Thresholds: profiled with this encoder for the bundled large model, alpha {own.alpha:g}."
+    return FIG_10, (
+        "Thresholds: NIRVANA's Fig. 10 (CLIP ViT-L/14, alpha .9) as they are; cosines of other encoders fill another "
+        "range, so that shares saved compare policies and are no forecast of quality."
+    )
+
+
+def _summary(
+    asked: Asked,
+    about: dict[str, Any],
+    encoder: TextEncoder,
+    table: KTable,
+    thresholds: str,
+    prepared: Prepared,
+    runs: Sequence[Run],
+    upper: Sequence[Bound],
+) -> dict[str, Any]:
+    """`policies` are those of the first budget."""
+    load, each = prepared.load, len(asked.policies)
+    budgets = [
+        {
+            "states": states,
+            "max_bytes": states * state_bytes(DEFAULT_SIZE),
+            "bound": asdict(upper[place]) if upper else None,
+            "policies": {
+                run.policy: figures(run, load.trace, about["warmup"], load.steps)
+                for run in runs[place * each : (place + 1) * each]
+            },
+        }
+        for place, states in enumerate(asked.states)
+    ]
+    levels = [asdict(level) for level in table.levels]
+    settings = {
+        "policies": {name: policy.model_dump(mode="json") for name, policy in asked.policies},
+        "sizes_honoured": asked.honour_sizes,
+        "steps": load.steps,
+        "neighbours": asked.neighbours,
+        "skip": asked.skip,
+        "limit": asked.limit,
+        "seed": asked.seed,
+    }
+    return {
+        "policies": budgets[0]["policies"],
+        "trace": about,
+        "encoder": {"name": asked.encoder, "hash": encoder.hash, "dim": encoder.dim},
+        "thresholds": thresholds,
+        "table": {"source": table.source, "steps": table.steps, "levels": levels},
+        "budgets": budgets,
+        "settings": settings,
+        "timings": asdict(prepared.timings),
+        "machine": machine(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What it ran on, and how busy that was."""
+    info = Path("/proc/cpuinfo")
+    names = (
+        [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        if info.exists()
+        else []
+    )
+    return {
+        "cpu": names[0] if names else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "load_1min": round(os.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

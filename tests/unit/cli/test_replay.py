@@ -1,0 +1,81 @@
+"""`afterimage replay` on the shipped trace: the folder it leaves, and what it says when it is asked wrongly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from services.cli.app import app
+from services.replay.policy import shipped
+from shared.errors import AfterimageError
+
+TRACE = str(Path(__file__).parents[3] / "load" / "traces" / "sessions_1200.jsonl")
+
+
+def run(tmp_path: Path, *options: str) -> str:
+    command = ["replay", TRACE, "--limit", "300", "--out", str(tmp_path / "out"), "--embeddings", str(tmp_path / "emb")]
+    result = CliRunner().invoke(app, [*command, *options], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_one_command_leaves_a_folder_that_compares(tmp_path: Path) -> None:
+    policies = ("none", "exact", "nirvana-without-predictor", "flexcache", "infinite")
+    given = ("--policies", ",".join(policies), "--states", "100,400", "--decisions-only", "--warmup", "60")
+    said = run(tmp_path, *given)
+    assert "offline bound" in said
+    summary: dict[str, Any] = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert tuple(summary["policies"]) == policies
+    assert summary["policies"] == summary["budgets"][0]["policies"]
+    for budget in summary["budgets"]:
+        for name, one in budget["policies"].items():
+            assert sum(one["k_histogram"].values()) == one["requests"] == 240
+            hits = 240 - one["k_histogram"].get("0", 0)
+            assert one["hit_rate"] == pytest.approx(hits / 240)
+            assert one["bytes"] <= budget["max_bytes"] or name == "infinite"
+            assert one["decisions_per_s"] > 0
+            if name != "exact":  # whole pictures are no states
+                assert one["steps_saved"] <= budget["bound"]["steps_saved"] + 1e-9
+    assert summary["policies"]["none"]["hit_rate"] == 0
+    assert summary["policies"]["infinite"]["steps_saved"] > summary["policies"]["flexcache"]["steps_saved"] > 0
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert all(name in page for name in policies)
+    assert page.count("data:image/png") == len(list((tmp_path / "out").glob("*.png"))) == 8
+
+
+def test_the_second_run_encodes_nothing(tmp_path: Path) -> None:
+    given = ("--policies", "lru", "--bytes", "4000000", "--decisions-only", "--no-bound")
+    run(tmp_path, *given)
+    run(tmp_path, *given)
+    timings = json.loads((tmp_path / "out" / "summary.json").read_text())["timings"]
+    assert timings["encoded"] == 0
+    assert timings["neighbours_kept"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--states", "100"), "--decisions-only"),
+        (("--decisions-only",), "--states or --bytes"),
+        (("--decisions-only", "--states", "1,x"), "numbers from 1 on"),
+        (("--decisions-only", "--bytes", "10"), "what one state takes"),
+        (("--decisions-only", "--states", "9", "--policies", "lru,lru"), "each once"),
+        (("--decisions-only", "--states", "9", "--policies", "modm"), "no pictures"),
+        (("--decisions-only", "--states", "9", "--warmup", "1200"), "below the 1,200"),
+        (("--decisions-only", "--states", "9", "--table", "nowhere.json"), "no such file"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said(given: tuple[str, ...], said: str) -> None:
+    with pytest.raises(AfterimageError, match=said):
+        CliRunner().invoke(app, ["replay", TRACE, *given], catch_exceptions=False)
+
+
+def test_every_shipped_policy_says_where_it_is_from() -> None:
+    from services.replay.policy import read_policy
+
+    assert {"none", "exact", "retrieval", "nirvana", "flexcache", "fifo", "infinite"} <= set(shipped())
+    assert all(read_policy(name).title and read_policy(name).source for name in shipped())

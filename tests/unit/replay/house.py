@@ -1,0 +1,50 @@
+"""Small loads with known similarities."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.replay.neighbours import find_neighbours
+from services.replay.policy import PolicySettings
+from services.replay.simulation import Load
+from services.replay.trace import DEFAULT_SIZE, Trace
+from shared.models.k_table import FIG_10, KTable
+
+STATE = 100
+"""Bytes of every state."""
+
+
+def trace_of(prompts: list[str], users: list[int] | None = None) -> Trace:
+    """One request a second."""
+    return Trace(
+        tuple(prompts),
+        np.array(users or [0] * len(prompts)),
+        np.arange(len(prompts), dtype=np.float64),
+        (DEFAULT_SIZE,) * len(prompts),
+    )
+
+
+def topics(count: int, seed: int = 0, spread: float = 0.35, dim: int = 16) -> tuple[list[str], np.ndarray]:
+    """Prompts about a few topics, some of them word for word again, and one unit row per different prompt."""
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((5, dim))
+    points = centres[rng.integers(0, 5, count)] + spread * rng.standard_normal((count, dim))
+    rows = (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)
+    said = [f"prompt {int(rng.integers(0, count)) if rng.random() < 0.2 else row}" for row in range(count)]
+    texts = list(dict.fromkeys(said))
+    return said, rows[: len(texts)]
+
+
+def load_of(
+    prompts: list[str], vectors: np.ndarray, *, width: int = 64, table: KTable = FIG_10, groups: int = 0
+) -> Load:
+    """`groups`: so many sizes in turn that do not fit each other; 0: all fit."""
+    texts = {text: row for row, text in enumerate(dict.fromkeys(prompts))}
+    text_of = np.array([texts[prompt] for prompt in prompts])
+    group_of = np.arange(len(prompts)) % groups if groups else None
+    near = find_neighbours(vectors, text_of, group_of, floor=table.lowest_similarity, width=width)
+    return Load(trace_of(prompts), vectors, text_of, near, table, np.full(len(prompts), STATE), group_of)
+
+
+def policy(**fields: object) -> PolicySettings:
+    return PolicySettings.model_validate({"title": "", "source": "", **fields})

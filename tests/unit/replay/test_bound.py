@@ -1,0 +1,96 @@
+"""The offline bound against every possible cache of small traces."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.replay.bound import bound, options_of
+from services.replay.neighbours import Neighbours
+from services.retriever.selection import Ladder
+from shared.models.k_table import KTable, Level
+
+LEVELS = (1, 2)
+LADDER = Ladder(KTable((Level(1, 0.5), Level(2, 0.8)), steps=4), steps=4)
+
+
+def neighbours_of(cosines: list[list[float]], width: int) -> Neighbours:
+    """cosines[i][j] for j < i; those above .5 are listed, the `width` largest of them."""
+    count = len(cosines)
+    indices = np.full((count, width), -1, np.int32)
+    similarities = np.full((count, width), -1, np.float32)
+    cut = np.zeros(count, np.bool_)
+    for i in range(count):
+        near = sorted((j for j in range(i) if cosines[i][j] > 0.5), key=lambda j: -cosines[i][j])
+        cut[i] = len(near) > width
+        for place, j in enumerate(near[:width]):
+            indices[i, place], similarities[i, place] = j, cosines[i][j]
+    return Neighbours(indices, similarities, cut, 0.5)
+
+
+def best_possible(cosines: list[list[float]], room: int) -> int:
+    """Steps saved by the best of all caches of `room` states: after each request any of what is held, and any state of
+    that request, may be kept."""
+    count = len(cosines)
+
+    @cache
+    def from_here(i: int, held: frozenset[tuple[int, int]]) -> int:
+        if i == count:
+            return 0
+        saved = max((k for j, k in held if LADDER.wished(cosines[i][j]) >= k), default=0)
+        could = [*held, *((i, k) for k in LEVELS)]
+        kept = (frozenset(some) for size in range(room + 1) for some in combinations(could, size))
+        return saved + max(from_here(i + 1, after) for after in kept)
+
+    return from_here(0, frozenset())
+
+
+def bound_of(cosines: list[list[float]], room: int, width: int) -> tuple[float, float]:
+    """(bound, infinite cache) in steps."""
+    options = options_of(neighbours_of(cosines, width), LADDER, LEVELS, np.ones(len(cosines), np.int64), 0)
+    found = bound(options, room, steps=4)
+    return found.steps_saved * 4 * len(cosines), found.infinite * 4 * len(cosines)
+
+
+traces = st.integers(2, 5).flatmap(
+    lambda count: st.lists(
+        st.lists(st.sampled_from([0.0, 0.6, 0.9]), min_size=count, max_size=count), min_size=count, max_size=count
+    )
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cosines=traces, room=st.integers(1, 2), width=st.integers(1, 5))
+def test_no_cache_is_better_than_the_bound(cosines: list[list[float]], room: int, width: int) -> None:
+    possible = best_possible(cosines, room)
+    upper, infinite = bound_of(cosines, room, width)
+    assert possible <= upper + 1e-6
+    assert upper <= infinite + 1e-6
+
+
+def test_it_is_reached_where_one_state_serves_everyone() -> None:
+    cosines = [[0.9] * i for i in range(5)]
+    assert best_possible(cosines, 1) == 8
+    assert bound_of(cosines, 1, 5)[0] == pytest.approx(8)
+
+
+def test_a_small_cache_is_bounded_below_the_infinite_one() -> None:
+    # four pairs, each far apart: one state at a time can be held for one pair only
+    count = 8
+    cosines = [[0.9 if i - j == 4 else 0.0 for j in range(i)] for i in range(count)]
+    upper, infinite = bound_of(cosines, 1, 5)
+    assert infinite == 8
+    assert best_possible(cosines, 1) == 2
+    assert upper == pytest.approx(4)  # held for 8 gaps at most, and a pair takes 4: two of them
+
+
+def test_what_was_held_before_counting_is_free() -> None:
+    cosines = [[0.0], [0.9]]
+    options = options_of(neighbours_of(cosines, 2), LADDER, LEVELS, np.ones(2, np.int64), 1)
+    assert options.held.tolist() == [0, 0]
+    assert bound(options, 1, steps=4).steps_saved == 0.5

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.replay import neighbours
+from services.replay.neighbours import find_neighbours, load_neighbours
+from tests.unit.replay.house import load_of, topics
+
+
+@pytest.mark.parametrize("groups", [0, 3])
+def test_they_are_the_nearest_earlier_requests(monkeypatch: pytest.MonkeyPatch, groups: int) -> None:
+    monkeypatch.setattr(neighbours, "AT_A_TIME", 7)
+    monkeypatch.setattr(neighbours, "BLOCK", 50)
+    said, rows = topics(300)
+    load = load_of(said, rows, width=9, groups=groups)
+    points = rows[load.text_of]
+    for request, (indices, cosines, cut) in enumerate(load.neighbours.rows()):
+        exact = points[:request] @ points[request]
+        if groups:
+            exact[np.arange(request) % groups != request % groups] = -1
+        above = np.sort(exact[exact > 0.65])[::-1]
+        assert cosines == pytest.approx(above[:9].tolist(), abs=1e-6)
+        assert cut == (len(above) > 9)
+        assert exact[indices] == pytest.approx(np.array(cosines), abs=1e-6)
+        assert cosines == sorted(cosines, reverse=True)
+
+
+def test_of_equal_ones_the_latest_comes_first() -> None:
+    near = find_neighbours(np.eye(2, dtype=np.float32), np.array([0, 0, 1, 0]), None, floor=0.5, width=4)
+    assert near.indices[3].tolist() == [1, 0, -1, -1]
+    assert near.similarities[3].tolist() == [1, 1, -1, -1]
+
+
+def test_saved_and_loaded_they_are_the_same(tmp_path: Path) -> None:
+    near = load_of(*topics(40)).neighbours
+    near.save(tmp_path / "sub" / "near.npz")
+    again = load_neighbours(tmp_path / "sub" / "near.npz")
+    assert list(again.rows()) == list(near.rows())
+    assert again.floor == near.floor

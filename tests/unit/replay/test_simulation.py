@@ -1,0 +1,103 @@
+"""What a replay decides, against the live index and against what each policy's file promises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from services.cache_maintainer.shelves import SHELVES
+from services.replay.policy import read_policy, shipped
+from services.replay.simulation import Load, Replay
+from services.retriever.selection import Ladder, preference, weigh
+from shared.errors import ConfigurationError
+from shared.index.memory import MemoryIndex
+from shared.types import IndexFilter, IndexItem
+from tests.unit.replay.house import STATE, load_of, policy, topics
+
+ROOM = 60 * STATE
+
+
+@pytest.mark.parametrize("candidates", [1, 8])
+@pytest.mark.parametrize("width", [3, 64])
+async def test_its_lookups_are_the_live_indexs(candidates: int, width: int) -> None:
+    """Every request is also looked up in the index that serves, which holds what the replay holds."""
+    said, rows = topics(250)
+    load = load_of(said, rows, width=width)
+    replay = Replay(load, policy(candidates=candidates, evict="lru", insert_on_hit=True), ROOM)
+    index, ladder, held = MemoryIndex(), Ladder(load.table, 50), dict[str, list[int]]()
+    asked = 0
+    ways = zip(replay.decided(), load.neighbours.rows(), strict=True)
+    for request, (decided, _) in enumerate(ways):
+        vector = rows[load.text_of[request]]
+        hits = await index.search("whole", vector, IndexFilter(), candidates)
+        weighed = [weigh(ladder, hit.entry_id, hit.similarity, held[hit.entry_id]) for hit in hits]
+        best = max((one for one in weighed if one.start_step), key=preference, default=None)
+        assert decided.start_step == (best.start_step if best else 0)
+        if best is not None:
+            assert decided.similarity == pytest.approx(best.similarity, abs=1e-6)
+            asked += 1
+        now = replay.held()
+        await index.remove([name for name in held if name not in now])
+        await index.add([IndexItem(name, {"whole": rows[load.text_of[int(name)]]}) for name in now if name not in held])
+        held = now
+    assert asked > 50
+    assert (replay.searched > 0) == (width == 3)
+
+
+@pytest.mark.parametrize("evict", sorted(SHELVES))
+def test_no_shelf_ever_holds_more_than_the_budget(evict: str) -> None:
+    load = load_of(*topics(400))
+    made = Replay(load, policy(evict=evict, insert_on_hit=True), ROOM).run()
+    assert made.bytes.max() <= ROOM
+    assert made.bytes.tolist() == (made.states * STATE).tolist()
+    assert made.evicted.sum() > 100
+    assert made.start_step.any()
+
+
+@pytest.mark.parametrize("name", sorted(set(shipped()) - {"nirvana"}))
+def test_every_shipped_policy_runs_and_gives_the_same_twice(name: str) -> None:
+    load = load_of(*topics(300))
+    once, again = (Replay(load, read_policy(name), ROOM).run() for _ in range(2))
+    assert once.start_step.tolist() == again.start_step.tolist()
+    assert once.start_step.any() == (name != "none")
+
+
+def saved(load: Load, name: str, room: int = ROOM) -> np.ndarray:
+    return Replay(load, read_policy(name), room).run().start_step
+
+
+def test_the_infinite_cache_takes_the_best_state_there_ever_was() -> None:
+    said, rows = topics(300)
+    load = load_of(said, rows)
+    made = Replay(load, read_policy("infinite"), STATE).run()
+    assert made.evicted.sum() == 0
+    assert saved(load, "infinite").sum() > saved(load, "lru-hits").sum()
+
+
+def test_exact_repeats_hand_out_the_picture() -> None:
+    said, rows = topics(200)
+    starts = saved(load_of(said, rows), "exact", 1000 * STATE)
+    before = [prompt in said[:request] for request, prompt in enumerate(said)]
+    assert starts.tolist() == [50 if known else 0 for known in before]
+
+
+def test_a_state_never_starts_what_it_does_not_fit() -> None:
+    made = Replay(load_of(*topics(200), groups=4), read_policy("lru-hits"), ROOM).run()
+    hits = np.flatnonzero(made.source >= 0)
+    assert len(hits) > 20
+    assert (hits % 4 == made.source[hits] % 4).all()
+
+
+def test_the_svm_stands_in_front_of_the_lookup() -> None:
+    load = load_of(*topics(300))
+    gated = Replay(load, policy(predictor="svm", refit_requests=50, evict="lcbfu"), ROOM).run()
+    assert not gated.predicted[:50].any()  # nothing to fit yet
+    assert gated.predicted[50:].any()
+    assert (gated.start_step[~gated.predicted] == 0).all()
+
+
+def test_modm_is_refused_without_pictures() -> None:
+    with pytest.raises(ConfigurationError, match="no pictures"):
+        read_policy("modm")
+    with pytest.raises(ConfigurationError, match="nirvana"):
+        read_policy("nothing-like-that")
