@@ -255,6 +255,8 @@ class Job:
     warnings: tuple[str, ...] = ()
     confirmed: bool = False
     """Whether the row says that the broker has its task; written a moment after that, and only by the catalog."""
+    buried: bool = False
+    """Whether the row of a failed job says that its task lies among the dead letters."""
 
     @property
     def promised(self) -> bool:

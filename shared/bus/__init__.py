@@ -48,8 +48,8 @@ class Delivery(Protocol):
         """
         ...
 
-    async def bury(self, reason: str) -> None:
-        """To the dead-letter queue; while the broker is away, back to its lane."""
+    async def bury(self, reason: str) -> bool:
+        """To the dead-letter queue; while the broker is away, back to its lane. Whether it was buried."""
         ...
 
 
@@ -72,6 +72,11 @@ class Bus(Protocol):
     """Calls made while the broker is away wait a bounded time, then raise UnavailableError."""
 
     process_local: bool
+
+    @property
+    def up(self) -> bool:
+        """Whether the broker is there, as far as is known: one that is cut off is noticed after a few heartbeats."""
+        ...
 
     @property
     def priorities(self) -> bool:

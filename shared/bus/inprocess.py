@@ -76,9 +76,11 @@ class _Delivery:
         if self._receiver.settle(self._parcel):
             self._receiver.bus.give_back(self._parcel, delay_s, counts=counts)
 
-    async def bury(self, reason: str) -> None:
-        if self._receiver.settle(self._parcel):
-            self._receiver.bus.bury(self._parcel, reason)
+    async def bury(self, reason: str) -> bool:
+        if not self._receiver.settle(self._parcel):
+            return False
+        self._receiver.bus.bury(self._parcel, reason)
+        return True
 
 
 class _Receiver:
@@ -208,6 +210,7 @@ class InProcessBus:
 
     process_local = True
     priorities = True
+    up = True
 
     def __init__(self, *, delivery_limit: int = 50) -> None:
         """A command rejected more often than `delivery_limit` (where that counts) is buried."""

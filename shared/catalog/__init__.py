@@ -6,6 +6,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from shared.catalog.bounded import BoundedDatabase
 from shared.catalog.database import Database
 from shared.catalog.entries import Entries, Totals
 from shared.catalog.jobs import Jobs
@@ -16,6 +17,8 @@ from shared.catalog.profiles import Profiles
 from shared.clock import Clock, SystemClock
 
 __all__ = ["Catalog", "Entries", "Jobs", "Leases", "Profiles", "Totals", "open_catalog"]
+
+_ONE = sa.select(sa.literal(1))
 
 
 class Catalog:
@@ -34,8 +37,20 @@ class Catalog:
         catalog itself."""
         return self if self.process_local else Catalog(FencedDatabase(self._database, lease, holder))
 
+    def within(self, limit_s: float) -> Catalog:
+        """The same rows, or UnavailableError after `limit_s`; an embedded catalog, which is never away, as it is."""
+        return self if self.process_local else Catalog(BoundedDatabase(self._database, limit_s))
+
+    async def ping(self) -> None:
+        """Returns when the database answers; UnavailableError when it is away."""
+        await self._database.read_row(_one)
+
     async def close(self) -> None:
         await self._database.close()
+
+
+def _one(connection: sa.Connection) -> None:
+    connection.execute(_ONE)
 
 
 async def open_catalog(url: str, *, clock: Clock | None = None) -> Catalog:

@@ -28,6 +28,11 @@ class Database(Protocol):
         """In one transaction, on disk when this returns."""
         ...
 
+    async def write_statement(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """`write` of an operation whose only change is one statement; a server runs that without a transaction around
+        it, in one round trip, and never again by itself once it was sent."""
+        ...
+
     async def write_lazily(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """In one transaction that a power cut may undo, and on a server its being killed; never the killing of this
         process: for what can be rebuilt, or drawn again."""

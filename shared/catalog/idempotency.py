@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 
 from shared.catalog.tables import idempotency_keys, now_s
 from shared.errors import ConflictError
@@ -18,24 +17,27 @@ _KEY = sa.select(idempotency_keys).where(
 _LIVE_KEY = _KEY.where(idempotency_keys.c.expires_at > _NOW)
 
 
-@cache
-def _taking(dialect: str) -> Any:
-    """One statement, so that two replicas with the same key meet on the row: the second waits, then finds it taken."""
-    insert: Any = postgresql.insert if dialect == "postgresql" else sqlite.insert
-    statement = insert(idempotency_keys).values(expires_at=_NOW + sa.bindparam("lifetime_s", type_=sa.Double))
-    new = statement.excluded
-    return statement.on_conflict_do_update(
-        index_elements=["caller", "key"],
-        set_={"body_hash": new.body_hash, "job_id": new.job_id, "expires_at": new.expires_at},
-        where=idempotency_keys.c.expires_at <= _NOW,
-    ).returning(idempotency_keys.c.job_id)
+_new = sqlite.insert(idempotency_keys).values(expires_at=_NOW + sa.bindparam("lifetime_s", type_=sa.Double))
+_TAKE = _new.on_conflict_do_update(
+    index_elements=["caller", "key"],
+    set_={name: _new.excluded[name] for name in ("body_hash", "job_id", "expires_at")},
+    where=idempotency_keys.c.expires_at <= _NOW,
+).returning(idempotency_keys.c.job_id)
 
 
 def take_key(connection: sa.Connection, job_id: str, caller: str, key: str, body_hash: str, lifetime_s: float) -> str:
-    """Empty when the key is now this job's, else the id of the job that has it; ConflictError for another body."""
+    """Empty when the key is now this job's, else the id of the job that has it; ConflictError for another body.
+
+    On SQLite, in a transaction with the job's row; PostgreSQL takes both at once (at_once.py).
+    """
     wished = {"caller": caller, "key": key, "body_hash": body_hash, "job_id": job_id, "lifetime_s": lifetime_s}
-    if connection.execute(_taking(connection.dialect.name), wished).first() is not None:
+    if connection.execute(_TAKE, wished).first() is not None:
         return ""
+    return named_by(connection, caller, key, body_hash)
+
+
+def named_by(connection: sa.Connection, caller: str, key: str, body_hash: str) -> str:
+    """The id of the job that a key names which was found taken; ConflictError for another body."""
     row = connection.execute(_KEY, {"by_caller": caller, "by_key": key}).one()
     _same_body(row, caller, key, body_hash)
     return str(row.job_id)

@@ -32,6 +32,7 @@ def job_of(row: Any) -> Job:
         checkpoint_step=row.checkpoint_step,
         warnings=tuple(json.loads(row.warnings)) if row.warnings else (),
         confirmed=row.confirmed,
+        buried=row.buried,
     )
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from shared.catalog import at_once
 from shared.catalog.database import Database
-from shared.catalog.idempotency import forget_expired, job_of_key, take_key
+from shared.catalog.idempotency import forget_expired, job_of_key, named_by, take_key
 from shared.catalog.job_rows import job_of, row_of
 from shared.catalog.tables import captured, entries, jobs, now_s
 from shared.errors import NotFoundError
@@ -61,6 +62,7 @@ _FINISH = (
     )
 )  # fmt: skip
 _FINISH_REPLANNED = _FINISH.values(plan=sa.bindparam("as_run"))
+_FINISH_AT_ONCE, _FINISH_REPLANNED_AT_ONCE = at_once.finishing(_FINISH), at_once.finishing(_FINISH_REPLANNED)
 _CAPTURE = sa.insert(captured)
 _NO_LATENTS = "none:"
 """Begins what stands in place of a blob key for a job that captured nothing."""
@@ -83,8 +85,9 @@ _STOPPED = (
 _REOPEN = (
     sa.update(jobs)
     .where(_ID, c.state == FAILED)
-    .values(error="", failures=0, crashes=0, confirmed=False, **_BACK)
+    .values(error="", failures=0, crashes=0, confirmed=False, buried=False, **_BACK)
 )  # fmt: skip
+_BURIED = sa.update(jobs).where(_ID, c.state == FAILED).values(buried=True)
 _CRASHED = {**_BACK, "crashes": c.crashes + 1, "confirmed": False}
 _EXPIRED_LEASES = sa.update(jobs).where(c.state == RUNNING, c.lease_until < _NOW).values(**_CRASHED).returning(jobs)
 _UNCONFIRMED = (
@@ -107,13 +110,27 @@ _COUNT_QUEUED = sa.select(sa.func.count()).select_from(jobs).where(c.state == QU
 def _accept(
     connection: sa.Connection, job: Job, idempotency_key: str, caller: str, body_hash: str, key_lifetime_s: float
 ) -> tuple[Job, bool]:
+    if idempotency_key and connection.dialect.name == "postgresql":
+        return _accept_at_once(connection, job, idempotency_key, caller, body_hash, key_lifetime_s)
     if idempotency_key:
         first = take_key(connection, job.id, caller, idempotency_key, body_hash, key_lifetime_s)
         if first:
             return _get(connection, first), False
-    at = connection.execute(_INSERT, row_of(job)).one()
-    confirmed = job.state.final
-    return dataclasses.replace(job, created_at=at.created_at, updated_at=at.updated_at, confirmed=confirmed), True
+    return _accepted(job, connection.execute(_INSERT, row_of(job)).one()), True
+
+
+def _accepted(job: Job, at: Any) -> Job:
+    return dataclasses.replace(job, created_at=at.created_at, updated_at=at.updated_at, confirmed=job.state.final)
+
+
+def _accept_at_once(
+    connection: sa.Connection, job: Job, key: str, caller: str, body_hash: str, key_lifetime_s: float
+) -> tuple[Job, bool]:
+    wished = {"by_caller": caller, "by_key": key, "of_body": body_hash, "lifetime_s": key_lifetime_s}
+    at = connection.execute(at_once.ACCEPT, {**row_of(job), **wished}).first()
+    if at is not None:
+        return _accepted(job, at), True
+    return _get(connection, named_by(connection, caller, key, body_hash)), False
 
 
 def _first(connection: sa.Connection, caller: str, key: str, body_hash: str) -> Job | None:
@@ -160,10 +177,13 @@ def _finish(connection: sa.Connection, job_id: str, attempt: int, result: Result
     }
     if plan is not None:
         parameters["as_run"] = to_json(plan).decode()
-    if not _set(connection, _FINISH if plan is None else _FINISH_REPLANNED, parameters):
-        return False
     # a job without latents is listed as uncached too: its entry answers exact repeats
     keys = [latent.key for latent in result.captured] or [_NO_LATENTS + job_id]
+    if connection.dialect.name == "postgresql":
+        statement = _FINISH_AT_ONCE if plan is None else _FINISH_REPLANNED_AT_ONCE
+        return connection.execute(statement, {**parameters, "keys": keys}).first() is not None
+    if not _set(connection, _FINISH if plan is None else _FINISH_REPLANNED, parameters):
+        return False
     connection.execute(_CAPTURE, [{"key": key, "job_id": job_id} for key in keys])
     return True
 
@@ -264,7 +284,7 @@ class Jobs:
         where nobody is told of the job before that.
         """
         lazily = self._database.process_local and not durable
-        write = self._database.write_row if lazily else self._database.write
+        write = self._database.write_row if lazily else self._database.write_statement
         return await write(_accept, job, idempotency_key, caller, body_hash, key_lifetime_s)
 
     async def first(self, caller: str, idempotency_key: str, body_hash: str) -> Job | None:
@@ -288,7 +308,7 @@ class Jobs:
     async def claim(self, job_id: str, worker: str, lease_s: float) -> Job | None:
         """The job, now running under the next attempt; None when it is final or another's lease is alive."""
         # a power cut that undoes a claim on SQLite took the worker with it; a server must never give an attempt twice
-        write = self._database.write_row if self._database.process_local else self._database.write
+        write = self._database.write_row if self._database.process_local else self._database.write_statement
         return await write(_claim, job_id, worker, lease_s)
 
     async def renew(self, job_id: str, attempt: int, lease_s: float) -> bool:
@@ -304,12 +324,17 @@ class Jobs:
 
     async def finish(self, job_id: str, attempt: int, result: Result, plan: Plan | None = None) -> bool:
         """Running → succeeded, with the plan as it was really run; False when this attempt lost."""
-        return await self._database.write(_finish, job_id, attempt, result, plan)
+        return await self._database.write_statement(_finish, job_id, attempt, result, plan)
 
     async def fail(self, job_id: str, attempt: int, error: str, *, final: bool) -> bool:
         """Running → failed, or back to queued when not `final`; counts a failure."""
         parameters = {"job_id": job_id, "of_attempt": attempt, "said": error}
         return await self._database.write(_set, _FAIL if final else _RETRY, parameters)
+
+    async def buried(self, job_id: str) -> None:
+        """The failed job's task lies among the dead letters; `reopen` takes that back."""
+        # if this is lost a late duplicate is buried beside it
+        await self._database.write_lazily(_set, _BURIED, {"job_id": job_id})
 
     async def release(self, job_id: str, attempt: int) -> bool:
         """Handed back undone: running → queued, neither a failure nor a crash."""

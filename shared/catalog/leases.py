@@ -65,6 +65,9 @@ class FencedDatabase:
     async def write(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await self._database.write(_fenced, self._name, self._holder, operation, args, kwargs)
 
+    async def write_statement(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self.write(operation, *args, **kwargs)
+
     async def write_lazily(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await self._database.write_lazily(_fenced, self._name, self._holder, operation, args, kwargs)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from shared.catalog.database import Operation, P, R, explain
 from shared.errors import ConfigurationError, UnavailableError
@@ -35,7 +37,8 @@ class PostgresqlDatabase:
     """READ COMMITTED, where an UPDATE that waited for a row looks at it again.
 
     A read needs no transaction there, since each statement sees what is committed when it starts; so it spares the
-    two round trips. What can be rebuilt commits on connections of its own, on which synchronous_commit is off.
+    two round trips, as does a write that is one statement. What can be rebuilt commits on connections of its own, on
+    which synchronous_commit is off.
     `?pool=N` in the URL is how many connections this process opens at most, of both kinds together (10).
     """
 
@@ -48,7 +51,7 @@ class PostgresqlDatabase:
         lazy = max(pool * 2 // 5, 1)
         self._durable = self._engine(url, pool - lazy, "on")
         self._lazy = self._engine(url, lazy, "off")
-        self._reading = self._durable.execution_options(isolation_level="AUTOCOMMIT")
+        self._autocommit = self._durable.execution_options(isolation_level="AUTOCOMMIT")
 
     def _engine(self, url: sa.URL, pool: int, synchronous_commit: str) -> AsyncEngine:
         session = {**_SESSION, "synchronous_commit": synchronous_commit}
@@ -67,12 +70,19 @@ class PostgresqlDatabase:
             ) from error
 
     async def _run(
-        self, engine: AsyncEngine, operation: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        engine: AsyncEngine,
+        operation: Callable[..., R],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        commits: bool = False,
     ) -> R:
+        """`commits`: the operation is its own commit."""
         for left in reversed(range(TRIES)):
-            committing = False
+            committing = commits
             try:
-                async with engine.connect() as connection:
+                async with (_alive if commits else AsyncEngine.connect)(engine) as connection:
                     value = await connection.run_sync(operation, *args, **kwargs)
                     committing = True
                     await connection.commit()
@@ -94,6 +104,9 @@ class PostgresqlDatabase:
     async def write(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await self._run(self._durable, operation, args, kwargs)
 
+    async def write_statement(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._run(self._autocommit, operation, args, kwargs, commits=True)
+
     async def write_lazily(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await self._run(self._lazy, operation, args, kwargs)
 
@@ -101,7 +114,7 @@ class PostgresqlDatabase:
         return await self.write_lazily(operation, *args, **kwargs)
 
     async def read(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._run(self._reading, operation, args, kwargs)
+        return await self._run(self._autocommit, operation, args, kwargs)
 
     async def read_row(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await self.read(operation, *args, **kwargs)
@@ -109,6 +122,22 @@ class PostgresqlDatabase:
     async def close(self) -> None:
         await self._durable.dispose()
         await self._lazy.dispose()
+
+
+@asynccontextmanager
+async def _alive(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+    """A connection that is not known to be dead: a statement that commits itself cannot be run again when its answer
+    is lost, so it is not sent where no answer can come."""
+    while True:
+        connection = await engine.connect()
+        try:
+            driver: Any = (await connection.get_raw_connection()).driver_connection
+            if not driver.is_closed():
+                yield connection
+                return
+            await connection.invalidate()
+        finally:
+            await asyncio.shield(connection.close())
 
 
 def _pool_size(url: sa.URL) -> int:

@@ -204,6 +204,9 @@ class SqliteDatabase:
     async def write(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await self._enqueue(False, lambda connection: operation(connection, *args, **kwargs))
 
+    async def write_statement(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self.write(operation, *args, **kwargs)
+
     async def write_lazily(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await self._enqueue(True, lambda connection: operation(connection, *args, **kwargs))
 

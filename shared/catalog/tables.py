@@ -46,6 +46,7 @@ jobs = sa.Table(
     sa.Column("worker", sa.Text, nullable=False),
     sa.Column("error", sa.Text, nullable=False),
     sa.Column("confirmed", sa.Boolean, nullable=False),
+    sa.Column("buried", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("updated_at", sa.Double, nullable=False),
     sa.Column("lease_until", sa.Double, nullable=False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -66,6 +67,42 @@ def _kill_own(connection: sa.Connection, seen: list[int]) -> int:
 async def test_a_connection_that_dies_before_the_commit_costs_a_second_try(database: Database) -> None:
     seen: list[int] = []
     assert await database.write(_kill_own, seen) == 2
+
+
+async def test_a_statement_that_commits_itself_meets_no_dead_connection_and_is_never_sent_twice(
+    database: Database,
+) -> None:
+    def pid(connection: sa.Connection) -> int:
+        return int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
+
+    first = await database.write_statement(pid)
+    await database.write_lazily(lambda connection: connection.exec_driver_sql(f"SELECT pg_terminate_backend({first})"))
+    await asyncio.sleep(0.2)
+    assert await database.write_statement(pid) != first
+    seen: list[int] = []
+    with pytest.raises(UnavailableError):
+        await database.write_statement(_kill_own, seen)
+    assert len(seen) == 1
+
+
+async def test_what_a_caller_waits_for_takes_one_round_trip(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    pool: Any = catalog._database
+    for engine in (pool._durable, pool._lazy):
+        sa.event.listen(engine.sync_engine, "before_cursor_execute", lambda *given: sent.append(given[2]))
+    transactions: Any = importlib.import_module("asyncpg.transaction").Transaction
+    start = transactions.start
+
+    async def noted(transaction: Any) -> None:
+        sent.append("BEGIN")
+        await start(transaction)
+
+    monkeypatch.setattr(transactions, "start", noted)
+    job, created = await catalog.jobs.accept(a_job(), idempotency_key="k", caller="c", body_hash="b")
+    assert created
+    assert await catalog.jobs.claim(job.id, "w1", 60.0)
+    assert await catalog.jobs.finish(job.id, 1, a_result(job.id))
+    assert [statement.split()[0] for statement in sent] == ["WITH", "UPDATE", "WITH"]
 
 
 async def test_nobody_waits_for_a_connection_for_ever(catalog_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,10 @@ class RabbitBus:
         return self
 
     @property
+    def up(self) -> bool:
+        return all(link.up for link in self._links)
+
+    @property
     def priorities(self) -> bool:
         """Whether this broker serves urgent tasks first: quorum queues do since RabbitMQ 4.0."""
         return self._links[0].server_version >= (4, 0)

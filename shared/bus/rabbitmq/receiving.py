@@ -54,13 +54,15 @@ class RabbitDelivery:
         if self._receiver.settle(self._task):
             await moved(self._task, self._receiver.returns.give_back(self.lane, self._task, delay_s, counts=counts))
 
-    async def bury(self, reason: str) -> None:
-        if self._receiver.settle(self._task):
-            await moved(self._task, self._receiver.returns.bury(self.lane, self._task, reason))
+    async def bury(self, reason: str) -> bool:
+        if not self._receiver.settle(self._task):
+            return False
+        return await moved(self._task, self._receiver.returns.bury(self.lane, self._task, reason))
 
 
-async def moved(task: AbstractIncomingMessage, copying: Awaitable[None]) -> None:
-    """First the confirmed copy, then the acknowledgement: in between it is there twice, never not at all.
+async def moved(task: AbstractIncomingMessage, copying: Awaitable[None]) -> bool:
+    """Whether the broker took the copy. First that, confirmed, then the acknowledgement: in between the task is there
+    twice, never not at all.
 
     What the broker does not take now goes back to its lane, undelayed; after a pause where it never will.
     """
@@ -78,6 +80,8 @@ async def moved(task: AbstractIncomingMessage, copying: Awaitable[None]) -> None
     else:
         with suppress(*GONE):
             await task.ack()
+        return True
+    return False
 
 
 class RabbitReceiver:
@@ -92,7 +96,7 @@ class RabbitReceiver:
         self._held: dict[int, AbstractIncomingMessage] = {}
         self._waiting = 0
         self._news, self._turn = asyncio.Event(), asyncio.Event()
-        self._burying: set[asyncio.Task[None]] = set()
+        self._burying: set[asyncio.Task[bool]] = set()
         self.closed = False
         self.started = asyncio.Event()
         self._serving = asyncio.create_task(keep_serving(link, self._serve, f"receiver of {', '.join(lanes)}"))
