@@ -12,9 +12,15 @@ from shared.types import Modality, from_json, to_json
 
 @dataclass(frozen=True, slots=True)
 class GenerateImage:
-    """Draw the picture of this job; everything else is on its row."""
+    """Draw the picture of this job; everything else is on its row.
+
+    `state_key` and `state_sha256` are what its plan starts from, so that a worker may begin to read that while it
+    claims the job; the claimed row says whether it is needed.
+    """
 
     job_id: str
+    state_key: str = ""
+    state_sha256: str = ""
 
 
 # ---- facts (every subscriber) ----
@@ -52,13 +58,16 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class JobSucceeded:
-    """Who drew it, with what and in how many steps; an answer to a duplicate leaves that out."""
+    """Who drew it, with what and in how many steps, and where the picture is, so that who waits may begin to read it
+    (which one it is, the row says); an answer to a duplicate leaves that out."""
 
     job_id: str
     attempt: int
     worker: str = ""
     model: str = ""
     steps_run: int = 0
+    picture_key: str = ""
+    picture_sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)

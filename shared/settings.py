@@ -49,6 +49,9 @@ class Settings(BaseSettings):
     retriever_address: str = ""
     cache_maintainer_address: str = ""
     gpu_worker_address: str = ""
+    catalog_timeout_s: Seconds = Field(
+        3.0, description="How long a gateway waits for one answer of a catalog on a server, before it says UNAVAILABLE."
+    )
     connect_wait_s: float = Field(30.0, ge=0, description="How long a start waits for servers that do not answer yet.")
     max_message_bytes: int = Field(64 * 2**20, ge=2**16)
 
@@ -60,7 +63,9 @@ class Settings(BaseSettings):
     encoder: str = Field("bundled:clip", description="Text/image encoder: bundled:NAME, a folder, or a hub name.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0 …")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    torch_threads: int = Field(0, ge=0, le=256, description="Threads of the denoiser; 0: the fastest, measured as it draws.")
+    torch_threads: int = Field(
+        0, ge=0, le=256, description="Threads of the denoiser; 0: the fastest, measured as it draws."
+    )
     max_rows: int = Field(8, ge=1, le=512, description="Requests that share one step batch.")
     batch_invariant: int = Field(
         0, ge=0, le=512, description="N: pad every group to N rows on one thread, so that results are bit-equal."

@@ -9,8 +9,9 @@ from protos import common_pb2 as pb
 from protos import gateway_pb2
 from services.gateway.deadlines import dropped_because
 from shared.blobs import Blobs
+from shared.blobs.ahead import ReadAhead
 from shared.errors import BlobMissingError, NotFoundError
-from shared.messages import Progress
+from shared.messages import JobSucceeded, Progress
 from shared.rpc_types import job_to_proto, plan_to_proto
 from shared.types import Job, Timings
 
@@ -42,12 +43,16 @@ class Answers:
             _add(known, message.timings)
         return message
 
-    async def picture(self, job: Job) -> bytes:
+    def ahead(self, fact: JobSucceeded) -> ReadAhead:
+        """Begins to read the picture that the fact names, while the row is read."""
+        return ReadAhead(self._blobs, fact.picture_key, fact.picture_sha256)
+
+    async def picture(self, job: Job, ahead: ReadAhead | None = None) -> bytes:
         """The job's PNG; NotFoundError when it is not there (any more)."""
         if job.result is None or not job.result.picture_key:
             raise NotFoundError(f"job {job.id} is {job.state} and has no picture")
         try:
-            return await self._blobs.get(job.result.picture_key, job.result.picture_sha256)
+            return await (ahead or self._blobs).get(job.result.picture_key, job.result.picture_sha256)
         except BlobMissingError as error:
             raise NotFoundError(f"the picture of job {job.id} is gone; results are kept results_keep_s") from error
 

@@ -97,16 +97,21 @@ class Fanout:
         if not self._watches[watch.job_id]:
             del self._watches[watch.job_id]
 
-    async def follow(self, watch: Watch, rows: Rows) -> AsyncIterator[Progress | Job]:
+    async def follow(
+        self, watch: Watch, rows: Rows, on_success: Callable[[JobSucceeded], object] = lambda _: None
+    ) -> AsyncIterator[Progress | Job]:
         """Progress as it is heard, the row on every slow poll, and last the row in its final state.
 
-        Raises UnavailableError when this gateway stops before the job ran to its end.
+        `on_success` hears the fact before the row is read, which decides what it is worth. Raises UnavailableError when
+        this gateway stops before the job ran to its end.
         """
         while True:
             fact = await watch.next(DRAINING_POLL_S if self.draining else POLL_S)
             if isinstance(fact, Progress):
                 yield fact
                 continue
+            if isinstance(fact, JobSucceeded):
+                on_success(fact)
             job = await rows.get(watch.job_id)
             if not job.state.final and self.draining and self._goes_on_without_us(job):
                 raise UnavailableError(f"shutting down; job {job.id} goes on, ask again for it", retry_after_s=0.5)

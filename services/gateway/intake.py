@@ -11,13 +11,13 @@ from services.gateway.admission import FinishRate, QueueLength, SentAway, check_
 from services.gateway.idempotency import body_hash
 from services.gateway.lanes import lane_for
 from services.gateway.lookup import Lookup, Planned
-from services.gateway.sweeper import Confirmer
+from services.gateway.sweeper import Confirmer, task_of
 from services.gateway.validation import Models, validate
 from shared.bus.hints import Hints
 from shared.errors import AfterimageError, BlobCorruptError, BlobMissingError, ConfigurationError, OverloadedError
 from shared.exact import exact_key
 from shared.ids import new_id
-from shared.messages import GenerateImage, JobQueued, StateLost, StateUsed
+from shared.messages import JobQueued, StateLost, StateUsed
 from shared.service import Context
 from shared.telemetry import METRICS, log
 from shared.types import Job, JobState, Plan, PlanSource, Result, Timings
@@ -141,7 +141,7 @@ class Intake:
 
     async def _send(self, job: Job) -> bool:
         try:
-            await self._backends.bus.send(job.lane, GenerateImage(job.id), priority=job.request.priority)
+            await self._backends.bus.send(job.lane, task_of(job), priority=job.request.priority)
         except ConfigurationError as error:  # until a person mends it, and then the sweeper's
             METRICS.unsent.inc()
             raise ConfigurationError(f"{error}; job {job.id} is kept, and sent once that is mended") from error

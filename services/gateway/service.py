@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import grpc
@@ -20,10 +20,11 @@ from services.gateway.idempotency import METADATA_KEY, check_key
 from services.gateway.intake import Caller, Intake
 from services.gateway.sweeper import Sweeper
 from services.gateway.validation import Models, check_tenant, page_size, page_token
+from shared.blobs.ahead import ReadAhead
 from shared.bus.hints import Hints
 from shared.errors import AfterimageError, NotFoundError, UnavailableError
 from shared.ids import new_id
-from shared.messages import JobCancelled, Progress
+from shared.messages import JobCancelled, JobSucceeded, Progress
 from shared.models.card import served_card
 from shared.rpc_types import state_from_proto
 from shared.service import Context
@@ -43,6 +44,12 @@ class Visit:
     job: Job | None = None
     picture: bytes = b""
     confirmed: bool = True
+    ahead: ReadAhead | None = None
+    """The picture, from the moment that it is heard of."""
+
+    def close(self) -> None:
+        if self.ahead is not None:
+            self.ahead.close()
 
 
 class GatewayService(GatewayServiceServicer):
@@ -50,9 +57,13 @@ class GatewayService(GatewayServiceServicer):
 
     name: ClassVar[str] = "gateway"
     ports: ClassVar[frozenset[str]] = frozenset({"catalog", "blobs", "bus"})
+    needs: ClassVar[frozenset[str]] = frozenset({"catalog", "bus"})
 
     async def start(self, context: Context) -> None:
-        self._context, catalog, bus = context, context.backends.catalog, context.backends.bus
+        catalog, bus = context.backends.catalog, context.backends.bus
+        # a caller waits for what handlers ask; nobody for the sweeper, whose questions are large
+        bounded = replace(context.backends, catalog=catalog.within(context.settings.catalog_timeout_s))
+        self._context = context = replace(context, backends=bounded)
         card = served_card(context.settings)
         await asyncio.to_thread(lambda: card.weights_hash)  # read once, not during the first request
         self._hints = Hints(bus, self.name)
@@ -159,6 +170,8 @@ class GatewayService(GatewayServiceServicer):
                 if not self._fanout.draining:  # else it is us who leave
                     self._left(visit)
                 raise
+            finally:
+                visit.close()
 
     async def _accept(self, request: Any, context: Any, visit: Visit, *, told_now: bool) -> Job:
         try:
@@ -181,7 +194,12 @@ class GatewayService(GatewayServiceServicer):
         if visit.job.state.final:
             yield visit.job
             return
-        async for event in self._fanout.follow(visit.watch, self._jobs):
+
+        def read_ahead(fact: JobSucceeded) -> None:
+            visit.close()  # a duplicate's fact: one read is enough
+            visit.ahead = self._answers.ahead(fact)
+
+        async for event in self._fanout.follow(visit.watch, self._jobs, read_ahead):
             yield event
 
     def _left(self, visit: Visit) -> None:
@@ -194,7 +212,7 @@ class GatewayService(GatewayServiceServicer):
         METRICS.requests.labels(job.state, job.plan.source, model).inc()
         if error is not None:
             raise error
-        picture = visit.picture or await self._answers.picture(job)
+        picture = visit.picture or await self._answers.picture(job, visit.ahead)
         self._answers.ended(job.id, self._context.clock.monotonic() - visit.start)
         return pb.GenerateResponse(job=self._answers.job(job), picture=picture)
 

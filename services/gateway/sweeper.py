@@ -79,7 +79,7 @@ class Sweeper:
                 if job.lane in errors:
                     continue
                 try:
-                    await self._bus.send(job.lane, GenerateImage(job.id), priority=job.request.priority)
+                    await self._bus.send(job.lane, task_of(job), priority=job.request.priority)
                 except AfterimageError as error:
                     log("gateway").warning("lane takes no tasks", lane=job.lane, error=str(error))
                     errors[job.lane] = error
@@ -92,6 +92,11 @@ class Sweeper:
         if errors:
             raise next(iter(errors.values()))
         return len(sent)
+
+
+def task_of(job: Job) -> GenerateImage:
+    """What a worker is told: the job, and what it may begin to read."""
+    return GenerateImage(job.id, job.plan.state_key, job.plan.state_sha256)
 
 
 class Confirmer:

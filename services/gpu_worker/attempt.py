@@ -16,6 +16,7 @@ from services.gpu_worker.rows import FromCheckpoint, Pixels
 from services.gpu_worker.runner import EngineThread
 from services.gpu_worker.starts import Prepared, prepare, task_of
 from shared.backends import Backends
+from shared.blobs.ahead import ReadAhead
 from shared.clock import Clock
 from shared.errors import CancelledError
 from shared.messages import StateUsed
@@ -28,6 +29,8 @@ CRASHES_TOGETHER = 2
 """A job present at this many crashes rides alone (design §8, Attempts) …"""
 CRASHES_ALONE = 3
 """… and after this many more it fails."""
+_STATE_KEY = "states/{}-{}-{}.safetensors"
+"""Of a captured state: its job, the attempt, and the step it was captured after."""
 INLINE_BYTES = 64 * 1024
 """Pixels up to this size are made a PNG on the event loop: .08 ms at 64×64 against .25 ms through a thread."""
 
@@ -50,8 +53,10 @@ class Workplace:
 class Attempt:
     """A claimed job in this worker's hands. Its blobs are its own: keys carry the attempt."""
 
-    def __init__(self, place: Workplace, job: Job) -> None:
+    def __init__(self, place: Workplace, job: Job, ahead: ReadAhead) -> None:
+        """`ahead`: what its task named, being read since before the claim."""
         self.job = job
+        self._ahead = ahead
         self.id = f"{job.id}-{job.attempt}"
         """What the engine calls it: after a suspend this worker may hold two attempts at one job."""
         self.plan = job.plan
@@ -95,7 +100,9 @@ class Attempt:
         METRICS.queue_seconds.observe(self._queue_s)
         self._tell(event.step, None)
         if self._from_cache:
-            self._in_background(self._say_used())
+            # under the K of its own run, which may have had another T
+            used = StateUsed(self.plan.entry_id, _step_of(self.plan.state_key, self.plan.start_step))
+            self._in_background(self._place.backends.bus.publish(used))
 
     def _on_advanced(self, event: Advanced) -> None:
         if event.step < event.steps:
@@ -123,7 +130,12 @@ class Attempt:
         clock, backends, settings = self._place.clock, self._place.backends, self._place.settings
         begun = clock.monotonic()
         prepared = await prepare(
-            self.job, self._place.family, backends.blobs, backends.catalog.entries, settings.fetch_timeout_s
+            self.job,
+            self._place.family,
+            backends.blobs,
+            backends.catalog.entries,
+            settings.fetch_timeout_s,
+            self._ahead,
         )
         self._fetch_s = clock.monotonic() - begun
         for hole in prepared.lost:
@@ -153,14 +165,6 @@ class Attempt:
         self._from_cache = self.plan.source is PlanSource.LATENT and not isinstance(prepared.start, FromCheckpoint)
         self._place.engine.submit(task)
 
-    async def _say_used(self) -> None:
-        """The state counts as used under the K of its own run, which may have had another T."""
-        step = self.plan.start_step
-        entry = (await self._place.backends.catalog.entries.by_ids([self.plan.entry_id])).get(self.plan.entry_id)
-        if entry is not None:
-            own = next((state.step for state in entry.states if state.key == self.plan.state_key), step)
-            await self._place.backends.bus.publish(StateUsed(self.plan.entry_id, own))
-
     def _deadline_at(self) -> float | None:
         limit = self.job.request.deadline_s
         if limit is None:
@@ -172,7 +176,7 @@ class Attempt:
     async def _capture(self, event: LatentCaptured) -> Captured:
         codec = self._place.settings.state_codec
         data = encode_state(event.latent, codec)
-        key = f"states/{self.job.id}-{self.job.attempt}-{event.step}.safetensors"
+        key = _STATE_KEY.format(self.job.id, self.job.attempt, event.step)
         sha256 = await self._place.backends.blobs.put(key, data, durable=False)
         return Captured(event.step, key, len(data), codec, sha256)
 
@@ -268,6 +272,12 @@ class Attempt:
         """This attempt's, and those of the ones before: whoever was killed may have left some that no row names."""
         left = await checkpoints.all_of(self._place.backends.blobs, self.job.id) if self.job.attempt > 1 else []
         return sorted({*self._written, *left})
+
+
+def _step_of(state_key: str, otherwise: int) -> int:
+    """The step that a captured state was captured after, as its key says."""
+    step = state_key.removesuffix(".safetensors").rpartition("-")[2]
+    return int(step) if step.isdecimal() else otherwise
 
 
 async def _logged(work: Coroutine[Any, Any, object]) -> None:

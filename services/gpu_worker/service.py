@@ -25,6 +25,7 @@ from services.gpu_worker.runner import EngineThread
 from services.gpu_worker.threads import search
 from services.gpu_worker.turns import Turns
 from services.gpu_worker.warm import warm_up
+from shared.blobs.ahead import ReadAhead
 from shared.bus import Delivery
 from shared.devices import chosen_device
 from shared.errors import (
@@ -57,6 +58,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
 
     name: ClassVar[str] = "gpu_worker"
     ports: ClassVar[frozenset[str]] = frozenset({"catalog", "blobs", "bus"})
+    needs: ClassVar[frozenset[str]] = frozenset({"catalog", "bus"})
 
     async def start(self, context: Context) -> None:
         settings, self._context = context.settings, context
@@ -77,7 +79,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         """By the engine's name for them."""
         self._handling: set[asyncio.Task[None]] = set()
         self._turns = Turns()
-        self._burial = Burial(context.backends.bus, context.clock)
+        self._burial = Burial(context.backends, context.clock)
         self._step_s: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=64))
         self._finished = self._handed_back = 0
         self._draining = False
@@ -195,10 +197,10 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             return
         try:
             async with self._turns.together():
-                done = await self._draw(message.job_id, delivery)
+                done = await self._draw(message, delivery)
             if not done:
                 async with self._turns.alone():
-                    await self._draw(message.job_id, delivery, alone=True)
+                    await self._draw(message, delivery, alone=True)
         except AfterimageError as error:  # a port is away: the task waits, the row's lease runs out if it must
             log("gpu_worker").warning("task put back", job=message.job_id, error=str(error))
             await delivery.reject(delay_s=error.retry_after_s or RETRY_S, counts=False)
@@ -206,17 +208,24 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             log("gpu_worker").error("task put back", job=message.job_id, error=repr(error), exc_info=error)
             await delivery.reject(delay_s=BUSY_RETRY_S, counts=False)
 
-    async def _draw(self, job_id: str, delivery: Delivery, *, alone: bool = False) -> bool:
+    async def _draw(self, task: GenerateImage, delivery: Delivery, *, alone: bool = False) -> bool:
         """False when the job must be the only one in this worker's hands, and is not claimed until it is: what merely
         waits beside another would count as present at its crash, and crash after crash condemn it too."""
-        job = await self._claim(job_id)
-        if job is None:
-            await self._not_ours(job_id, delivery)
-        elif alone or job.crashes < CRASHES_TOGETHER:
-            await self._run(job, delivery)
-        else:
-            return not await self._unclaimed(job)
-        return True
+        with contextlib.closing(self._read_ahead(task, delivery)) as ahead:
+            job = await self._claim(task.job_id)
+            if job is None:
+                await self._not_ours(task.job_id, delivery)
+            elif alone or job.crashes < CRASHES_TOGETHER:
+                await self._run(job, delivery, ahead)
+            else:
+                return not await self._unclaimed(job)
+            return True
+
+    def _read_ahead(self, task: GenerateImage, delivery: Delivery) -> ReadAhead:
+        """The state that the task names, read while the job is claimed; one that comes back goes on from a checkpoint,
+        or is another's."""
+        state = ("", "") if delivery.redelivered else (task.state_key, task.state_sha256)
+        return ReadAhead(self._context.backends.blobs, *state)
 
     async def _unclaimed(self, job: Job) -> bool:
         releasing = asyncio.ensure_future(self._patiently(lambda: self._jobs.release(job.id, job.attempt)))
@@ -237,11 +246,11 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             raise
         return job
 
-    async def _run(self, job: Job, delivery: Delivery) -> None:
+    async def _run(self, job: Job, delivery: Delivery, ahead: ReadAhead) -> None:
         METRICS.job_attempts.labels(str(delivery.redelivered).lower()).inc()
         for older in self._attempts_at(job.id):
             older.cancel()
-        attempt = Attempt(self._place, job)
+        attempt = Attempt(self._place, job, ahead)
         self._attempts[attempt.id] = attempt
         try:
             if job.crashes >= CRASHES_TOGETHER + CRASHES_ALONE:
@@ -289,8 +298,8 @@ class GpuWorkerService(GpuWorkerServiceServicer):
     async def _succeeded(self, attempt: Attempt, result: Result, delivery: Delivery) -> None:
         self._finished += 1
         METRICS.steps_saved.labels(attempt.plan.model).inc(attempt.steps_saved)
-        job = attempt.job
-        fact = JobSucceeded(job.id, job.attempt, self.worker, result.model, result.steps_run)
+        job, picture = attempt.job, (result.picture_key, result.picture_sha256)
+        fact = JobSucceeded(job.id, job.attempt, self.worker, result.model, result.steps_run, *picture)
         await self._context.backends.bus.publish(fact)
         await delivery.ack()
         await attempt.settle(succeeded=True, ended=True)
@@ -334,7 +343,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         job = attempt.job
         if await self._patiently(lambda: self._jobs.fail(job.id, job.attempt, said, final=True)):
             await self._context.backends.bus.publish(JobFailed(job.id, job.attempt, said))
-            await delivery.bury(said)
+            await self._burial.bury(job, delivery, said)
             await attempt.settle(succeeded=False, ended=True)
         else:
             await self._lost(attempt, delivery)

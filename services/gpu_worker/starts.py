@@ -13,6 +13,7 @@ from services.gpu_worker.codecs import decode_checkpoint, decode_png, decode_sta
 from services.gpu_worker.families import Family
 from services.gpu_worker.rows import FromCheckpoint, FromNoise, FromPicture, FromState, Start, Task
 from shared.blobs import Blobs
+from shared.blobs.ahead import ReadAhead
 from shared.catalog import Entries
 from shared.errors import AfterimageError, BlobCorruptError, BlobMissingError, ModelError, UnavailableError
 from shared.messages import StateLost
@@ -103,21 +104,31 @@ def smaller_starts(plan: Plan, entry: Entry, card: ModelCard, request: Request, 
         )
 
 
-async def prepare(job: Job, family: Family, blobs: Blobs, entries: Entries, timeout_s: float = 5.0) -> Prepared:
+async def prepare(
+    job: Job,
+    family: Family,
+    blobs: Blobs,
+    entries: Entries,
+    timeout_s: float = 5.0,
+    ahead: ReadAhead | None = None,
+) -> Prepared:
     """The job's plan, revalidated at claim (design §8): other weights are a miss, a missing or corrupt blob a hole.
 
     Whatever else a cache can do wrong (away, slow, of a shape or in a codec that nobody asked for) costs steps, never
-    the request. A job that was interrupted goes on from its own checkpoint. timeout_s: limit of one read.
+    the request. A job that was interrupted goes on from its own checkpoint. timeout_s: limit of one read. ahead: a read
+    that was begun before the claim.
     """
-    return await _Preparation(job, family, blobs, entries, timeout_s).run()
+    return await _Preparation(job, family, blobs, entries, timeout_s, ahead or ReadAhead(blobs)).run()
 
 
 class _Preparation:
     """One job's way down from its plan to what can really be started."""
 
-    def __init__(self, job: Job, family: Family, blobs: Blobs, entries: Entries, timeout_s: float) -> None:
+    def __init__(
+        self, job: Job, family: Family, blobs: Blobs, entries: Entries, timeout_s: float, ahead: ReadAhead
+    ) -> None:
         self._job, self._family, self._blobs, self._entries = job, family, blobs, entries
-        self._timeout_s = timeout_s
+        self._timeout_s, self._ahead = timeout_s, ahead
         self._lost: list[str] = []
         """Keys of blobs that are gone or corrupt."""
 
@@ -149,7 +160,7 @@ class _Preparation:
     async def _read(self, key: str, sha256: str = "") -> bytes:
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._blobs.get(key, sha256)
+                return await self._ahead.get(key, sha256)
         except TimeoutError as error:
             raise UnavailableError(f"blob {key}: no answer in {self._timeout_s:g} s") from error
 

@@ -34,6 +34,30 @@ async def test_health_and_reflection_answer_on_the_public_port(make: Make) -> No
         assert not [name for name in names if "cache_maintainer" in name]  # internal services stay internal
 
 
+async def test_a_picture_is_read_once_and_while_its_row_is(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with house(make(large="noop:")) as it:
+        blobs, jobs, reads, begun = it.backends.blobs, it.backends.catalog.jobs, list[str](), asyncio.Event()
+        get_blob, get_row = blobs.get, jobs.get
+
+        async def noted(key: str, sha256: str = "") -> bytes:
+            if key.startswith("pictures/"):
+                reads.append(key)
+                begun.set()
+            return bytes(await get_blob(key, sha256))
+
+        async def waits_for_the_picture(job_id: str) -> Any:
+            row = await get_row(job_id)
+            if row.state.final:
+                await asyncio.wait_for(begun.wait(), 5)  # it is being read already
+            return row
+
+        monkeypatch.setattr(blobs, "get", noted)
+        monkeypatch.setattr(jobs, "get", waits_for_the_picture)
+        picture = await it.client.generate("a red fox", steps=5)
+        assert picture.png
+        assert len(reads) == 1
+
+
 async def test_metrics_count_what_was_drawn(make: Make) -> None:
     with telemetry.serving_metrics("127.0.0.1:0") as port:
         async with house(make()) as it:

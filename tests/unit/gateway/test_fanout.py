@@ -118,3 +118,25 @@ async def test_while_draining_it_does_not_wait_for_a_worker_of_another_process()
         await asyncio.wait_for(waiting, 5)
     await house.stop()
     await bus.close()
+
+
+async def test_the_news_of_a_success_comes_before_its_row_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fanout, "POLL_S", 60.0)
+    bus, order = InProcessBus(), list[object]()
+
+    class Slow(Rows):
+        async def get(self, job_id: str) -> Job:
+            order.append("row")
+            return await super().get(job_id)
+
+    rows, house = Slow(), Fanout(bus, lambda _: None)
+    rows.job = replace(JOB, state=JobState.SUCCEEDED)
+    await house.start()
+    fact = JobSucceeded("j1", 1, picture_key="pictures/j1-1.png", picture_sha256="0" * 64)
+    with house.watch("j1") as watch:
+        await bus.publish(fact)
+        events = [event async for event in house.follow(watch, rows, order.append)]
+    await house.stop()
+    await bus.close()
+    assert order == [fact, "row"]
+    assert events == [rows.job]

@@ -44,7 +44,8 @@ async def test_a_picture_is_drawn_stored_told_and_acknowledged(bench: Bench) -> 
         assert len(data) == state.bytes
         assert decode_state(data, state.codec).shape == (4, 16, 16)
     assert result.compat == bench.service._place.card.compat(Size(64, 64), STEPS)
-    assert await bench.told(JobSucceeded) == [JobSucceeded(job.id, 1, bench.service.worker, "large", STEPS)]
+    picture = (result.picture_key, result.picture_sha256)
+    assert await bench.told(JobSucceeded) == [JobSucceeded(job.id, 1, bench.service.worker, "large", STEPS, *picture)]
     timings = result.timings
     assert timings.denoise_s > 0
     assert timings.decode_s > 0

@@ -14,6 +14,7 @@ from services.gpu_worker.codecs import encode_png, encode_state
 from services.gpu_worker.redraw import redraw
 from shared.errors import BlobUnavailableError
 from shared.messages import (
+    GenerateImage,
     StateLost,
     StateUsed,
 )
@@ -252,3 +253,40 @@ async def test_a_checkpoint_that_the_catalog_forgot_is_found_by_its_name(
         assert (resumed.attempt, resumed.result.steps_run) == (2, STEPS - 3)
         await bench.idle()
         assert await bench.keys("checkpoints/") == []
+
+
+async def test_the_state_that_a_task_names_is_read_while_its_job_is_claimed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = await bench.cache(await bench.draw())
+    plan, claim, get, reads = bench.hit(entry, 4), bench.jobs.claim, bench.blobs.get, list[str]()
+    begun = asyncio.Event()
+
+    async def noted(key: str, sha256: str = "") -> bytes:
+        reads.append(key)
+        begun.set()
+        return await get(key, sha256)
+
+    async def waits_for_the_read(*given: Any) -> Job | None:
+        await asyncio.wait_for(begun.wait(), 5)
+        return await claim(*given)
+
+    monkeypatch.setattr(bench.blobs, "get", noted)
+    monkeypatch.setattr(bench.jobs, "claim", waits_for_the_read)
+    job = await bench.accept(plan)
+    await bench.backends.bus.send(job.lane, GenerateImage(job.id, plan.state_key, plan.state_sha256))
+    done = await bench.final(job.id)
+    assert (done.plan, reads) == (plan, [plan.state_key])
+    assert done.result is not None
+    assert done.result.steps_run == STEPS - 4
+
+
+async def test_the_row_decides_where_a_job_starts_whatever_its_task_names(bench: Bench) -> None:
+    entry = await bench.cache(await bench.draw())
+    plan, other = bench.hit(entry, 4), entry.states[0]
+    job = await bench.accept(plan)
+    await bench.backends.bus.send(job.lane, GenerateImage(job.id, other.key, other.sha256))
+    done = await bench.final(job.id)
+    assert done.plan == plan
+    assert done.result is not None
+    assert done.result.steps_run == STEPS - 4
