@@ -25,6 +25,7 @@ from shared.backends import PORTS, Backends, open_backends, require_shared
 from shared.clock import Clock, SystemClock
 from shared.errors import AfterimageError, ConfigurationError, UnavailableError
 from shared.loop import run
+from shared.readiness import Readiness
 from shared.settings import Settings
 from shared.settings_names import misspelt
 
@@ -33,7 +34,9 @@ PUBLIC = frozenset({"gateway"})
 
 
 class Service(Protocol):
-    """May name the `ports` it uses (a set of names of Backends' fields); alone in its process it opens no others."""
+    """May name the `ports` it uses (a set of names of Backends' fields); alone in its process it opens no others. May
+    name those that it `needs`, of catalog and bus: while one is away, health says by the service's name that it does
+    not serve (shared/readiness.py)."""
 
     name: ClassVar[str]
 
@@ -106,27 +109,32 @@ async def running(
     internal_address = settings.internal_listen or ("" if alone else f"unix:{socket_dir}/internal.sock")
     context = Context(settings, backends, clock or SystemClock(), internal_address)
     servers: list[grpc.aio.Server] = []
-    names: list[str] = []
+    needs: dict[str, frozenset[str]] = {}
+    asking: asyncio.Task[None] | None = None
     started: list[Service] = []
     health_servicer = health.aio.HealthServicer()
     try:
         public = [service for service in services if service.name in PUBLIC or alone]
         internal = [service for service in services if service not in public]
         if internal:
-            servers.append(_server(internal, settings, health_servicer, names))
+            servers.append(_server(internal, settings, health_servicer, needs))
             _bind(servers[-1], internal_address, "internal_listen")
-        servers.append(_server(public, settings, health_servicer, names))
+        servers.append(_server(public, settings, health_servicer, needs))
         port = _bind(servers[-1], settings.listen, "listen")
         for service in reversed(services):  # the gateway is named first and opens last
             await service.start(context)
             started.append(service)
         for server in servers:
             await server.start()
-        for name in ("", *names):
+        for name in ("", *needs):
             await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+        asking = asyncio.create_task(Readiness(backends, health_servicer, needs).run())
         host = settings.listen.rpartition(":")[0]
         yield Running(f"{host}:{port}", context, services, asyncio.Event())
     finally:
+        if asking is not None:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
         await health_servicer.enter_graceful_shutdown()
         for service in reversed(started):
             await _carefully(service.name, "drain", service.drain())
@@ -147,14 +155,20 @@ async def _carefully(service: str, stage: str, ending: Awaitable[None]) -> None:
         telemetry.log(service).error(f"{stage} failed", error=repr(error), exc_info=error)
 
 
-def _server(services: Sequence[Service], settings: Settings, health_servicer: Any, names: list[str]) -> grpc.aio.Server:
-    """A server with these services, health and reflection; adds the services' full names to `names`."""
+def _server(
+    services: Sequence[Service], settings: Settings, health_servicer: Any, needs: dict[str, frozenset[str]]
+) -> grpc.aio.Server:
+    """A server with these services, health and reflection; notes by the services' full names what they need."""
     server = grpc.aio.server(
         interceptors=(rpc.ErrorInterceptor(),),
         options=[*rpc.channel_options(settings.max_message_bytes), *rpc.OPTIONS],
     )
-    own = [name for service in services if (name := service.register(server)) is not None]
-    names.extend(own)
+    own = {
+        name: getattr(service, "needs", frozenset[str]())
+        for service in services
+        if (name := service.register(server)) is not None
+    }
+    needs.update(own)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection((*own, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     return server

@@ -24,27 +24,39 @@ def trouble(address: str, code: grpc.StatusCode) -> AfterimageError:
         return UnavailableError(
             f"{address}: nothing answers there; start it with `afterimage up` (a start takes some seconds)"
         )
+    if code is grpc.StatusCode.NOT_FOUND:
+        return UnavailableError(f"{address}: no such service runs there")
     return UnavailableError(f"{address}: something that is not Afterimage answers there ({code.name})")
 
 
 def health(
     target: Annotated[str | None, typer.Option(help="host:port of a running Afterimage.")] = None,
+    service: Annotated[
+        str,
+        typer.Option(
+            help="A service's full gRPC name: is it ready, or is a server that it needs away? Empty: the process."
+        ),
+    ] = "",
 ) -> None:
     """Say whether Afterimage serves, by the standard gRPC health service.
 
-    Exit code 0 when it does, 75 while it starts (or is too busy to answer), 69 when it is not there or shuts down.
+    Exit code 0 when it does, 75 while it starts (or is too busy to answer), 69 when it is not there, shuts down, or is
+    not ready.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
       afterimage health --target 127.0.0.1:50051
+
+      afterimage health --service afterimage.gateway.v1.GatewayService
     """
     address = address_of(target, Settings())
     with grpc.insecure_channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
-            reply = stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=TIMEOUT_S)
+            reply = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             raise trouble(address, error.code()) from error
     if reply.status != health_pb2.HealthCheckResponse.SERVING:
-        raise UnavailableError(f"{address}: not serving: it is shutting down")
+        what = "a server that it needs is away, or it is shutting down" if service else "it is shutting down"
+        raise UnavailableError(f"{address}: not serving: {what}")
     typer.echo(f"{address}: serving")

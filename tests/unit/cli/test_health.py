@@ -61,6 +61,21 @@ def test_what_serves_and_what_drains(
     assert (code, "shutting down" in said) == (os.EX_UNAVAILABLE, True)
 
 
+def test_a_service_by_name_is_ready_or_not(
+    serving: tuple[str, servicer.HealthServicer], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    address, answers = serving
+    asked = ("health", "--target", address, "--service", "afterimage.gateway.v1.GatewayService")
+    code, said = run(monkeypatch, capfd, *asked)
+    assert (code, "no such service" in said) == (os.EX_UNAVAILABLE, True)
+    answers.set("", health_pb2.HealthCheckResponse.SERVING)
+    answers.set(asked[-1], health_pb2.HealthCheckResponse.NOT_SERVING)
+    code, said = run(monkeypatch, capfd, *asked)
+    assert (code, "that it needs is away" in said) == (os.EX_UNAVAILABLE, True)
+    answers.set(asked[-1], health_pb2.HealthCheckResponse.SERVING)
+    assert run(monkeypatch, capfd, *asked)[0] == 0
+
+
 def test_a_server_without_health_is_not_ours(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
