@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from services.cache_maintainer.admission import admit, fitting
 from services.cache_maintainer.eviction import Shelf
+from services.cache_maintainer.fresh import Fresh
 from services.cache_maintainer.setbacks import Setbacks
 from shared.backends import Backends
 from shared.clock import Clock
 from shared.errors import AfterimageError, NotFoundError, StorageFullError, passes
-from shared.index.rebuild import reconcile
+from shared.index.rebuild import reconcile, refind
 from shared.messages import EntriesCached, EntriesEvicted
 from shared.telemetry import METRICS, log
 from shared.types import Entry, Job, State
@@ -68,6 +69,7 @@ class Cache:
         """Entries whose insertion failed, or was done and only lost its answer."""
         self._unindexed: set[str] = set()
         """Entries of which the index may not know what the catalog knows."""
+        self._fresh = Fresh()
         self._doomed: list[tuple[float, list[str]]] = []
 
     async def insert(self, job_ids: Sequence[str]) -> None:
@@ -196,10 +198,28 @@ class Cache:
         try:
             self._check()
             await reconcile(self._backends.catalog, self._backends.index, self._unindexed)
+            self.note_fresh(self._unindexed)
         except Exception as error:
             log("cache_maintainer").warning("index away, entries wait", entries=len(self._unindexed), error=str(error))
             return
         self._unindexed.clear()
+
+    def note_fresh(self, entry_ids: Iterable[str]) -> None:
+        if not self._backends.index.process_local:
+            self._fresh.added(entry_ids, self._clock.monotonic())
+
+    async def find_fresh(self) -> int:
+        """Looks for what came into the index a moment ago, and brings what no search finds once more; how many."""
+        catalog, index, now = self._backends.catalog, self._backends.index, self._clock.monotonic()
+        due = self._fresh.due(now)
+        live = sorted(await catalog.entries.live(due)) if due else []
+        missing: set[str] = set()
+        if live:
+            self._check()
+            missing = await refind(catalog, index, live)
+        self._fresh.found(due)
+        self._fresh.added(missing, now)
+        return len(missing)
 
     async def _evict(self, victims: Sequence[State]) -> None:
         """Makes states that the shelf gave up leave everywhere, and counts them."""

@@ -17,6 +17,7 @@ from protos import cache_maintainer_pb2_grpc as pb_grpc
 from services.cache_maintainer.cache import Cache
 from services.cache_maintainer.collector import collect_orphans
 from services.cache_maintainer.eviction import POLICIES, Lcbfu, Policy, Shelf
+from services.cache_maintainer.fresh import NEWEST
 from services.cache_maintainer.leadership import NAME as LEASE
 from services.cache_maintainer.leadership import Leadership
 from shared.bus import Subscription
@@ -87,7 +88,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         )
         self._leads = True
         # a full disk must not keep anyone from making room; what failed is tried again when collecting
-        for work in (self.catch_up, self.cache.shrink, self.cache.measure):
+        for work in (self.catch_up, self.cache.shrink, self.cache.measure, self._doubt_newest):
             await self._guarded(work)
         self._tasks = [
             asyncio.create_task(self._batches()),
@@ -208,13 +209,22 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             if found.added or found.removed:
                 log(self.name).info("index repaired", added=found.added, removed=found.removed)
 
+    async def _doubt_newest(self) -> None:
+        """Who led before may have been killed between the catalog and the index."""
+        newest, _ = await self._backends.catalog.entries.page(NEWEST)
+        self.cache.note_fresh(entry.id for entry in newest if entry.states)
+
+    async def _find_fresh(self) -> None:
+        if again := await self.cache.find_fresh():
+            log(self.name).info("entries brought into the index again", entries=again)
+
     async def _collect_orphans(self) -> None:
         grace_s, check = self._settings.blob_grace_s, self._leadership.check
         if deleted := await collect_orphans(self._backends, self._context.clock, grace_s, check):
             log(self.name).info("orphans collected", blobs=deleted)
 
     async def _tidy(self) -> None:
-        for step in (self.cache.delete_doomed, self.cache.index_pending):
+        for step in (self.cache.delete_doomed, self.cache.index_pending, self._find_fresh):
             await self._guarded(step)
         # with other processes around, a fact may have gone to one that led a moment ago, or with its broker
         if self._behind or not self._leadership.alone:

@@ -8,7 +8,7 @@ the end, in whatever order the two ran, without a lock between processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from shared.catalog import Catalog
@@ -49,6 +49,16 @@ async def reconcile(catalog: Catalog, index: Index, entry_ids: Iterable[str]) ->
         pending = live ^ await catalog.entries.live(sorted(pending))
 
 
+async def refind(catalog: Catalog, index: Index, entry_ids: Sequence[str]) -> set[str]:
+    """Those of these entries, with a live state, that searches did not find; they do now."""
+    missing = await index.missing(entry_ids)
+    await reconcile(catalog, index, missing)
+    if missing and (half := await index.missing(sorted(missing))):
+        await index.remove(sorted(half))
+        await reconcile(catalog, index, half)
+    return missing
+
+
 async def repair_index(catalog: Catalog, index: Index, on_checked: Callable[[int], object]) -> Repaired:
     """Removes what the catalog does not know, then adds what searches do not find; nothing else is touched, so that
     they go on finding what they found. `on_checked` gets the number of entries looked at, page by page.
@@ -63,11 +73,7 @@ async def repair_index(catalog: Catalog, index: Index, on_checked: Callable[[int
         on_checked(len(page))
     after = ""
     while ids := await catalog.entries.live_ids(after, PAGE):
-        missing = await index.missing(ids)
-        await reconcile(catalog, index, missing)
-        if missing and (half := await index.missing(sorted(missing))):
-            await index.remove(sorted(half))
-            await reconcile(catalog, index, half)
+        missing = await refind(catalog, index, ids)
         kept += len(ids) - len(missing)
         added += len(missing)
         after = ids[-1]

@@ -105,8 +105,18 @@ async def inspect(
     return left, jobs
 
 
-async def unfindable(backends: Backends) -> list[str]:
-    """Entries with states that no search finds: they cost hits, and nothing else."""
+async def unfindable(backends: Backends, within_s: float) -> tuple[list[str], list[str]]:
+    """Entries with states that no search finds, now and after the maintainer had so long to bring them back."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + within_s
+    left = first = await _unfindable(backends)
+    while left and loop.time() < end:
+        await asyncio.sleep(2.0)
+        left = await _unfindable(backends)
+    return first, left
+
+
+async def _unfindable(backends: Backends) -> list[str]:
     found: list[str] = []
     after = ""
     while ids := await backends.catalog.entries.live_ids(after, 1000):
