@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Any
 
 from bench.closed_loop import stages
-from bench.path_floors import CALLS, COUNTED, Floors
+from bench.path_floors import CALLS, Floors
 from bench.processes import Counted, counted, cpu_of, grown, scratch, servers_on_path, spent
 from bench.quiet import quiet
 from bench.recording import RESULTS, machine, quantile, record, table
@@ -193,7 +193,7 @@ async def figures(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {
         "floors": floors.figures(),
         "floors_sum_ms": floors_ms,
-        "floors_and_reads_and_rpc_ms": floors.sum_ms((*COUNTED, "read", "rpc")),
+        "chain_ms": floors.chain_ms(),
         "path": [{"call": one.name, "kind": one.kind, "times": one.times, "why": one.why} for one in CALLS],
         "hits": summary(hits, floors_ms),
         "misses": summary([one for one in samples if one.source is PlanSource.NOISE], floors_ms),
@@ -271,7 +271,8 @@ def report(found: dict[str, Any]) -> str:
     met = {name: "met" if good else "missed" for name, good in found["met"].items()}
     return (
         f"\n{path}\n\nsum of commits, confirms, blobs and index: {found['floors_sum_ms']:.1f} ms"
-        f" (with the row read and four bare rpcs: {found['floors_and_reads_and_rpc_ms']:.1f})\n\n{overhead}\n\n"
+        f" (all that is waited for, with the row read and four bare rpcs, where two run side by side the longer one: "
+        f"{found['chain_ms']:.1f})\n\n{overhead}\n\n"
         f"goals: p50 {GOAL_P50} floors {met['p50']}, p99 {GOAL_P99} floors {met['p99']}; failed: {found['failed']}\n\n"
         f"{parts}\n\nmean ms inside handlers: "
         + ", ".join(f"{name} {value:.2f}" for name, value in found["handlers_ms"].items())

@@ -48,6 +48,7 @@ def test_the_floor_is_the_sum_of_what_the_goal_names() -> None:
     named = [call for call in CALLS if call.kind in COUNTED]
     assert floors.sum_ms() == pytest.approx(2.0 * len(named))
     assert floors.sum_ms((*COUNTED, "read", "rpc")) == pytest.approx(2.0 * (len(named) + 1 + 4))
+    assert floors.chain_ms() == pytest.approx(2.0 * (len(named) + 1 + 4 - 2))  # two reads run beside another call
     assert all(call.why for call in CALLS)
 
 
