@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,10 +42,17 @@ SERVERS = {
 }
 
 
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """For the program's temporary files; not in `tmp_path`, where the name of its socket could become too long."""
+    with tempfile.TemporaryDirectory(prefix="scratch-") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_told_to_end_while_it_starts_it_ends_what_had_started(number: signal.Signals, tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
+def test_told_to_end_while_it_starts_it_ends_what_had_started(
+    number: signal.Signals, tmp_path: Path, scratch: Path
+) -> None:
     environment = {**os.environ, **SERVERS, "TMPDIR": str(scratch), "AFTERIMAGE_LISTEN": "127.0.0.1:0"}
     environment["AFTERIMAGE_DATA_DIR"] = str(tmp_path / "data")
     program = _starting(PROGRAM, environment)
@@ -58,8 +67,10 @@ def test_told_to_end_while_it_starts_it_ends_what_had_started(number: signal.Sig
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_told_twice_it_does_not_wait_for_what_loads_on_a_thread(number: signal.Signals, tmp_path: Path) -> None:
-    environment = {**os.environ, **SERVERS, "TMPDIR": str(tmp_path), "AFTERIMAGE_LISTEN": "127.0.0.1:0"}
+def test_told_twice_it_does_not_wait_for_what_loads_on_a_thread(
+    number: signal.Signals, tmp_path: Path, scratch: Path
+) -> None:
+    environment = {**os.environ, **SERVERS, "TMPDIR": str(scratch), "AFTERIMAGE_LISTEN": "127.0.0.1:0"}
     environment["AFTERIMAGE_DATA_DIR"] = str(tmp_path / "data")
     loads = PROGRAM.replace("asyncio.sleep(60)", "asyncio.to_thread(__import__('time').sleep, 60)")
     program = _starting(loads, environment)
