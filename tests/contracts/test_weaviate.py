@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from shared.catalog import Catalog, open_catalog
@@ -153,12 +155,21 @@ async def test_a_collection_that_is_not_ours_is_said(index: WeaviateIndex) -> No
     await index._client.collections.delete(COLLECTION)
 
 
-async def test_an_index_of_another_version_is_left_alone_and_said(index: WeaviateIndex) -> None:
+@pytest.fixture
+def logs() -> Iterator[list[Any]]:
+    """All of them, whatever a command that was tested before wanted shown."""
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    with capture_logs() as captured:
+        yield captured
+    structlog.configure(**before)
+
+
+async def test_an_index_of_another_version_is_left_alone_and_said(index: WeaviateIndex, logs: list[Any]) -> None:
     other = f"{FAMILY}0"
     await index._client.collections.create(other)
     try:
-        with capture_logs() as logs:
-            await (await open_index(url_of("weaviate"))).close()
+        await (await open_index(url_of("weaviate"))).close()
         (said,) = [line for line in logs if "another version" in line["event"]]
         assert "rebuild-index" in said["event"]
         assert said["found"] == [other]
