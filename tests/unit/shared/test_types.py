@@ -16,6 +16,7 @@ from shared.rpc_types import plan_from_proto, plan_to_proto, request_from_proto,
 from shared.types import (
     CacheMode,
     Candidate,
+    Modality,
     ModelPlan,
     Plan,
     PlanSource,
@@ -91,7 +92,8 @@ def test_a_malformed_value_is_refused() -> None:
 @pytest.mark.parametrize("kind", messages.KINDS.values(), ids=lambda kind: kind.__name__)
 def test_every_message_survives_the_bus_encoding(kind: type[messages.Message]) -> None:
     samples = {"str": "x", "int": 3, "float": 0.5, "bool": True, "tuple[str, ...]": ("a", "b")}
-    samples |= {"bool | None": False, "tuple[tuple[str, str], ...]": (("w", "m"),)}
+    samples |= {"bool | None": False, "Modality": Modality.VIDEO, "tuple[tuple[str, str], ...]": (("w", "m"),)}
+    samples |= {"tuple[tuple[str, int, float], ...]": (("m", 4, 0.5),)}
     values: dict[str, Any] = {name: samples[str(hint)] for name, hint in kind.__annotations__.items()}
     message = kind(**values)
     assert messages.decode(*messages.encode(message)) == message
