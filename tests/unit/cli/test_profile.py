@@ -43,9 +43,10 @@ def test_a_record_becomes_a_row_of_algorithm_2() -> None:
     assert profile_row(RECORD | {"score": -0.1, "score_from_noise": -0.2}).score_from_noise == 0.0  # CLIPScore
 
 
-@pytest.fixture
-def models(tmp_path: Path) -> Path:
-    return tiny.build(tmp_path / "models", seed=1)  # a random encoder by which pictures score above nothing
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tiny.build(tmp_path_factory.mktemp("models"), seed=1)  # its encoder scores pictures above nothing
+    return tiny.build(folder, seed=5, name="small", clip=False)
 
 
 def profile(models: Path, tmp_path: Path, *more: str) -> Any:
@@ -89,7 +90,6 @@ async def test_a_profile_is_measured_resumed_and_stored(models: Path, tmp_path: 
 
 
 async def test_a_profile_from_pictures_of_another_model(models: Path, tmp_path: Path) -> None:
-    tiny.build(models, seed=5, name="small", clip=False)
     small = models / "small"
     more = ["--images-from", models / "large", "--pairs", "2", "--alphas", "0.5", "--steps", "10", "--device", "cpu"]
     arguments = ["--model", small, "--encoder", models / "clip", "--out", tmp_path / "out", "--data-dir", tmp_path]
@@ -121,7 +121,6 @@ async def test_a_profile_from_pictures_of_another_model(models: Path, tmp_path: 
     ],
 )
 def test_what_pictures_cannot_be_profiled_with(models: Path, tmp_path: Path, more: list[str], said: str) -> None:
-    tiny.build(models, seed=5, name="small", clip=False)
     tiny.build(tmp_path / "other", seed=6, name="small", clip=False)
     places = {"large": str(models / "large"), "copy": str(tmp_path / "other" / "small")}
     arguments = ["--model", models / "small", "--encoder", models / "clip", "--out", tmp_path / "out", "--steps", "10"]
