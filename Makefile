@@ -1,6 +1,7 @@
 # Every target is one readable line or a script.
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
+WORKERS := 2
 export PATH := $(CURDIR)/out/servers:$(PATH)
 .PHONY: help install dev demo up stack-up stack-status stack-down test test-compose check format protos lock bench faults judge clean
 
@@ -28,8 +29,8 @@ stack-status:    ## what of that runs, where, and in how much memory
 stack-down:      ## drain and stop it; its data stays in out/stack
 	@$(PY) -m scripts.stack down
 
-test: dev        ## install what tests need and run them all
-	@$(PY) -m pytest
+test: dev        ## install what tests need and run them all, on two processors (WORKERS=n: on more, 0: on one)
+	@$(PY) -m pytest -n $(WORKERS)
 
 test-compose: dev ## build the images, bring the Docker stack up and break it; needs a Docker engine, leaves nothing running
 	@AFTERIMAGE_TEST_COMPOSE=1 $(PY) -m pytest tests/compose

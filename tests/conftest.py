@@ -1,18 +1,53 @@
-"""One thread for torch in every test, and settings that touch nothing outside the test's own folder."""
+"""One thread for torch in every test, settings that touch nothing outside the test's own folder, and what two workers
+share out."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
-import torch
+from xdist.remote import Producer
 
 from shared.settings import Settings
+from tests.side_by_side import SideBySide, in_order
 
-torch.set_num_threads(1)
+ROOT = Path(__file__).parents[1]
+
+# for this process, for xdist's workers and for whatever a test starts, before anything imports torch
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    # the trees stay clean, but a worker's start must not compile two thousand modules each time: 4 s instead of 8 s
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(ROOT / ".cache" / "pycache")
+    sys.dont_write_bytecode = False
+
+SAID, VERDICT = "said", "verdict"
+"""Properties of a test: lines for the end of the session, and for its very end. Under xdist another process writes them
+than runs the test."""
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     """Embedded mode in a folder of the test's own, on a free port, without a metrics page."""
     return Settings(data_dir=tmp_path / "data", listen="127.0.0.1:0", metrics_listen="")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SideBySide:
+    return SideBySide(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """xdist's workers hand out the groups in the order in which they are collected."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: in_order(item.nodeid))  # stable: within a group as they were
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    told = [told for report in reports for told in getattr(report, "user_properties", ())]
+    lines = [line for wanted in (SAID, VERDICT) for key, line in told if key == wanted]
+    if lines:
+        terminalreporter.section("faults")
+    for line in dict.fromkeys(lines):  # a test's setup, call and teardown each report them
+        terminalreporter.write_line(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import os
 import shutil
@@ -72,6 +73,9 @@ def folder() -> Path:
 def _stop_all(owner: int, made: Path) -> None:
     if os.getpid() != owner:
         return  # a forked child
+    for server in filter(lambda one: one.alive, _STARTED.values()):  # all at once: it is what the end waits for
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server.pid, server.stop_signal)
     for server in _STARTED.values():
         server.stop(timeout_s=5.0)
     shutil.rmtree(made, ignore_errors=True)

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Protocol
 
 import pytest
 
-
-@dataclass
-class Said:
-    """Lines for the end of the session."""
-
-    lines: list[str] = field(default_factory=list)
-    last: str = ""
-
-    def __call__(self, line: str) -> None:
-        self.lines.append(line)
+from tests.conftest import SAID, VERDICT
 
 
-_SAID = pytest.StashKey[Said]()
+class Say(Protocol):
+    def __call__(self, line: str, *, last: bool = False) -> None: ...
 
 
-@pytest.fixture(scope="session")
-def say(pytestconfig: pytest.Config) -> Said:
-    return pytestconfig.stash.setdefault(_SAID, Said())
+@pytest.fixture
+def say(request: pytest.FixtureRequest) -> Say:
+    def said(line: str, *, last: bool = False) -> None:
+        request.node.user_properties.append((VERDICT if last else SAID, line))
 
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    said = config.stash.get(_SAID, Said())
-    if said.lines:
-        terminalreporter.section("faults")
-    for line in filter(None, (*said.lines, said.last)):
-        terminalreporter.write_line(line)
+    return said

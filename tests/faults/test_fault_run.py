@@ -22,7 +22,7 @@ from scripts.stack.stack import variable
 from shared.types import Job, JobState, PlanSource
 from tests.contracts.servers import folder
 from tests.faults.cluster import SHORT, STEPS, FaultStack, asked, build_models, whole
-from tests.faults.conftest import Said
+from tests.faults.conftest import Say
 from tests.faults.inspection import inspect, outside, rest, unfindable
 from tests.faults.killing import Killer
 from tests.faults.load import Load
@@ -35,7 +35,7 @@ FOUND_AGAIN_S = 90.0
 FORM = whole(int(os.environ.get("FAULTS_JOBS", "1000"))) if WHOLE else SHORT
 
 
-async def test_services_and_servers_are_killed_under_load(tmp_path_factory: pytest.TempPathFactory, say: Said) -> None:
+async def test_services_and_servers_are_killed_under_load(tmp_path_factory: pytest.TempPathFactory, say: Say) -> None:
     all_servers()
     seed = int(os.environ.get("FAULTS_SEED") or random.randrange(10**6))
     say(f"seed {seed}: {FORM.jobs} jobs, T = {STEPS}, {FORM.clients} clients, {dict(FORM.replicas)}")
@@ -66,7 +66,7 @@ async def test_services_and_servers_are_killed_under_load(tmp_path_factory: pyte
     figures = {"verdict": verdict.counts(), "seed": seed, **figures}
     for name, value in figures.items():
         say(f"{name.replace('_', ' ')}: {value}")
-    say.last = str(verdict)
+    say(str(verdict), last=True)
     if WHOLE:
         settings = FORM.settings() | {"services": stack.told | {"large": "tiny", "encoder": "tiny"}}
         record("faults", figures, settings, on=on, command=_command(seed))

@@ -24,7 +24,7 @@ from shared.errors import AfterimageError
 from shared.types import JobState
 from tests.contracts.servers import folder
 from tests.faults.cluster import SHORT, FaultStack, asked, build_models
-from tests.faults.conftest import Said
+from tests.faults.conftest import Say
 from tests.faults.inspection import inspect, outside, rest
 from tests.faults.load import Load
 from tests.faults.network import Apart, apart
@@ -73,7 +73,7 @@ async def backends(stack: CutStack) -> AsyncIterator[Backends]:
         yield opened
 
 
-async def test_a_worker_cut_off_from_the_broker(stack: CutStack, backends: Backends, say: Said) -> None:
+async def test_a_worker_cut_off_from_the_broker(stack: CutStack, backends: Backends, say: Say) -> None:
     async def draws_again() -> bool:
         mine = f"-{stack.processes[WORKER].pid}"
         running, _ = await backends.catalog.jobs.list(tenant=None, state=JobState.RUNNING, limit=50)
@@ -87,7 +87,7 @@ async def test_a_worker_cut_off_from_the_broker(stack: CutStack, backends: Backe
     await _all_is_well(stack, backends, cut.load)
 
 
-async def test_a_gateway_cut_off_from_the_catalog(stack: CutStack, backends: Backends, say: Said) -> None:
+async def test_a_gateway_cut_off_from_the_catalog(stack: CutStack, backends: Backends, say: Say) -> None:
     async def answers_again() -> bool:
         try:
             async with AsyncClient(stack.address(GATEWAY), retry_s=0.0) as client:
