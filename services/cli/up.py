@@ -28,7 +28,9 @@ def up(
     ] = None,
     encoder: Annotated[str | None, Optional(help="CLIP encoder: a bundled name, a folder, or a hub id.")] = None,
     device: Annotated[str | None, Optional(help="auto, cpu, cuda, cuda:1 …")] = None,
-    torch_threads: Annotated[int | None, Optional(help="Threads of the denoiser; 0: the fastest, measured as it draws.")] = None,
+    torch_threads: Annotated[
+        int | None, Optional(help="Threads of the denoiser; 0: the fastest, measured as it draws.")
+    ] = None,
     max_rows: Annotated[int | None, Optional(help="Requests that share one denoising step.")] = None,
     max_queued: Annotated[int | None, Optional(help="Jobs that may wait before new ones are refused.")] = None,
     cache_max_bytes: Annotated[int | None, Optional(help="Byte budget of the cached latents.")] = None,
