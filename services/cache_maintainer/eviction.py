@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Protocol
 
@@ -13,6 +13,31 @@ Score = tuple[float, ...]
 """Compared element by element; the smallest leaves first."""
 Key = tuple[str, int]
 """(entry id, step)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A finished picture whose states could be kept, and who asked for it."""
+
+    entry_id: str
+    user: str
+    """Empty: nobody in particular."""
+    start_step: int
+    """K that it started from; 0 from noise."""
+    steps: tuple[int, ...]
+    """Of the states, rising."""
+    state_bytes: int
+    """Of each."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a lookup thought of one entry: the K its similarity allows, and the K that is there for it."""
+
+    entry_id: str
+    wished_step: int
+    start_step: int
 
 
 class Policy(Protocol):
@@ -139,6 +164,13 @@ class Shelf:
 
     def score(self, key: Key) -> Score:
         return self.policy.score(self._states[key])
+
+    def looked_up(self, wishes: Sequence[Wish], at: float) -> None:
+        """Hears what a lookup found, used or not; most policies do not care."""
+
+    def admit(self, offer: Offer, max_bytes: int) -> tuple[int, ...]:
+        """The steps whose states are worth inserting; here all that the whole budget could hold, the largest first."""
+        return offer.steps[max(0, len(offer.steps) - max_bytes // max(offer.state_bytes, 1)) :]
 
     def make_room(self, incoming: int, incoming_bytes: int, max_bytes: int, now: float | None = None) -> list[State]:
         """The states to evict before `incoming` states are inserted, least valuable first; they are off the shelf now.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # numpy and the encoder are imported when a trace is replayed
     from services.replay.run import Bar
 
 Optional = typer.Option
-DEFAULT_POLICIES = "nirvana,flexcache,lru"
+DEFAULT_POLICIES = "nirvana,flexcache,afterimage"
 SHOWN = ("policy", "steps saved", "of the bound", "hits", "evicted", "decisions/s")
 
 
@@ -69,7 +69,7 @@ def replay(
 
       afterimage replay load/traces/sessions_1200.jsonl --decisions-only --states 100,300,1000
 
-      afterimage replay trace.parquet --policies nirvana,flexcache --states 10000 --decisions-only --encoder minilm
+      afterimage replay trace.parquet --policies flexcache,afterimage --states 10000 --decisions-only --encoder minilm
     """
     from services.replay import report
     from services.replay.policy import read_policy
@@ -173,7 +173,7 @@ def _rows(budget: dict[str, Any]) -> Sequence[Sequence[str]]:
         (
             name,
             f"{one['steps_saved']:.2%}",
-            f"{one['steps_saved'] / upper:.1%}" if upper else "–",
+            f"{one['steps_saved'] / upper:.1%}" if upper and one["bounded"] else "–",
             f"{one['hit_rate']:.2%}",
             f"{one['evictions']:,}",
             f"{one['decisions_per_s']:,.0f}",

@@ -14,6 +14,8 @@ from services.replay.trace import Trace
 
 AGES_S = (10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14_400, 28_800, 57_600)
 """Edges of the histogram of reuse ages."""
+PARTS = 10
+"""Into so many equal parts the requests are cut, to see whether what was saved lasts."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Run:
 
     policy: str
     title: str
+    bounded: bool
+    """Whether the offline bound is above it: not where pictures are handed out, or states are packed smaller."""
     max_bytes: int
     decisions: Decisions
     seconds: float
@@ -36,9 +40,11 @@ def figures(run: Run, trace: Trace, warmup: int, steps: int) -> dict[str, Any]:
     ages = reuse_ages_s(made, trace, warmup)
     return {
         "title": run.title,
+        "bounded": run.bounded,
         "requests": len(start),
         "hit_rate": float(hits.mean()) if len(start) else 0.0,
         "steps_saved": float(start.mean() / steps) if len(start) else 0.0,
+        "parts": [float(part.mean() / steps) for part in np.array_split(start, PARTS) if len(part)],
         "k_histogram": {str(k): count for k, count in sorted(Counter(start.tolist()).items())},
         "evictions": int(made.evicted[warmup:].sum()),
         "states": int(made.states[-1]) if len(made.states) else 0,

@@ -15,6 +15,10 @@ from shared.errors import ConfigurationError
 FOLDER = Path(__file__).parent / "policies"
 """The files that ship, one per name that `--policies` takes."""
 
+CODEC_SHARE = {"fp16": 1.0, "int8": 0.455}
+"""Bytes of a state beside fp16's, measured on the latent of a 512×512 picture that is all noise, the hardest to pack
+(services/gpu_worker/codecs.py: 32,848 and 14,942 bytes)."""
+
 MODM = (
     "MoDM looks for a finished picture by the similarity of the prompt to the picture; a replay on decisions alone has "
     "no pictures, so it cannot be replayed"
@@ -32,6 +36,7 @@ class PolicySettings(BaseModel):
     candidates: int = Field(8, ge=1, le=200, description="Live neighbours among which the best state is sought.")
     predictor: Literal["always", "svm"] = "always"
     refit_requests: int = Field(250, ge=1, description="Least requests between two fits of the SVM.")
+    state_codec: Literal["fp16", "int8"] = "fp16"
     reuses: Literal["latent", "picture"] = "latent"
     min_similarity: float = Field(0.0, ge=0, le=1, description="Of pictures handed out as they are.")
     capture_steps: tuple[int, ...] = (5, 10, 15, 20, 25)

@@ -68,7 +68,7 @@ def rows_of(budget: Budget) -> list[list[str]]:
     upper = (budget["bound"] or {}).get("steps_saved")
     rows = []
     for name, one in budget["policies"].items():
-        share = f"{one['steps_saved'] / upper:.1%}" if upper else "–"
+        share = f"{one['steps_saved'] / upper:.1%}" if upper and one["bounded"] else "–"
         age = one["reuse_age_s"].get("0.5")
         rows.append([
             html.escape(f"{name}: {one['title']}"), f"{one['steps_saved']:.2%}", share, f"{one['hit_rate']:.2%}",

@@ -124,7 +124,8 @@ def replay(
             advance = bar(name, len(load.trace))
             start = time.monotonic()
             made = Replay(load, policy, max_bytes).run(advance)
-            yield Run(name, policy.title, max_bytes, made, time.monotonic() - start)
+            bounded = policy.reuses == "latent" and policy.state_codec == "fp16"
+            yield Run(name, policy.title, bounded, max_bytes, made, time.monotonic() - start)
 
 
 def bounds(load: Load, budgets: Sequence[int], warmup: int) -> list[Bound]:

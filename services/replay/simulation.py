@@ -10,14 +10,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from services.cache_maintainer.eviction import Shelf
+from services.cache_maintainer.eviction import Offer, Shelf, Wish
 from services.cache_maintainer.shelves import SHELVES
 from services.replay.encoders import Rows
 from services.replay.neighbours import Neighbours, similarity
-from services.replay.policy import PolicySettings
+from services.replay.policy import CODEC_SHARE, PolicySettings
 from services.replay.predicted import Gate
 from services.replay.trace import Trace
-from services.retriever.selection import Ladder, Weighed, captured, preference, weigh
+from services.retriever.selection import Ladder, Weighed, captured, preference, scaled, weigh
 from shared.models.k_table import KTable, Level
 from shared.types import State, Vector
 
@@ -119,9 +119,12 @@ class Replay:
     def __init__(self, load: Load, policy: PolicySettings, max_bytes: int) -> None:
         self._load, self._policy = load, policy
         self._max_bytes = UNLIMITED if policy.unlimited else max_bytes
-        self._shelf: Shelf = SHELVES[policy.evict](policy.initial_uses, ())
+        levels = scaled(policy.capture_steps, load.steps) or (load.steps,)
+        self._shelf: Shelf = SHELVES[policy.evict](policy.initial_uses, (), levels)
         self._names = [f"{request:09d}" for request in range(len(load.trace))]
         self._present: dict[int, list[int]] = {}
+        share = CODEC_SHARE[policy.state_codec]
+        self._state_bytes = [max(1, round(size * share)) for size in load.state_bytes.tolist()]
         self._live = LiveRows(load)
         self._of_text: dict[tuple[int, int], int] = {}
         """(text, group) → the latest live request for it."""
@@ -152,22 +155,25 @@ class Replay:
     def decided(self) -> Iterator[Decided]:
         """Each request's decision, once the cache has taken in what it leaves."""
         times = self._load.trace.arrival_s.tolist()
+        users = list(map(str, self._load.trace.users.tolist()))
         for request, (near, cosines, cut) in enumerate(self._load.neighbours.rows()):
-            chosen, predicted = self._start(request, near, cosines, cut), True
+            chosen, predicted = self._start(request, near, cosines, cut, times[request]), True
             found = chosen is not None
             if self._gate is not None and not self._gate.opens(request):
                 chosen, predicted = None, False
             start, similarity, name, _ = chosen or NOTHING
             if start:
                 self._shelf.use((name, start), times[request])
-            evicted = self._keep(request, self._captured(start), times[request])
+            evicted = self._keep(request, users[request], start, times[request])
             yield Decided(start, similarity, name, evicted, predicted, found)
 
     def held(self) -> dict[str, list[int]]:
         """The steps whose states each entry holds."""
         return {self._names[request]: list(steps) for request, steps in self._present.items()}
 
-    def _start(self, request: int, near: Sequence[int], cosines: Sequence[float], cut: bool) -> Weighed | None:
+    def _start(
+        self, request: int, near: Sequence[int], cosines: Sequence[float], cut: bool, now: float
+    ) -> Weighed | None:
         if self._policy.lookup == "none":
             return None
         if self._policy.lookup == "text":
@@ -184,7 +190,9 @@ class Replay:
         if cut and len(weighed) < limit and self._ladder.wished(cosines[-1]) > (chosen.start_step if chosen else 0):
             self.searched += 1
             found = self._live.nearest(request, limit, self._load.neighbours.floor)
-            chosen = best([weigh(self._ladder, self._names[one], cosine, present[one]) for one, cosine in found])
+            weighed = [weigh(self._ladder, self._names[one], cosine, present[one]) for one, cosine in found]
+            chosen = best(weighed)
+        self._shelf.looked_up([Wish(one.entry_id, one.wished_step, one.start_step) for one in weighed], now)
         return chosen
 
     def _repeat(self, request: int) -> Weighed | None:
@@ -207,16 +215,15 @@ class Replay:
         ks = self._policy.capture_steps
         return captured(ks, self._load.steps, start, insert_on_hit=self._policy.insert_on_hit)
 
-    def _keep(self, request: int, steps: Sequence[int], now: float) -> int:
+    def _keep(self, request: int, user: str, start: int, now: float) -> int:
         """Inserts the request's states, as the cache maintainer does; how many had to leave for them."""
-        size = int(self._load.state_bytes[request])
-        steps = steps[max(0, len(steps) - self._max_bytes // size) :]
+        name, size = self._names[request], self._state_bytes[request]
+        steps = self._shelf.admit(Offer(name, user, start, self._captured(start), size, now), self._max_bytes)
         if not steps:
             return 0
         victims = self._shelf.make_room(len(steps), len(steps) * size, self._max_bytes, now)
         for victim in victims:
             self._drop(victim)
-        name = self._names[request]
         for step in steps:
             self._shelf.insert(State(name, step, "", size, "", "", 0, now, now))
         self._present[request] = list(steps)

@@ -38,7 +38,9 @@ def test_one_command_leaves_a_folder_that_compares(tmp_path: Path) -> None:
             assert one["hit_rate"] == pytest.approx(hits / 240)
             assert one["bytes"] <= budget["max_bytes"] or name == "infinite"
             assert one["decisions_per_s"] > 0
-            if name != "exact":  # whole pictures are no states
+            assert one["bounded"] == (name != "exact")  # whole pictures are no states
+            assert len(one["parts"]) == 10
+            if one["bounded"]:
                 assert one["steps_saved"] <= budget["bound"]["steps_saved"] + 1e-9
     assert summary["policies"]["none"]["hit_rate"] == 0
     assert summary["policies"]["infinite"]["steps_saved"] > summary["policies"]["flexcache"]["steps_saved"] > 0

@@ -50,7 +50,7 @@ def test_no_shelf_ever_holds_more_than_the_budget(evict: str) -> None:
     made = Replay(load, policy(evict=evict, insert_on_hit=True), ROOM).run()
     assert made.bytes.max() <= ROOM
     assert made.bytes.tolist() == (made.states * STATE).tolist()
-    assert made.evicted.sum() > 100
+    assert made.evicted.sum() > 20
     assert made.start_step.any()
 
 

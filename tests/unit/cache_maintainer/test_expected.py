@@ -1,0 +1,102 @@
+"""What the `afterimage` policy learns, and what it keeps and refuses for it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from services.cache_maintainer.demand import Demand, silence, silences
+from services.cache_maintainer.eviction import Fifo, Offer, Shelf, Wish
+from services.cache_maintainer.expected import ExpectedShelf
+from services.replay.policy import read_policy
+from services.replay.simulation import Replay
+from shared.types import State
+from tests.unit.replay.house import STATE, load_of, topics
+
+LEVELS = (5, 15, 25)
+
+
+def test_worth_is_what_would_be_lost_without_the_state() -> None:
+    demand = Demand(LEVELS, ranks=1, kinds_per_rank=1)
+    # 600 s under observation, all within the first two seconds of silence: 60 wishes for 25, of which the rest of the
+    # cache had 15 half of the time
+    demand.waited(np.array([0]), np.array([1.0]), 60_000.0)
+    for otherwise in (0, 15):
+        for _ in range(3000):
+            demand.asked(0, 1.0, 25, otherwise)
+    demand.fit()
+    alone = demand.worth_of(0, 1.0, place=2, below=0, above=3)
+    beside_15 = demand.worth_of(0, 1.0, place=2, below=2, above=3)
+    assert alone == pytest.approx((3000 * 25 + 3000 * 10) / 60_000, rel=0.05)
+    assert beside_15 == pytest.approx((3000 * 10 + 3000 * 10) / 60_000, rel=0.05)
+    assert demand.worth_of(0, 1.0, place=1, below=0, above=2) < 0.1  # 25 is taken instead
+    only_15 = demand.worth_of(0, 1.0, place=1, below=0, above=3)
+    assert only_15 == pytest.approx(3000 * 15 / 60_000, rel=0.05)
+
+
+def test_worth_looks_ahead_of_a_short_silence() -> None:
+    demand = Demand(LEVELS, ranks=1, kinds_per_rank=1)
+    edges = [1.0, 20.0, 120.0, 1000.0]
+    demand.waited(np.zeros(4, np.int64), np.array(edges), 50_000.0)
+    for _ in range(5000):
+        demand.asked(0, 120.0, 25, 0)  # users come back after two minutes
+    demand.fit()
+    worths = [demand.worth_of(0, edge, place=2, below=0, above=3) for edge in edges]
+    assert worths[2] > worths[1] > worths[0] > 5 * worths[3]
+    vector = demand.worth(np.zeros(4, np.int64), np.array(edges), 2, np.zeros(4, np.int64), np.full(4, 3))
+    assert vector.tolist() == pytest.approx(worths)
+
+
+def test_silences_are_told_apart_alike_one_by_one_and_together() -> None:
+    seconds = np.concatenate([np.linspace(0, 10, 50), np.geomspace(10, 1e6, 50)])
+    assert silences(seconds).tolist() == [silence(one) for one in seconds.tolist()]
+    assert silence(0) == 0
+    assert silence(1e9) == 15
+
+
+def offered(shelf: Shelf, name: str, user: str, at: float, *, room: int, start: int = 0) -> tuple[int, ...]:
+    steps = tuple(k for k in LEVELS if k > start)
+    kept = shelf.admit(Offer(name, user, start, steps, STATE, at), room)
+    shelf.make_room(len(kept), len(kept) * STATE, room, at)
+    for step in kept:
+        shelf.insert(State(name, step, "", STATE, "fp16", "", 0, at, at))
+    return kept
+
+
+def test_it_learns_which_states_users_come_back_for() -> None:
+    """Forty users in any order, who start from their own last picture at K = 25: one state of each fits."""
+    room, rng = 60 * STATE, random.Random(3)
+    shelf, fifo = ExpectedShelf(LEVELS), Shelf(Fifo())
+    last: dict[str, str] = {}
+    found, had = [], []
+    for request in range(12_000):
+        user, at, name = f"u{rng.randrange(40)}", float(request), f"e{request:06d}"
+        before = last.get(user, "")
+        has = (before, 25) in shelf
+        had.append((before, 25) in fifo)
+        shelf.looked_up([Wish(before, 25, 25 if has else 0)] if shelf.alive(before) else [], at)
+        shelf.use((before, 25), at)
+        found.append(has)
+        kept = offered(shelf, name, user, at, room=room)
+        assert set(kept) <= set(LEVELS)
+        assert shelf.bytes <= room
+        offered(fifo, name, user, at, room=room)
+        last[user] = name
+    assert np.mean(found[-4000:]) > 0.65 > 1.5 * np.mean(had[-4000:]) > 0.1
+
+
+def test_states_of_entries_nobody_announced_can_leave() -> None:
+    states = [State(f"e{number}", 25, "", STATE, "fp16", "", 0, 0.0, 0.0) for number in range(20)]
+    shelf = ExpectedShelf(LEVELS, states)
+    assert len(shelf.make_room(20, 20 * STATE, 20 * STATE, 9.0)) == 20
+    assert shelf.bytes == 0
+
+
+def test_smaller_states_multiply_the_budget() -> None:
+    load = load_of(*topics(400))
+    fp16, int8 = (Replay(load, read_policy(name), 60 * STATE).run() for name in ("afterimage", "afterimage-int8"))
+    assert fp16.states.max() == 60
+    assert 120 < int8.states.max() <= 60 / 0.455
+    assert max(fp16.bytes.max(), int8.bytes.max()) <= 60 * STATE
