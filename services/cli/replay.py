@@ -43,6 +43,9 @@ def replay(
     table: Annotated[
         str, Optional(help="Similarity → K: `nirvana` (Fig. 10) or a k_table_*.json; default: the encoder's own.")
     ] = "",
+    table_encoder: Annotated[
+        str, Optional(help="The encoder that the table is for: its thresholds are moved to this one's same quantiles.")
+    ] = "",
     alpha: Annotated[float, Optional(min=0.01, max=1, help="Which of the bundled tables.")] = 0.9,
     warmup: Annotated[
         int | None, Optional(min=0, help="First requests, which do not count; default: a tenth, at most 10,000.")
@@ -83,6 +86,7 @@ def replay(
         states=_budgets(states, budget_bytes),
         encoder=encoder,
         table=table,
+        table_encoder=table_encoder,
         alpha=alpha,
         warmup=warmup,
         skip=skip,

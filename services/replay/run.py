@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from services.replay.bound import Bound, bound, options_of
 from services.replay.embeddings import EmbeddingStore, embed
@@ -22,6 +23,7 @@ from services.retriever.selection import Ladder
 from shared.models.k_table import KTable
 from shared.types import Size
 
+Ints = npt.NDArray[np.int64]
 STEPS = 50
 BYTES_PER_PIXEL = 2 * 4 / 64
 """fp16 latents of four channels, an eighth of the picture each way (Stable Diffusion)."""
@@ -65,10 +67,24 @@ class Prepared:
 def prepare(trace: Trace, encoder: TextEncoder, store_folder: Path, options: Options, bar: Bar) -> Prepared:
     """Everything that all policies share; kept on disk, so that a second run has it at once."""
     timings = Timings()
-    texts = list(dict.fromkeys(trace.prompts))
-    folder = store_folder / encoder.hash
+    vectors, text_of = embedded(trace, encoder, store_folder, bar, timings)
+    sizes: dict[Size, int] = {}
+    group_of = np.array([sizes.setdefault(size, len(sizes)) for size in trace.sizes], np.int64)
+    groups = group_of if options.honour_sizes else None
     start = time.monotonic()
-    store = EmbeddingStore(folder, encoder.dim)
+    folder = store_folder / encoder.hash
+    near, timings.neighbours_kept = _neighbours(trace, vectors, text_of, groups, folder, options, bar)
+    timings.neighbours_s = time.monotonic() - start
+    per_size = [state_bytes(size) if options.honour_sizes else state_bytes(DEFAULT_SIZE) for size in sizes]
+    load = Load(trace, vectors, text_of, near, options.table, np.array(per_size)[group_of], groups, STEPS)
+    return Prepared(load, timings)
+
+
+def embedded(trace: Trace, encoder: TextEncoder, store_folder: Path, bar: Bar, timings: Timings) -> tuple[Rows, Ints]:
+    """One unit row per text of the trace, and each request's row of them."""
+    texts = list(dict.fromkeys(trace.prompts))
+    start = time.monotonic()
+    store = EmbeddingStore(store_folder / encoder.hash, encoder.dim)
     try:
         timings.encoded, timings.texts = len(store.missing(texts)), len(texts)
         embed(store, encoder, texts, bar("embeddings", timings.encoded))
@@ -77,16 +93,7 @@ def prepare(trace: Trace, encoder: TextEncoder, store_folder: Path, options: Opt
         store.close()
     timings.embed_s = time.monotonic() - start
     place = {text: row for row, text in enumerate(texts)}
-    text_of = np.array([place[prompt] for prompt in trace.prompts], np.int64)
-    sizes: dict[Size, int] = {}
-    group_of = np.array([sizes.setdefault(size, len(sizes)) for size in trace.sizes], np.int64)
-    groups = group_of if options.honour_sizes else None
-    start = time.monotonic()
-    near, timings.neighbours_kept = _neighbours(trace, vectors, text_of, groups, folder, options, bar)
-    timings.neighbours_s = time.monotonic() - start
-    per_size = [state_bytes(size) if options.honour_sizes else state_bytes(DEFAULT_SIZE) for size in sizes]
-    load = Load(trace, vectors, text_of, near, options.table, np.array(per_size)[group_of], groups, STEPS)
-    return Prepared(load, timings)
+    return vectors, np.array([place[prompt] for prompt in trace.prompts], np.int64)
 
 
 def state_bytes(size: Size) -> int:
@@ -97,8 +104,8 @@ def state_bytes(size: Size) -> int:
 def _neighbours(
     trace: Trace,
     vectors: Rows,
-    text_of: np.typing.NDArray[np.int64],
-    groups: np.typing.NDArray[np.int64] | None,
+    text_of: Ints,
+    groups: Ints | None,
     folder: Path,
     options: Options,
     bar: Bar,

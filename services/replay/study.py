@@ -15,11 +15,11 @@ from services.replay.bound import Bound
 from services.replay.encoders import TextEncoder, open_encoder
 from services.replay.figures import Run, figures
 from services.replay.policy import PolicySettings
-from services.replay.run import Bar, Options, Prepared, bounds, prepare, replay, state_bytes
+from services.replay.run import Bar, Options, Prepared, Timings, bounds, embedded, prepare, replay, state_bytes
+from services.replay.thresholds import k_table, matched, nearest_earlier
 from services.replay.trace import DEFAULT_SIZE, Trace, poisson, read_trace
-from shared.errors import InvalidRequestError, ModelError
-from shared.models.card import find_card
-from shared.models.k_table import FIG_10, KTable, read_table, shipped_table
+from shared.errors import InvalidRequestError
+from shared.models.k_table import KTable
 
 WARMUP = 10_000
 PACKAGES = ("afterimage", "numpy", "torch", "transformers", "usearch", "scikit-learn")
@@ -35,7 +35,9 @@ class Asked:
     """Budgets as latents of the default size."""
     encoder: str = "bundled:clip"
     table: str = ""
-    """`nirvana`, or a k_table_*.json; empty: the bundled large model's with its encoder, else NIRVANA's."""
+    """See `k_table`."""
+    table_encoder: str = ""
+    """The encoder that the table was made for, when its thresholds are to be matched by quantiles."""
     alpha: float = 0.9
     warmup: int | None = None
     skip: int = 0
@@ -55,8 +57,8 @@ def study(asked: Asked, bar: Bar) -> dict[str, Any]:
     warmup = min(WARMUP, len(trace) // 10) if asked.warmup is None else asked.warmup
     if warmup >= len(trace):
         raise InvalidRequestError("warmup", f"below the {len(trace):,} requests of the trace", warmup)
-    table, thresholds = k_table(asked.table, asked.encoder, asked.alpha)
     encoder = open_encoder(asked.encoder)
+    table, thresholds = _thresholds(asked, trace, encoder, bar)
     options = Options(table, warmup, asked.neighbours, asked.honour_sizes)
     prepared = prepare(trace, encoder, asked.embeddings, options, bar)
     budgets = [states * state_bytes(DEFAULT_SIZE) for states in asked.states]
@@ -86,21 +88,16 @@ def _trace(asked: Asked) -> tuple[Trace, str]:
     return poisson(trace, rate, asked.seed), f"Poisson arrivals, {rate:.3g} requests a second, seed {asked.seed}"
 
 
-def k_table(name: str, encoder: str, alpha: float) -> tuple[KTable, str]:
-    """The similarity → K table of a replay, and how its thresholds came about."""
-    if name not in ("", "nirvana"):
-        path = Path(name)
-        if not path.is_file():
-            raise ModelError(f"table {name!r}: `nirvana`, or a k_table_*.json; no such file")
-        return read_table(path), f"Thresholds: {path.name}, as they are."
-    if not name and encoder == "bundled:clip":
-        own = shipped_table(find_card("bundled:large"), alpha)
-        if own is not None:
-            return own, f"Thresholds: profiled with this encoder for the bundled large model, alpha {own.alpha:g}."
-    return FIG_10, (
-        "Thresholds: NIRVANA's Fig. 10 (CLIP ViT-L/14, alpha .9) as they are; cosines of other encoders fill another "
-        "range, so that shares saved compare policies and are no forecast of quality."
-    )
+def _thresholds(asked: Asked, trace: Trace, encoder: TextEncoder, bar: Bar) -> tuple[KTable, str]:
+    """The table, brought over from the encoder it was made for where that one is named."""
+    table, words = k_table(asked.table, asked.table_encoder or asked.encoder, asked.alpha)
+    if not asked.table_encoder:
+        return table, words
+    cosines = []
+    for name, one in ((asked.table_encoder, open_encoder(asked.table_encoder)), (asked.encoder, encoder)):
+        vectors, text_of = embedded(trace, one, asked.embeddings, bar, Timings())
+        cosines.append(nearest_earlier(vectors, text_of, bar(f"nearest by {name}", len(trace) - 1)))
+    return matched(table, asked.table_encoder, *cosines)
 
 
 def _summary(
