@@ -53,7 +53,7 @@ bench: dev       ## measure every figure of bench/README.md on this machine
 faults: dev      ## kill services and servers under load, cut networks (FAULTS=full: 1,000 jobs, about 20 minutes)
 	@$(PY) -m pytest tests/faults -s -q
 
-judge: dev       ## score the bundled models on held-out prompts; writes out/judge/summary.json
+judge: dev       ## score the bundled models on held-out prompts; writes out/judge/summary.json (needs npm; 15 to 30 minutes)
 	@$(PY) -m services.trainer judge real round-trip clip large small
 
 clean:           ## remove what was built here (not your data)

@@ -2,111 +2,148 @@
 
 from __future__ import annotations
 
-import random
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
-from services.trainer import runs
+from services.trainer import recipe, runs
+from services.trainer.architecture import SHAPES
 from services.trainer.autoencoder import AutoencoderPlan, train_autoencoder
 from services.trainer.clip_pair import PairPlan, train_pair
-from services.trainer.denoiser import SHAPES, DenoiserPlan
+from services.trainer.denoiser_training import DenoiserPlan
 from services.trainer.drawing import prompt_pictures
-from services.trainer.evaluation import COUNT
-from services.trainer.export import export_denoiser, export_judge, export_pair, trained_autoencoder
+from services.trainer.export import autoencoder_at, export_denoiser, export_judge, export_pair
 from services.trainer.judge_training import JudgePlan, train_judge_net
+from services.trainer.judged_scenes import grid_prompts
 from services.trainer.judgement import write_judgement
-from services.trainer.latents import encode_scenes
-from services.trainer.renderer import SIZES, Renderer
+from services.trainer.latents import COUNT, PARTS, encode_parts
+from services.trainer.plots import write_plots
+from services.trainer.renderer import Renderer
+from services.trainer.strange_words import measure_strange_words
 from services.trainer.workers import train_in_workers
 from shared.devices import chosen_device
+from shared.errors import AfterimageError
 from shared.models.card import SHIPPED
-from shared.scenes import WORDINGS, caption, held_out, random_scene
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
 Work = Annotated[Path, typer.Option(help="Folder of sprites, checkpoints, latents, losses and grids")]
-Seconds = Annotated[float, typer.Option(help="Wall time to train for, all runs together, seconds")]
+Steps = Annotated[int, typer.Option(min=1, help="Steps to train for, all runs together")]
+Seconds = Annotated[float, typer.Option(help="Wall time after which to stop, all runs together, seconds")]
 Seed = Annotated[int, typer.Option(help="Seed of weights, scenes and noise")]
-
+Rate = Annotated[float, typer.Option(help="Learning rate after the warm-up")]
 Start = Annotated[
     Path | None,
     typer.Option(help="Exported weights to begin with where there is no checkpoint, with a fresh optimizer"),
 ]
 Device = Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:1 …")]
 Models = Annotated[Path, typer.Option(help="Folder of the bundled models")]
+Threads = Annotated[int, typer.Option(min=1, help="Processor threads")]
 
 WORK = Path("out/train")
 MODELS = Path("shared/models/bundled")
 
 
+@app.command(name="all")
+def everything(
+    work: Work = WORK,
+    models: Annotated[Path, typer.Option(help="Folder to write the models to")] = WORK / "models",
+    share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the steps and scenes; .0005 rehearses every stage in minutes")
+    ] = 1.0,
+    device: Device = "auto",
+) -> None:
+    """Make every model as the shipped ones were made, stage by stage; run it again and it goes on where it stopped."""
+    recipe.follow(recipe.stages(work, models, torch.device(chosen_device(device)), share))
+
+
 @app.command()
 def vae(
-    work: Work = WORK, seconds: Seconds = 720, seed: Seed = 0, start: Start = None, device: Device = "auto"
+    work: Work = WORK,
+    steps: Steps = AutoencoderPlan.steps,
+    seconds: Seconds = math.inf,
+    seed: Seed = AutoencoderPlan.seed,
+    start: Start = None,
+    device: Device = "auto",
 ) -> None:
     """Train the shared autoencoder."""
-    plan = AutoencoderPlan(seconds=seconds, seed=seed)
+    plan = AutoencoderPlan(steps=steps, seconds=seconds, seed=seed)
     train_autoencoder(plan, work / "sprites", work, start, torch.device(chosen_device(device)))
 
 
 @app.command()
 def clip(
     work: Work = WORK,
-    seconds: Seconds = 3600,
-    seed: Seed = 1,
-    rate: float = PairPlan.rate,
+    steps: Steps = PairPlan.steps,
+    seconds: Seconds = math.inf,
+    seed: Seed = PairPlan.seed,
+    rate: Rate = PairPlan.rate,
     start: Start = None,
     device: Device = "auto",
 ) -> None:
     """Train the CLIP-style pair (and its tokenizer, at the first run)."""
-    plan = PairPlan(seconds=seconds, seed=seed, rate=rate)
+    plan = PairPlan(steps=steps, seconds=seconds, seed=seed, rate=rate)
     train_pair(plan, work / "sprites", work, start, torch.device(chosen_device(device)))
 
 
 @app.command()
-def latents(work: Work = WORK, count: int = 60_000, part: int = 0, device: Device = "auto") -> None:
-    """Render and encode scenes: `count` of 64×64, and an eighth as many of each other size."""
+def latents(
+    work: Work = WORK,
+    count: Annotated[int, typer.Option(help="Scenes of 64×64 in a part; an eighth as many of each other size")] = COUNT,
+    part: Annotated[
+        int | None,
+        typer.Option(help=f"The one part to make, so that several run side by side; default: all {PARTS} in turn"),
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Render and encode the scenes that denoisers are trained on."""
     torch.set_num_threads(1)
-    model = trained_autoencoder(work).to(torch.device(chosen_device(device)), memory_format=torch.channels_last)
-    renderer = Renderer(work / "sprites")
-    for size in SIZES:
-        encode_scenes(model, renderer, work / "latents", size, count if size == SIZES[0] else count // 8, part)
-    runs.log.info("latents done", part=part)
+    model = autoencoder_at(work).to(torch.device(chosen_device(device)), memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch documents it, its stubs do not
+    encode_parts(model, Renderer(work / "sprites"), work / "latents", count, range(PARTS) if part is None else [part])
 
 
 @app.command()
 def denoiser(
     name: Annotated[str, typer.Argument(help="large or small")],
     work: Work = WORK,
-    seconds: Seconds = 5400,
-    seed: Seed = 2,
-    workers: Annotated[int, typer.Option(help="Single-thread processes that average their weights; one on a GPU")] = 2,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps to train for, all runs together; default: what the recipe takes")
+    ] = None,
+    seconds: Seconds = math.inf,
+    seed: Seed = DenoiserPlan.seed,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Single-thread processes averaging their weights; default 2 for large, 1 for small"),
+    ] = None,
     optimizer: Annotated[str, typer.Option(help="muon or adamw")] = DenoiserPlan.optimizer,
-    batch: int = DenoiserPlan.batch,
-    rate: float = DenoiserPlan.rate,
+    batch: Annotated[int, typer.Option(help="Scenes of 64×64 in a worker's step; fewer of larger sizes")] = (
+        DenoiserPlan.batch
+    ),
+    rate: Rate = DenoiserPlan.rate,
     other_sizes: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the steps on other sizes than 64×64")
-    ] = DenoiserPlan.other_sizes,
+        float | None,
+        typer.Option(min=0, max=1, help="Share of the steps on other sizes than 64×64; default: the recipe's"),
+    ] = None,
     teacher: Annotated[Path, typer.Option(help="Exported model that `small` learns from")] = MODELS / "large",
     start: Start = None,
     device: Device = "auto",
 ) -> None:
-    """Train `large` on the stored latents, or teach `small` what `large` says with guidance."""
+    """Train `large` on the stored latents, or teach `small` what `large` says with guidance (two sittings)."""
     if name not in SHAPES:
         raise typer.BadParameter(f"name must be one of {sorted(SHAPES)}, not {name!r}")
-    plan = DenoiserPlan(
-        seconds=seconds,
-        seed=seed,
-        optimizer=optimizer,
-        batch=batch,
-        rate=rate,
-        other_sizes=other_sizes,
-        grid_prompts=tuple(grid_prompts()),
-        judged=COUNT,
-    )
-    train_in_workers(name, plan, work, workers, teacher, start, torch.device(chosen_device(device)))
+    plans = recipe.denoiser_plans(name, seed)
+    if steps is not None or other_sizes is not None:  # one sitting, of the caller's making
+        share = DenoiserPlan.other_sizes if other_sizes is None else other_sizes
+        plans = [replace(plans[-1], steps=steps or plans[-1].steps, other_sizes=share)]
+    for plan in plans:
+        if runs.steps_done(work / f"{name}.pt") < plan.steps:
+            asked = replace(plan, seconds=seconds, optimizer=optimizer, batch=batch, rate=rate)
+            count = workers or recipe.WORKERS[name]
+            train_in_workers(name, asked, work, count, teacher, start, torch.device(chosen_device(device)))
 
 
 @app.command()
@@ -129,11 +166,16 @@ def export(
 
 @app.command(name="judge-net")
 def judge_net(
-    work: Work = WORK, seconds: Seconds = 480, seed: Seed = 3, start: Start = None, device: Device = "auto"
+    work: Work = WORK,
+    steps: Steps = JudgePlan.steps,
+    seconds: Seconds = math.inf,
+    seed: Seed = JudgePlan.seed,
+    start: Start = None,
+    device: Device = "auto",
 ) -> None:
     """Train the judge's classifier."""
-    plan = JudgePlan(seconds=seconds, seed=seed)
-    train_judge_net(plan, trained_autoencoder(work), work / "sprites", work, start, torch.device(chosen_device(device)))
+    plan = JudgePlan(steps=steps, seconds=seconds, seed=seed)
+    train_judge_net(plan, autoencoder_at(work), work / "sprites", work, start, torch.device(chosen_device(device)))
 
 
 @app.command()
@@ -142,14 +184,28 @@ def judge(
     work: Work = WORK,
     models: Models = MODELS,
     out: Annotated[Path, typer.Option(help="Folder for summary.json and a grid per model")] = Path("out/judge"),
-    count: Annotated[int, typer.Option(help="Held-out prompts per model: the same scenes at each size")] = 256,
-    steps: int = 50,
+    count: Annotated[int, typer.Option(min=4, help="Different scenes per model, a quarter of them at each size")] = 256,
+    steps: Annotated[int, typer.Option(min=1, help="Denoising steps per picture")] = 50,
     guidance: Annotated[float | None, typer.Option(help="Guidance; default: what each model's card says")] = None,
-    threads: int = 2,
+    threads: Threads = 2,
 ) -> None:
     """Judge exported models on held-out prompts, and the judge itself on real renders; adds to `summary.json`."""
     torch.set_num_threads(threads)
     write_judgement(names, work, models, out, count, steps, guidance)
+
+
+@app.command(name="strange-words")
+def strange_words(
+    names: Annotated[list[str], typer.Argument(help="Any of large, small")],
+    work: Work = WORK,
+    models: Models = MODELS,
+    out: Annotated[Path, typer.Option(help="Folder for strange-words.json")] = Path("out/judge"),
+    count: Annotated[int, typer.Option(min=1, help="Captions, the same with each number of strange words")] = 64,
+    threads: Threads = 2,
+) -> None:
+    """Measure what unknown words in a prompt do to the picture: scores by how many were put in."""
+    torch.set_num_threads(threads)
+    measure_strange_words(names, work, models, out, count)
 
 
 @app.command()
@@ -157,25 +213,33 @@ def grid(
     name: Annotated[str, typer.Argument(help="large or small")],
     target: Annotated[Path, typer.Argument(help="The picture to write")],
     models: Models = MODELS,
-    count: Annotated[int, typer.Option(help="How many of the 48 fixed prompts")] = 48,
-    columns: int = 8,
+    count: Annotated[int, typer.Option(min=1, max=48, help="How many of the 48 fixed prompts")] = 48,
+    columns: Annotated[int, typer.Option(min=1, help="Pictures in a row")] = 8,
 ) -> None:
-    """Draw the fixed held-out prompts with an exported model, uncurated, one seed each."""
+    """Draw the fixed held-out prompts with an exported model, uncurated, one seed each; prints the prompts."""
     torch.set_num_threads(2)
-    pictures = prompt_pictures(models / name, grid_prompts()[:count], guidance=SHIPPED[name].default_guidance)
+    prompts = grid_prompts()[:count]
+    pictures = prompt_pictures(models / name, prompts, guidance=SHIPPED[name].default_guidance)
     runs.save_grid(list(pictures), columns, target, scale=2)
+    for number, prompt in enumerate(prompts, 1):
+        typer.echo(f"{number:2} {prompt}")
 
 
-def grid_prompts(count: int = 48) -> list[str]:
-    """The held-out prompts of the grids drawn while training; fixed before anyone looked."""
-    rng = random.Random(2026)
-    scenes = [scene for scene in (random_scene(rng, 0.3) for _ in range(count * 30)) if held_out(scene)][:count]
-    return [caption(scene, i % WORDINGS) for i, scene in enumerate(scenes)]
+@app.command()
+def plots(
+    models: Models = MODELS,
+    out: Annotated[Path, typer.Option(help="Folder for the pictures")] = Path("docs/models"),
+) -> None:
+    """Plot the latency profiles and the K tables that lie beside the models."""
+    write_plots(models, out)
 
 
 def main() -> None:
     """Entry point."""
-    app()
+    try:
+        app()
+    except AfterimageError as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
 
 
 if __name__ == "__main__":

@@ -21,9 +21,10 @@ STRIDE = 4
 
 @dataclass(frozen=True)
 class AutoencoderPlan:
-    """How the autoencoder is trained; `seconds` bounds the wall time of all runs together."""
+    """How the autoencoder is trained: for `steps`, or for `seconds` of wall time over all runs if those end first."""
 
-    seconds: float = 720.0
+    steps: int = 5354
+    seconds: float = math.inf
     seed: int = 0
     rate: float = 2.5e-3
     crop_share: float = 0.6
@@ -50,7 +51,7 @@ def new_autoencoder() -> AutoencoderTiny:
 def train_autoencoder(
     plan: AutoencoderPlan, sprites: Path, work: Path, start: Path | None = None, device: torch.device | None = None
 ) -> None:
-    """Train until the plan's time is used, from the last checkpoint if there is one, else from the exported weights in
+    """Train until the plan is used up, from the last checkpoint if there is one, else from the exported weights in
     `start`, if given; writes `work/vae.pt`."""
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
@@ -63,7 +64,7 @@ def train_autoencoder(
     )
     sitting = Sitting(
         "vae", work, {"model": model}, [optimizer],
-        seconds=plan.seconds, rate=plan.rate, start=exported,
+        steps=plan.steps, seconds=plan.seconds, rate=plan.rate, start=exported,
     )  # fmt: skip
     while (begun := sitting.begin_step(plan.seed)) is not None:
         done, rng = begun

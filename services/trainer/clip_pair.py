@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from services.trainer import runs
 from services.trainer.renderer import SIZES, Renderer
 from services.trainer.sitting import Sitting
 from services.trainer.words import LENGTH, Words, sprinkled, train_tokenizer
-from shared.scenes import EDITS, VALUES, WORDINGS, Scene, caption, edit, held_out, random_scene
+from shared.scenes import EDITS, VALUES, WORDINGS, Scene, caption, edit, held_out, never_trained, random_scene
 
 IMAGE_SIDE = 64
 DIMENSION = 128
@@ -26,17 +27,23 @@ DIMENSION = 128
 
 @dataclass(frozen=True)
 class PairPlan:
-    """How the pair is trained; a group is a scene, the same with another object, with another colour, and one edit."""
+    """How the pair is trained: for `steps`, or for `seconds` of wall time over all runs if those end first.
 
-    seconds: float = 900.0
+    A group is a scene, the same with another object, with another colour, and one edit.
+    """
+
+    steps: int = 2000
+    seconds: float = math.inf
     seed: int = 1
     rate: float = 2e-3
     groups: int = 24
     head_weight: float = 1.0
     order_weight: float = 1.0
     order_margin: float = 0.1
-    text_share: float = 0.7
-    """Share of the time in which the text tower learns too; it is done long before the image tower is."""
+    text_share: float = 0.77
+    """Share of the run in which the text tower learns too; it is done long before the image tower is."""
+    judged: int = 1000
+    """Held-out scenes that the trained pair is scored on."""
     checkpoint_every: int = 100
 
 
@@ -84,7 +91,7 @@ class Heads(nn.Module):
 def train_pair(
     plan: PairPlan, sprites: Path, work: Path, start: Path | None = None, device: torch.device | None = None
 ) -> None:
-    """Train until the plan's time is used, from the last checkpoint if there is one, else from the exported pair in
+    """Train until the plan is used up, from the last checkpoint if there is one, else from the exported pair in
     `start`, if given; writes `work/clip.pt`."""
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
@@ -97,7 +104,7 @@ def train_pair(
     exported = (lambda: CLIPModel.from_pretrained(start, torch_dtype=torch.float32).state_dict()) if start else None
     sitting = Sitting(
         "clip", work, {"model": model, "heads": heads}, _optimizers(model, heads, plan.rate),
-        seconds=plan.seconds, rate=plan.rate, start=exported,
+        steps=plan.steps, seconds=plan.seconds, rate=plan.rate, start=exported,
     )  # fmt: skip
     while (begun := sitting.begin_step(plan.seed)) is not None:
         done, rng = begun
@@ -119,7 +126,7 @@ def train_pair(
     sitting.save()
     sitting.progress.plot()
     sitting.average.swap()
-    runs.log.info("clip done", step=sitting.step, **judge_pair(model, words, renderer))
+    runs.log.info("clip done", step=sitting.step, **judge_pair(model, words, renderer, plan.judged))
 
 
 def rest(model: CLIPModel) -> None:
@@ -235,13 +242,15 @@ def _order_loss(text: torch.Tensor, again: torch.Tensor, margin: float) -> torch
 
 @torch.no_grad()
 def judge_pair(model: CLIPModel, words: Words, renderer: Renderer, count: int = 1000) -> dict[str, float]:
-    """Retrieval both ways among `count` held-out scenes, zero-shot object choice, order of edits, on real renders."""
+    """Retrieval both ways among `count` scenes of combinations never trained on, zero-shot object choice, order of
+    edits, all on real renders."""
     model.eval()
     rng = random.Random(17)
+    unseen = frozenset(never_trained())
     scenes: list[Scene] = []
     while len(scenes) < count:
         scene = random_scene(rng)
-        if held_out(scene) and scene not in scenes:
+        if (scene.object, scene.background, scene.style) in unseen and scene not in scenes:
             scenes.append(scene)
     pictures = np.stack([renderer.render(scene, layout=i).pixels for i, scene in enumerate(scenes)])
     image = torch.cat([embed_images(model, image_input(pictures[i : i + 100])) for i in range(0, count, 100)])

@@ -13,21 +13,27 @@ import torch
 from diffusers import AutoencoderTiny
 
 from services.trainer import runs
-from services.trainer.denoiser import SHAPES, Run, sample
+from services.trainer.architecture import SHAPES
+from services.trainer.bar import calibrated
+from services.trainer.denoiser import sample
+from services.trainer.denoiser_training import Run
 from services.trainer.distillation import GUIDANCE
 from services.trainer.drawing import seeds_and_words
+from services.trainer.export import through
 from services.trainer.judge import judge_model
-from services.trainer.judge_net import Judge, load_judge
+from services.trainer.judge_net import Reader, load_reader
 from services.trainer.renderer import Renderer
 from shared.errors import UnavailableError
 from shared.scenes import VALUES, Scene
 
 COUNT = len(VALUES["object"])
-"""One of every object."""
+"""About one of every object."""
+CALIBRATED = 64
+"""Real renders that the judges' bar is found with here."""
 
 
 def evaluate(
-    run: Run, vae: AutoencoderTiny, renderer: Renderer, judge: Judge, count: int, steps: int = 50
+    run: Run, vae: AutoencoderTiny, renderer: Renderer, reader: Reader, count: int, steps: int = 50
 ) -> dict[str, Any]:
     """The share of `count` pictures of 64×64 in which each attribute is right (`services.trainer.judge.summary`)."""
     words = run.data.words
@@ -42,9 +48,10 @@ def evaluate(
         latents = sample(run.model, tokens, empty, size, seeds, steps, guidance)
         return runs.to_pictures(vae.decode(latents.cpu()).sample), time.monotonic() - began
 
+    bar = calibrated(renderer, reader, through(vae), CALIBRATED)
     run.average.swap()
     try:
-        found = judge_model(draw, renderer, judge, count, sizes=[(64, 64)])
+        found = judge_model(draw, renderer, reader, bar, count, sizes=[(64, 64)])
     finally:
         run.average.swap()
     return {name: value for name, value in found.items() if isinstance(value, float | int)}
@@ -54,7 +61,7 @@ def report(run: Run, vae: AutoencoderTiny, sprites: Path, judge: Path) -> None:
     """Log what `evaluate` finds of the plan's number of pictures as `<name> done`; without the sprites, or a judge of
     today's grammar in the folder `judge`, that it could not be judged."""
     try:
-        renderer, eye = Renderer(sprites), load_judge(judge)
+        renderer, eye = Renderer(sprites), load_reader(judge)
     except (UnavailableError, ValueError, OSError) as error:
         runs.log.warning(f"{run.name} done, not judged", step=run.step, samples=run.samples, error=str(error))
         return

@@ -6,18 +6,21 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from diffusers import AutoencoderTiny, StableDiffusionPipeline
 from torch import nn
 from transformers import CLIPImageProcessor, CLIPModel
 
 from services.trainer import runs
+from services.trainer.architecture import SHAPES
 from services.trainer.autoencoder import new_autoencoder
+from services.trainer.bar import Pass, Pictures
 from services.trainer.clip_pair import IMAGE_SIDE, pair_config, tokenizer_at
-from services.trainer.denoiser import SHAPES, Denoiser
+from services.trainer.denoiser import Denoiser
 from services.trainer.judge_net import JudgeNet, save_judge
 from services.trainer.words import Words, write_known_words
 from shared.errors import NotFoundError
-from shared.models.card import SHIPPED, write_card
+from shared.models.card import BUNDLED, SHIPPED, write_card
 
 
 def trained_autoencoder(work: Path) -> AutoencoderTiny:
@@ -25,6 +28,33 @@ def trained_autoencoder(work: Path) -> AutoencoderTiny:
     model = new_autoencoder()
     _average_into([model], work / "vae.pt")
     return model.eval().requires_grad_(False)
+
+
+def autoencoder_at(work: Path, models: Path = BUNDLED) -> AutoencoderTiny:
+    """The autoencoder of the run in `work`, or where none was trained the one that ships in `models`."""
+    if (work / "vae.pt").exists():
+        return trained_autoencoder(work)
+    runs.log.info("no autoencoder was trained here: the one that ships", models=str(models))
+    return shipped_autoencoder(models)
+
+
+def shipped_autoencoder(models: Path = BUNDLED) -> AutoencoderTiny:
+    """The autoencoder that the models in `models` share, float32; raises NotFoundError where there is none."""
+    found = sorted(models.glob("*/vae"))  # every model ships a copy of the same one
+    if not found:
+        raise NotFoundError(f"no autoencoder in {models}: train it first")
+    model: AutoencoderTiny = AutoencoderTiny.from_pretrained(found[0], torch_dtype=torch.float32)
+    return model.eval().requires_grad_(False)
+
+
+def through(vae: AutoencoderTiny) -> Pass:
+    """Pictures (B, height, width, 3) uint8 to what is left of them after encoding and decoding."""
+
+    @torch.no_grad()
+    def passed(pictures: Pictures) -> Pictures:
+        return runs.to_pictures(vae.decode(vae.encode(runs.to_tensor(pictures).to(vae.device)).latents).sample)
+
+    return passed
 
 
 def trained_denoiser(work: Path, name: str) -> Denoiser:
@@ -45,7 +75,7 @@ def export_denoiser(work: Path, name: str, target: Path) -> None:
     """Write `target` as a StableDiffusionPipeline folder, with its card beside the weights."""
     model = trained_denoiser(work, name)
     pipeline = StableDiffusionPipeline(
-        vae=trained_autoencoder(work).half(),
+        vae=autoencoder_at(work).half(),
         text_encoder=model.text.half(),
         tokenizer=tokenizer_at(work),
         unet=model.unet.half(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,17 @@ from shared.scenes import VALUES
 
 FILE = "model.safetensors"
 Judge = Callable[[npt.NDArray[np.uint8]], dict[str, list[str]]]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the classifier says of pictures: each attribute's values as words, and how probable it finds its object."""
+
+    words: dict[str, list[str]]
+    certainty: list[float]
+
+
+Reader = Callable[[npt.NDArray[np.uint8]], Reading]
 
 
 class JudgeNet(nn.Module):
@@ -70,17 +82,24 @@ def load_judge(folder: Path) -> Judge:
 
     Raises what `judge_weights` raises.
     """
+    reader = load_reader(folder)
+    return lambda pictures: reader(pictures).words
+
+
+def load_reader(folder: Path) -> Reader:
+    """The judge in `folder`, saying also how sure it is of the object; raises what `judge_weights` raises."""
     net = JudgeNet()
     net.load_state_dict(judge_weights(folder))
-    return judge_of(net.eval())
+    return reader_of(net.eval())
 
 
-def judge_of(net: JudgeNet) -> Judge:
-    """A network on the CPU as a judge."""
+def reader_of(net: JudgeNet) -> Reader:
+    """A network on the CPU as a reader of pictures."""
 
     @torch.no_grad()
-    def judge(pictures: npt.NDArray[np.uint8]) -> dict[str, list[str]]:
+    def read(pictures: npt.NDArray[np.uint8]) -> Reading:
         scores = net(torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1)
-        return {name: [str(VALUES[name][int(i)]) for i in found.argmax(1)] for name, found in scores.items()}
+        words = {name: [str(VALUES[name][int(i)]) for i in found.argmax(1)] for name, found in scores.items()}
+        return Reading(words, scores["object"].softmax(1).amax(1).tolist())
 
-    return judge
+    return read

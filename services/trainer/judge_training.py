@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ import torch.nn.functional as F
 from diffusers import AutoencoderTiny
 
 from services.trainer import runs
+from services.trainer.bar import Bar
 from services.trainer.judge import judge_model, real_pictures
-from services.trainer.judge_net import JudgeNet, judge_of, judge_weights
+from services.trainer.judge_net import JudgeNet, judge_weights, reader_of
 from services.trainer.muon import Muon
 from services.trainer.renderer import LAYOUTS, SIZES, Renderer
 from services.trainer.sitting import Sitting
@@ -22,15 +24,18 @@ from shared.scenes import VALUES, Scene, random_scene
 
 @dataclass(frozen=True)
 class JudgePlan:
-    """How the classifier is trained."""
+    """How the classifier is trained: for `steps`, or for `seconds` of wall time over all runs if those end first."""
 
-    seconds: float = 480.0
+    steps: int = 1030
+    seconds: float = math.inf
     seed: int = 3
     rate: float = 3e-3
     batch: int = 48
     round_trips: float = 0.25
     blurred: float = 0.25
     checkpoint_every: int = 200
+    judged: int = 144
+    """Real renders that the trained classifier is scored on."""
 
 
 def train_judge_net(
@@ -41,7 +46,7 @@ def train_judge_net(
     start: Path | None = None,
     device: torch.device | None = None,
 ) -> None:
-    """Train until the plan's time is used, from the last checkpoint if there is one, else from the exported judge in
+    """Train until the plan is used up, from the last checkpoint if there is one, else from the exported judge in
     `start`, if given; writes `work/judge.pt`."""
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
@@ -57,7 +62,7 @@ def train_judge_net(
     exported = (lambda: judge_weights(start)) if start else None
     sitting = Sitting(
         "judge", work, {"model": net}, optimizers,
-        seconds=plan.seconds, rate=plan.rate, every=100, start=exported,
+        steps=plan.steps, seconds=plan.seconds, rate=plan.rate, every=100, start=exported,
     )  # fmt: skip
     while (begun := sitting.begin_step(plan.seed)) is not None:
         _, rng = begun
@@ -74,7 +79,7 @@ def train_judge_net(
     sitting.save()
     sitting.progress.plot()
     sitting.average.swap()
-    found = judge_model(real_pictures(renderer), renderer, judge_of(net.cpu().eval()), 144)
+    found = judge_model(real_pictures(renderer), renderer, reader_of(net.cpu().eval()), Bar(), plan.judged)
     shown = {name: round(value, 3) for name, value in found.items() if isinstance(value, float)}
     runs.log.info("judge done", step=sitting.step, **shown)
 

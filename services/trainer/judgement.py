@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from diffusers import AutoencoderTiny
 
 from services.trainer import runs
+from services.trainer.bar import calibrated
 from services.trainer.clip_pair import judge_pair
 from services.trainer.drawing import pipeline_draw
+from services.trainer.export import shipped_autoencoder, through
 from services.trainer.judge import Draw, judge_model, real_pictures
-from services.trainer.judge_net import Judge, load_judge
+from services.trainer.judge_net import load_reader
 from services.trainer.renderer import Renderer
-from services.trainer.speed import measure_speed
+from services.trainer.speed import measure_speed, seconds_alone
 from services.trainer.words import Words
 from shared.models.card import SHIPPED
 from shared.scenes import Scene
@@ -38,18 +39,29 @@ def write_judgement(
     Needs the exported models and the sprites, which are fetched into `work` when they are not there; no checkpoint.
     `guidance` None: what each model's card says.
     """
-    renderer, judge = Renderer(work / "sprites"), load_judge(models / "judge")
+    renderer, reader = Renderer(work / "sprites"), load_reader(models / "judge")
+    passed = through(shipped_autoencoder(models))
+    bar = calibrated(renderer, reader, passed, max(64, 2 * count))
+    runs.log.info("bar", **asdict(bar))
+
+    def judged(name: str, draw: Draw) -> dict[str, Any]:
+        keeping, shown = _keeping(draw)
+        found = judge_model(keeping, renderer, reader, bar, count)
+        runs.save_grid(shown, 8, out / f"{name}.png", scale=2)
+        return found
+
     path = out / "summary.json"
     summary: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    summary["bar"] = asdict(bar)
     for name in names:
         if name == "clip":
             summary[name] = _pair(models / name, renderer)
         elif name in ("real", "round-trip"):
-            passed = _through_the_autoencoder(models) if name == "round-trip" else None
-            summary[name] = _judged(name, real_pictures(renderer, passed), renderer, judge, count, out)
+            draw = real_pictures(renderer, passed if name == "round-trip" else None)
+            summary[name] = {**judged(name, draw), "seconds_per_picture": seconds_alone(draw)}
         else:
             scale = SHIPPED[name].default_guidance if guidance is None else guidance
-            found = _judged(name, pipeline_draw(models / name, steps, scale), renderer, judge, count, out)
+            found = judged(name, pipeline_draw(models / name, steps, scale))
             summary[name] = {**found, "steps": steps, "guidance": scale}
         runs.log.info("judged", name=name, **{k: v for k, v in summary[name].items() if isinstance(v, float)})
         _write(path, summary)
@@ -68,24 +80,6 @@ def _write(path: Path, summary: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(summary, indent=1) + "\n")
 
 
-def _judged(name: str, draw: Draw, renderer: Renderer, judge: Judge, count: int, out: Path) -> dict[str, Any]:
-    keeping, shown = _keeping(draw)
-    found = judge_model(keeping, renderer, judge, count)
-    runs.save_grid(shown, 8, out / f"{name}.png", scale=2)
-    return found
-
-
-def _through_the_autoencoder(models: Path) -> Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.uint8]]:
-    folder = min(models.glob("*/vae"))  # one autoencoder, which every model ships a copy of
-    vae = AutoencoderTiny.from_pretrained(folder, torch_dtype=torch.float32).eval()
-
-    @torch.no_grad()
-    def passed(pictures: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        return runs.to_pictures(vae.decode(vae.encode(runs.to_tensor(pictures)).latents).sample)
-
-    return passed
-
-
 def _keeping(draw: Draw) -> tuple[Draw, list[npt.NDArray[np.uint8]]]:
     shown: list[npt.NDArray[np.uint8]] = []
     sizes: set[tuple[int, int]] = set()
@@ -101,6 +95,7 @@ def _keeping(draw: Draw) -> tuple[Draw, list[npt.NDArray[np.uint8]]]:
 
 
 def _pair(folder: Path, renderer: Renderer) -> dict[str, float]:
+    import torch
     from transformers import CLIPModel, CLIPTokenizer
 
     model = CLIPModel.from_pretrained(folder, torch_dtype=torch.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,10 @@ from services.trainer.words import LENGTH, Words, sprinkled
 from shared.scenes import VALUES, WORDINGS, Scene, caption, held_out, random_scene
 
 NATURAL_SHARE = 0.25
+PARTS = 2
+"""How many parts the shipped models' latents were encoded in; each has a seed, so they may be made side by side."""
+COUNT = 40_000
+"""Scenes of 64×64 in a part; of each other size there are an eighth as many."""
 _CHUNK = 20
 
 _Part = tuple[npt.NDArray[np.float16], npt.NDArray[np.uint8], npt.NDArray[np.intp]]
@@ -39,14 +43,41 @@ class Batch:
         return Batch(self.latents.to(device), self.tokens.to(device), self.weights.to(device))
 
 
+def encode_parts(
+    vae: AutoencoderTiny, renderer: Renderer, folder: Path, count: int = COUNT, parts: Sequence[int] = range(PARTS)
+) -> None:
+    """Render and encode `parts` of `count` scenes of 64×64 and an eighth as many of each other size."""
+    for part in parts:
+        for size in SIZES:
+            encode_scenes(vae, renderer, folder, size, _count(size, count), part)
+        runs.log.info("latents done", part=part)
+
+
+def encoded(folder: Path, count: int = COUNT, parts: Sequence[int] = range(PARTS)) -> bool:
+    """Whether `encode_parts` has made all of that in `folder`."""
+    return all(_encoded(folder, size, part) >= _count(size, count) for part in parts for size in SIZES)
+
+
+def _count(size: tuple[int, int], count: int) -> int:
+    return count if size == SIZES[0] else max(1, count // 8)
+
+
+def _encoded(folder: Path, size: tuple[int, int], part: int) -> int:
+    """How many scenes of one size and part are there, whole."""
+    described = folder / f"{size[0]}x{size[1]}-{part}.json"
+    return int(json.loads(described.read_text())["count"]) if described.exists() else 0
+
+
 def encode_scenes(
     vae: AutoencoderTiny, renderer: Renderer, folder: Path, size: tuple[int, int], count: int, part: int
 ) -> None:
-    """Render and encode `count` trainable scenes of one size into `folder`; `part` seeds and names the files."""
+    """Render and encode `count` trainable scenes of one size into `folder`, unless so many are there; `part` seeds and
+    names the files."""
     width, height = size
     stem = f"{width}x{height}-{part}"
-    if (folder / f"{stem}.json").exists():
+    if _encoded(folder, size, part) >= count:
         return
+    (folder / f"{stem}.json").unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(f"{stem} latents")
     shape = (count, 4, height // STRIDE, width // STRIDE)

@@ -46,6 +46,12 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
     return state
 
 
+def steps_done(path: Path) -> int:
+    """How many steps the run of a checkpoint has taken; 0 before the first."""
+    state = load_checkpoint(path)
+    return 0 if state is None else int(state["step"])
+
+
 class Average:
     """An exponential moving average of modules' weights (the weights that ship), with a short memory early on."""
 

@@ -32,14 +32,15 @@ class Sitting:
         modules: Mapping[str, nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
         *,
-        seconds: float,
+        steps: int,
         rate: float,
+        seconds: float = math.inf,
         decay: float = 0.995,
         every: int = 50,
         start: Callable[[], Mapping[str, torch.Tensor]] | None = None,
     ) -> None:
         self._path, self._modules, self._optimizers = work / f"{name}.pt", modules, optimizers
-        self._seconds, self._rate = seconds, rate
+        self._steps, self._seconds, self._rate = steps, seconds, rate
         self.step, self._used_s = 0, 0.0
         state = runs.load_checkpoint(self._path)
         if state is None and start is not None:
@@ -63,11 +64,11 @@ class Sitting:
         return self._used_s + time.monotonic() - self._began
 
     def begin_step(self, seed: int) -> tuple[float, random.Random] | None:
-        """The share of the time that is used, and the step's own random state; None when the time is over.
+        """The share of the run that is done, and the step's own random state; None when its steps or its time are over.
 
         Sets the rate: a warm-up of 100 steps, then half a cosine over the run.
         """
-        done = self.used_s / self._seconds
+        done = max(self.step / self._steps, self.used_s / self._seconds)
         if done >= 1:
             return None
         rate = self._rate * min(1.0, (self.step + 1) / 100) * (0.51 + 0.5 * math.cos(math.pi * done))

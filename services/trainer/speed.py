@@ -12,6 +12,8 @@ import torch
 
 from services.trainer.autoencoder import STRIDE
 from services.trainer.drawing import open_pipeline
+from services.trainer.judge import Draw
+from shared.scenes import Scene
 
 SIZE = (64, 64)
 REQUESTS = (1, 4)
@@ -42,6 +44,13 @@ def measure_speed(models: Mapping[str, tuple[Path, float]], steps: int) -> dict[
         }
         for name in models
     }
+
+
+def seconds_alone(draw: Draw) -> float:
+    """Median seconds of one picture of 64×64 drawn alone: what a render costs, or a render, encoding and decoding."""
+    scene = Scene("fox", colour="red", background="snow")
+    draw([scene], SIZE)  # warm
+    return median(draw([scene], SIZE)[1] for _ in range(9))
 
 
 def _one_step(pipeline: Any, rows: int) -> Callable[[], None]:

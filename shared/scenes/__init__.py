@@ -11,6 +11,7 @@ from shared.scenes.grammar import (
     caption,
     held_out,
     known_words,
+    never_trained,
     random_scene,
 )
 
@@ -26,5 +27,6 @@ __all__ = [
     "edit",
     "held_out",
     "known_words",
+    "never_trained",
     "random_scene",
 ]

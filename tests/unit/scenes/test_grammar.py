@@ -18,6 +18,7 @@ from shared.scenes import (
     edit,
     held_out,
     known_words,
+    never_trained,
     random_scene,
 )
 
@@ -104,3 +105,12 @@ def test_random_scenes_are_seeded_and_balanced() -> None:
     assert scenes(20, seed=9) != scenes(20, seed=10)
     natural = sum(scene.colour == "natural" for scene in scenes(7000))
     assert 850 < natural < 1150
+
+
+def test_what_was_never_trained_on_is_what_the_hash_alone_holds_out() -> None:
+    unseen, held = never_trained(), set(all_held_out())
+    assert len(unseen) == len(set(unseen)) == 163
+    assert set(unseen) < held
+    late = held - set(unseen)
+    assert ("tree", "beach", "3d") in late
+    assert {name for name, _, _ in unseen} == {*VALUES["object"]} - {"tree"}

@@ -14,7 +14,7 @@ import torch
 from services.trainer import runs
 from services.trainer.autoencoder import new_autoencoder
 from services.trainer.clip_pair import tokenizer_at
-from services.trainer.denoiser import DenoiserPlan, Run
+from services.trainer.denoiser_training import DenoiserPlan, Run
 from services.trainer.export import export_denoiser
 from services.trainer.latents import Latents
 from services.trainer.renderer import LAYOUTS, Renderer

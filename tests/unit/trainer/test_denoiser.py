@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from services.trainer.clip_pair import tokenizer_at
-from services.trainer.denoiser import DenoiserPlan, Run, draw_timesteps, sample, train_denoiser
+from services.trainer.denoiser import draw_timesteps, sample
+from services.trainer.denoiser_training import DenoiserPlan, Run, train_denoiser
 from services.trainer.latents import Latents
 from services.trainer.muon import orthogonalised
 from services.trainer.words import Words

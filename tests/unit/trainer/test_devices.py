@@ -18,7 +18,8 @@ from transformers import CLIPModel
 from services.trainer import runs
 from services.trainer.autoencoder import _loss, new_autoencoder
 from services.trainer.clip_pair import IMAGE_SIDE, Heads, PairPlan, _losses, _trainable, pair_config, tokenizer_at
-from services.trainer.denoiser import DenoiserPlan, Run, sample
+from services.trainer.denoiser import sample
+from services.trainer.denoiser_training import DenoiserPlan, Run
 from services.trainer.distillation import GuidedTeacher
 from services.trainer.latents import Batch, Latents
 from services.trainer.muon import orthogonalised

@@ -10,7 +10,7 @@ import torch
 from diffusers import UNet2DConditionModel
 
 from services.trainer.clip_pair import tokenizer_at
-from services.trainer.denoiser import DenoiserPlan, Run
+from services.trainer.denoiser_training import DenoiserPlan, Run
 from services.trainer.distillation import GuidedTeacher
 from services.trainer.latents import Latents
 from services.trainer.words import Words

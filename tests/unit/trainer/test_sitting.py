@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from services.trainer.denoiser import DenoiserPlan, Run
+from services.trainer.denoiser_training import DenoiserPlan, Run
 from services.trainer.export import export_denoiser, trained_denoiser
 from services.trainer.latents import Latents
 from services.trainer.runs import Progress, plot_losses
@@ -16,13 +16,15 @@ from services.trainer.sitting import Sitting
 from services.trainer.words import Words
 
 
-def sitting(work: Path, model: nn.Linear, *, seconds: float = 1e6, shipped: float | None = None) -> Sitting:
+def sitting(
+    work: Path, model: nn.Linear, *, steps: int = 10**9, seconds: float = 1e6, shipped: float | None = None
+) -> Sitting:
     def exported() -> dict[str, torch.Tensor]:
         return {"weight": torch.full((1, 2), shipped or 0.0), "bias": torch.zeros(1)}
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     start = None if shipped is None else exported
-    return Sitting("line", work, {"model": model}, [optimizer], seconds=seconds, rate=0.1, start=start)
+    return Sitting("line", work, {"model": model}, [optimizer], steps=steps, seconds=seconds, rate=0.1, start=start)
 
 
 def a_step(run: Sitting, model: nn.Linear) -> None:
@@ -65,6 +67,15 @@ def test_exported_weights_are_where_a_run_without_a_checkpoint_begins(tmp_path: 
 
 def test_the_time_ends_a_run(tmp_path: Path) -> None:
     assert sitting(tmp_path, nn.Linear(2, 1), seconds=1e-9).begin_step(seed=0) is None
+
+
+def test_the_steps_end_a_run(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    run = sitting(tmp_path, model, steps=2)
+    a_step(run, model)
+    assert (run.begin_step(seed=4) or (None,))[0] == 0.5
+    run.step += 1
+    assert run.begin_step(seed=4) is None
 
 
 def test_a_denoiser_goes_on_from_exported_weights(work: Path, teacher: Path, words: Words, tmp_path: Path) -> None:

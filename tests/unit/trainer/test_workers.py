@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from services.trainer import runs
-from services.trainer.denoiser import DenoiserPlan
+from services.trainer.denoiser_training import DenoiserPlan
 from services.trainer.workers import train_in_workers
 
 

@@ -1,0 +1,64 @@
+"""Plots of what was profiled of the bundled models: seconds of a step by batch, least similarity by K."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def write_plots(models: Path, out: Path) -> None:
+    """Write `latency.png` and `k_tables.png` into `out` from the tables that lie in the folders of `models`."""
+    out.mkdir(parents=True, exist_ok=True)
+    _latency(models, out / "latency.png")
+    _k_tables(models, out / "k_tables.png")
+
+
+def _latency(models: Path, target: Path) -> None:
+    figure, axes = _figure(1, (5.4, 3.2))
+    for path in sorted(models.glob("*/latency.json")):
+        found: dict[str, Any] = json.loads(path.read_text())
+        counts = [int(count) for count in found["step_s"]]
+        seconds = [1000 * s for s in found["step_s"].values()]
+        axes[0].plot(counts, seconds, marker="o", label=f"{path.parent.name}, a step ({found['threads']} thread)")
+        axes[0].axhline(1000 * found["decode_s"], ls=":", lw=1, color=axes[0].lines[-1].get_color())
+    axes[0].set(xlabel="requests in the batch, 64×64", ylabel="milliseconds", ylim=(0, None))
+    axes[0].set_title("A denoising step (dotted: decoding one picture)", fontsize=9)
+    _save(figure, axes, target)
+
+
+def _k_tables(models: Path, target: Path) -> None:
+    """One panel per use of a table: what a prompt's similarity must be above for each K; none where K may never be."""
+    files = [(path, "latents") for path in sorted(models.glob("*/k_table_*.json"))]
+    files += [(path, "pictures") for path in sorted(models.glob("*/image_k_table_*.json"))]
+    panels = list(dict.fromkeys((path.parent.name, kind) for path, kind in files))
+    figure, axes = _figure(len(panels), (3.1 * len(panels), 3.2))
+    for path, kind in files:
+        found: dict[str, Any] = json.loads(path.read_text())
+        panel = axes[panels.index((path.parent.name, kind))]
+        levels = sorted((level["k"], level["min_similarity"]) for level in found["levels"])
+        ks, least = [k for k, _ in levels], [similarity for _, similarity in levels]
+        panel.step(ks, least, where="mid", marker="o", label=f"α = {found['alpha']}")
+        of = f"{path.parent.name} from {'its own latents' if kind == 'latents' else 'the other one’s pictures'}"
+        panel.set(xlabel=f"K of {found['steps']} steps", xticks=range(5, 35, 5), ylim=(-0.45, 1.05), xlim=(3, 27))
+        panel.set_title(of, fontsize=9)
+    axes[0].set_ylabel("similarity must be above")
+    _save(figure, axes, target)
+
+
+def _figure(panels: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, panels, figsize=size, squeeze=False)
+    return figure, list(axes[0])
+
+
+def _save(figure: Any, axes: list[Any], target: Path) -> None:
+    for panel in axes:
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(target, dpi=110)

@@ -1,0 +1,133 @@
+"""How the bundled models are made: every stage in order with the settings that shipped; any kill, and it goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from services.trainer import latents, runs
+from services.trainer.autoencoder import AutoencoderPlan, train_autoencoder
+from services.trainer.clip_pair import PairPlan, train_pair
+from services.trainer.denoiser_training import DenoiserPlan
+from services.trainer.evaluation import COUNT
+from services.trainer.export import autoencoder_at, export_denoiser, export_judge, export_pair
+from services.trainer.judge_training import JudgePlan, train_judge_net
+from services.trainer.judged_scenes import grid_prompts
+from services.trainer.renderer import Renderer
+from services.trainer.workers import train_in_workers
+
+
+@dataclass(frozen=True)
+class DenoiserSitting:
+    """One stretch of a denoiser's training: until its `steps` (counted from the first one) are done."""
+
+    steps: int
+    other_sizes: float
+
+
+SITTINGS = {
+    "large": (DenoiserSitting(2839, 0.22),),
+    "small": (DenoiserSitting(4150, 0.22), DenoiserSitting(6550, 0.4)),
+}
+"""What made the shipped denoisers: `small` was trained on with more of the other sizes, its rate high again."""
+WORKERS = {"large": 2, "small": 1}
+"""Single-thread processes that each denoiser was trained in."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage: its name, the minutes it takes on cores of its own, whether it is done already, and how to do it."""
+
+    name: str
+    minutes: float
+    finished: Callable[[], bool]
+    run: Callable[[], None]
+
+
+def stages(work: Path, models: Path, device: torch.device, share: float = 1.0) -> list[Stage]:
+    """The recipe in its order; checkpoints in `work`, the models in `models`. `share` of the steps and scenes only.
+
+    Minutes are processor time of the run that made the shipped weights (docs/models.md), over as many cores as a stage
+    uses.
+    """
+    sprites = work / "sprites"
+    scored, scenes = _scaled(PairPlan.judged, share), _scaled(latents.COUNT, share)
+
+    def trained(name: str, steps: int) -> Callable[[], bool]:
+        return lambda: runs.steps_done(work / f"{name}.pt") >= steps
+
+    def encode() -> None:
+        torch.set_num_threads(1)
+        vae = autoencoder_at(work).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch documents it, its stubs do not
+        latents.encode_parts(vae, Renderer(sprites), work / "latents", scenes)
+
+    def judge_net(plan: JudgePlan) -> None:
+        train_judge_net(plan, autoencoder_at(work), sprites, work, device=device)
+
+    vae = AutoencoderPlan(steps=_scaled(AutoencoderPlan.steps, share))
+    pair = PairPlan(steps=_scaled(PairPlan.steps, share), judged=scored)
+    eye = JudgePlan(steps=_scaled(JudgePlan.steps, share), judged=_scaled(JudgePlan.judged, share, least=4))
+    made = [
+        Stage("vae", 12, trained("vae", vae.steps), lambda: train_autoencoder(vae, sprites, work, device=device)),
+        Stage("clip", 36, trained("clip", pair.steps), lambda: train_pair(pair, sprites, work, device=device)),
+        Stage("latents", 12, lambda: latents.encoded(work / "latents", scenes), encode),
+        Stage("judge-net", 6, trained("judge", eye.steps), lambda: judge_net(eye)),
+    ]
+    for name, minutes in (("large", (45.0,)), ("small", (59.0, 45.0))):
+        plans = denoiser_plans(name, share=share)
+        for plan, took in zip(plans, minutes, strict=True):
+            run = partial(train_in_workers, name, plan, work, WORKERS[name], models / "large", None, device)
+            made.append(Stage(f"denoiser {name}", took, trained(name, plan.steps), run))
+        made.append(_export(name, work, models, partial(export_denoiser, work, name, models / name)))
+    made.append(_export("clip", work, models, partial(export_pair, work, models / "clip")))
+    made.append(_export("judge", work, models, partial(export_judge, work, models / "judge")))
+    return made
+
+
+def denoiser_plans(name: str, seed: int = DenoiserPlan.seed, share: float = 1.0) -> list[DenoiserPlan]:
+    """The sittings that made the shipped denoiser `name`, one after the other."""
+    plans: list[DenoiserPlan] = []
+    for sitting in SITTINGS[name]:
+        before = plans[-1].steps if plans else 0
+        plans.append(
+            DenoiserPlan(
+                steps=max(before + 1, round(sitting.steps * share)),
+                seed=seed,
+                other_sizes=sitting.other_sizes,
+                grid_prompts=tuple(grid_prompts()),
+                judged=_scaled(COUNT, share),
+            )
+        )
+    return plans
+
+
+def follow(stages: Sequence[Stage]) -> None:
+    """Do every stage that is not done yet, saying where it stands."""
+    for number, stage in enumerate(stages, 1):
+        place = f"{number} of {len(stages)}"
+        if stage.finished():
+            runs.log.info("stage is done", stage=stage.name, place=place)
+            continue
+        left = sum(later.minutes for later in stages[number - 1 :])
+        runs.log.info("stage", stage=stage.name, place=place, expected_minutes=stage.minutes, with_the_rest=left)
+        began = time.monotonic()
+        stage.run()
+        runs.log.info("stage done", stage=stage.name, place=place, minutes=round((time.monotonic() - began) / 60, 1))
+
+
+def _export(name: str, work: Path, models: Path, run: Callable[[], None]) -> Stage:
+    checkpoint, target = work / f"{name}.pt", models / name
+
+    def finished() -> bool:
+        return target.exists() and target.stat().st_mtime >= checkpoint.stat().st_mtime
+
+    return Stage(f"export {name}", 0, finished, run)
+
+
+def _scaled(count: int, share: float, least: int = 1) -> int:
+    return max(least, round(count * share))
