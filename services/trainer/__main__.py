@@ -102,7 +102,7 @@ def latents(
 ) -> None:
     """Render and encode the scenes that denoisers are trained on."""
     torch.set_num_threads(1)
-    model = autoencoder_at(work).to(torch.device(chosen_device(device)), memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch documents it, its stubs do not
+    model = autoencoder_at(work).to(torch.device(chosen_device(device)), memory_format=torch.channels_last)
     encode_parts(model, Renderer(work / "sprites"), work / "latents", count, range(PARTS) if part is None else [part])
 
 

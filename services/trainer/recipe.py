@@ -63,7 +63,7 @@ def stages(work: Path, models: Path, device: torch.device, share: float = 1.0) -
 
     def encode() -> None:
         torch.set_num_threads(1)
-        vae = autoencoder_at(work).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch documents it, its stubs do not
+        vae = autoencoder_at(work).to(device, memory_format=torch.channels_last)
         latents.encode_parts(vae, Renderer(sprites), work / "latents", scenes)
 
     def judge_net(plan: JudgePlan) -> None:
@@ -100,7 +100,7 @@ def denoiser_plans(name: str, seed: int = DenoiserPlan.seed, share: float = 1.0)
                 seed=seed,
                 other_sizes=sitting.other_sizes,
                 grid_prompts=tuple(grid_prompts()),
-                judged=_scaled(COUNT, share),
+                judged=_scaled(COUNT, share, least=0),
             )
         )
     return plans

