@@ -25,7 +25,9 @@ SHOWN = ("policy", "steps saved", "of the bound", "hits", "evicted", "decisions/
 
 
 def replay(
-    trace: Annotated[Path, typer.Argument(help="A .parquet, .csv or .jsonl file with columns prompt and user.")],
+    trace: Annotated[
+        Path | None, typer.Argument(help="A .parquet, .csv or .jsonl file with columns prompt and user.")
+    ] = None,
     policies: Annotated[
         str, Optional(help="Names of policies that ship, or settings files (.toml), with commas between.")
     ] = DEFAULT_POLICIES,
@@ -57,6 +59,9 @@ def replay(
     seed: Annotated[int, Optional(help="Of the arrivals.")] = 0,
     sizes: Annotated[bool, Optional("--sizes", help="A latent starts pictures of its own size only.")] = False,
     neighbours: Annotated[int, Optional(min=8, max=1024, help="Earlier requests listed for each request.")] = 64,
+    compare: Annotated[
+        tuple[Path, Path] | None, Optional(help="Two folders of replays of the same requests, side by side; no TRACE.")
+    ] = None,
     bound: Annotated[bool, Optional(help="Compute the offline upper bound.")] = True,
     embeddings: Annotated[Path, Optional(help="Where embeddings and neighbour lists are kept.")] = Path(
         ".afterimage/embeddings"
@@ -72,8 +77,15 @@ def replay(
 
       afterimage replay load/traces/sessions_1200.jsonl --decisions-only --states 100,300,1000
 
+      afterimage replay --compare out/replay out/replay-with-another-table
+
       afterimage replay trace.parquet --policies flexcache,afterimage --states 10000 --decisions-only --encoder minilm
     """
+    if compare is not None:
+        _compare(wide(), *compare)
+        return
+    if trace is None:
+        raise InvalidRequestError("trace", "name a trace, or two folders with --compare")
     from services.replay import report
     from services.replay.policy import read_policy
     from services.replay.study import Asked, study
@@ -101,12 +113,25 @@ def replay(
     )
     console = wide()
     with _bars(console) as bar:
-        summary = study(asked, bar)
-    written = report.write(out, summary)
+        summary, decisions = study(asked, bar)
+    written = report.write(out, summary, decisions)
     _show(console, summary)
     if not any(path.suffix == ".png" for path in written):
         console.print(Text("no plots: matplotlib is not installed (pip install 'afterimage[train]')", style="yellow"))
     console.print(Text(f"Summary, plots and page: {out}"))
+
+
+def _compare(console: Console, first: Path, second: Path) -> None:
+    from services.replay.compare import compare
+
+    shown = Table(title=f"Steps saved: {first} and {second}", title_justify="left")
+    for place, name in enumerate(("policy", "states", "first", "second", "difference", "95 % over users")):
+        shown.add_column(name, justify="left" if place == 0 else "right")
+    for line in compare(first, second):
+        shares = [f"{share:.2%}" for share in (line.first, line.second)]
+        between = f"{line.low:+.2%} to {line.high:+.2%}"
+        shown.add_row(line.policy, f"{line.states:,}", *shares, f"{line.second - line.first:+.2%}", between)
+    console.print(shown)
 
 
 def _names(text: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from services.replay.compare import interval
 from services.replay.simulation import Decisions
 from services.replay.trace import Trace
 
@@ -44,6 +45,7 @@ def figures(run: Run, trace: Trace, warmup: int, steps: int) -> dict[str, Any]:
         "requests": len(start),
         "hit_rate": float(hits.mean()) if len(start) else 0.0,
         "steps_saved": float(start.mean() / steps) if len(start) else 0.0,
+        "steps_saved_95": interval(start / steps, trace.users[warmup:]) if len(start) else (0.0, 0.0),
         "parts": [float(part.mean() / steps) for part in np.array_split(start, PARTS) if len(part)],
         "k_histogram": {str(k): count for k, count in sorted(Counter(start.tolist()).items())},
         "evictions": int(made.evicted[warmup:].sum()),

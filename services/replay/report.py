@@ -9,6 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from services.replay.compare import DECISIONS
 from services.replay.figures import AGES_S
 
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
@@ -23,18 +27,20 @@ Summary = Mapping[str, Any]
 Budget = Mapping[str, Any]
 
 
-def write(folder: Path, summary: Summary) -> list[Path]:
-    """summary.json, the plots (where matplotlib is installed) and index.html; the files written."""
+def write(folder: Path, summary: Summary, decisions: Mapping[str, npt.NDArray[Any]]) -> list[Path]:
+    """summary.json, decisions.npz, the plots (where matplotlib is installed) and index.html; the files written."""
     folder.mkdir(parents=True, exist_ok=True)
     text = folder / "summary.json"
     text.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    arrays: dict[str, Any] = dict(decisions)
+    np.savez_compressed(folder / DECISIONS, **arrays)
     try:
         pictures = plots(folder, summary)
     except ImportError:
         pictures = []
     page = folder / "index.html"
     page.write_text(page_of(summary, pictures), encoding="utf-8")
-    return [text, *pictures, page]
+    return [text, folder / DECISIONS, *pictures, page]
 
 
 def page_of(summary: Summary, pictures: Sequence[Path]) -> str:
@@ -55,8 +61,10 @@ def page_of(summary: Summary, pictures: Sequence[Path]) -> str:
 
 
 def _table(budget: Budget) -> str:
-    names = ("policy", "steps saved", "of the bound", "hits", "own user's", "evicted states", "states held", "MB held",
-             "reuse age p50, s", "decisions/s")  # fmt: skip
+    names = (
+        "policy", "steps saved", "95 % over users", "of the bound", "hits", "own user's", "evicted states",
+        "states held", "MB held", "reuse age p50, s", "decisions/s",
+    )  # fmt: skip
     head = "".join(f"<th>{name}</th>" for name in names)
     rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows_of(budget))
     limit = f"{budget['states']:,} states ({budget['max_bytes'] / 1e6:,.1f} MB)"
@@ -71,14 +79,15 @@ def rows_of(budget: Budget) -> list[list[str]]:
         share = f"{one['steps_saved'] / upper:.1%}" if upper and one["bounded"] else "–"
         age = one["reuse_age_s"].get("0.5")
         rows.append([
-            html.escape(f"{name}: {one['title']}"), f"{one['steps_saved']:.2%}", share, f"{one['hit_rate']:.2%}",
+            html.escape(f"{name}: {one['title']}"), f"{one['steps_saved']:.2%}",
+            "{:.2%} – {:.2%}".format(*one["steps_saved_95"]), share, f"{one['hit_rate']:.2%}",
             f"{one['own_user']:.1%}", f"{one['evictions']:,}", f"{one['states']:,}", f"{one['bytes'] / 1e6:,.1f}",
             "–" if age is None else f"{age:,.0f}", f"{one['decisions_per_s']:,.0f}",
         ])  # fmt: skip
     if upper:
         empty = [""] * 7
-        rows.append(["offline bound within the budget", f"{upper:.2%}", "100.0%", *empty])
-        rows.append(["offline bound of any size", f"{budget['bound']['infinite']:.2%}", "", *empty])
+        rows.append(["offline bound within the budget", f"{upper:.2%}", "", "100.0%", *empty])
+        rows.append(["offline bound of any size", f"{budget['bound']['infinite']:.2%}", "", "", *empty])
     return rows
 
 

@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
+
 from services.replay.bound import Bound
 from services.replay.encoders import TextEncoder, open_encoder
 from services.replay.figures import Run, figures
@@ -51,8 +53,11 @@ class Asked:
     embeddings: Path = Path(".afterimage/embeddings")
 
 
-def study(asked: Asked, bar: Bar) -> dict[str, Any]:
-    """The summary, as written to summary.json. Raises ConfigurationError, ModelError and InvalidRequestError."""
+def study(asked: Asked, bar: Bar) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """The summary, as written to summary.json, and what decisions.npz holds.
+
+    Raises ConfigurationError, ModelError and InvalidRequestError for what cannot be replayed.
+    """
     trace, arrivals = _trace(asked)
     warmup = min(WARMUP, len(trace) // 10) if asked.warmup is None else asked.warmup
     if warmup >= len(trace):
@@ -68,12 +73,17 @@ def study(asked: Asked, bar: Bar) -> dict[str, Any]:
     prepared.timings.bound_s = time.monotonic() - start
     about = {
         "name": asked.trace.name,
+        "digest": trace.digest,
         "requests": len(trace),
         "users": len(set(trace.users.tolist())),
         "warmup": warmup,
         "arrivals": arrivals,
     }
-    return _summary(asked, about, encoder, table, thresholds, prepared, runs, upper)
+    summary = _summary(asked, about, encoder, table, thresholds, prepared, runs, upper)
+    kept = {
+        f"{run.max_bytes // state_bytes(DEFAULT_SIZE)}/{run.policy}": run.decisions.start_step[warmup:] for run in runs
+    }
+    return summary, {"users": trace.users[warmup:], **kept}
 
 
 def _trace(asked: Asked) -> tuple[Trace, str]:

@@ -17,7 +17,8 @@ TRACE = str(Path(__file__).parents[3] / "load" / "traces" / "sessions_1200.jsonl
 
 
 def run(tmp_path: Path, *options: str) -> str:
-    command = ["replay", TRACE, "--limit", "300", "--out", str(tmp_path / "out"), "--embeddings", str(tmp_path / "emb")]
+    kept = str(tmp_path / "embeddings")
+    command = ["replay", TRACE, "--limit", "300", "--out", str(tmp_path / "out"), "--embeddings", kept]
     result = CliRunner().invoke(app, [*command, *options], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
@@ -56,6 +57,19 @@ def test_the_second_run_encodes_nothing(tmp_path: Path) -> None:
     timings = json.loads((tmp_path / "out" / "summary.json").read_text())["timings"]
     assert timings["encoded"] == 0
     assert timings["neighbours_kept"]
+
+
+def test_two_replays_side_by_side(tmp_path: Path) -> None:
+    for folder, table in (("a", "nirvana"), ("b", "")):
+        run(tmp_path / folder, "--policies", "lru-hits,none", "--states", "200", "--decisions-only", "--table", table)
+    both = [str(tmp_path / folder / "out") for folder in ("a", "b")]
+    shown = CliRunner().invoke(app, ["replay", "--compare", *both], catch_exceptions=False).output
+    shares = [json.loads((Path(one) / "summary.json").read_text())["policies"]["lru-hits"] for one in both]
+    assert all(f"{share['steps_saved']:.2%}" in shown for share in shares)
+    assert shares[0]["steps_saved_95"][0] < shares[0]["steps_saved"] < shares[0]["steps_saved_95"][1]
+    run(tmp_path / "c", "--policies", "lru-hits", "--states", "200", "--decisions-only", "--warmup", "50")
+    with pytest.raises(AfterimageError, match="warmup differs"):
+        CliRunner().invoke(app, ["replay", "--compare", both[0], str(tmp_path / "c" / "out")], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(
