@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63\x61\x63he_maintainer.proto\x12\x1e\x61\x66terimage.cache_maintainer.v1\"\x0e\n\x0cStatsRequest\"\xaa\x03\n\rStatsResponse\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\x04\x12\x0e\n\x06states\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x11\n\tmax_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06policy\x18\x05 \x01(\t\x12\x10\n\x08inserted\x18\x06 \x01(\x04\x12\x0f\n\x07\x65victed\x18\x07 \x01(\x04\x12\r\n\x05holes\x18\x08 \x01(\x04\x12W\n\x0estates_by_step\x18\t \x03(\x0b\x32?.afterimage.cache_maintainer.v1.StatsResponse.StatesByStepEntry\x12S\n\x0cuses_by_step\x18\n \x03(\x0b\x32=.afterimage.cache_maintainer.v1.StatsResponse.UsesByStepEntry\x1a\x33\n\x11StatesByStepEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x31\n\x0fUsesByStepEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"c\n\x0cPurgeRequest\x12\x12\n\x08\x65ntry_id\x18\x01 \x01(\tH\x00\x12\x10\n\x06tenant\x18\x02 \x01(\tH\x00\x12\x0f\n\x05model\x18\x03 \x01(\tH\x00\x12\x14\n\neverything\x18\x04 \x01(\x08H\x00\x42\x06\n\x04what\"?\n\rPurgeResponse\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\x04\x12\x0e\n\x06states\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"I\n\x0eInspectRequest\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"b\n\x0fInspectResponse\x12\x36\n\x07\x65ntries\x18\x01 \x03(\x0b\x32%.afterimage.cache_maintainer.v1.Entry\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xbb\x01\n\x05\x45ntry\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\r\n\x05width\x18\x05 \x01(\r\x12\x0e\n\x06height\x18\x06 \x01(\r\x12\r\n\x05steps\x18\x07 \x01(\r\x12\x12\n\ncreated_at\x18\x08 \x01(\x01\x12\x35\n\x06states\x18\t \x03(\x0b\x32%.afterimage.cache_maintainer.v1.State\"P\n\x05State\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0c\n\x04uses\x18\x03 \x01(\x04\x12\r\n\x05\x63odec\x18\x04 \x01(\t\x12\r\n\x05score\x18\x05 \x01(\x01\x32\xd0\x02\n\x16\x43\x61\x63heMaintainerService\x12\x64\n\x05Stats\x12,.afterimage.cache_maintainer.v1.StatsRequest\x1a-.afterimage.cache_maintainer.v1.StatsResponse\x12\x64\n\x05Purge\x12,.afterimage.cache_maintainer.v1.PurgeRequest\x1a-.afterimage.cache_maintainer.v1.PurgeResponse\x12j\n\x07Inspect\x12..afterimage.cache_maintainer.v1.InspectRequest\x1a/.afterimage.cache_maintainer.v1.InspectResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63\x61\x63he_maintainer.proto\x12\x1e\x61\x66terimage.cache_maintainer.v1\"\x0e\n\x0cStatsRequest\"\x9c\x04\n\rStatsResponse\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\x04\x12\x0e\n\x06states\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x11\n\tmax_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06policy\x18\x05 \x01(\t\x12\x10\n\x08inserted\x18\x06 \x01(\x04\x12\x0f\n\x07\x65victed\x18\x07 \x01(\x04\x12\r\n\x05holes\x18\x08 \x01(\x04\x12W\n\x0estates_by_step\x18\t \x03(\x0b\x32?.afterimage.cache_maintainer.v1.StatsResponse.StatesByStepEntry\x12S\n\x0cuses_by_step\x18\n \x03(\x0b\x32=.afterimage.cache_maintainer.v1.StatsResponse.UsesByStepEntry\x12\x10\n\x08pictures\x18\x0b \x01(\x04\x12\x15\n\rpicture_bytes\x18\x0c \x01(\x04\x12\x14\n\x0cmax_pictures\x18\r \x01(\x04\x12\x19\n\x11max_picture_bytes\x18\x0e \x01(\x04\x12\x16\n\x0epicture_policy\x18\x0f \x01(\t\x1a\x33\n\x11StatesByStepEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x31\n\x0fUsesByStepEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"c\n\x0cPurgeRequest\x12\x12\n\x08\x65ntry_id\x18\x01 \x01(\tH\x00\x12\x10\n\x06tenant\x18\x02 \x01(\tH\x00\x12\x0f\n\x05model\x18\x03 \x01(\tH\x00\x12\x14\n\neverything\x18\x04 \x01(\x08H\x00\x42\x06\n\x04what\"?\n\rPurgeResponse\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\x04\x12\x0e\n\x06states\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"I\n\x0eInspectRequest\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"b\n\x0fInspectResponse\x12\x36\n\x07\x65ntries\x18\x01 \x03(\x0b\x32%.afterimage.cache_maintainer.v1.Entry\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xf3\x01\n\x05\x45ntry\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\r\n\x05width\x18\x05 \x01(\r\x12\x0e\n\x06height\x18\x06 \x01(\r\x12\r\n\x05steps\x18\x07 \x01(\r\x12\x12\n\ncreated_at\x18\x08 \x01(\x01\x12\x35\n\x06states\x18\t \x03(\x0b\x32%.afterimage.cache_maintainer.v1.State\x12\x36\n\x07picture\x18\n \x01(\x0b\x32%.afterimage.cache_maintainer.v1.State\"P\n\x05State\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0c\n\x04uses\x18\x03 \x01(\x04\x12\r\n\x05\x63odec\x18\x04 \x01(\t\x12\r\n\x05score\x18\x05 \x01(\x01\x32\xd0\x02\n\x16\x43\x61\x63heMaintainerService\x12\x64\n\x05Stats\x12,.afterimage.cache_maintainer.v1.StatsRequest\x1a-.afterimage.cache_maintainer.v1.StatsResponse\x12\x64\n\x05Purge\x12,.afterimage.cache_maintainer.v1.PurgeRequest\x1a-.afterimage.cache_maintainer.v1.PurgeResponse\x12j\n\x07Inspect\x12..afterimage.cache_maintainer.v1.InspectRequest\x1a/.afterimage.cache_maintainer.v1.InspectResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,23 +38,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATSREQUEST']._serialized_start=58
   _globals['_STATSREQUEST']._serialized_end=72
   _globals['_STATSRESPONSE']._serialized_start=75
-  _globals['_STATSRESPONSE']._serialized_end=501
-  _globals['_STATSRESPONSE_STATESBYSTEPENTRY']._serialized_start=399
-  _globals['_STATSRESPONSE_STATESBYSTEPENTRY']._serialized_end=450
-  _globals['_STATSRESPONSE_USESBYSTEPENTRY']._serialized_start=452
-  _globals['_STATSRESPONSE_USESBYSTEPENTRY']._serialized_end=501
-  _globals['_PURGEREQUEST']._serialized_start=503
-  _globals['_PURGEREQUEST']._serialized_end=602
-  _globals['_PURGERESPONSE']._serialized_start=604
-  _globals['_PURGERESPONSE']._serialized_end=667
-  _globals['_INSPECTREQUEST']._serialized_start=669
-  _globals['_INSPECTREQUEST']._serialized_end=742
-  _globals['_INSPECTRESPONSE']._serialized_start=744
-  _globals['_INSPECTRESPONSE']._serialized_end=842
-  _globals['_ENTRY']._serialized_start=845
-  _globals['_ENTRY']._serialized_end=1032
-  _globals['_STATE']._serialized_start=1034
-  _globals['_STATE']._serialized_end=1114
-  _globals['_CACHEMAINTAINERSERVICE']._serialized_start=1117
-  _globals['_CACHEMAINTAINERSERVICE']._serialized_end=1453
+  _globals['_STATSRESPONSE']._serialized_end=615
+  _globals['_STATSRESPONSE_STATESBYSTEPENTRY']._serialized_start=513
+  _globals['_STATSRESPONSE_STATESBYSTEPENTRY']._serialized_end=564
+  _globals['_STATSRESPONSE_USESBYSTEPENTRY']._serialized_start=566
+  _globals['_STATSRESPONSE_USESBYSTEPENTRY']._serialized_end=615
+  _globals['_PURGEREQUEST']._serialized_start=617
+  _globals['_PURGEREQUEST']._serialized_end=716
+  _globals['_PURGERESPONSE']._serialized_start=718
+  _globals['_PURGERESPONSE']._serialized_end=781
+  _globals['_INSPECTREQUEST']._serialized_start=783
+  _globals['_INSPECTREQUEST']._serialized_end=856
+  _globals['_INSPECTRESPONSE']._serialized_start=858
+  _globals['_INSPECTRESPONSE']._serialized_end=956
+  _globals['_ENTRY']._serialized_start=959
+  _globals['_ENTRY']._serialized_end=1202
+  _globals['_STATE']._serialized_start=1204
+  _globals['_STATE']._serialized_end=1284
+  _globals['_CACHEMAINTAINERSERVICE']._serialized_start=1287
+  _globals['_CACHEMAINTAINERSERVICE']._serialized_end=1623
 # @@protoc_insertion_point(module_scope)

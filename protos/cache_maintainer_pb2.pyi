@@ -11,7 +11,7 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("entries", "states", "bytes", "max_bytes", "policy", "inserted", "evicted", "holes", "states_by_step", "uses_by_step")
+    __slots__ = ("entries", "states", "bytes", "max_bytes", "policy", "inserted", "evicted", "holes", "states_by_step", "uses_by_step", "pictures", "picture_bytes", "max_pictures", "max_picture_bytes", "picture_policy")
     class StatesByStepEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,11 @@ class StatsResponse(_message.Message):
     HOLES_FIELD_NUMBER: _ClassVar[int]
     STATES_BY_STEP_FIELD_NUMBER: _ClassVar[int]
     USES_BY_STEP_FIELD_NUMBER: _ClassVar[int]
+    PICTURES_FIELD_NUMBER: _ClassVar[int]
+    PICTURE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_PICTURES_FIELD_NUMBER: _ClassVar[int]
+    MAX_PICTURE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PICTURE_POLICY_FIELD_NUMBER: _ClassVar[int]
     entries: int
     states: int
     bytes: int
@@ -46,7 +51,12 @@ class StatsResponse(_message.Message):
     holes: int
     states_by_step: _containers.ScalarMap[int, int]
     uses_by_step: _containers.ScalarMap[int, int]
-    def __init__(self, entries: _Optional[int] = ..., states: _Optional[int] = ..., bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., policy: _Optional[str] = ..., inserted: _Optional[int] = ..., evicted: _Optional[int] = ..., holes: _Optional[int] = ..., states_by_step: _Optional[_Mapping[int, int]] = ..., uses_by_step: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    pictures: int
+    picture_bytes: int
+    max_pictures: int
+    max_picture_bytes: int
+    picture_policy: str
+    def __init__(self, entries: _Optional[int] = ..., states: _Optional[int] = ..., bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., policy: _Optional[str] = ..., inserted: _Optional[int] = ..., evicted: _Optional[int] = ..., holes: _Optional[int] = ..., states_by_step: _Optional[_Mapping[int, int]] = ..., uses_by_step: _Optional[_Mapping[int, int]] = ..., pictures: _Optional[int] = ..., picture_bytes: _Optional[int] = ..., max_pictures: _Optional[int] = ..., max_picture_bytes: _Optional[int] = ..., picture_policy: _Optional[str] = ...) -> None: ...
 
 class PurgeRequest(_message.Message):
     __slots__ = ("entry_id", "tenant", "model", "everything")
@@ -89,7 +99,7 @@ class InspectResponse(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Entry(_message.Message):
-    __slots__ = ("id", "prompt", "tenant", "model", "width", "height", "steps", "created_at", "states")
+    __slots__ = ("id", "prompt", "tenant", "model", "width", "height", "steps", "created_at", "states", "picture")
     ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +109,7 @@ class Entry(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
+    PICTURE_FIELD_NUMBER: _ClassVar[int]
     id: str
     prompt: str
     tenant: str
@@ -108,7 +119,8 @@ class Entry(_message.Message):
     steps: int
     created_at: float
     states: _containers.RepeatedCompositeFieldContainer[State]
-    def __init__(self, id: _Optional[str] = ..., prompt: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., steps: _Optional[int] = ..., created_at: _Optional[float] = ..., states: _Optional[_Iterable[_Union[State, _Mapping]]] = ...) -> None: ...
+    picture: State
+    def __init__(self, id: _Optional[str] = ..., prompt: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., steps: _Optional[int] = ..., created_at: _Optional[float] = ..., states: _Optional[_Iterable[_Union[State, _Mapping]]] = ..., picture: _Optional[_Union[State, _Mapping]] = ...) -> None: ...
 
 class State(_message.Message):
     __slots__ = ("step", "bytes", "uses", "codec", "score")

@@ -119,15 +119,17 @@ class Request(_message.Message):
     def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., steps: _Optional[int] = ..., guidance: _Optional[float] = ..., seed: _Optional[int] = ..., quality: _Optional[str] = ..., modality: _Optional[_Union[Modality, str]] = ..., cache: _Optional[_Union[CacheMode, str]] = ..., scope: _Optional[_Union[Scope, str]] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., drop_if_late: bool = ..., savings: _Optional[float] = ..., fresh_noise: _Optional[float] = ..., user: _Optional[str] = ...) -> None: ...
 
 class ModelPlan(_message.Message):
-    __slots__ = ("model", "start_step")
+    __slots__ = ("model", "start_step", "guidance")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
+    GUIDANCE_FIELD_NUMBER: _ClassVar[int]
     model: str
     start_step: int
-    def __init__(self, model: _Optional[str] = ..., start_step: _Optional[int] = ...) -> None: ...
+    guidance: float
+    def __init__(self, model: _Optional[str] = ..., start_step: _Optional[int] = ..., guidance: _Optional[float] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("entry_id", "kind", "similarity", "wished_step", "start_step", "prompt", "chosen", "reason")
+    __slots__ = ("entry_id", "kind", "similarity", "wished_step", "start_step", "prompt", "chosen", "reason", "model")
     ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SIMILARITY_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +138,7 @@ class Candidate(_message.Message):
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     entry_id: str
     kind: str
     similarity: float
@@ -144,10 +147,11 @@ class Candidate(_message.Message):
     prompt: str
     chosen: bool
     reason: str
-    def __init__(self, entry_id: _Optional[str] = ..., kind: _Optional[str] = ..., similarity: _Optional[float] = ..., wished_step: _Optional[int] = ..., start_step: _Optional[int] = ..., prompt: _Optional[str] = ..., chosen: bool = ..., reason: _Optional[str] = ...) -> None: ...
+    model: str
+    def __init__(self, entry_id: _Optional[str] = ..., kind: _Optional[str] = ..., similarity: _Optional[float] = ..., wished_step: _Optional[int] = ..., start_step: _Optional[int] = ..., prompt: _Optional[str] = ..., chosen: bool = ..., reason: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("source", "model", "start_step", "entry_id", "state_key", "similarity", "capture_steps", "may_run", "fresh_noise", "noise_seed", "weights_hash", "candidates", "reason", "degraded", "predicted_hit", "looked_up", "found", "sampled", "state_sha256", "state_codec")
+    __slots__ = ("source", "model", "start_step", "entry_id", "state_key", "similarity", "capture_steps", "may_run", "fresh_noise", "noise_seed", "weights_hash", "candidates", "reason", "degraded", "predicted_hit", "looked_up", "found", "sampled", "state_sha256", "state_codec", "miss_model", "fallback")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +172,8 @@ class Plan(_message.Message):
     SAMPLED_FIELD_NUMBER: _ClassVar[int]
     STATE_SHA256_FIELD_NUMBER: _ClassVar[int]
     STATE_CODEC_FIELD_NUMBER: _ClassVar[int]
+    MISS_MODEL_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_FIELD_NUMBER: _ClassVar[int]
     source: PlanSource
     model: str
     start_step: int
@@ -188,7 +194,9 @@ class Plan(_message.Message):
     sampled: bool
     state_sha256: str
     state_codec: str
-    def __init__(self, source: _Optional[_Union[PlanSource, str]] = ..., model: _Optional[str] = ..., start_step: _Optional[int] = ..., entry_id: _Optional[str] = ..., state_key: _Optional[str] = ..., similarity: _Optional[float] = ..., capture_steps: _Optional[_Iterable[int]] = ..., may_run: _Optional[_Iterable[_Union[ModelPlan, _Mapping]]] = ..., fresh_noise: _Optional[float] = ..., noise_seed: _Optional[int] = ..., weights_hash: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., reason: _Optional[str] = ..., degraded: _Optional[_Iterable[str]] = ..., predicted_hit: bool = ..., looked_up: bool = ..., found: bool = ..., sampled: bool = ..., state_sha256: _Optional[str] = ..., state_codec: _Optional[str] = ...) -> None: ...
+    miss_model: str
+    fallback: Plan
+    def __init__(self, source: _Optional[_Union[PlanSource, str]] = ..., model: _Optional[str] = ..., start_step: _Optional[int] = ..., entry_id: _Optional[str] = ..., state_key: _Optional[str] = ..., similarity: _Optional[float] = ..., capture_steps: _Optional[_Iterable[int]] = ..., may_run: _Optional[_Iterable[_Union[ModelPlan, _Mapping]]] = ..., fresh_noise: _Optional[float] = ..., noise_seed: _Optional[int] = ..., weights_hash: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., reason: _Optional[str] = ..., degraded: _Optional[_Iterable[str]] = ..., predicted_hit: bool = ..., looked_up: bool = ..., found: bool = ..., sampled: bool = ..., state_sha256: _Optional[str] = ..., state_codec: _Optional[str] = ..., miss_model: _Optional[str] = ..., fallback: _Optional[_Union[Plan, _Mapping]] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("embed_s", "predict_s", "plan_s", "accept_s", "queue_s", "fetch_s", "encode_s", "denoise_s", "decode_s", "store_s", "total_s")

@@ -104,14 +104,14 @@ def request_from_proto(message: pb.Request, *, tenant: str, seed_given: bool) ->
 
 
 _PLAN_PLAIN = ("model", "start_step", "entry_id", "state_key", "state_sha256", "state_codec", "similarity")
-_PLAN_MORE = ("fresh_noise", "noise_seed", "weights_hash", "reason", "looked_up", "sampled")
+_PLAN_MORE = ("fresh_noise", "noise_seed", "weights_hash", "reason", "looked_up", "sampled", "miss_model")
 
 
 def plan_to_proto(plan: Plan) -> pb.Plan:
     message = pb.Plan(
         source=_SOURCES[plan.source],
         capture_steps=plan.capture_steps,
-        may_run=[pb.ModelPlan(model=one.model, start_step=one.start_step) for one in plan.may_run],
+        may_run=[_plain(pb.ModelPlan, one) for one in plan.may_run],
         candidates=[_plain(pb.Candidate, candidate) for candidate in plan.candidates],
         degraded=plan.degraded,
         **{name: getattr(plan, name) for name in (*_PLAN_PLAIN, *_PLAN_MORE)},
@@ -120,6 +120,8 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
         message.predicted_hit = plan.predicted_hit
     if plan.found is not None:
         message.found = plan.found
+    if plan.fallback is not None:
+        message.fallback.CopyFrom(plan_to_proto(plan.fallback))
     return message
 
 
@@ -127,13 +129,19 @@ def plan_from_proto(message: pb.Plan) -> Plan:
     return Plan(
         source=_back(_SOURCES, message.source, PlanSource.NOISE),
         capture_steps=tuple(message.capture_steps),
-        may_run=tuple(ModelPlan(one.model, one.start_step) for one in message.may_run),
+        may_run=tuple(_model_plan(one) for one in message.may_run),
         candidates=tuple(_value(Candidate, one) for one in message.candidates),
         degraded=tuple(message.degraded),
         predicted_hit=message.predicted_hit if message.HasField("predicted_hit") else None,
         found=message.found if message.HasField("found") else None,
+        fallback=plan_from_proto(message.fallback) if message.HasField("fallback") else None,
         **{name: getattr(message, name) for name in (*_PLAN_PLAIN, *_PLAN_MORE)},
     )
+
+
+def _model_plan(message: pb.ModelPlan) -> ModelPlan:
+    guidance = message.guidance if message.HasField("guidance") else None
+    return ModelPlan(message.model, message.start_step, guidance)
 
 
 def job_to_proto(job: Job) -> pb.Job:

@@ -96,6 +96,15 @@ class Settings(BaseSettings):
     # ---- cache ----
     cache_max_bytes: int = Field(1 * 2**30, ge=0)
     eviction_policy: Literal["lcbfu", "lru", "lfu", "fifo"] = "lcbfu"
+    image_tier: Literal["all", "large", "off"] = Field(
+        "all", description="Whose finished pictures any model may start from: all, the large model's only, or none."
+    )
+    picture_policy: Literal["fifo", "lcbfu", "lru", "lfu"] = Field(
+        "fifo", description="Which picture leaves first; fifo is MoDM's sliding window."
+    )
+    picture_max_count: int = Field(100_000, ge=0, description="Pictures that can be started from.")
+    picture_max_bytes: int = Field(1 * 2**30, ge=0, description="Their byte budget, beside that of the latents.")
+    picture_max_age_s: float = Field(0.0, ge=0, description="A picture older than this leaves; 0: at no age.")
     capture_steps: tuple[int, ...] = Field((5, 10, 15, 20, 25), description="K kept, of T = 50 (NIRVANA §5.3).")
     state_codec: Literal["fp16", "fp32", "int8"] = "fp16"
     insert_on_hit: bool = Field(True, description="Keep the states after a hit's start step too.")
@@ -113,6 +122,9 @@ class Settings(BaseSettings):
 
     # ---- lookup ----
     k_table_alpha: Annotated[float, Field(gt=0, le=1, description="Quality a hit keeps; NIRVANA's is .9.")] = 0.9
+    image_k_table_alpha: Annotated[
+        float, Field(gt=0, le=1, description="Quality that a start from a finished picture keeps; MoDM's is .95.")
+    ] = 0.95
     candidates: int = Field(8, ge=1, le=200, description="Nearest entries the planner looks at.")
     epsilon: Share = Field(0.0, description="Share of hits drawn from noise all the same (NIRVANA §9).")
     predictor: Literal["sketch", "svm", "always"] = "sketch"

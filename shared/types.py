@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import TypeAdapter
+
+from shared.json_values import from_json as from_json
+from shared.json_values import to_json as to_json
 
 Vector = npt.NDArray[np.float32]
 """A unit-length embedding, shape (dim,), float32."""
@@ -69,6 +70,10 @@ class Size:
         return f"{self.width}x{self.height}"
 
 
+AUTO = "auto"
+"""Any model that is served, as the plan sees fit."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a client asked for, validated and with every default filled in (a Job keeps it unchanged)."""
@@ -84,7 +89,7 @@ class Request:
     negative_prompt: str = ""
     modality: Modality = Modality.IMAGE
     frames: int = 1
-    quality: str = "auto"
+    quality: str = AUTO
     """`auto`, `large`, `small` or a model id."""
     cache: CacheMode = CacheMode.AUTO
     scope: Scope = Scope.TENANT
@@ -99,6 +104,11 @@ class Request:
     fresh_noise: float = 0.0
     """Share of a reused state's noise replaced by the request's own, 0–1 (NIRVANA §9, image diversity)."""
 
+    @property
+    def names_a_model(self) -> bool:
+        """Whether only one model may draw it."""
+        return self.quality not in ("", AUTO)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
@@ -106,6 +116,8 @@ class ModelPlan:
 
     model: str
     start_step: int
+    guidance: float | None = None
+    """What it runs with; None: the request's own, which is the right one for the model that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +135,8 @@ class Candidate:
     prompt: str = ""
     chosen: bool = False
     reason: str = ""
+    model: str = ""
+    """Who drew it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +145,7 @@ class Plan:
 
     source: PlanSource
     model: str
-    """The model that draws it (later, with image hits that any model may run: the first of `may_run`)."""
+    """The model that draws it; of an image hit that several may run: the first of `may_run` until one claims it."""
     start_step: int = 0
     """Steps already behind the picture when it starts: K of T."""
     entry_id: str = ""
@@ -143,6 +157,7 @@ class Plan:
     capture_steps: tuple[int, ...] = ()
     """Steps of T after which the latent is kept for the cache."""
     may_run: tuple[ModelPlan, ...] = ()
+    """Who may draw it and from which step, cheapest first; only an image hit has more than one."""
     fresh_noise: float = 0.0
     noise_seed: int = 0
     """Seed of the noise injected into a reused state."""
@@ -161,6 +176,10 @@ class Plan:
     """Whether the search found a similar enough entry; None when it was not searched."""
     sampled: bool = False
     """Looked up although a miss was predicted (so that recall is known), or drawn from noise although a hit (ε)."""
+    miss_model: str = ""
+    """Who draws it from noise when what it starts from is gone; empty: `model`."""
+    fallback: Plan | None = None
+    """Of a latent hit that names no model: the image hit that it becomes where its model is not served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +198,11 @@ class CompatKey:
     def __str__(self) -> str:
         """The key that index searches filter by: everything but the schedule's length."""
         return f"{self.weights_hash}/{self.sampler}/{self.dtype}/{self.size}"
+
+
+PICTURE_STEP = 0
+"""What stands for the finished picture where states are counted by their step: no latent is kept after no step."""
+PICTURE_CODEC = "png"
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +290,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One reusable piece of an Entry: the latent after `step` steps."""
+    """One reusable piece of an Entry: the latent after `step` steps, or at step 0 its finished picture."""
 
     entry_id: str
     step: int
@@ -277,6 +301,11 @@ class State:
     uses: int = 0
     created_at: float = 0.0
     used_at: float = 0.0
+
+    @property
+    def is_picture(self) -> bool:
+        """Its blob is the picture of the entry's job, which the job still names as its result."""
+        return self.step == PICTURE_STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +326,16 @@ class Entry:
     encoder_hash: str
     created_at: float
     states: tuple[State, ...] = ()
+
+    @property
+    def latents(self) -> tuple[State, ...]:
+        """Its states that only the same weights can go on from."""
+        return tuple(state for state in self.states if not state.is_picture)
+
+    @property
+    def picture(self) -> State | None:
+        """Its picture as a state that any model can start from; None: not kept, or evicted."""
+        return next((state for state in self.states if state.is_picture), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,23 +391,3 @@ def owner_key(scope: Scope, tenant: str, user: str) -> str:
 def visible_owners(tenant: str, user: str) -> tuple[str, ...]:
     """Every scope key this caller may start from."""
     return tuple(owner_key(scope, tenant, user) for scope in Scope)
-
-
-T = TypeVar("T")
-_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
-
-
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
-    if kind not in _ADAPTERS:
-        _ADAPTERS[kind] = TypeAdapter(kind)
-    return _ADAPTERS[kind]
-
-
-def to_json(value: object) -> bytes:
-    """A frozen value as JSON; `from_json` gives an equal one back."""
-    return _adapter(type(value)).dump_json(value)
-
-
-def from_json(kind: type[T], data: bytes | str) -> T:
-    """The value that `to_json` wrote; raises pydantic.ValidationError for anything else."""
-    return _adapter(kind).validate_json(data)

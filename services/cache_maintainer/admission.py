@@ -1,19 +1,19 @@
-"""Which finished pictures become cache entries, and with which of their states (NIRVANA §5.4, Insertion)."""
+"""Which finished pictures become cache entries, and with which of their states (NIRVANA §5.4; MoDM §A.6)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from shared.types import CacheMode, Entry, Job, JobState, PlanSource, State
+from shared.types import PICTURE_CODEC, PICTURE_STEP, CacheMode, Entry, Job, JobState, PlanSource, Result, State
 
 
-def admit(job: Job) -> Entry | None:
+def admit(job: Job, *, picture: bool = False) -> Entry | None:
     """The entry this job becomes, or None when it must not be kept.
 
-    An entry without states answers exact repeats only: it is not in
-    the index, and it goes with its job. States that nothing could find again (the prompt was never embedded) are left
-    out. The entry's id is its job's, so that a fact heard twice makes one entry.
+    `picture`: whether its picture may start others too; then it is one of its states. An entry without states answers
+    exact repeats only: it is not in the index, and it goes with its job. Latents that nothing could find again (the
+    prompt was never embedded) are left out. The entry's id is its job's, so that a fact heard twice makes one entry.
     """
     result = job.result
     if job.state is not JobState.SUCCEEDED or result is None or result.compat is None:
@@ -25,6 +25,8 @@ def admit(job: Job) -> Entry | None:
         for latent in result.captured
         if job.vector and 0 < latent.step < job.request.steps
     )
+    if picture and result.picture_key:
+        states += (_picture(job.id, result),)
     return Entry(
         id=job.id,
         job_id=job.id,
@@ -43,17 +45,32 @@ def admit(job: Job) -> Entry | None:
     )
 
 
+def _picture(entry_id: str, result: Result) -> State:
+    """The job's own blob: it goes when neither the job nor the cache names it (design §2, Who owns what)."""
+    return State(entry_id, PICTURE_STEP, result.picture_key, result.picture_bytes, PICTURE_CODEC, result.picture_sha256)
+
+
 def fitting(entries: Sequence[Entry], max_bytes: int) -> list[Entry]:
-    """The entries with only as many states as an empty cache of `max_bytes` could hold: a batch that is larger than
-    the budget keeps the states that save the most steps."""
-    kept = _largest(state for entry in entries for state in entry.states) if entries else []
+    """The entries with only as many latents as an empty cache of `max_bytes` could hold: a batch that is larger than
+    the budget keeps the latents that save the most steps. Pictures have a budget of their own."""
+    kept = _largest(state for entry in entries for state in entry.latents) if entries else []
     room, keys = max_bytes, set()
     for state in kept:
         if state.bytes <= room:
             room -= state.bytes
             keys.add(state.key)
-    return [replace(entry, states=tuple(state for state in entry.states if state.key in keys)) for entry in entries]
+    return [
+        replace(entry, states=tuple(state for state in entry.states if state.is_picture or state.key in keys))
+        for entry in entries
+    ]
 
 
 def _largest(states: Iterable[State]) -> list[State]:
     return sorted(states, key=lambda state: (-state.step, state.bytes, state.key))
+
+
+def left_out(jobs: Sequence[Job], kept: Sequence[Entry]) -> list[str]:
+    """Blobs of latents that became no state of their job's entry."""
+    stay = {state.key for entry in kept for state in entry.states}
+    captured = [latent.key for job in jobs if job.result is not None for latent in job.result.captured]
+    return [key for key in captured if key not in stay]

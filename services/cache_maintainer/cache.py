@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from services.cache_maintainer.admission import admit, fitting
+from services.cache_maintainer.admission import admit, fitting, left_out
+from services.cache_maintainer.doomed import Doomed
 from services.cache_maintainer.eviction import Shelf
 from services.cache_maintainer.fresh import Fresh
+from services.cache_maintainer.holdings import Holdings
 from services.cache_maintainer.setbacks import Setbacks
+from services.cache_maintainer.window import Window, with_room
 from shared.backends import Backends
 from shared.clock import Clock
 from shared.errors import AfterimageError, NotFoundError, StorageFullError, passes
 from shared.index.rebuild import reconcile, refind
 from shared.messages import EntriesCached, EntriesEvicted
 from shared.telemetry import METRICS, log
-from shared.types import Entry, Job, State
+from shared.types import PICTURE_STEP, Entry, Job, State
 
 IDS_IN_A_FACT = 1000
 """A fact of so many entry ids stays well below what the bus takes."""
@@ -35,7 +37,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What a purge took away."""
+    """What a purge took away; `states` and `bytes` are latents'."""
 
     entries: int
     states: int
@@ -54,14 +56,19 @@ class Cache:
         max_bytes: int,
         grace_s: float,
         check: Callable[[], None] = lambda: None,
+        pictures: Window | None = None,
+        pictures_of: Callable[[str], bool] = lambda model: True,
     ) -> None:
-        """`check` raises when this process may not write any more; asked before what the catalog does not see."""
-        self.shelf = shelf
+        """`check` raises when this process may not write any more; asked before what the catalog does not see.
+        `max_bytes` is the latents' budget; `pictures`, if any, start every model; `pictures_of`: those of which models.
+        """
+        self.held = Holdings(shelf, pictures, max_bytes)
+        self.shelf, self.pictures = shelf, pictures
+        self._pictures_of = pictures_of
         self.counts = Counts()
         self._backends = backends
         self._clock = clock
         self._max_bytes = max_bytes
-        self._grace_s = grace_s
         self._check = check
         self._lock = asyncio.Lock()
         self.setbacks = Setbacks()
@@ -70,7 +77,7 @@ class Cache:
         self._unindexed: set[str] = set()
         """Entries of which the index may not know what the catalog knows."""
         self._fresh = Fresh()
-        self._doomed: list[tuple[float, list[str]]] = []
+        self.doomed = Doomed(backends, clock, grace_s, check)
 
     async def insert(self, job_ids: Sequence[str]) -> None:
         """Turns succeeded jobs into entries: room first, then catalog, then index (their blobs exist already).
@@ -85,11 +92,35 @@ class Cache:
             admitted = self._admitted(jobs)
             await self._refuse([job_id for job_id, entry in admitted.items() if entry is None])
             kept = fitting([entry for entry in admitted.values() if entry is not None], self._max_bytes)
-            incoming = [state for entry in kept for state in entry.states]
+            if self.pictures is not None:
+                kept = with_room(kept, self.pictures.limits)
             await self._evict(
-                self.shelf.make_room(len(incoming), sum(state.bytes for state in incoming), self._max_bytes)
+                self.held.make_room(self._clock.now(), [state for entry in kept for state in entry.states])
             )
             await self._add(kept, {job.id: job for job in jobs})
+
+    async def drop_picture(self, entry_id: str) -> None:
+        """The entry's picture starts nothing any more; its job keeps it, and so does the entry for exact repeats."""
+        async with self._lock:
+            state = self.held.of(PICTURE_STEP).get((entry_id, PICTURE_STEP))
+            if state is not None:
+                self.held.take(state)
+                await self._take_away([state])
+                await self.measure()
+
+    async def place_pictures(self, vectors: Mapping[str, bytes], encoder_hash: str) -> None:
+        """Brings pictures into the index by their embeddings, entry id → float32 little endian; those whose prompt was
+        embedded by another encoder cannot stand beside it, and start nothing."""
+        strangers = []
+        async with self._lock:
+            for entry_id, vector in vectors.items():
+                if await self._backends.catalog.entries.embedded(entry_id, vector, encoder_hash) is False:
+                    strangers.append(entry_id)
+                else:
+                    self._unindexed.add(entry_id)
+            await self._index_pending()
+        for entry_id in strangers:
+            await self.drop_picture(entry_id)
 
     async def _look_again(self) -> None:
         """What is in the catalog counts, whatever was heard of its insertion."""
@@ -125,10 +156,13 @@ class Cache:
         admitted: dict[str, Entry | None] = {}
         for job in jobs:
             try:
-                admitted[job.id] = admit(job)
+                admitted[job.id] = admit(job, picture=self._keeps_picture(job))
             except Exception as error:
                 self._set_back(job.id, error)
         return admitted
+
+    def _keeps_picture(self, job: Job) -> bool:
+        return self.pictures is not None and job.result is not None and self._pictures_of(job.result.model)
 
     def _set_back(self, job_id: str, error: Exception) -> None:
         """Puts off a job that is at fault; raises the error when it is a port's."""
@@ -139,7 +173,7 @@ class Cache:
 
     async def _refuse(self, job_ids: Sequence[str]) -> None:
         if job_ids:
-            self.doom(await self._backends.catalog.jobs.drop_captured(job_ids))
+            self.doomed.add(await self._backends.catalog.jobs.drop_captured(job_ids))
 
     async def _add(self, entries: Sequence[Entry], jobs: dict[str, Job]) -> None:
         """What is in the catalog is on the shelf, in the index and announced, whatever happens to the next one."""
@@ -157,7 +191,7 @@ class Cache:
                     failed.append(error)
                 else:
                     self._set_back(entry.id, error)
-        self.doom(_left_out([jobs[entry.id] for entry in added], added))
+        self.doomed.add(left_out([jobs[entry.id] for entry in added], added))
         await self._index_pending()
         if added:
             await self._tell(EntriesCached(tuple(entry.id for entry in added)))
@@ -168,8 +202,8 @@ class Cache:
     def _shelve(self, entry: Entry) -> None:
         now = self._clock.now()
         for state in entry.states:
-            self.shelf.insert(replace(state, created_at=state.created_at or now, used_at=state.used_at or now))
-            self.counts.inserted += 1
+            self.held.put(replace(state, created_at=state.created_at or now, used_at=state.used_at or now))
+            self.counts.inserted += not state.is_picture
             METRICS.inserted.labels(_label(state.step)).inc()
         if entry.states:
             self._unindexed.add(entry.id)
@@ -225,30 +259,35 @@ class Cache:
         """Makes states that the shelf gave up leave everywhere, and counts them."""
         if not victims:
             return
-        holes = sum(self.shelf.alive(state.entry_id) for state in victims)
+        latents = [state for state in victims if not state.is_picture]
+        holes = sum(self.shelf.alive(state.entry_id) for state in latents)
         await self._take_away(victims)
-        self.counts.evicted += len(victims)
+        self.counts.evicted += len(latents)
         self.counts.holes += holes
         for state in victims:
-            METRICS.evicted.labels(self.shelf.policy.name, _label(state.step)).inc()
+            METRICS.evicted.labels(self.held.of(state.step).policy.name, _label(state.step)).inc()
 
     async def _take_away(self, victims: Sequence[State]) -> None:
-        """Index (entries with no state left), catalog, and the blobs after the grace."""
-        dirty = {state.entry_id for state in victims if not self.shelf.alive(state.entry_id)}
+        """Index (entries with nothing left), catalog, and the blobs after the grace: a picture's stays for as long as
+        its job or its entry names it."""
+        entries = {state.entry_id for state in victims}
+        dead = {entry_id for entry_id in entries if not self.held.alive(entry_id)}
         try:
             self._check()
-            await self._backends.index.remove(sorted(dirty))
+            await self._backends.index.remove(sorted(dead))
             await self._backends.catalog.entries.drop_states([(state.entry_id, state.step) for state in victims])
         except BaseException:
             for state in victims:  # still there: they are evicted with the next insertion
-                self.shelf.insert(state)
-            self._unindexed |= dirty
+                self.held.put(state)
+            self._unindexed |= entries
             raise
-        self.doom([state.key for state in victims])
-        self._unindexed |= dirty  # a rebuild may have added them again between the two
+        self.doomed.add([state.key for state in victims])
+        # a rebuild may have added the dead again between the two; who lost the last latent is not found by its prompt
+        # any more, who lost the picture not by that
+        spent = {entry_id for entry_id in entries if not self.shelf.alive(entry_id)}
+        self._unindexed |= dead | spent | {state.entry_id for state in victims if state.is_picture}
         await self._index_pending()
-        holes = {state.entry_id for state in victims} - dirty
-        await self._tell_evicted(sorted(dirty), sorted(holes))
+        await self._tell_evicted(sorted(spent), sorted(entries - spent))
 
     async def lose(self, entry_id: str, step: int, key: str) -> None:
         """A worker found this state's blob gone or corrupt (step 0: the entry's picture); hearing it twice is fine.
@@ -256,7 +295,7 @@ class Cache:
         The state leaves as in an eviction; an entry whose picture is gone leaves whole.
         """
         async with self._lock:
-            if step == 0:
+            if step == PICTURE_STEP:
                 found = await self._backends.catalog.entries.by_ids([entry_id])
                 await self._drop([entry for entry in found.values() if entry.picture_key == key])
                 return
@@ -267,9 +306,9 @@ class Cache:
                 await self.measure()
 
     async def shrink(self) -> None:
-        """Evicts until the budget holds, for a budget that was lowered since the last start."""
+        """Evicts until the budgets hold, for one that was lowered since the last start, and pictures that grew old."""
         async with self._lock:
-            await self._evict(self.shelf.make_room(0, 0, self._max_bytes))
+            await self._evict(self.held.make_room(self._clock.now()))
 
     async def purge(self, wanted: Callable[[Entry], bool]) -> Removed:
         """Removes whole entries at once; pictures that a job still has stay."""
@@ -295,20 +334,22 @@ class Cache:
         await self._index_pending()
         states = [state for entry in gone for state in entry.states]
         for state in states:
-            self.shelf.remove((state.entry_id, state.step))
-        self.doom([state.key for state in states] + [entry.picture_key for entry in gone])
+            self.held.take(state)
+        self.doomed.add([state.key for state in states] + [entry.picture_key for entry in gone])
         await self._tell_evicted(ids)
         await self.measure()
-        return Removed(len(gone), len(states), sum(state.bytes for state in states))
+        latents = [state for state in states if not state.is_picture]
+        return Removed(len(gone), len(latents), sum(state.bytes for state in latents))
 
     async def _drop_rows(self, entries: Sequence[Entry]) -> list[Entry]:
         ids = [entry.id for entry in entries]
         try:
             return await self._backends.catalog.entries.drop_entries(ids)
         except StorageFullError:
-            # a full disk has no room for the deletion of rows either; a state without its blob is a hole
+            # a full disk has no room for the deletion of rows either; a state without its blob is a hole. A picture is
+            # its job's too
             self._check()
-            await self._backends.blobs.delete([state.key for entry in entries for state in entry.states])
+            await self._backends.blobs.delete([state.key for entry in entries for state in entry.latents])
             return await self._backends.catalog.entries.drop_entries(ids)
 
     async def drop_spent(self) -> None:
@@ -318,43 +359,18 @@ class Cache:
             if ids:
                 await self._drop(list((await self._backends.catalog.entries.by_ids(ids)).values()))
 
-    def doom(self, keys: Sequence[str]) -> None:
-        """Blobs that go after the grace: a worker may be reading them."""
-        if keys:
-            self._doomed.append((self._clock.monotonic() + self._grace_s, list(keys)))
-
-    async def delete_doomed(self, *, unread: bool = False) -> int:
-        """Deletes the blobs whose grace is over and that nothing names any more; how many went.
-
-        `unread`: nobody can be reading any more, so no grace is needed. What this process forgets by ending, the orphan
-        collector finds.
-        """
-        now = math.inf if unread else self._clock.monotonic()
-        due = [key for at, keys in self._doomed if at <= now for key in keys]
-        if not due:
-            return 0
-        named = await self._backends.catalog.entries.referenced(due)
-        gone = [key for key in due if key not in named]
-        self._check()
-        await self._backends.blobs.delete(gone)
-        self._doomed = [(at, keys) for at, keys in self._doomed if at > now]
-        return len(gone)
-
     async def measure(self) -> None:
         """Sets the gauges."""
         totals = await self._backends.catalog.entries.totals()
         METRICS.cache_bytes.set(totals.bytes)
         METRICS.cache_entries.set(totals.entries)
         METRICS.cache_states.set(totals.states)
-
-
-def _left_out(jobs: Sequence[Job], kept: Sequence[Entry]) -> list[str]:
-    """Blobs of latents that became no state of their job's entry."""
-    stay = {state.key for entry in kept for state in entry.states}
-    captured = [latent.key for job in jobs if job.result is not None for latent in job.result.captured]
-    return [key for key in captured if key not in stay]
+        METRICS.cache_pictures.set(totals.pictures)
+        METRICS.cache_picture_bytes.set(totals.picture_bytes)
 
 
 def _label(step: int) -> str:
     """Metrics have few labels, whatever T is."""
+    if step == PICTURE_STEP:
+        return "picture"
     return str(step) if step <= 50 else "above 50"

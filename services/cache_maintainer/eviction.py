@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Protocol
 
+from shared.models.k_table import IMAGE_STEPS
 from shared.types import State
 
 Score = tuple[float, ...]
@@ -50,7 +51,8 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Lcbfu:
-    """Least Computationally Beneficial and Frequently Used: f·K, uses times the steps each use saves.
+    """Least Computationally Beneficial and Frequently Used: f·K, uses times the steps each use saves (of a picture the
+    most that it can, 30 of 50).
 
     The paper leaves open which f a state starts with and who goes among equals: `initial_uses` is added to every f
     (at 0 all new states score 0, whatever their K), and `tie` says which of equals is evicted first.
@@ -66,7 +68,8 @@ class Lcbfu:
             "oldest": (state.created_at,),
             "smallest_k": (state.step, state.used_at),
         }
-        return ((state.uses + self.initial_uses) * state.step, *ties[self.tie])
+        saves = IMAGE_STEPS[-1] if state.is_picture else state.step
+        return ((state.uses + self.initial_uses) * saves, *ties[self.tie])
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,12 @@ class Shelf:
             self.remove((state.entry_id, state.step))
             victims.append(state)
         return victims
+
+    def pop(self) -> State:
+        """Takes the least valuable state off the shelf, which must not be empty."""
+        state = next(self._leaving(self._last))
+        self.remove((state.entry_id, state.step))
+        return state
 
     def _leaving(self, now: float) -> Iterator[State]:
         """The states from the least valuable on; each is removed before the next one is asked for."""

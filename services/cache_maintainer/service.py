@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from os import getpid
 from socket import gethostname
@@ -20,15 +20,18 @@ from services.cache_maintainer.eviction import POLICIES, Lcbfu, Policy, Shelf
 from services.cache_maintainer.fresh import NEWEST
 from services.cache_maintainer.leadership import NAME as LEASE
 from services.cache_maintainer.leadership import Leadership
+from services.cache_maintainer.pictures import Pictures
+from services.cache_maintainer.window import Limits, Window
 from shared.bus import Subscription
 from shared.errors import AfterimageError, InvalidRequestError, UnavailableError, passes
 from shared.ids import new_id
 from shared.index.rebuild import repair_index
 from shared.messages import JobSucceeded, Message, StateLost, StateUsed
+from shared.models.card import served_card
 from shared.service import Context
 from shared.settings import Settings
 from shared.telemetry import log
-from shared.types import Entry
+from shared.types import Entry, State
 
 PAGE = 100
 """Largest page of Inspect."""
@@ -72,9 +75,14 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         """From what the catalog says: whatever another leader did before is there."""
         context, settings = self._context, self._settings
         self._finished: asyncio.Queue[str] = asyncio.Queue()
+        self._unembedded = asyncio.Event()
+        self._unembedded.set()
+        """Whether a picture may wait for its embedding."""
         self._behind = True
         """Whether the catalog must be asked what is not cached: at the start, and after a batch that failed."""
-        shelf = Shelf(policy_of(settings), await context.backends.catalog.entries.states())
+        states = await context.backends.catalog.entries.states()
+        shelf = Shelf(policy_of(settings.eviction_policy, settings), [one for one in states if not one.is_picture])
+        self._pictures = Pictures(context, self._backends)
         self.cache = Cache(
             self._backends,
             shelf,
@@ -82,6 +90,8 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             max_bytes=settings.cache_max_bytes,
             grace_s=settings.blob_grace_s,
             check=self._leadership.check,
+            pictures=window_of(settings, [one for one in states if one.is_picture]),
+            pictures_of=self._pictures_of,
         )
         self._subscription: Subscription = await context.backends.bus.subscribe(
             [JobSucceeded, StateUsed, StateLost], self.handle, queue=self.name
@@ -92,10 +102,15 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             await self._guarded(work)
         self._tasks = [
             asyncio.create_task(self._batches()),
+            asyncio.create_task(self._embed_pictures()),
             asyncio.create_task(self._every(settings.blob_grace_s / 2, self._tidy)),
             # once soon after the start too: a process that never runs for long must collect as well
             asyncio.create_task(self._every(settings.collect_s, self.collect, first_s=settings.blob_grace_s)),
         ]
+
+    def _pictures_of(self, model: str) -> bool:
+        """Whether pictures of this model may start others: the large model's alone, or everybody's (MoDM §A.6)."""
+        return self._settings.image_tier == "all" or model == served_card(self._settings).name
 
     async def _step_down(self) -> None:
         """Facts that come from now on are the next leader's; what this one had not done is in the catalog."""
@@ -130,7 +145,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         await self._leadership.give_up()  # last: from then on nothing is deleted
 
     async def _delete_unread(self) -> None:
-        await self.cache.delete_doomed(unread=True)
+        await self.cache.doomed.delete(unread=True)
 
     @property
     def _settings(self) -> Settings:
@@ -142,9 +157,9 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         match message:
             case JobSucceeded(job_id=job_id):
                 self._finished.put_nowait(job_id)
-            case StateUsed(entry_id=entry_id, step=step) if step > 0:
+            case StateUsed(entry_id=entry_id, step=step):
                 at = self._context.clock.now()
-                self.cache.shelf.use((entry_id, step), at)
+                self.cache.held.use(entry_id, step, at)
                 self._uses.append((entry_id, step, at))
             case StateLost(entry_id=entry_id, step=step, key=key):
                 await self.cache.lose(entry_id, step, key)
@@ -199,7 +214,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             await self._guarded(step)
 
     async def _expire(self) -> None:
-        self.cache.doom(await self._backends.catalog.jobs.expire(self._settings.results_keep_s))
+        self.cache.doomed.add(await self._backends.catalog.jobs.expire(self._settings.results_keep_s))
 
     async def _repair_index(self) -> None:
         """Killed between two writes, we or the server, one of them is out of step."""
@@ -224,8 +239,9 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             log(self.name).info("orphans collected", blobs=deleted)
 
     async def _tidy(self) -> None:
-        for step in (self.cache.delete_doomed, self.cache.index_pending, self._find_fresh):
+        for step in (self.cache.doomed.delete, self.cache.index_pending, self.cache.shrink, self._find_fresh):
             await self._guarded(step)
+        self._unembedded.set()  # the embedder may have been away
         # with other processes around, a fact may have gone to one that led a moment ago, or with its broker
         if self._behind or not self._leadership.alone:
             await self.catch_up()
@@ -236,6 +252,18 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             self._finished.put_nowait(await self._finished.get())  # wait for one, and leave it there
             await asyncio.sleep(self._settings.cache_batch_s)
             await self._guarded(self.flush)
+            self._unembedded.set()
+
+    async def _embed_pictures(self) -> None:
+        """Beside the batches: whoever refines a picture next starts from its latents, and does not wait for this."""
+        while True:
+            await self._unembedded.wait()
+            self._unembedded.clear()
+            await self._guarded(self._embed_all)
+
+    async def _embed_all(self) -> None:
+        if self.cache.pictures is not None:
+            await self._pictures.embed_all(self.cache)
 
     async def _every(
         self, period_s: float, work: Callable[[], Awaitable[Any]], *, first_s: float | None = None
@@ -267,7 +295,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
         self._check_leads()
         totals = await self._context.backends.catalog.entries.totals()
-        states = list(self.cache.shelf)
+        states, window = list(self.cache.shelf), self.cache.pictures
         uses: Counter[int] = Counter()
         for state in states:
             uses[state.step] += state.uses
@@ -282,6 +310,11 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             holes=self.cache.counts.holes,
             states_by_step=Counter(state.step for state in states),
             uses_by_step=uses,
+            pictures=totals.pictures,
+            picture_bytes=totals.picture_bytes,
+            max_pictures=window.limits.max_count if window is not None else 0,
+            max_picture_bytes=window.limits.max_bytes if window is not None else 0,
+            picture_policy=window.shelf.policy.name if window is not None else "off",
         )
 
     async def Purge(self, request: pb.PurgeRequest, context: Any) -> pb.PurgeResponse:
@@ -321,20 +354,24 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             height=entry.compat.size.height,
             steps=entry.compat.steps,
             created_at=entry.created_at,
-            states=[
-                pb.State(
-                    step=state.step,
-                    bytes=state.bytes,
-                    uses=state.uses,
-                    codec=state.codec,
-                    score=self.cache.shelf.policy.score(state)[0],
-                )
-                for state in entry.states
-            ],
+            states=[self._shown_state(state) for state in entry.latents],
+            picture=self._shown_state(entry.picture) if entry.picture is not None else None,
         )
 
+    def _shown_state(self, state: State) -> pb.State:
+        score = self.cache.held.score(state)
+        return pb.State(step=state.step, bytes=state.bytes, uses=state.uses, codec=state.codec, score=score)
 
-def policy_of(settings: Settings) -> Policy:
-    if settings.eviction_policy == "lcbfu":
+
+def policy_of(name: str, settings: Settings) -> Policy:
+    if name == "lcbfu":
         return Lcbfu(settings.lcbfu_initial_uses, settings.lcbfu_tie)
-    return POLICIES[settings.eviction_policy]()
+    return POLICIES[name]()
+
+
+def window_of(settings: Settings, states: Sequence[State]) -> Window | None:
+    """None where no picture starts another."""
+    if settings.image_tier == "off":
+        return None
+    limits = Limits(settings.picture_max_count, settings.picture_max_bytes, settings.picture_max_age_s)
+    return Window(policy_of(settings.picture_policy, settings), limits, states)

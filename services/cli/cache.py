@@ -52,6 +52,10 @@ def stats(data_dir: DataDir = None) -> None:
     out = wide()
     share = f" ({reply.bytes / reply.max_bytes:.0%} of {_size(reply.max_bytes)})" if reply.max_bytes else ""
     out.print(f"{reply.entries} entries, {reply.states} states, {_size(reply.bytes)}{share}, policy {reply.policy}")
+    if reply.picture_policy != "off":
+        room = f" ({reply.picture_bytes / reply.max_picture_bytes:.0%} of {_size(reply.max_picture_bytes)})"
+        kept = f"{reply.pictures} pictures of {reply.max_pictures}, {_size(reply.picture_bytes)}"
+        out.print(f"{kept}{room if reply.max_picture_bytes else ''}, policy {reply.picture_policy}")
     out.print(f"since start: {reply.inserted} states inserted, {reply.evicted} evicted, {reply.holes} holes met")
     if reply.states_by_step:
         table = Table("K", "states", "uses")
@@ -72,7 +76,7 @@ def inspect(
     Example: afterimage cache inspect --limit 5
     """
     entries, after = _entries(data_dir, entry_id, limit, after)
-    table = Table("entry", "created", "model", "size", "states after step (uses)", "prompt")
+    table = Table("entry", "created", "model", "size", "states after step (uses)", "picture (uses)", "prompt")
     for entry in entries:
         table.add_row(
             entry.id,
@@ -80,6 +84,7 @@ def inspect(
             entry.model,
             f"{entry.width}x{entry.height}",
             " ".join(f"{state.step}({state.uses})" for state in entry.states),
+            f"yes({entry.picture.uses})" if entry.HasField("picture") else "–",
             Text(entry.prompt),
         )
     out = wide()

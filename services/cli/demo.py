@@ -39,6 +39,7 @@ def demo(
     seed: Annotated[int, Optional(help="Seed of every picture.")] = 7,
     steps: Annotated[int | None, Optional(help="Denoising steps T; default: the model's.")] = None,
     large: Annotated[str | None, Optional(help="Model: a bundled name, a diffusers folder, or a hub id.")] = None,
+    small: Annotated[str | None, Optional(help="Models that go on from its pictures, e.g. bundled:small.")] = None,
     encoder: Annotated[str | None, Optional(help="CLIP encoder: a bundled name, a folder, or a hub id.")] = None,
     device: Annotated[str | None, Optional(help="auto, cpu, cuda …")] = None,
 ) -> None:
@@ -53,11 +54,13 @@ def demo(
       afterimage demo
 
       afterimage demo --seed 11 --out /tmp/demo
+
+      afterimage demo --small bundled:small
     """
     telemetry.configure_logging("error")
     console = wide()
     with tempfile.TemporaryDirectory(prefix="afterimage-demo-") as data:
-        settings = settings_from(data_dir=Path(data), large=large, encoder=encoder, device=device)
+        settings = settings_from(data_dir=Path(data), large=large, small=small, encoder=encoder, device=device)
         rows = asyncio.run(_draw_session(settings, seed, steps, console))
     _write(out, rows)
     console.print(_table(rows))
@@ -120,7 +123,8 @@ async def _settled(process: Running, drawn: set[str]) -> None:
         page = await maintainer.Inspect(cache_maintainer_pb2.InspectRequest(page_size=1000), timeout=5.0)
         known = await predictor.Stats(match_predictor_pb2.StatsRequest(), timeout=5.0)
         searched = [entry for entry in page.entries if entry.states]
-        if drawn <= {entry.id for entry in page.entries} and known.entries >= len(searched):
+        waiting = await process.context.backends.catalog.entries.unembedded(1)
+        if drawn <= {entry.id for entry in page.entries} and known.entries >= len(searched) and not waiting:
             return
         await asyncio.sleep(0.05)
 
@@ -137,7 +141,7 @@ def _write(out: Path, rows: Sequence[Row]) -> None:
 
 def _table(rows: Sequence[Row]) -> Table:
     table = Table()
-    for name in ("", "user", "prompt", "source"):
+    for name in ("", "user", "prompt", "source", "by"):
         table.add_column(name)
     for name in ("similarity", "start K", "of T", "steps run", "seconds", "without"):
         table.add_column(name, justify="right")
@@ -148,6 +152,7 @@ def _table(rows: Sequence[Row]) -> Table:
             row.prompt.user,
             Text(row.prompt.text),
             plan.source.value,
+            row.picture.model,
             f"{plan.similarity:.3f}" if plan.similarity else "–",
             str(plan.start_step),
             str(row.steps),

@@ -24,7 +24,10 @@ _SEED = (
     "The same request and seed: the same picture; default: a random seed. On a hit another seed looks much the same, "
     "since the picture starts from a cached latent: --fresh-noise varies it, --cache write draws it anew."
 )
-_QUALITY = "auto, or the id of the model that is served: large, unless `afterimage up --large …` named another."
+_QUALITY = (
+    "auto: any model, as the plan sees fit; large, small or a model's id: only that one "
+    "(small: where `afterimage up --small …` names one)."
+)
 _FRESH_NOISE = "Share of a reused latent's noise that is new, 0–1: the more, the more its details vary with the seed."
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from services.cli.session import Prompt
-from services.cli.words import chosen_prompt
+from services.cli.words import chosen_model, chosen_prompt
 from shared.client import Picture
 from shared.types import Plan, PlanSource
 
@@ -94,6 +94,8 @@ def started(plan: Plan, steps: int) -> str:
             return "exact repeat"
         case PlanSource.NOISE:
             return "from noise"
+        case PlanSource.IMAGE:
+            return f"from step {plan.start_step} of {steps}, from {chosen_model(plan)}'s picture"
         case _:
             return f"from step {plan.start_step} of {steps}"
 
@@ -147,6 +149,8 @@ def _request(number: int, row: Row) -> dict[str, Any]:
         "seconds": row.seconds,
         "seconds_without_cache": row.seconds_without,
         "from_prompt": chosen_prompt(plan),
+        "from_model": chosen_model(plan),
+        "model": row.picture.model,
         "reason": plan.reason,
         "degraded": list(plan.degraded),
         "seed": row.picture.seed,
@@ -157,11 +161,12 @@ def _card(number: int, row: Row) -> str:
     plan, e = row.picture.plan, html.escape
     saved = row.steps if row.exact else plan.start_step
     candidates = "".join(
-        f"<tr class='{'chosen' if one.chosen else ''}'><td>{e(one.prompt or one.entry_id)}</td><td>{one.kind}</td>"
+        f"<tr class='{'chosen' if one.chosen else ''}'><td>{e(one.prompt or one.entry_id)}</td><td>{e(one.model)}</td>"
+        f"<td>{one.kind}</td>"
         f"<td>{one.similarity:.3f}</td><td>{one.wished_step}</td><td>{one.start_step}</td><td>{e(one.reason)}</td></tr>"
         for one in plan.candidates
     )
-    heads = "<tr><th>prompt</th><th>kind</th><th>similarity</th><th>K allowed</th><th>K there</th><th>why</th></tr>"
+    heads = "<tr>" + "".join(f"<th>{name}</th>" for name in _HEADS) + "</tr>"
     count = f"<summary>{len(plan.candidates)} candidates</summary>"
     details = f"<details>{count}<table>{heads}{candidates}</table></details>"
     return f"""<article>
@@ -175,6 +180,9 @@ def _card(number: int, row: Row) -> str:
 {"".join(f"<p class='note'>{e(note)}</p>" for note in (*plan.degraded, *row.picture.job.warnings))}
 {details if plan.candidates else ""}</div></div>
 </article>"""
+
+
+_HEADS = ("prompt", "by", "kind", "similarity", "K allowed", "K there", "why")
 
 
 def _figure(picture: Picture, caption: str) -> str:

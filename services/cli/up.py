@@ -11,7 +11,7 @@ from rich.console import Console
 
 from services.cli.embedded import all_services, announced, settings_from
 from shared import telemetry
-from shared.models.card import served_card
+from shared.models.card import served_cards
 
 if TYPE_CHECKING:
     from shared.service import Running
@@ -26,6 +26,10 @@ def up(
         str | None,
         Optional(help="The model that draws: bundled:large, bundled:small, a diffusers folder, or a hub id."),
     ] = None,
+    small: Annotated[
+        str | None,
+        Optional(help="Models that go on from its pictures, best first: bundled:small, a folder, or a hub id."),
+    ] = None,
     encoder: Annotated[str | None, Optional(help="CLIP encoder: a bundled name, a folder, or a hub id.")] = None,
     device: Annotated[str | None, Optional(help="auto, cpu, cuda, cuda:1 …")] = None,
     torch_threads: Annotated[
@@ -34,6 +38,9 @@ def up(
     max_rows: Annotated[int | None, Optional(help="Requests that share one denoising step.")] = None,
     max_queued: Annotated[int | None, Optional(help="Jobs that may wait before new ones are refused.")] = None,
     cache_max_bytes: Annotated[int | None, Optional(help="Byte budget of the cached latents.")] = None,
+    image_tier: Annotated[
+        str | None, Optional(help="Whose pictures any model may start from: all, large (its own only) or off.")
+    ] = None,
     eviction_policy: Annotated[str | None, Optional(help="lcbfu (NIRVANA §5.4), lru, lfu or fifo.")] = None,
     k_table_alpha: Annotated[float | None, Optional(help="Quality a hit must keep: picks the K table.")] = None,
     predictor: Annotated[str | None, Optional(help="sketch, svm (NIRVANA §5.2) or always.")] = None,
@@ -50,6 +57,8 @@ def up(
 
       afterimage up --listen 0.0.0.0:50051 --data-dir /var/lib/afterimage --max-rows 16
 
+      afterimage up --small bundled:small
+
       afterimage up --large stable-diffusion-v1-5/stable-diffusion-v1-5 --encoder openai/clip-vit-large-patch14
     """
     settings = settings_from(**locals())
@@ -57,7 +66,7 @@ def up(
     from shared.service import serve
 
     telemetry.configure_logging(settings.log_level)
-    served_card(settings)  # a wrong name is said before anything is started
+    names = ", ".join(served_cards(settings))  # a wrong name is said before anything is started
     with contextlib.ExitStack() as stack:
         out = Console()
         out.print("[dim]starting …[/dim]")
@@ -66,7 +75,7 @@ def up(
             stack.enter_context(announced(process, settings))
             out.print(f"[bold]Afterimage[/bold] listens on [bold]{process.address}[/bold] (gRPC)")
             metrics = f"http://{settings.metrics_listen}/metrics" if settings.metrics_listen else "off"
-            out.print(f"metrics {metrics} · data {settings.data_dir.absolute()} · model {settings.large}")
+            out.print(f"metrics {metrics} · data {settings.data_dir.absolute()} · model {names}")
             out.print("Draw: afterimage generate 'a red fox in the snow'    Stop: Ctrl-C", highlight=False)
 
         run(serve(all_services(), settings, on_ready=ready))

@@ -28,8 +28,10 @@ def where_it_started(view: JobView) -> str:
         return f"Drawn before, exactly so: the stored picture{seconds}, no step run."
     if plan.source is PlanSource.NOISE:
         return f"Started from noise: {view.steps_run} steps{seconds}."
-    source = chosen_prompt(plan)
+    source, model = chosen_prompt(plan), chosen_model(plan)
     said = f" from “{source}”" if source else ""
+    if plan.source is PlanSource.IMAGE:
+        said = f" from {model or 'another'}'s picture{f' of “{source}”' if source else ''}, by {view.model}"
     return (
         f"Started after step {plan.start_step} of {steps}{said} (similarity {plan.similarity:.3f}): "
         f"{view.steps_run} steps{seconds}, {plan.start_step} saved."
@@ -46,6 +48,11 @@ def hint(plan: Plan) -> str:
 def chosen_prompt(plan: Plan) -> str:
     """The prompt of the picture that this one started from; empty from noise."""
     return next((candidate.prompt for candidate in plan.candidates if candidate.chosen), "")
+
+
+def chosen_model(plan: Plan) -> str:
+    """Who drew the picture that this one started from; empty from noise."""
+    return next((candidate.model for candidate in plan.candidates if candidate.chosen), "")
 
 
 def keep_picture(picture: Picture, path: Path) -> Path | None:
@@ -67,7 +74,7 @@ def keep_picture(picture: Picture, path: Path) -> Path | None:
 def candidates_table(plan: Plan) -> Table:
     """Everything the planner looked at, best first, and why it was or was not chosen."""
     table = Table(title="What the planner looked at", title_justify="left", expand=False)
-    for name in ("", "prompt", "kind"):
+    for name in ("", "prompt", "by", "kind"):
         table.add_column(name)
     for name in ("similarity", "K allowed", "K there"):
         table.add_column(name, justify="right")
@@ -76,6 +83,7 @@ def candidates_table(plan: Plan) -> Table:
         table.add_row(
             "→" if one.chosen else "",
             Text(one.prompt or one.entry_id),
+            one.model,
             one.kind,
             f"{one.similarity:.3f}",
             str(one.wished_step or "–"),

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from protos import common_pb2 as pb
 from services.gateway.admission import FinishRate, QueueLength, SentAway, check_disk, check_queue
 from services.gateway.idempotency import body_hash
-from services.gateway.lanes import lane_for
+from services.gateway.lanes import instead, lane_for
 from services.gateway.lookup import Lookup, Planned
+from services.gateway.roster import Roster
 from services.gateway.sweeper import Confirmer, task_of
 from services.gateway.validation import Models, validate
 from shared.bus.hints import Hints
@@ -47,10 +48,11 @@ class Accepted:
 class Intake:
     """Decides, plans, commits, sends: in this order, so that a client is never promised what could be lost."""
 
-    def __init__(self, context: Context, models: Models, hints: Hints) -> None:
+    def __init__(self, context: Context, models: Models, hints: Hints, roster: Roster) -> None:
         self._settings, self._clock, self._backends = context.settings, context.clock, context.backends
         self._models, self._hints = models, hints
-        self._lookup = Lookup(context)
+        self._lookup = Lookup(context, models.cards)
+        self._roster = roster
         self._queue, self._sent_away = QueueLength(), SentAway()
         scheme, _, folder = context.settings.blobs_url.partition(":")
         self._local_disk = folder if scheme == "file" else ""
@@ -79,7 +81,7 @@ class Intake:
             picture = await self._stored_picture(planned)
             planning_s = self._clock.monotonic() - start
             row, created = await self._backends.catalog.jobs.accept(
-                _job(job_id, planned, picture),
+                self._job(job_id, planned, picture),
                 idempotency_key=caller.idempotency_key,
                 caller=caller.tenant,
                 body_hash=body,
@@ -130,6 +132,23 @@ class Intake:
             await self._lookup.replan(planned, exact=False)
             return b""
 
+    def _job(self, job_id: str, planned: Planned, picture: bytes) -> Job:
+        assert planned.plan is not None
+        request = planned.request
+        plan = instead(planned.plan, self._roster.models(self._clock.monotonic()))
+        return Job(
+            id=job_id or new_id(),
+            request=request,
+            plan=plan,
+            state=JobState.SUCCEEDED if picture else JobState.QUEUED,
+            lane=lane_for(request, plan, self._models.cards),
+            result=_repeat(plan, picture) if picture else None,
+            vector=planned.vector,
+            encoder_hash=planned.encoder_hash,
+            exact_key=exact_key(request, planned.card.compat(request.size, request.steps)),
+            warnings=tuple(planned.warnings),
+        )
+
     async def _announce(self, job: Job) -> bool:
         """Whether its task, if it needs one, is confirmed by the broker; ConfigurationError when that refuses it."""
         if job.state.final:
@@ -166,23 +185,6 @@ def _queued(job: Job) -> JobQueued:
         sampled=plan.sampled,
         steps=job.request.steps,
         modality=job.request.modality,
-    )
-
-
-def _job(job_id: str, planned: Planned, picture: bytes) -> Job:
-    assert planned.plan is not None
-    request = planned.request
-    return Job(
-        id=job_id or new_id(),
-        request=request,
-        plan=planned.plan,
-        state=JobState.SUCCEEDED if picture else JobState.QUEUED,
-        lane=lane_for(planned.plan),
-        result=_repeat(planned.plan, picture) if picture else None,
-        vector=planned.vector,
-        encoder_hash=planned.encoder_hash,
-        exact_key=exact_key(request, planned.card.compat(request.size, request.steps)),
-        warnings=tuple(planned.warnings),
     )
 
 

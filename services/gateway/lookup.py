@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -46,7 +46,9 @@ class Planned:
 class Lookup:
     """The three services in front of the queue, each behind its own circuit breaker."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, served: Collection[str]) -> None:
+        """`served`: the models of which any may go on from a picture."""
+        self._served = served
         self._settings, self._clock = context.settings, context.clock
         self._embedder = EmbedderServiceStub(context.channel("embedder"))
         self._predictor = MatchPredictorServiceStub(context.channel("match_predictor"))
@@ -120,7 +122,7 @@ class Lookup:
         if planned.predicted_hit is not None:
             message.predicted_hit = planned.predicted_hit
         reply = await self._call(self._retriever.Plan, message)
-        return check_plan(plan_from_proto(reply.plan), planned.request, planned.card)
+        return check_plan(plan_from_proto(reply.plan), planned.request, planned.card, self._served)
 
     async def _call(self, method: Callable[..., Awaitable[Any]], message: Any) -> Any:
         # the client's own timer too: a peer that accepts and then hangs must not hold the request

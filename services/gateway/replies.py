@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from shared.errors import AfterimageError
@@ -26,17 +28,34 @@ def check_vector(vector: bytes) -> bytes:
     return vector
 
 
-def check_plan(plan: Plan, request: Request, card: ModelCard) -> Plan:
-    """The plan, if this request on this model can be drawn by it; raises NonsenseError."""
-    if plan.model != card.name:
+def check_plan(plan: Plan, request: Request, card: ModelCard, served: Collection[str] = ()) -> Plan:
+    """The plan, if this request, made for this model, can be drawn by it; raises NonsenseError.
+
+    `served`: the models that may go on from a picture instead, where the request names none.
+    """
+    if plan.source is PlanSource.IMAGE:
+        _check_refiners(plan, request, card, () if request.names_a_model else served)
+    elif plan.model != card.name:
         raise NonsenseError(f"a plan for model {plan.model!r} instead of {card.name!r}")
     if plan.source is not PlanSource.EXACT and not 0 <= plan.start_step < request.steps:
         raise NonsenseError(f"a start after step {plan.start_step} of {request.steps}")
+    if plan.fallback is not None:
+        check_plan(plan.fallback, request, card, served)
     if plan.source is not PlanSource.NOISE and not plan.state_key:
         raise NonsenseError(f"a plan from {plan.source} that names nothing to start from")
     if any(not 0 < step < request.steps for step in plan.capture_steps):
         raise NonsenseError(f"capture steps {plan.capture_steps} of {request.steps}")
     return plan
+
+
+def _check_refiners(plan: Plan, request: Request, card: ModelCard, served: Collection[str]) -> None:
+    models = [one.model for one in plan.may_run]
+    if plan.model not in models or not {*models} <= {card.name, *served}:
+        raise NonsenseError(
+            f"a picture that {', '.join(models) or 'nobody'} may go on from, planned for {plan.model!r}"
+        )
+    if not all(0 < one.start_step < request.steps for one in plan.may_run):
+        raise NonsenseError(f"starts after {[one.start_step for one in plan.may_run]} of {request.steps} steps")
 
 
 def noise_plan(request: Request, card: ModelCard, settings: Settings, degraded: tuple[str, ...], reason: str) -> Plan:

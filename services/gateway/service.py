@@ -18,19 +18,24 @@ from services.gateway.deadlines import DropTimers, outcome_error
 from services.gateway.fanout import Fanout, Watch
 from services.gateway.idempotency import METADATA_KEY, check_key
 from services.gateway.intake import Caller, Intake
+from services.gateway.rerouting import reroute
+from services.gateway.roster import Roster
 from services.gateway.sweeper import Sweeper
 from services.gateway.validation import Models, check_tenant, page_size, page_token
 from shared.blobs.ahead import ReadAhead
 from shared.bus.hints import Hints
 from shared.errors import AfterimageError, NotFoundError, UnavailableError
 from shared.ids import new_id
-from shared.messages import JobCancelled, JobSucceeded, Progress
-from shared.models.card import served_card
+from shared.messages import JobCancelled, JobSucceeded, Message, Progress, WorkerReported
+from shared.models import ModelCard, served_cards
 from shared.rpc_types import state_from_proto
 from shared.service import Context
+from shared.settings import Settings
 from shared.telemetry import METRICS
 from shared.types import Job, JobState
 
+REPORT_S = 5.0
+"""How often workers are expected to say what they run."""
 TENANT_KEY = "tenant"
 """Call metadata that names the tenant (API keys will)."""
 
@@ -64,10 +69,13 @@ class GatewayService(GatewayServiceServicer):
         # a caller waits for what handlers ask; nobody for the sweeper, whose questions are large
         bounded = replace(context.backends, catalog=catalog.within(context.settings.catalog_timeout_s))
         self._context = context = replace(context, backends=bounded)
-        card = served_card(context.settings)
-        await asyncio.to_thread(lambda: card.weights_hash)  # read once, not during the first request
+        cards = await asyncio.to_thread(_read_cards, context.settings)
+        large, *small = cards
+        models = Models(cards, large=large, small=small[0] if small else None)
         self._hints = Hints(bus, self.name)
-        self._intake = Intake(context, Models({card.name: card}, large=card.name), self._hints)
+        self._roster = Roster(REPORT_S)
+        self._reports = await bus.subscribe([WorkerReported], self._reported)
+        self._intake = Intake(context, models, self._hints, self._roster)
         self._timers = DropTimers(self._cancel)
         self._answers = Answers(context.backends.blobs)
         self._fanout = Fanout(bus, self._ended)
@@ -81,6 +89,7 @@ class GatewayService(GatewayServiceServicer):
             lease_s=settings.lease_s,
             resend_s=settings.resend_s,
             clock=context.clock,
+            reroute=lambda: reroute(catalog, bus, cards, self._roster.models(context.clock.monotonic())),
         )
         if catalog.process_local:
             await self._sweeper.recover()
@@ -98,6 +107,7 @@ class GatewayService(GatewayServiceServicer):
         with contextlib.suppress(asyncio.CancelledError):
             await self._sweeping
         self._timers.close()
+        await self._reports.close()
         await self._intake.close()
         await self._hints.close()
         await self._fanout.stop()
@@ -152,6 +162,10 @@ class GatewayService(GatewayServiceServicer):
         return pb.CancelJobResponse(job=self._answers.job(await self._cancel(job.id)))
 
     # ---- what handlers share ----
+
+    async def _reported(self, fact: Message) -> None:
+        if isinstance(fact, WorkerReported):
+            self._roster.reported(fact, self._context.clock.monotonic())
 
     @property
     def _jobs(self) -> Any:
@@ -235,6 +249,14 @@ class GatewayService(GatewayServiceServicer):
     def _ended(self, job_id: str) -> None:
         self._timers.disarm(job_id)
         self._intake.rate.finished(self._context.clock.monotonic())
+
+
+def _read_cards(settings: Settings) -> dict[str, ModelCard]:
+    """The models that are served; their weights' hashes are read once, not during the first request."""
+    cards = served_cards(settings)
+    for card in cards.values():
+        _ = card.weights_hash
+    return cards
 
 
 def _caller(context: Any) -> Caller:

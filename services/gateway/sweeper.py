@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from shared.bus import Bus
 from shared.catalog import Catalog
@@ -24,6 +24,7 @@ class Sweeper:
 
     lease_s: how long workers get to renew after a suspend, in which leases ran out but nobody crashed.
     resend_s: a job that waits for longer is sent again whatever the broker confirmed: its task may have been buried.
+    reroute: moves what waits where nobody takes it; before each sweep.
     """
 
     def __init__(
@@ -36,7 +37,9 @@ class Sweeper:
         lease_s: float = 0.0,
         resend_s: float = NEVER_S,
         clock: Clock | None = None,
+        reroute: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
+        self._reroute = reroute
         self._catalog, self._bus, self._every_s, self._on_requeued = catalog, bus, every_s, on_requeued
         self._lease_s, self._clock = lease_s, clock or SystemClock()
         # a bus of this process loses nothing while the process lives
@@ -62,6 +65,8 @@ class Sweeper:
                 await asyncio.sleep(self._lease_s)
             try:
                 METRICS.queued.set(await self._catalog.jobs.queued())
+                if self._reroute is not None:
+                    await self._reroute()
                 if sent := await self.sweep():
                     log("gateway").warning("requeued jobs", count=sent)
             except Exception as error:  # the sweeper must outlive a broker or database that is away

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,12 @@ from services.gpu_worker.starts import Prepared, prepare, task_of
 from shared.backends import Backends
 from shared.blobs.ahead import ReadAhead
 from shared.clock import Clock
-from shared.errors import CancelledError
+from shared.errors import AfterimageError, CancelledError
 from shared.messages import StateUsed
 from shared.models import ModelCard
 from shared.settings import Settings
 from shared.telemetry import METRICS, log
-from shared.types import Captured, Job, Plan, PlanSource, Result, Timings
+from shared.types import PICTURE_STEP, Captured, Job, Plan, PlanSource, Result, Timings
 
 CRASHES_TOGETHER = 2
 """A job present at this many crashes rides alone (design §8, Attempts) …"""
@@ -31,6 +31,8 @@ CRASHES_ALONE = 3
 """… and after this many more it fails."""
 _STATE_KEY = "states/{}-{}-{}.safetensors"
 """Of a captured state: its job, the attempt, and the step it was captured after."""
+CACHED = (PlanSource.LATENT, PlanSource.IMAGE)
+"""Sources whose first steps someone else ran."""
 INLINE_BYTES = 64 * 1024
 """Pixels up to this size are made a PNG on the event loop: .08 ms at 64×64 against .25 ms through a thread."""
 
@@ -42,12 +44,26 @@ class Workplace:
     settings: Settings
     backends: Backends
     clock: Clock
-    family: Family
+    families: Mapping[str, Family]
+    """By name, the one that draws misses first."""
     engine: EngineThread
+    preferred: tuple[str, ...] = ()
+    """The models that are to draw what several may."""
+    assigned: frozenset[str] | None = None
+    """The models that some worker runs; None: any may be."""
 
     @property
     def card(self) -> ModelCard:
-        return self.family.card
+        """Of the first."""
+        return next(iter(self.families.values())).card
+
+
+class ElsewhereError(AfterimageError):
+    """Only a model that is not here may draw it."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(f"model {plan.model!r} draws it, which is not here")
+        self.plan = plan
 
 
 class Attempt:
@@ -61,6 +77,8 @@ class Attempt:
         """What the engine calls it: after a suspend this worker may hold two attempts at one job."""
         self.plan = job.plan
         self._place = place
+        self._card = place.families[job.plan.model].card if job.plan.model in place.families else place.card
+        """Of the model that draws it; settled when it is prepared."""
         self._ended: asyncio.Future[Finished | Left] = asyncio.get_running_loop().create_future()
         self._joined: Joined | None = None
         self._claimed_at = place.clock.monotonic()
@@ -100,8 +118,10 @@ class Attempt:
         METRICS.queue_seconds.observe(self._queue_s)
         self._tell(event.step, None)
         if self._from_cache:
-            # under the K of its own run, which may have had another T
-            used = StateUsed(self.plan.entry_id, _step_of(self.plan.state_key, self.plan.start_step))
+            # under the K of its own run, which may have had another T; a picture under step 0
+            of_picture = self.plan.source is PlanSource.IMAGE
+            step = PICTURE_STEP if of_picture else _step_of(self.plan.state_key, self.plan.start_step)
+            used = StateUsed(self.plan.entry_id, step)
             self._in_background(self._place.backends.bus.publish(used))
 
     def _on_advanced(self, event: Advanced) -> None:
@@ -131,15 +151,20 @@ class Attempt:
         begun = clock.monotonic()
         prepared = await prepare(
             self.job,
-            self._place.family,
+            self._place.families,
             backends.blobs,
             backends.catalog.entries,
             settings.fetch_timeout_s,
             self._ahead,
+            preferred=self._place.preferred,
+            assigned=self._place.assigned,
         )
         self._fetch_s = clock.monotonic() - begun
         for hole in prepared.lost:
             self._in_background(backends.bus.publish(hole))
+        if prepared.family is None:
+            raise ElsewhereError(prepared.plan)
+        self._card = prepared.family.card
         self._submit(prepared)
         ended = await self._ended
         if isinstance(ended, Left):
@@ -162,7 +187,7 @@ class Attempt:
             alone=self.job.crashes >= CRASHES_TOGETHER,
         )
         self._submitted = True
-        self._from_cache = self.plan.source is PlanSource.LATENT and not isinstance(prepared.start, FromCheckpoint)
+        self._from_cache = self.plan.source in CACHED and not isinstance(prepared.start, FromCheckpoint)
         self._place.engine.submit(task)
 
     def _deadline_at(self) -> float | None:
@@ -205,7 +230,7 @@ class Attempt:
         picture = encode_png(done.pixels) if small else await asyncio.to_thread(encode_png, done.pixels)
         sha256 = await self._place.backends.blobs.put(self._picture_key, picture)
         captured = await self._captured()  # each is being stored since its step
-        card, request, joined = self._place.card, self.job.request, self._joined
+        card, request, joined = self._card, self.job.request, self._joined
         timings = Timings(
             queue_s=self._queue_s,
             fetch_s=self._fetch_s,
@@ -242,7 +267,7 @@ class Attempt:
     @property
     def steps_saved(self) -> int:
         """Steps of the picture that a cached state stood for, whether or not a crash came in between."""
-        return self.plan.start_step if self.plan.source is PlanSource.LATENT else 0
+        return self.plan.start_step if self.plan.source in CACHED else 0
 
     @property
     def plan_as_run(self) -> Plan | None:
@@ -251,7 +276,7 @@ class Attempt:
 
     async def say_stopped(self) -> None:
         """Notes on the row of a cancelled job what it had cost by then."""
-        card, now = self._place.card, self._place.clock.monotonic()
+        card, now = self._card, self._place.clock.monotonic()
         timings = Timings(
             queue_s=self._queue_s, fetch_s=self._fetch_s, total_s=max(self._age_s + now - self._claimed_at, 0.0)
         )

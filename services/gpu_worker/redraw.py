@@ -13,7 +13,7 @@ from shared.types import Plan, Request
 def redraw(family: Family, request: Request, plan: Plan, blob: bytes | None = None) -> Finished:
     """Runs the plan alone, on the calling thread; bit-equal to the job's run under `batch_invariant` (design §6)."""
     engine = Engine({plan.model: family}, max_rows=1)
-    engine.submit(task_of("redraw", request, plan, start_of(plan, blob)))
+    engine.submit(task_of("redraw", request, plan, start_of(plan, blob, request.size)))
     while not engine.idle:
         for event in engine.step():
             if isinstance(event, Finished):

@@ -16,11 +16,13 @@ import grpc
 from protos import gpu_worker_pb2 as pb
 from protos.gpu_worker_pb2_grpc import GpuWorkerServiceServicer, add_GpuWorkerServiceServicer_to_server
 from services.gpu_worker import checkpoints
-from services.gpu_worker.attempt import CRASHES_ALONE, CRASHES_TOGETHER, Attempt, Workplace
+from services.gpu_worker.attempt import CRASHES_ALONE, CRASHES_TOGETHER, Attempt, ElsewhereError, Workplace
 from services.gpu_worker.burial import Burial
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import BatchRan, Event
 from services.gpu_worker.families import Family, load_family
+from services.gpu_worker.lanes import lanes_of
+from services.gpu_worker.moving import move
 from services.gpu_worker.runner import EngineThread
 from services.gpu_worker.threads import search
 from services.gpu_worker.turns import Turns
@@ -36,11 +38,11 @@ from shared.errors import (
     UnavailableError,
     passes,
 )
-from shared.messages import GenerateImage, JobCancelled, JobFailed, JobSucceeded, Message, lane_of
-from shared.models import ModelCard, served_card
+from shared.messages import GenerateImage, JobCancelled, JobFailed, JobSucceeded, Message
+from shared.models import ModelCard, served_cards
 from shared.service import Context
 from shared.telemetry import METRICS, log
-from shared.types import Job, JobState, Result
+from shared.types import Job, JobState, Plan, Result
 
 T = TypeVar("T")
 
@@ -54,7 +56,7 @@ that with room again the commit comes first."""
 
 
 class GpuWorkerService(GpuWorkerServiceServicer):
-    """One model on one device, its lanes, and the batch that rides on it (design §3)."""
+    """The models of one device, their lanes, and the batch that rides on it (design §3)."""
 
     name: ClassVar[str] = "gpu_worker"
     ports: ClassVar[frozenset[str]] = frozenset({"catalog", "blobs", "bus"})
@@ -63,10 +65,12 @@ class GpuWorkerService(GpuWorkerServiceServicer):
     async def start(self, context: Context) -> None:
         settings, self._context = context.settings, context
         self.worker = f"{socket.gethostname()}-{os.getpid()}"
-        card = served_card(settings)
-        self._family = await asyncio.to_thread(_load, card, context)
+        families = {
+            name: await asyncio.to_thread(_load, card, context) for name, card in served_cards(settings).items()
+        }
+        self._family = next(iter(families.values()))
         engine = Engine(
-            {card.name: self._family},
+            families,
             max_rows=settings.max_rows,
             tell_every_s=1 / settings.progress_per_s,
             clock=context.clock.monotonic,
@@ -74,17 +78,17 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         )
         threads = 1 if settings.batch_invariant else settings.torch_threads
         self._thread = EngineThread(engine, self._hear, threads=threads)
-        self._place = Workplace(settings, context.backends, context.clock, self._family, self._thread)
+        self._place = Workplace(settings, context.backends, context.clock, families, self._thread)
         self._attempts: dict[str, Attempt] = {}
         """By the engine's name for them."""
         self._handling: set[asyncio.Task[None]] = set()
         self._turns = Turns()
         self._burial = Burial(context.backends, context.clock)
-        self._step_s: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=64))
+        self._step_s: dict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=64))
         self._finished = self._handed_back = 0
         self._draining = False
         self._subscription = await context.backends.bus.subscribe([JobCancelled], self._on_cancelled)
-        self._receiver = await context.backends.bus.receive([lane_of(card.name)], prefetch=settings.max_rows)
+        self._receiver = await context.backends.bus.receive(lanes_of(families), prefetch=settings.max_rows)
         self._taking = asyncio.create_task(self._take())
         self._renewing = asyncio.create_task(self._renew())
 
@@ -115,22 +119,24 @@ class GpuWorkerService(GpuWorkerServiceServicer):
     # ---- gRPC ----
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
-        card = self._place.card
-        model = pb.LoadedModel(
+        return pb.DescribeResponse(
+            worker=self.worker,
+            device=str(self._family.device),
+            models=[self._loaded(family) for family in self._place.families.values()],
+            rows=len(self._attempts),
+            max_rows=self._context.settings.max_rows,
+            draining=self._draining,
+        )
+
+    def _loaded(self, family: Family) -> pb.LoadedModel:
+        card = family.card
+        return pb.LoadedModel(
             model=card.name,
             weights_hash=card.weights_hash,
             sampler=card.sampler_id,
             dtype=card.dtype,
-            bytes=self._family.memory_bytes,
-            step_s={rows: median(seconds) for rows, seconds in self._step_s.items()},
-        )
-        return pb.DescribeResponse(
-            worker=self.worker,
-            device=str(self._family.device),
-            models=[model],
-            rows=len(self._attempts),
-            max_rows=self._context.settings.max_rows,
-            draining=self._draining,
+            bytes=family.memory_bytes,
+            step_s={rows: median(seconds) for (model, rows), seconds in self._step_s.items() if model == card.name},
         )
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
@@ -157,7 +163,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             for event in own:
                 rows.observe(event.rows)
                 seconds.observe(event.seconds)
-                self._step_s[event.rows].append(event.seconds)
+                self._step_s[model, event.rows].append(event.seconds)
             METRICS.steps_run.labels(model).inc(sum(event.rows for event in own))
 
     # ---- the bus ----
@@ -276,6 +282,8 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             await self._lost(attempt, delivery)
         except CancelledError:
             await self._lost(attempt, delivery)
+        except ElsewhereError as error:
+            await self._moved(attempt, error.plan, delivery)
         except Exception as error:
             await (self._put_off if passes(error) else self._failed)(attempt, error, delivery)
         else:
@@ -312,6 +320,13 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         await attempt.settle(succeeded=mine, ended=row is None or row.state.final)
         if row is not None and row.state is JobState.CANCELLED:
             await attempt.say_stopped()
+
+    async def _moved(self, attempt: Attempt, plan: Plan, delivery: Delivery) -> None:
+        if not await self._patiently(lambda: move(self._context.backends, attempt.job, plan)):
+            await self._lost(attempt, delivery)
+            return
+        await delivery.ack()
+        await attempt.settle(succeeded=False, ended=False)
 
     async def _put_off(self, attempt: Attempt, error: Exception, delivery: Delivery) -> None:
         """Not the task's own error, a full disk say: it waits in its lane, and nothing is held against it."""

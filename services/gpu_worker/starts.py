@@ -1,16 +1,18 @@
-"""From a recorded plan to what the engine is given: revalidated, with a smaller K where a blob is gone."""
+"""From a recorded plan to what the engine is given: revalidated, by a model that is here, with a smaller K where a blob
+is gone."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from services.gpu_worker import checkpoints
 from services.gpu_worker.codecs import decode_checkpoint, decode_png, decode_state
 from services.gpu_worker.families import Family
+from services.gpu_worker.resizing import fitted
 from services.gpu_worker.rows import FromCheckpoint, FromNoise, FromPicture, FromState, Start, Task
 from shared.blobs import Blobs
 from shared.blobs.ahead import ReadAhead
@@ -18,7 +20,7 @@ from shared.catalog import Entries
 from shared.errors import AfterimageError, BlobCorruptError, BlobMissingError, ModelError, UnavailableError
 from shared.messages import StateLost
 from shared.models import ModelCard
-from shared.types import Entry, Job, Plan, PlanSource, Request
+from shared.types import Entry, Job, ModelPlan, Plan, PlanSource, Request, Size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,12 +29,14 @@ class Prepared:
 
     plan: Plan
     start: Start
+    family: Family | None
+    """Who runs it; None: a model that is not here, and the plan says which."""
     lost: tuple[StateLost, ...] = ()
     """Holes found on the way that the catalog does not know of."""
 
 
-def start_of(plan: Plan, blob: bytes | None) -> Start:
-    """Where the plan says the picture starts; `blob` is what lies under its state_key.
+def start_of(plan: Plan, blob: bytes | None, size: Size) -> Start:
+    """Where the plan says a picture of this size starts; `blob` is what lies under its state_key.
 
     Raises BlobCorruptError when the blob is not what the plan names, ModelError when it is missing.
     """
@@ -45,7 +49,7 @@ def start_of(plan: Plan, blob: bytes | None) -> Start:
             latent = decode_state(blob, plan.state_codec)
             return FromState(latent, plan.start_step, plan.fresh_noise, plan.noise_seed)
         case PlanSource.IMAGE:
-            return FromPicture(decode_png(blob), plan.start_step)
+            return FromPicture(fitted(decode_png(blob), size), plan.start_step)
         case _:
             raise ModelError(f"a picture cannot be drawn from a plan with source {plan.source.value!r}")
 
@@ -59,7 +63,7 @@ def task_of(task_id: str, request: Request, plan: Plan, start: Start, **ride: An
         negative_prompt=request.negative_prompt,
         size=request.size,
         steps=request.steps,
-        guidance=request.guidance,
+        guidance=guidance_of(plan, request),
         seed=request.seed,
         start=start,
         capture_steps=plan.capture_steps,
@@ -69,11 +73,38 @@ def task_of(task_id: str, request: Request, plan: Plan, start: Start, **ride: An
     )
 
 
+def guidance_of(plan: Plan, request: Request) -> float:
+    """The plan's for its model, where it says one: not every model takes what the request was made for."""
+    own = next((one.guidance for one in plan.may_run if one.model == plan.model), None)
+    return request.guidance if own is None else own
+
+
+def taken_by(plan: Plan, families: Mapping[str, Family], preferred: Collection[str] = ()) -> Plan:
+    """The plan with a model that is here and that model's own k, fixed from now on (MoDM §4.2).
+
+    An image hit is drawn by the cheapest of the `preferred` models that may, else by the cheapest that is here; a
+    latent hit whose model is not here by its fallback. Unchanged where nobody here may draw it.
+    """
+    if plan.source is PlanSource.LATENT and plan.model not in families and plan.fallback is not None:
+        other = taken_by(plan.fallback, families, preferred)
+        return replace(other, candidates=plan.candidates) if other.model in families else plan
+    here = [one for one in plan.may_run if one.model in families]
+    if plan.source is not PlanSource.IMAGE or not here:
+        return plan
+    able = next((one for one in here if one.model in preferred), here[0])
+    weights_hash = families[able.model].card.weights_hash
+    return replace(plan, model=able.model, start_step=able.start_step, weights_hash=weights_hash)
+
+
 def from_noise(plan: Plan, why: str, weights_hash: str) -> Plan:
-    """The plan without its start, saying why."""
+    """The plan without its start, saying why; drawn by whom the plan names for a miss."""
+    model = plan.miss_model or plan.model
     return replace(
         plan,
         source=PlanSource.NOISE,
+        model=model,
+        may_run=(ModelPlan(model, 0),),
+        fallback=None,
         start_step=0,
         entry_id="",
         state_key="",
@@ -106,53 +137,80 @@ def smaller_starts(plan: Plan, entry: Entry, card: ModelCard, request: Request, 
 
 async def prepare(
     job: Job,
-    family: Family,
+    families: Mapping[str, Family],
     blobs: Blobs,
     entries: Entries,
     timeout_s: float = 5.0,
     ahead: ReadAhead | None = None,
+    *,
+    preferred: Collection[str] = (),
+    assigned: Collection[str] | None = None,
 ) -> Prepared:
     """The job's plan, revalidated at claim (design §8): other weights are a miss, a missing or corrupt blob a hole.
 
     Whatever else a cache can do wrong (away, slow, of a shape or in a codec that nobody asked for) costs steps, never
-    the request. A job that was interrupted goes on from its own checkpoint. timeout_s: limit of one read. ahead: a read
-    that was begun before the claim.
+    the request. A job that was interrupted goes on from its own checkpoint. families: the models that are here, by
+    name; preferred: those of them that are to draw what several may; assigned: the models that some worker runs, None
+    where any may be. timeout_s: limit of one read. ahead: a read that was begun before the claim.
     """
-    return await _Preparation(job, family, blobs, entries, timeout_s, ahead or ReadAhead(blobs)).run()
+    ahead = ahead or ReadAhead(blobs)
+    preparation = _Preparation(job, families, blobs, entries, timeout_s, ahead)
+    return await preparation.run(taken_by(job.plan, families, preferred), assigned)
 
 
 class _Preparation:
     """One job's way down from its plan to what can really be started."""
 
     def __init__(
-        self, job: Job, family: Family, blobs: Blobs, entries: Entries, timeout_s: float, ahead: ReadAhead
+        self,
+        job: Job,
+        families: Mapping[str, Family],
+        blobs: Blobs,
+        entries: Entries,
+        timeout_s: float,
+        ahead: ReadAhead,
     ) -> None:
-        self._job, self._family, self._blobs, self._entries = job, family, blobs, entries
+        self._job, self._families, self._blobs, self._entries = job, families, blobs, entries
         self._timeout_s, self._ahead = timeout_s, ahead
         self._lost: list[str] = []
         """Keys of blobs that are gone or corrupt."""
 
-    async def run(self) -> Prepared:
-        card, job = self._family.card, self._job
+    async def run(self, plan: Plan, assigned: Collection[str] | None) -> Prepared:
+        """`plan`: the job's, by who takes it here."""
+        job = self._job
         # one that names none may only have forgotten it
         if (job.checkpoint_key or job.attempt > 1) and (resumed := await self._resume()) is not None:
             return resumed
-        plan = job.plan if job.plan.model == card.name else replace(job.plan, model=card.name)
+        family = self._families.get(plan.model)
+        if family is None:
+            return self._elsewhere(plan, assigned)
+        card = family.card
         if plan.source is PlanSource.NOISE or plan.start_step == 0:
             same = plan.weights_hash == card.weights_hash
-            return Prepared(plan if same else replace(plan, weights_hash=card.weights_hash), FromNoise())
+            return Prepared(plan if same else replace(plan, weights_hash=card.weights_hash), FromNoise(), family)
         if plan.source is PlanSource.LATENT and plan.weights_hash != card.weights_hash:
             return self._from_noise(plan, "weights: changed since the plan was made")
         try:
-            return Prepared(plan, await self._start(plan))
+            return Prepared(plan, await self._start(plan, family), family)
         except AfterimageError as error:
-            return await self._degraded(plan, f"blobs: {error}")
+            return await self._degraded(plan, family, f"blobs: {error}")
 
-    async def _start(self, plan: Plan) -> Start:
+    def _elsewhere(self, plan: Plan, assigned: Collection[str] | None) -> Prepared:
+        """Of a plan that only models which are not here may run: the first of them that some worker runs, else a miss,
+        so that it waits for nobody who may never come."""
+        others = [one for one in plan.may_run if assigned is None or one.model in assigned]
+        if others or plan.source is not PlanSource.IMAGE:
+            there = replace(plan, model=others[0].model, start_step=others[0].start_step) if others else plan
+            return Prepared(there, FromNoise(), None)
+        names = ", ".join(one.model for one in plan.may_run)
+        return self._from_noise(plan, f"workers: nobody runs {names}; drawn from noise")
+
+    async def _start(self, plan: Plan, family: Family) -> Start:
         """Raises what the blob store raises; UnavailableError when it takes too long, BlobCorruptError for a start
         that does not fit the request."""
         try:
-            return self._fitting(start_of(plan, await self._read(plan.state_key, plan.state_sha256)), plan.state_key)
+            blob = await self._read(plan.state_key, plan.state_sha256)
+            return self._fitting(start_of(plan, blob, self._job.request.size), family, plan.state_key)
         except (BlobMissingError, BlobCorruptError):
             self._lost.append(plan.state_key)
             raise
@@ -164,18 +222,15 @@ class _Preparation:
         except TimeoutError as error:
             raise UnavailableError(f"blob {key}: no answer in {self._timeout_s:g} s") from error
 
-    def _fitting(self, start: Start, key: str) -> Start:
+    def _fitting(self, start: Start, family: Family, key: str) -> Start:
         size, steps = self._job.request.size, self._job.request.steps
         match start:
             case FromState(latent=latent) | FromCheckpoint(latent=latent):
-                found, needed = latent.shape, self._family.latent_shape(size)
+                found, needed = latent.shape, family.latent_shape(size)
                 if found != needed:
                     raise BlobCorruptError(f"blob {key}: its latent is {found}, {size} needs {needed}")
-            case FromPicture(pixels=pixels):
-                if pixels.shape[:2] != (size.height, size.width):  # a good picture, but not for this request
-                    raise ModelError(
-                        f"blob {key}: a picture of {pixels.shape[1]}x{pixels.shape[0]} cannot start {size}"
-                    )
+            case FromPicture():
+                pass  # made to fit
             case FromNoise():
                 return start
         if not 0 < start.step < steps:
@@ -201,10 +256,12 @@ class _Preparation:
         """None for a checkpoint that is gone, torn, or of other weights."""
         try:
             start, plan = decode_checkpoint(await self._read(key))
-            self._fitting(start, key)
+            if (family := self._families.get(plan.model)) is None:
+                return None
+            self._fitting(start, family, key)
         except (BlobMissingError, BlobCorruptError, ModelError):
             return None
-        return Prepared(plan, start) if plan.weights_hash == self._family.card.weights_hash else None
+        return Prepared(plan, start, family) if plan.weights_hash == family.card.weights_hash else None
 
     async def _checkpoints(self) -> list[str]:
         try:
@@ -213,12 +270,12 @@ class _Preparation:
         except TimeoutError as error:
             raise UnavailableError(f"checkpoints of {self._job.id}: no answer in {self._timeout_s:g} s") from error
 
-    async def _degraded(self, plan: Plan, why: str) -> Prepared:
+    async def _degraded(self, plan: Plan, family: Family, why: str) -> Prepared:
         entry = await self._entry(plan)
         if entry is not None and plan.source is PlanSource.LATENT:
-            for smaller in smaller_starts(plan, entry, self._family.card, self._job.request, why):
+            for smaller in smaller_starts(plan, entry, family.card, self._job.request, why):
                 with contextlib.suppress(AfterimageError):
-                    return Prepared(smaller, await self._start(smaller), self._told_lost(entry))
+                    return Prepared(smaller, await self._start(smaller, family), family, self._told_lost(entry))
         return replace(self._from_noise(plan, f"{why}; drawn from noise"), lost=self._told_lost(entry))
 
     async def _entry(self, plan: Plan) -> Entry | None:
@@ -236,4 +293,6 @@ class _Preparation:
         return tuple(StateLost(entry.id, steps[key], key) for key in self._lost if key in steps)
 
     def _from_noise(self, plan: Plan, why: str) -> Prepared:
-        return Prepared(from_noise(plan, why, self._family.card.weights_hash), FromNoise())
+        family = self._families.get(plan.miss_model or plan.model)
+        weights_hash = family.card.weights_hash if family is not None else ""
+        return Prepared(from_noise(plan, why, weights_hash), FromNoise(), family)

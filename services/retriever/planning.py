@@ -1,12 +1,14 @@
-"""From candidates to a Plan: every candidate is weighed, and every choice says why (NIRVANA §5.3.1, §9)."""
+"""From candidates to a Plan: every candidate is weighed, and every choice says why (NIRVANA §5.3.1, §9; MoDM §5.2)."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from services.retriever.selection import Ladder, captured, preference, shifted, weigh
+from services.retriever.cost import Offer, Pace, cheapest, cost_of
+from services.retriever.pictures import Refiner, WeighedHit, weigh_picture
+from services.retriever.selection import Ladder, captured, shifted, weigh
 from shared.models.k_table import KTable
 from shared.types import (
     CacheMode,
@@ -18,7 +20,6 @@ from shared.types import (
     Plan,
     PlanSource,
     Request,
-    State,
     owner_key,
     visible_owners,
 )
@@ -47,6 +48,10 @@ class Question:
     def writes(self) -> bool:
         return self.request.cache in (CacheMode.AUTO, CacheMode.WRITE)
 
+    @property
+    def names_a_model(self) -> bool:
+        return self.request.names_a_model
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -58,6 +63,8 @@ class Rules:
     epsilon: float = 0.0
     """Share of hits drawn from noise, so that pictures stay diverse (NIRVANA §9)."""
     insert_on_hit: bool = True
+    refiners: tuple[Refiner, ...] = ()
+    """Who may go on from a finished picture: the named model alone, else every one that is served."""
 
 
 def lot(request: Request, purpose: str) -> float:
@@ -122,52 +129,76 @@ def from_repeat(question: Question, entry: Entry, degraded: Sequence[str] = ()) 
     )
 
 
-def from_candidates(
-    question: Question,
-    rules: Rules,
-    hits: Sequence[Hit],
-    entries: Mapping[str, Entry],
-    step_in: StepIn,
-    *,
-    degraded: Sequence[str] = (),
-) -> Plan:
-    """The best usable state of all candidates: the one that leaves the fewest steps, ties to the more similar.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the searches brought; None: there was none."""
 
-    Never a K above the one its own similarity allows, never a state of another scope, encoder or compatibility key.
+    latents: Sequence[Hit] | None
+    pictures: Sequence[Hit] | None = None
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+
+
+def from_candidates(
+    question: Question, rules: Rules, found: Found, step_in: StepIn, *, degraded: Sequence[str] = ()
+) -> Plan:
+    """The cheapest usable start of all candidates (services.retriever.cost says what that is).
+
+    Never a K above the one its own similarity allows, never a state of another scope or encoder, never a latent of
+    another compatibility key.
     """
-    weighed = [_weigh(question, rules, hit, entries.get(hit.entry_id), step_in) for hit in hits]
-    usable = [(one, state) for one, state in weighed if state is not None]
-    base = from_noise(question, rules, _nothing(weighed, rules, question.request), degraded=degraded)
+    request, entries = question.request, found.entries
+    latents = [_weigh(question, rules, hit, entries.get(hit.entry_id), step_in) for hit in found.latents or ()]
+    pictures = [weigh_picture(request, rules.refiners, hit, entries.get(hit.entry_id)) for hit in found.pictures or ()]
+    doubts = [doubt for one in pictures for doubt in one.doubts]
     base = replace(
-        base,
-        candidates=tuple(one for one, _ in weighed),
-        looked_up=True,
-        found=any(one.wished_step for one, _ in weighed),
+        from_noise(question, rules, _nothing(latents, pictures, rules, request)),
+        degraded=tuple(dict.fromkeys((*degraded, *doubts))),
+        candidates=(*(one.candidate for one in latents), *(one.candidate for one in pictures)),
+        looked_up=found.latents is not None,
+        found=any(one.candidate.wished_step for one in latents) if found.latents is not None else None,
         sampled=question.sampled,
     )
-    if not usable:
+    of_pictures = [one.offer for one in pictures if one.offer is not None]
+    best = cheapest([*(one.offer for one in latents if one.offer is not None), *of_pictures])
+    if best is None:
         return base
-    best, state = max(usable, key=lambda pair: preference(pair[0]))
-    if lot(question.request, "epsilon") < rules.epsilon:
+    if lot(request, "epsilon") < rules.epsilon:
         reason = (
-            f"Drawn from noise although it could start after {best.start_step} of {question.request.steps} steps: "
+            f"Drawn from noise although it could start after {best.candidate.start_step} of {request.steps} steps: "
             f"a share of {rules.epsilon:g} of hits is, so that pictures stay diverse."
         )
         return replace(base, reason=reason, sampled=True)
+    plan = _started(question, rules, base, best)
+    picture = cheapest(of_pictures)
+    if best is not picture and picture is not None and not question.names_a_model:
+        bare = replace(base, candidates=(), degraded=(), looked_up=False, found=None)
+        plan = replace(plan, fallback=_started(question, rules, bare, picture))
+    return replace(plan, candidates=_judged([*latents, *pictures], best, request.steps))
+
+
+def _started(question: Question, rules: Rules, base: Plan, best: Offer) -> Plan:
+    """The plan that takes this offer."""
+    state, first = best.state, best.may_run[0]
+    source = PlanSource.IMAGE if state.is_picture else PlanSource.LATENT
+    own_latents = first.model == question.model and len(best.may_run) == 1
+    hashes = {one.model: one.weights_hash for one in rules.refiners}
     return replace(
         base,
-        source=PlanSource.LATENT,
-        start_step=best.start_step,
-        entry_id=best.entry_id,
+        source=source,
+        model=first.model,
+        start_step=first.start_step,
+        entry_id=best.candidate.entry_id,
         state_key=state.key,
         state_sha256=state.sha256,
         state_codec=state.codec,
-        similarity=best.similarity,
-        capture_steps=_capture(question, rules, start=best.start_step),
-        may_run=(ModelPlan(question.model, best.start_step),),
-        fresh_noise=question.request.fresh_noise,
-        noise_seed=fresh_seed(question.request.seed, best.entry_id),
-        candidates=_judged(weighed, best),
+        similarity=best.candidate.similarity,
+        # latents of a model that was not asked for would start nobody who asks the same
+        capture_steps=_capture(question, rules, start=first.start_step) if own_latents else (),
+        may_run=best.may_run,
+        fresh_noise=0.0 if state.is_picture else question.request.fresh_noise,
+        noise_seed=fresh_seed(question.request.seed, best.candidate.entry_id),
+        weights_hash=hashes.get(first.model, "") if state.is_picture else base.weights_hash,
+        miss_model=question.model,
         reason=_hit_reason(best, question.request.steps),
     )
 
@@ -179,15 +210,13 @@ def _capture(question: Question, rules: Rules, start: int) -> tuple[int, ...]:
     return captured(rules.capture_steps, question.request.steps, start, insert_on_hit=rules.insert_on_hit)
 
 
-def _weigh(
-    question: Question, rules: Rules, hit: Hit, entry: Entry | None, step_in: StepIn
-) -> tuple[Candidate, State | None]:
-    """What this candidate could do, and the state it would do it with."""
+def _weigh(question: Question, rules: Rules, hit: Hit, entry: Entry | None, step_in: StepIn) -> WeighedHit:
+    """What this candidate's latents could do."""
     request = question.request
     refused = _refused(question, entry)
     if refused or entry is None:
-        return Candidate(hit.entry_id, "latent", hit.similarity, 0, 0, reason=refused), None
-    at = {step_in(state.step, entry.compat.steps): state for state in entry.states}
+        return WeighedHit(Candidate(hit.entry_id, "latent", hit.similarity, 0, 0, reason=refused))
+    at = {step_in(state.step, entry.compat.steps): state for state in entry.latents}
     ladder = Ladder(rules.table, request.steps, request.savings)
     start, _, _, wished = weigh(ladder, hit.entry_id, hit.similarity, at)
     if wished == 0:
@@ -197,8 +226,13 @@ def _weigh(
     else:
         hole = f"; the state at {wished} is not there" if start < wished else ""
         reason = f"could start after step {start}{hole}"
-    weighed = Candidate(hit.entry_id, "latent", hit.similarity, wished, start, entry.prompt, reason=reason)
-    return weighed, at[start] if start else None
+    one = Candidate(
+        hit.entry_id, "latent", hit.similarity, wished, start, entry.prompt, reason=reason, model=entry.model
+    )
+    if not start:
+        return WeighedHit(one)
+    cost = cost_of(Pace(), request.steps, start, picture=False)
+    return WeighedHit(one, Offer(one, at[start], (ModelPlan(question.model, start),), cost))
 
 
 def _refused(question: Question, entry: Entry | None) -> str:
@@ -216,35 +250,56 @@ def _refused(question: Question, entry: Entry | None) -> str:
     return ""
 
 
-def _judged(weighed: Sequence[tuple[Candidate, State | None]], best: Candidate) -> tuple[Candidate, ...]:
+def _judged(weighed: Sequence[WeighedHit], best: Offer, steps: int) -> tuple[Candidate, ...]:
     """Every candidate with the reason it was or was not taken."""
     judged = []
-    for one, state in weighed:
-        if one.entry_id == best.entry_id:
-            one = replace(one, chosen=True, reason=one.reason.replace("could start", "starts", 1))
-        elif state is not None:
-            less = "saves fewer steps" if one.start_step < best.start_step else "less similar"
-            one = replace(one, reason=f"{one.reason}; {less} than the chosen one")
-        judged.append(one)
+    for one in weighed:
+        candidate, offer = one.candidate, one.offer
+        if offer is not None and offer is not best:
+            candidate = replace(candidate, reason=f"{candidate.reason}; {_beaten(offer, best, steps)}")
+        elif offer is best:
+            reason = candidate.reason.replace("could start", "starts", 1)
+            candidate = replace(candidate, chosen=True, reason=reason)
+        judged.append(candidate)
     return tuple(judged)
 
 
-def _hit_reason(best: Candidate, steps: int) -> str:
-    is_hole = best.start_step < best.wished_step
-    hole = f" ({best.wished_step} are allowed, but that state is not there)" if is_hole else ""
+def _beaten(offer: Offer, best: Offer, steps: int) -> str:
+    """Why the best was taken instead."""
+    if offer.cost <= best.cost:
+        same = offer.state.is_picture == best.state.is_picture
+        return "less similar than the chosen one" if same else "costs as much as the chosen latent"
+    if offer.state.is_picture or best.state.is_picture:
+        return f"costs {offer.cost:.3g} steps of {steps}, the chosen one {best.cost:.3g}"
+    return "saves fewer steps than the chosen one"
+
+
+def _hit_reason(best: Offer, steps: int) -> str:
+    one = best.candidate
+    if best.state.is_picture:
+        others = "".join(f", {other.model} after {other.start_step}" for other in best.may_run[1:])
+        return (
+            f"Starts after {one.start_step} of {steps} steps with {best.may_run[0].model}{others} from a picture "
+            f"by {one.model} that has similarity {one.similarity:.3f} to the prompt."
+        )
+    is_hole = one.start_step < one.wished_step
+    hole = f" ({one.wished_step} are allowed, but that state is not there)" if is_hole else ""
     return (
-        f"Starts after {best.start_step} of {steps} steps{hole} from a picture whose prompt has similarity "
-        f"{best.similarity:.3f}."
+        f"Starts after {one.start_step} of {steps} steps{hole} from a picture whose prompt has similarity "
+        f"{one.similarity:.3f}."
     )
 
 
-def _nothing(weighed: Sequence[tuple[Candidate, State | None]], rules: Rules, request: Request) -> str:
-    if not weighed:
+def _nothing(latents: Sequence[WeighedHit], pictures: Sequence[WeighedHit], rules: Rules, request: Request) -> str:
+    if not latents and not pictures:
         return "Drawn from noise: the cache has nothing that fits this model, size and caller."
-    nearest = max(one.similarity for one, _ in weighed)
-    if any(one.wished_step for one, _ in weighed):
-        return f"Drawn from noise: similar prompts are cached ({nearest:.3f}), but no state they allow is there."
-    return f"Drawn from noise: the nearest cached prompt is {_too_different(nearest, rules, request)}."
+    if not latents:
+        nearest = max((one.candidate for one in pictures), key=lambda one: one.similarity)
+        return f"Drawn from noise: the nearest cached picture is {nearest.reason}."
+    nearest_prompt = max(one.candidate.similarity for one in latents)
+    if any(one.candidate.wished_step for one in latents):
+        return f"Drawn from noise: similar prompts are cached ({nearest_prompt:.3f}), but no state they allow is there."
+    return f"Drawn from noise: the nearest cached prompt is {_too_different(nearest_prompt, rules, request)}."
 
 
 def _too_different(similarity: float, rules: Rules, request: Request) -> str:

@@ -1,4 +1,4 @@
-"""Looks for an exact repeat, then for similar prompts, and plans; whatever is away or slow costs the hit only."""
+"""Looks for an exact repeat, then for similar prompts and pictures, and plans; what is away costs the hit only."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ import numpy as np
 
 from protos import retriever_pb2 as pb
 from protos import retriever_pb2_grpc as pb_grpc
-from services.retriever.planning import Question, Rules, from_candidates, from_noise, from_repeat, lot
+from services.retriever.cost import pace_of
+from services.retriever.pictures import Refiner
+from services.retriever.planning import Found, Question, Rules, from_candidates, from_noise, from_repeat, lot
 from services.retriever.remembered import Remembered
-from services.retriever.tables import Tables
+from services.retriever.tables import Known, Tables
 from shared.bus import Subscription
 from shared.errors import AfterimageError, InvalidRequestError
 from shared.exact import exact_key
 from shared.messages import EntriesCached, EntriesEvicted, Message
-from shared.models.card import ModelCard
-from shared.models.k_table import KTable, doubts
+from shared.models.k_table import doubts
 from shared.rpc_types import plan_to_proto, request_from_proto
 from shared.service import Context
 from shared.telemetry import METRICS, log
-from shared.types import Entry, IndexFilter, Plan, PlanSource, Vector, vector_from, visible_owners
+from shared.types import Entry, Hit, IndexFilter, Plan, PlanSource, Vector, vector_from, visible_owners
 
 T = TypeVar("T")
 Planned: TypeAlias = Plan  # inside the servicer its rpc hides the name
@@ -38,7 +39,8 @@ class Asked:
     """A question on its way to a plan, with what went wrong while it was looked into."""
 
     question: Question
-    card: ModelCard
+    known: Known
+    """The model that is asked for."""
     rules: Rules
     vector: Vector | None
     degraded: list[str] = field(default_factory=list)
@@ -50,8 +52,8 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
 
     async def start(self, context: Context) -> None:
         self._settings, self._backends = context.settings, context.backends
-        self._tables = Tables(context.backends.catalog.profiles, context.settings.k_table_alpha, self._settings.dtype)
-        await self._tables.add(context.settings.large)
+        self._tables = Tables(context.backends.catalog.profiles, self._settings)
+        await self._tables.open()
         self._entries = Remembered(context.settings.remembered_entries)
         self._subscription: Subscription = await context.backends.bus.subscribe(
             [EntriesCached, EntriesEvicted], self.handle, on_gap=self._after_gap
@@ -119,21 +121,43 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         request = request_from_proto(message.request, tenant=message.tenant, seed_given=message.seed_given)
         if request.steps < 1:
             raise InvalidRequestError("request.steps", "at least 1", request.steps)
-        card, table = await self._tables.of(message.model)
+        known = await self._tables.of(message.model)
         predicted = message.predicted_hit if message.HasField("predicted_hit") else None
         question = Question(
             request=request,
-            model=card.name,
-            compat=card.compat(request.size, request.steps),
+            model=known.card.name,
+            compat=known.card.compat(request.size, request.steps),
             encoder_hash=message.encoder_hash,
             predicted_hit=predicted,
             sampled=predicted is False and lot(request, "sample") < self._settings.sample_predicted_misses,
         )
-        return Asked(question, card, self._rules(table), _vector(message.vector))
+        vector = _vector(message.vector)
+        return Asked(question, known, self._rules(known, question, 0 if vector is None else len(vector)), vector)
 
-    def _rules(self, table: KTable) -> Rules:
+    def _rules(self, known: Known, question: Question, dim: int) -> Rules:
         settings = self._settings
-        return Rules(table, settings.capture_steps, settings.epsilon, settings.insert_on_hit)
+        refiners = self._refiners(known, question, dim) if dim and settings.image_tier != "off" else ()
+        return Rules(known.latents, settings.capture_steps, settings.epsilon, settings.insert_on_hit, refiners=refiners)
+
+    def _refiners(self, asked: Known, question: Question, dim: int) -> tuple[Refiner, ...]:
+        """The model that the request names, else every one that is served and draws such a request."""
+        request = question.request
+        able = [
+            one
+            for one in ([asked] if request.names_a_model else self._tables.served)
+            if one.may_refine(question.encoder_hash, dim) and one.card.draws(request.size, request.steps)
+        ]
+        return tuple(
+            Refiner(
+                one.card.name,
+                one.card.weights_hash,
+                one.table_of(question.encoder_hash, dim),
+                pace_of(one.latency, asked.latency),
+                None if one.card.name == asked.card.name else one.card.guidance_for(request.guidance, asked.card),
+                small=one.card.role == "small",
+            )
+            for one in able
+        )
 
     async def _repeat(self, asked: Asked) -> Planned | None:
         """The stored picture, when the client named the seed and drew this before."""
@@ -143,7 +167,9 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         key = exact_key(request, asked.question.compat)
         exact = self._backends.catalog.entries.exact(key, visible_owners(request.tenant, request.user))
         entry = await self._within(asked, "catalog", exact)
-        return None if entry is None else from_repeat(asked.question, entry, asked.degraded)
+        if entry is None or (request.names_a_model and entry.model != asked.question.model):
+            return None  # what another model made of it answers only those who name none
+        return from_repeat(asked.question, entry, asked.degraded)
 
     async def _planned(self, asked: Asked) -> Planned:
         question, noise = asked.question, partial(from_noise, asked.question, asked.rules)
@@ -151,28 +177,37 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             return noise("Drawn from noise: the request does not read the cache.", degraded=asked.degraded)
         if asked.vector is None:
             return noise("Drawn from noise: the prompt has no embedding.", degraded=asked.degraded)
-        if not _worth_it(question):
+        worth_it = _worth_it(question)
+        if not worth_it and not asked.rules.refiners:
             return noise("Drawn from noise: the match predictor expects nothing similar.", degraded=asked.degraded)
-        return await self._searched(asked, asked.vector)
+        return await self._searched(asked, asked.vector, latents=worth_it)
 
-    async def _searched(self, asked: Asked, vector: Vector) -> Planned:
+    async def _searched(self, asked: Asked, vector: Vector, *, latents: bool) -> Planned:
         question = asked.question
-        where = IndexFilter(
-            compat=str(question.compat),
-            owners=visible_owners(question.request.tenant, question.request.user),
-            encoder_hash=question.encoder_hash,
+        compat = str(question.compat)
+        of_latents, of_pictures = await asyncio.gather(
+            self._search(asked, "whole", vector, compat) if latents else _nothing(),
+            # a picture starts any model, at any size: whose it is does not matter here
+            self._search(asked, "image", vector, "") if asked.rules.refiners else _nothing(),
         )
-        search = self._backends.index.search("whole", vector, where, self._settings.candidates)
-        hits = await self._within(asked, "index", search)
-        entries = None
-        if hits:
-            entries = await self._within(asked, "catalog", self._read([hit.entry_id for hit in hits]))
-        if hits is None or (hits and entries is None):
+        ids = list(dict.fromkeys(hit.entry_id for hit in (*(of_latents or ()), *(of_pictures or ()))))
+        entries = await self._within(asked, "catalog", self._read(ids)) if ids else {}
+        if entries is None or (of_latents is None and not of_pictures and asked.degraded):
             reason = f"Drawn from noise: {asked.degraded[-1]}."
             return from_noise(question, asked.rules, reason, degraded=asked.degraded)
-        asked.degraded += doubts(asked.rules.table, asked.card, question.encoder_hash, self._settings.k_table_alpha)
-        step_in = partial(asked.card.step_in, steps=question.request.steps)
-        return from_candidates(question, asked.rules, hits, entries or {}, step_in, degraded=asked.degraded)
+        if of_latents is not None:
+            alpha = self._settings.k_table_alpha
+            asked.degraded += doubts(asked.known.latents, asked.known.card, question.encoder_hash, alpha)
+        step_in = partial(asked.known.card.step_in, steps=question.request.steps)
+        found = Found(of_latents, of_pictures, entries)
+        return from_candidates(question, asked.rules, found, step_in, degraded=asked.degraded)
+
+    async def _search(self, asked: Asked, name: str, vector: Vector, compat: str) -> list[Hit] | None:
+        """The nearest by this named vector, of what the caller may see; None when the index is away, late or wrong."""
+        request = asked.question.request
+        where = IndexFilter(compat, visible_owners(request.tenant, request.user), asked.question.encoder_hash)
+        search = self._backends.index.search(name, vector, where, self._settings.candidates)
+        return await self._within(asked, "index", search)
 
     async def _within(self, asked: Asked, port: str, answer: Awaitable[T]) -> T | None:
         """The port's answer; None, with a note on the plan, when it is away, late or wrong."""
@@ -186,6 +221,10 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         METRICS.degraded.labels(port).inc()
         log(self.name).warning("planned without a port", what=asked.degraded[-1])
         return None
+
+
+async def _nothing() -> None:
+    """What a search brings that is not made."""
 
 
 def _vector(data: bytes) -> Vector | None:
@@ -209,6 +248,6 @@ def _worth_it(question: Question) -> bool:
 def _count(plan: Plan, asked: Asked) -> None:
     steps = asked.question.request.steps
     METRICS.lookups.labels(plan.source.value, str(round(plan.start_step * 50 / steps))).inc()
-    wished = max((one.wished_step for one in plan.candidates), default=0)
+    wished = max((one.wished_step for one in plan.candidates if one.kind == "latent"), default=0)
     if plan.source in (PlanSource.LATENT, PlanSource.NOISE) and wished > plan.start_step and not plan.sampled:
         METRICS.holes.inc()

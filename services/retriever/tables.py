@@ -1,43 +1,99 @@
-"""The K tables in force, one per model, read again now and then so that a fresh profile counts without a restart."""
+"""What is known of each model: its card, its K tables and its latency; tables are read again now and then, so that a
+fresh profile counts without a restart."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
+from services.retriever.pictures import TableOf
 from shared.errors import AfterimageError
-from shared.models.card import ModelCard, find_card
-from shared.models.k_table import KTable, Profiles, load_k_table
+from shared.models.card import ModelCard, find_card, served_cards
+from shared.models.k_table import (
+    MODM_DIM,
+    KTable,
+    Profiles,
+    image_table,
+    load_image_tables,
+    load_k_table,
+)
+from shared.models.latency import Latency, read_latency
+from shared.settings import Settings
 from shared.telemetry import log
 
 REREAD_S = 30.0
 
 
+@dataclass(frozen=True)
+class Known:
+    """A model and what was measured of it."""
+
+    card: ModelCard
+    latents: KTable
+    pictures: tuple[KTable, ...]
+    """One for each model whose pictures it was measured on."""
+    latency: Latency | None
+
+    def table_of(self, encoder_hash: str, dim: int) -> TableOf:
+        """What this model may do with pictures, by who drew them."""
+        return lambda model, weights: image_table(self.pictures, self.card, (model, weights), encoder_hash, dim)
+
+    def may_refine(self, encoder_hash: str, dim: int) -> bool:
+        """Whether any picture at all could be started from by similarities of this encoder."""
+        return dim == MODM_DIM or any(
+            table.levels and table.encoder_hash == encoder_hash and table.weights_hash == self.card.weights_hash
+            for table in self.pictures
+        )
+
+
 class Tables:
-    """Cards and tables by model name."""
+    """Models by name: those that are served, and whoever else is asked for."""
 
-    def __init__(self, profiles: Profiles, alpha: float, dtype: str) -> None:
-        self._profiles = profiles
-        self._alpha = alpha
-        self._dtype = dtype  # part of every latent's compatibility key, as the workers compute
-        self._known: dict[str, tuple[ModelCard, KTable]] = {}
+    def __init__(self, profiles: Profiles, settings: Settings) -> None:
+        self._profiles, self._settings = profiles, settings
+        self._known: dict[str, Known] = {}
+        self._served: dict[str, ModelCard] = {}
 
-    async def add(self, name_or_path: str) -> tuple[ModelCard, KTable]:
-        """Reads a model's card and table; hashing its weights happens on another thread. ModelError when unknown."""
-        card = replace(find_card(name_or_path), dtype=self._dtype)
-        await asyncio.to_thread(lambda: (card.weights_hash, card.scheduler_config))
-        self._known[card.name] = card, await load_k_table(self._profiles, card, self._alpha)
-        return self._known[card.name]
+    async def open(self) -> None:
+        """Reads the models that these settings serve. ModelError when one is unknown."""
+        self._served = await asyncio.to_thread(served_cards, self._settings)
+        for card in self._served.values():
+            await self._read(card)
 
-    async def of(self, model: str) -> tuple[ModelCard, KTable]:
-        return self._known.get(model) or await self.add(model)
+    @property
+    def served(self) -> list[Known]:
+        """The large model, then the small ones."""
+        return [self._known[name] for name in self._served]
+
+    async def of(self, model: str) -> Known:
+        """ModelError when unknown."""
+        if model not in self._known:
+            # its dtype is part of every latent's compatibility key, as the workers compute
+            return await self._read(replace(find_card(model), dtype=self._settings.dtype))
+        return self._known[model]
+
+    async def _read(self, card: ModelCard) -> Known:
+        await asyncio.to_thread(lambda: (card.weights_hash, card.scheduler_config))  # hashing takes a moment
+        settings = self._settings
+        sources = dict.fromkeys((*self._served, card.name))
+        self._known[card.name] = known = Known(
+            card,
+            await load_k_table(self._profiles, card, settings.k_table_alpha),
+            tuple(await load_image_tables(self._profiles, card, list(sources), settings.image_k_table_alpha)),
+            await asyncio.to_thread(read_latency, card),
+        )
+        return known
 
     async def keep_fresh(self) -> None:
         """Never ends."""
         while True:
             await asyncio.sleep(REREAD_S)
-            for card, _ in list(self._known.values()):
-                try:
-                    self._known[card.name] = card, await load_k_table(self._profiles, card, self._alpha)
-                except (AfterimageError, ValueError) as error:  # the table in hand stays in force
-                    log("retriever").warning("K table not read again", model=card.name, error=str(error))
+            await self._reread(list(self._known.values()))
+
+    async def _reread(self, known: Iterable[Known]) -> None:
+        for one in known:
+            try:
+                await self._read(one.card)
+            except (AfterimageError, ValueError) as error:  # the tables in hand stay in force
+                log("retriever").warning("K tables not read again", model=one.card.name, error=str(error))

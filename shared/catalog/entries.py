@@ -14,7 +14,13 @@ from shared.catalog.database import Database
 from shared.catalog.jobs import CHUNK
 from shared.catalog.tables import captured, entries, jobs, now_s, states, vectors
 from shared.errors import NotFoundError
-from shared.types import CompatKey, Entry, IndexItem, Scope, Size, State, owner_key, vector_from
+from shared.types import PICTURE_STEP, CompatKey, Entry, IndexItem, Scope, Size, State, owner_key, vector_from
+
+IMAGE = "image"
+"""The named vector of an entry's picture; the others belong to its prompt, and so to its latents."""
+
+PROMPT = "prompt"
+"""Stands for all of the latter where it is said what an entry is found by."""
 
 e, s, v = entries.c, states.c, vectors.c
 _NOW: Any = now_s()
@@ -27,6 +33,11 @@ _USED = (
     )
 )
 _ALIVE = sa.exists().where(s.entry_id == e.id)
+_HAS_LATENT = sa.exists().where(s.entry_id == e.id, s.step > PICTURE_STEP)
+_HAS_PICTURE = sa.exists().where(s.entry_id == e.id, s.step == PICTURE_STEP)
+_IS_EMBEDDED = sa.exists().where(v.entry_id == e.id, v.name == IMAGE)
+_FOUND = sa.or_(_HAS_LATENT, sa.and_(_HAS_PICTURE, _IS_EMBEDDED))
+"""What the index must hold: an entry with a latent, found by its prompt, or with a picture, found by what it shows."""
 # built once: building a statement costs more than running it
 _IDS: Any = sa.bindparam("ids", expanding=True)
 _BY_IDS = sa.select(entries).where(e.id.in_(_IDS))
@@ -40,7 +51,13 @@ _EXACT = (
 _ADD_STATES, _ADD_VECTORS = sa.insert(states), sa.insert(vectors)
 _ANSWERED = sa.delete(captured).where(captured.c.job_id == sa.bindparam("of_job"))
 _COUNT_ENTRIES = sa.select(sa.func.count()).select_from(entries)
-_COUNT_STATES = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(s.bytes), 0))
+_COUNT_STATES = sa.select(
+    *(
+        counted.filter(is_kind)
+        for is_kind in (s.step > PICTURE_STEP, s.step == PICTURE_STEP)
+        for counted in (sa.func.count(), sa.func.sum(s.bytes))
+    )
+)
 
 
 @cache
@@ -55,8 +72,12 @@ def _adding(dialect: str) -> Any:
 class Totals:
     entries: int
     states: int
+    """Latents."""
     bytes: int
-    """Of the states."""
+    """Of the latents."""
+    pictures: int = 0
+    """That can be started from."""
+    picture_bytes: int = 0
 
 
 def _state_of(row: Any) -> State:
@@ -207,34 +228,38 @@ def _states(connection: sa.Connection) -> list[State]:
 
 
 def _items(connection: sa.Connection, after: str, limit: int) -> list[IndexItem]:
-    query = sa.select(entries).where(e.id > after, _ALIVE).order_by(e.id).limit(limit)
+    query = sa.select(entries).where(e.id > after, _FOUND).order_by(e.id).limit(limit)
     return _as_items(connection, connection.execute(query).all())
 
 
 def _items_of(connection: sa.Connection, ids: Sequence[str]) -> list[IndexItem]:
     rows = [
-        row for some in _chunks(ids) for row in connection.execute(sa.select(entries).where(e.id.in_(some), _ALIVE))
+        row for some in _chunks(ids) for row in connection.execute(sa.select(entries).where(e.id.in_(some), _FOUND))
     ]
     return _as_items(connection, rows)
 
 
 def _live_ids(connection: sa.Connection, after: str, limit: int) -> list[str]:
-    query = sa.select(e.id).where(e.id > after, _ALIVE).order_by(e.id).limit(limit)
+    query = sa.select(e.id).where(e.id > after, _FOUND).order_by(e.id).limit(limit)
     return list(connection.execute(query).scalars())
 
 
-def _live(connection: sa.Connection, ids: Sequence[str]) -> set[str]:
-    found: set[str] = set()
+def _live(connection: sa.Connection, ids: Sequence[str]) -> dict[str, frozenset[str]]:
+    found: dict[str, frozenset[str]] = {}
     for some in _chunks(ids):
-        found.update(connection.execute(sa.select(s.entry_id).where(s.entry_id.in_(some)).distinct()).scalars())
+        query = sa.select(e.id, _HAS_LATENT, sa.and_(_HAS_PICTURE, _IS_EMBEDDED)).where(e.id.in_(some), _FOUND)
+        for entry_id, latent, picture in connection.execute(query):
+            found[entry_id] = frozenset({PROMPT} if latent else ()) | frozenset({IMAGE} if picture else ())
     return found
 
 
 def _as_items(connection: sa.Connection, rows: Sequence[Any]) -> list[IndexItem]:
+    live = _live(connection, [row.id for row in rows])
     named: dict[str, dict[str, Any]] = {row.id: {} for row in rows}
     for ids in _chunks(named):
         for row in connection.execute(sa.select(vectors).where(v.entry_id.in_(ids))):
-            named[row.entry_id][row.name] = vector_from(row.data)
+            if (IMAGE if row.name == IMAGE else PROMPT) in live.get(row.entry_id, ()):
+                named[row.entry_id][row.name] = vector_from(row.data)
     return [
         IndexItem(
             entry_id=row.id,
@@ -245,6 +270,23 @@ def _as_items(connection: sa.Connection, rows: Sequence[Any]) -> list[IndexItem]
         )
         for row in rows
     ]
+
+
+def _unembedded(connection: sa.Connection, limit: int, after: str) -> list[Entry]:
+    query = sa.select(entries).where(e.id > after, _HAS_PICTURE, ~_IS_EMBEDDED).order_by(e.id).limit(limit)
+    return _with_states(connection, connection.execute(query).all())
+
+
+def _embedded(connection: sa.Connection, entry_id: str, vector: bytes, encoder_hash: str) -> bool | None:
+    row = connection.execute(sa.select(e.encoder_hash).where(e.id == entry_id, _HAS_PICTURE)).first()
+    if row is None:
+        return None
+    if row.encoder_hash not in ("", encoder_hash):
+        return False
+    connection.execute(sa.update(entries).where(e.id == entry_id).values(encoder_hash=encoder_hash))
+    connection.execute(sa.delete(vectors).where(v.entry_id == entry_id, v.name == IMAGE))
+    connection.execute(_ADD_VECTORS, [{"entry_id": entry_id, "name": IMAGE, "data": vector}])
+    return True
 
 
 def _page(connection: sa.Connection, limit: int, after: str) -> tuple[list[Entry], str]:
@@ -260,8 +302,8 @@ def _spent(connection: sa.Connection, limit: int) -> list[str]:
 
 def _totals(connection: sa.Connection) -> Totals:
     count = int(connection.execute(_COUNT_ENTRIES).scalar_one())
-    of_states = connection.execute(_COUNT_STATES).one()
-    return Totals(entries=count, states=int(of_states[0]), bytes=int(of_states[1]))
+    states, size, pictures, picture_size = (int(one or 0) for one in connection.execute(_COUNT_STATES).one())
+    return Totals(count, states=states, bytes=size, pictures=pictures, picture_bytes=picture_size)
 
 
 def _referenced(connection: sa.Connection, keys: Sequence[str]) -> set[str]:
@@ -312,20 +354,30 @@ class Entries:
         return await self._database.read(_states)
 
     async def items(self, after: str = "", limit: int = 1000) -> list[IndexItem]:
-        """A page, by entry id, of what the index must hold: the entries with at least one live state."""
+        """A page, by entry id, of what the index must hold: the entries with a live latent, or a picture that was
+        embedded; each with the vectors of what it has."""
         return await self._database.read(_items, after, limit)
 
     async def items_of(self, ids: Sequence[str]) -> list[IndexItem]:
-        """The same for these entries; those without a live state are left out."""
+        """The same for these entries; those that are found by nothing are left out."""
         return await self._database.read(_items_of, ids)
 
     async def live_ids(self, after: str = "", limit: int = 1000) -> list[str]:
-        """A page, in order, of the ids of entries with at least one live state."""
+        """A page, in order, of the ids of what the index must hold."""
         return await self._database.read(_live_ids, after, limit)
 
-    async def live(self, ids: Sequence[str]) -> set[str]:
-        """Those of these entries that have at least one live state."""
+    async def live(self, ids: Sequence[str]) -> dict[str, frozenset[str]]:
+        """Those of these entries that the index must hold, and what they are found by: `prompt`, `image`."""
         return await self._database.read(_live, ids)
+
+    async def unembedded(self, limit: int = 100, after: str = "") -> list[Entry]:
+        """A page, by entry id, of those whose picture can be started from but is not embedded yet."""
+        return await self._database.read(_unembedded, limit, after)
+
+    async def embedded(self, entry_id: str, vector: bytes, encoder_hash: str) -> bool | None:
+        """Keeps the embedding of the entry's picture (float32, little endian). None when entry or picture are gone;
+        False, and nothing kept, when the entry's prompt was embedded by another encoder."""
+        return await self._database.write_lazily(_embedded, entry_id, vector, encoder_hash)
 
     async def spent(self, limit: int = 1000) -> list[str]:
         """Ids of entries with no state left whose job expired: nothing can be had from them any more."""

@@ -13,6 +13,7 @@ from shared.catalog import at_once
 from shared.catalog.database import Database
 from shared.catalog.idempotency import forget_expired, job_of_key, named_by, take_key
 from shared.catalog.job_rows import job_of, row_of
+from shared.catalog.lanes import Lanes
 from shared.catalog.tables import captured, entries, jobs, now_s
 from shared.errors import NotFoundError
 from shared.types import Job, JobState, Plan, Result, to_json
@@ -261,7 +262,7 @@ def _drop_captured(connection: sa.Connection, job_ids: Sequence[str]) -> list[st
     return sorted(key for key in keys if not key.startswith(_NO_LATENTS))
 
 
-class Jobs:
+class Jobs(Lanes):
     """The jobs of a catalog. `attempt` is a fencing token: it only grows, and only the newest may write."""
 
     def __init__(self, database: Database) -> None:

@@ -37,16 +37,17 @@ async def rebuild_index(catalog: Catalog, index: Index) -> int:
 
 
 async def reconcile(catalog: Catalog, index: Index, entry_ids: Iterable[str]) -> None:
-    """Adds those of these entries that have a live state, and removes the others."""
+    """Adds those of these entries that something can be had from, each under what it has, and removes the others."""
     pending = set(entry_ids)
     while pending:
-        items = await catalog.entries.items_of(sorted(pending))
-        live = {item.entry_id for item in items}
+        before = await catalog.entries.live(sorted(pending))
+        items = await catalog.entries.items_of(sorted(before))
         if items:
             await index.add(items)
-        if gone := sorted(pending - live):
+        if gone := sorted(pending - {item.entry_id for item in items}):
             await index.remove(gone)
-        pending = live ^ await catalog.entries.live(sorted(pending))
+        after = await catalog.entries.live(sorted(pending))
+        pending = {one for one in pending if before.get(one) != after.get(one)}
 
 
 async def refind(catalog: Catalog, index: Index, entry_ids: Sequence[str]) -> set[str]:
@@ -67,7 +68,7 @@ async def repair_index(catalog: Catalog, index: Index, on_checked: Callable[[int
     """
     kept = added = removed = 0
     async for page in index.ids():
-        dead = set(page) - await catalog.entries.live(page)
+        dead = set(page) - (await catalog.entries.live(page)).keys()
         await reconcile(catalog, index, dead)
         removed += len(dead)
         on_checked(len(page))

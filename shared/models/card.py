@@ -87,6 +87,11 @@ class ModelCard:
     def is_noop(self) -> bool:
         return self.path.startswith(NOOP_PREFIX)
 
+    @property
+    def noop_options(self) -> dict[str, str]:
+        """What a no-op denoiser's path asks of it; empty for a real model."""
+        return dict(parse_qsl(self.path.removeprefix(NOOP_PREFIX).lstrip("?"))) if self.is_noop else {}
+
     @cached_property
     def folder(self) -> Path:
         """The folder with the weights; a hub id is fetched (or found in the hub's cache) on first use.
@@ -123,6 +128,17 @@ class ModelCard:
         start, rest = divmod(step * steps, of)
         levels = self.sampler, self.scheduler_config
         return start if not rest and same_noise_level(*levels, (step, of), (start, steps)) else 0
+
+    def draws(self, size: Size, steps: int) -> bool:
+        """Whether it may be asked for this size in so many steps."""
+        return self.sizes.allows(size) and 1 <= steps <= self.max_steps
+
+    def guidance_for(self, guidance: float, asked: ModelCard) -> float:
+        """What stands for `guidance` here in a request that was made for `asked`: default for default, else the
+        nearest that this model takes."""
+        if guidance == asked.default_guidance:
+            return self.default_guidance
+        return min(max(guidance, self.guidance_min), self.guidance_max)
 
     def check(self, size: Size, steps: int, guidance: float) -> None:
         """Raises InvalidRequestError naming the field and the rule that this model's request breaks."""

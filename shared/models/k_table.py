@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -78,6 +79,17 @@ FIG_10 = KTable(
 IMAGE_STEPS = (5, 10, 15, 20, 25, 30)
 """K of 50 that a finished picture may be started from at (MoDM §5.2)."""
 
+MODM = KTable(
+    # at or above .25 … .30, and a table's levels begin above theirs
+    levels=tuple(Level(k, cosine - 1e-9) for k, cosine in ((5, 0.25), (10, 0.27), (15, 0.28), (25, 0.29), (30, 0.30))),
+    alpha=0.95,
+    source="MoDM's published table",
+)
+"""MoDM §5.2, Fig. 5b as its code has it: text against picture, CLIP ViT-L/14, α = .95."""
+MODM_DIM = 768
+"""Length of that encoder's embeddings. The thresholds are cosines of one encoder: in another's range they mean
+nothing, and no start from a picture is proven by them."""
+
 _TABLE: TypeAdapter[KTable] = TypeAdapter(KTable)
 
 
@@ -129,14 +141,22 @@ def shipped_table(card: ModelCard, alpha: float) -> KTable | None:
 
     These are `k_table_<alpha>.json` and the one the card names; None when there is none, broken ones are left out.
     """
+    return _nearest(_shipped(card, "k_table_*.json", *([card.k_table] if card.k_table else [])), alpha)
+
+
+def _shipped(card: ModelCard, pattern: str, *named: str) -> list[KTable]:
+    """Whole tables in the model's folder: those `named`, then those whose file's name fits."""
     if card.is_noop:
-        return None
+        return []
     try:
-        named = [card.folder / card.k_table] if card.k_table else []
-        tables = [table for path in (*named, *sorted(card.folder.glob("k_table_*.json"))) if (table := _whole(path))]
+        paths = [*(card.folder / name for name in named), *sorted(card.folder.glob(pattern))]
+        return [table for path in paths if (table := _whole(path))]
     except ModelError as error:
         log("k_table").warning("no shipped table", model=card.name, error=str(error))
-        return None
+        return []
+
+
+def _nearest(tables: Sequence[KTable], alpha: float) -> KTable | None:
     stricter = [table for table in tables if table.alpha >= alpha]
     by_alpha = attrgetter("alpha")
     return min(stricter, key=by_alpha) if stricter else max(tables, key=by_alpha, default=None)
@@ -172,3 +192,55 @@ def doubts(table: KTable, card: ModelCard, encoder_hash: str, alpha: float) -> t
     if table.encoder_hash and encoder_hash and table.encoder_hash != encoder_hash:
         notes.append("k_table: measured with another encoder; run `afterimage profile`")
     return tuple(notes)
+
+
+async def load_image_tables(profiles: Profiles, card: ModelCard, sources: Sequence[str], alpha: float) -> list[KTable]:
+    """What `card` may do with finished pictures, one table per model that drew them and its weights: measured here
+    (`sources` are the names asked for), else shipped beside the weights."""
+    found: dict[tuple[str, str], KTable] = {}
+    shipped = _shipped(card, "image_k_table_*.json")
+    for pair in {(table.images_from, table.images_weights_hash) for table in shipped}:
+        of_pair = [table for table in shipped if (table.images_from, table.images_weights_hash) == pair]
+        if (table := _nearest(of_pair, alpha)) is not None:
+            found[pair] = table
+    for source in sources:
+        name = f"{card.name} from {source}"
+        value = await profiles.get(profile_kind(alpha, images=True), name, card.weights_hash)
+        if value is not None:
+            table = table_from_json(value, f"profile of {name}, alpha {alpha:g}")
+            found[table.images_from, table.images_weights_hash] = table
+    return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTable:
+    """The table in force for one pair and encoder, or why there is none; never both."""
+
+    table: KTable | None
+    why_not: str = ""
+    misfit: bool = False
+    """Whether there is one that was measured under other conditions, which a plan should say."""
+
+
+def image_table(
+    tables: Sequence[KTable], card: ModelCard, source: tuple[str, str], encoder_hash: str, dim: int
+) -> ImageTable:
+    """What `card` may do with pictures of `source`, (model, weights hash), by similarities of this encoder.
+
+    A profile counts for the weights of both and the encoder that it was measured with. Without one the published table
+    is in force for embeddings of its encoder's length; for any other nothing is proven, and nothing is started from.
+    """
+    model, weights = source
+    of_model = [table for table in tables if table.images_from == model]
+    ours = [one for one in of_model if (one.weights_hash, one.images_weights_hash) == (card.weights_hash, weights)]
+    fits = next((table for table in ours if table.encoder_hash == encoder_hash), None)
+    if fits is not None:
+        return ImageTable(fits)
+    if dim == MODM_DIM and not ours:
+        return ImageTable(MODM)
+    pair = f"{card.name} from pictures of {model}"
+    if ours:
+        return ImageTable(None, f"k_table: {pair} was measured with another encoder; run `afterimage profile`", True)
+    if of_model:
+        return ImageTable(None, f"k_table: {pair} was measured with other weights; run `afterimage profile`", True)
+    return ImageTable(None, f"{pair} was never measured; run `afterimage profile --images-from {model}`")

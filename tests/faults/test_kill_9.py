@@ -139,7 +139,7 @@ async def _cache_index_and_blobs_agree(home: House) -> None:
     await maintainer.flush()
     await asyncio.sleep(1.0)  # every blob is older than the grace
     await maintainer.collect()
-    await maintainer.cache.delete_doomed()
+    await maintainer.cache.doomed.delete()
     assert await catalog.jobs.to_cache() == []
 
     states = await catalog.entries.states()

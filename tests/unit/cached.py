@@ -58,17 +58,20 @@ async def finished_job(
     steps: Sequence[int] = (5, 10, 15, 20, 25),
     size: int = 100,
     source: PlanSource = PlanSource.NOISE,
+    picture: bytes = b"",
+    model: str = "noop",
+    encoder: str = ENCODER,
 ) -> Job:
     """A succeeded job with its blobs and row, as a worker leaves it; `vector` None: the embedder was away."""
-    compat = find_card(MODEL).compat(asked.size, asked.steps)
+    compat = find_card(MODEL if model == "noop" else f"noop:?name={model}").compat(asked.size, asked.steps)
     job = Job(
         id=new_id(),
         request=asked,
-        plan=Plan(source, "noop"),
+        plan=Plan(source, model),
         state=JobState.QUEUED,
         lane="generate.noop",
         vector=vector_bytes(vector) if vector is not None else b"",
-        encoder_hash=ENCODER,
+        encoder_hash=encoder,
         exact_key=exact_key(asked, compat),
     )
     await backends.catalog.jobs.accept(job, key_lifetime_s=60)
@@ -79,9 +82,10 @@ async def finished_job(
         sha256 = await backends.blobs.put(key, bytes([step]) * size)
         captured.append(Captured(step, key, size, "fp16", sha256))
     picture_key = f"pictures/{job.id}/1.png"
-    picture_sha256 = await backends.blobs.put(picture_key, b"picture of " + job.id.encode())
+    data = picture or b"picture of " + job.id.encode()
+    picture_sha256 = await backends.blobs.put(picture_key, data)
     result = Result(
-        picture_key, picture_sha256, 37, "noop", compat.weights_hash, 50, captured=tuple(captured), compat=compat
+        picture_key, picture_sha256, len(data), model, compat.weights_hash, 50, captured=tuple(captured), compat=compat
     )
     await backends.catalog.jobs.finish(job.id, 1, result)
     return await backends.catalog.jobs.get(job.id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from urllib.parse import parse_qsl
 
 import numpy as np
 import torch
@@ -15,13 +14,12 @@ from services.gpu_worker.rows import Pixels, PromptEncoding, Row, Stepped
 from services.gpu_worker.samplers import Schedule, make_sampler
 from shared.errors import ModelError
 from shared.models import ModelCard
-from shared.models.card import NOOP_PREFIX
 from shared.types import Size
 
 
 def load(card: ModelCard, *, device: torch.device, batch_invariant: int, prompts_kept: int) -> NoopFamily:
     """`noop:?step_ms=1&row_ms=.2`: seconds a forward takes, and more for each row in it."""
-    options = dict(parse_qsl(card.path.removeprefix(NOOP_PREFIX).lstrip("?")))
+    options = card.noop_options
     try:
         step_s, row_s = (float(options.get(key, 0)) / 1000 for key in ("step_ms", "row_ms"))
     except ValueError as error:

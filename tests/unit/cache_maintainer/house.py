@@ -51,7 +51,7 @@ class House:
         return [hit.entry_id for hit in hits if hit.similarity > 0.99]
 
     async def steps(self, entry_id: str) -> list[int]:
-        return [state.step for state in (await self.backends.catalog.entries.get(entry_id)).states]
+        return [state.step for state in (await self.backends.catalog.entries.get(entry_id)).latents]
 
     async def has(self, key: str) -> bool:
         try:

@@ -70,10 +70,10 @@ async def test_evicted_blobs_live_a_grace_longer_and_the_picture_stays(small: Se
         assert await home.found(1) == []
         assert EntriesEvicted((first,)) in home.facts
         assert await home.has(state)
-        await home.service.cache.delete_doomed()
+        await home.service.cache.doomed.delete()
         assert await home.has(state)
         clock.advance(small.blob_grace_s + 1)
-        await home.service.cache.delete_doomed()
+        await home.service.cache.doomed.delete()
         assert not await home.has(state)
         assert await home.has(picture)
         assert await home.steps(first) == []  # still answers its exact repeat
@@ -94,7 +94,7 @@ async def test_what_may_not_be_kept_is_dropped(small: Settings, mode: CacheMode,
         assert await home.found(1) == []
         assert await home.backends.catalog.jobs.to_cache() == []
         clock.advance(small.blob_grace_s + 1)
-        await home.service.cache.delete_doomed()
+        await home.service.cache.doomed.delete()
         assert not await home.has(f"states/{job_id}/1/5.safetensors")
         assert await home.has(f"pictures/{job_id}/1.png")
 
@@ -114,7 +114,8 @@ async def test_an_entry_without_states_answers_repeats_but_is_not_searched(small
 async def test_results_expire_but_an_entry_with_states_keeps_its_picture(
     settings: Settings, clock: ManualClock
 ) -> None:
-    kept_s = settings.model_copy(update={"large": MODEL, "results_keep_s": 0.05, "blob_grace_s": 0.05})
+    changes = {"large": MODEL, "results_keep_s": 0.05, "blob_grace_s": 0.05, "image_tier": "off"}
+    kept_s = settings.model_copy(update=changes)
     async with house(kept_s) as home:
         with_states = await home.finish(request("a"), 1)
         without = await home.finish(request("b"), 2, steps=())
@@ -125,7 +126,7 @@ async def test_results_expire_but_an_entry_with_states_keeps_its_picture(
         with pytest.raises(NotFoundError):
             await home.backends.catalog.entries.get(without)
         await asyncio.sleep(0.1)
-        await home.service.cache.delete_doomed()
+        await home.service.cache.doomed.delete()
         assert await home.has(f"pictures/{with_states}/1.png")
         assert not await home.has(f"pictures/{without}/1.png")
 
@@ -180,7 +181,7 @@ async def test_purge_by_entry_tenant_and_everything(small: Settings, clock: Manu
         assert (await home.stub.Purge(pb.PurgeRequest(entry_id=first), timeout=5)).entries == 1
         assert (await home.stub.Purge(pb.PurgeRequest(everything=True), timeout=5)).entries == 0
         clock.advance(small.blob_grace_s + 1)
-        await home.service.cache.delete_doomed()
+        await home.service.cache.doomed.delete()
         assert not await home.has(f"states/{second}/1/5.safetensors")
         assert await home.has(f"pictures/{second}/1.png")  # its job's
         with pytest.raises(InvalidRequestError, match="what"):

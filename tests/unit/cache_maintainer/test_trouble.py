@@ -346,7 +346,7 @@ async def test_what_is_doomed_goes_before_the_lease_does(small: Settings, monkey
         job_id = await home.finish(request())
         doomed = f"states/{job_id}-9-5.safetensors"
         await home.backends.blobs.put(doomed, b"evicted")
-        home.service.cache.doom([doomed])
+        home.service.cache.doomed.add([doomed])
         await home.service.drain()
         await home.service.stop()
         assert not await home.has(doomed)
@@ -364,6 +364,6 @@ async def test_nothing_is_written_beside_the_catalog_once_another_may_lead(
         with pytest.raises(UnavailableError, match="does not maintain the cache any more"):
             await home.service.cache.purge(lambda _: True)
         assert await home.found(1) == [job_id]
-        home.service.cache.doom([f"states/{job_id}/2/5.safetensors"])
+        home.service.cache.doomed.add([f"states/{job_id}/2/5.safetensors"])
         with pytest.raises(UnavailableError):
-            await home.service.cache.delete_doomed(unread=True)
+            await home.service.cache.doomed.delete(unread=True)

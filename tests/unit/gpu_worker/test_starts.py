@@ -99,7 +99,7 @@ async def test_a_state_of_another_shape_is_a_hole(bench: Bench) -> None:
     assert await bench.told(StateLost) == [StateLost(entry.id, 4, entry.states[1].key)]
 
 
-@pytest.mark.parametrize("trouble", ["codec", "store", "slow", "catalog", "beyond", "picture"])
+@pytest.mark.parametrize("trouble", ["codec", "store", "slow", "catalog", "beyond"])
 async def test_a_failing_cache_never_fails_a_request(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
@@ -128,9 +128,6 @@ async def test_a_failing_cache_never_fails_a_request(
                 monkeypatch.setattr(bench.backends.catalog.entries, "get", away)
             case "beyond":
                 plan = replace(plan, start_step=STEPS)
-            case "picture":
-                small = await bench.blobs.put("pictures/small", encode_png(np.zeros((32, 32, 3), np.uint8)))
-                plan = replace(plan, source=PlanSource.IMAGE, state_key="pictures/small", state_sha256=small)
         job = await bench.draw(plan)
         monkeypatch.setattr(bench.blobs, "get", get)
         assert job.result is not None, job.error
@@ -202,7 +199,7 @@ async def _checkpoint_of(bench: Bench, job: Job, *, named: bool = True) -> str:
     from services.gpu_worker.events import Checkpointed
     from services.gpu_worker.starts import prepare, task_of
 
-    prepared = await prepare(job, bench.service._family, bench.blobs, bench.backends.catalog.entries)
+    prepared = await prepare(job, bench.service._place.families, bench.blobs, bench.backends.catalog.entries)
     engine = Engine({bench.model: bench.service._family})
     engine.submit(replace(task_of(job.id, job.request, prepared.plan, prepared.start), checkpoint_every=3))
     events: list[Any] = []

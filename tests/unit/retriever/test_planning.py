@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.retriever.planning import Question, Rules, from_candidates, from_noise, from_repeat, lot
+from services.retriever.planning import Found, Question, Rules, from_candidates, from_noise, from_repeat, lot
 from services.retriever.selection import wished_step
 from shared.models.card import find_card
 from shared.models.k_table import FIG_10, KTable
@@ -55,7 +55,7 @@ def plan(
     hits = [Hit(one.id if one else f"gone{i}", similarity) for i, (similarity, one) in enumerate(found)]
     entries = {one.id: one for _, one in found if one}
     step_in = partial(CARD.step_in, steps=asked.request.steps)
-    return from_candidates(asked, rules, hits, entries, step_in)
+    return from_candidates(asked, rules, Found(hits, entries=entries), step_in)
 
 
 def test_starts_from_the_nearest_prompt() -> None:

@@ -1,0 +1,54 @@
+"""All that the cache holds: latents on one shelf, the window of pictures beside it, each with its own budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.cache_maintainer.eviction import Shelf
+from services.cache_maintainer.window import Window
+from shared.types import PICTURE_STEP, State
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """`pictures` None: no picture starts another."""
+
+    latents: Shelf
+    pictures: Window | None
+    max_bytes: int
+    """Of the latents."""
+
+    def make_room(self, now: float, incoming: Sequence[State] = ()) -> list[State]:
+        """What leaves before these come, latents for latents and pictures for pictures."""
+        latents = [state for state in incoming if not state.is_picture]
+        victims = self.latents.make_room(len(latents), sum(state.bytes for state in latents), self.max_bytes)
+        if self.pictures is not None:
+            coming = [state for state in incoming if state.is_picture]
+            victims += self.pictures.make_room(len(coming), sum(state.bytes for state in coming), now)
+        return victims
+
+    def put(self, state: State) -> None:
+        if not state.is_picture:
+            self.latents.insert(state)
+        elif self.pictures is not None:
+            self.pictures.insert(state)
+
+    def take(self, state: State) -> None:
+        self.of(state.step).remove((state.entry_id, state.step))
+
+    def of(self, step: int) -> Shelf:
+        """The shelf on which states of this step are."""
+        return self.pictures.shelf if step == PICTURE_STEP and self.pictures is not None else self.latents
+
+    def alive(self, entry_id: str) -> bool:
+        """Whether anything can be started from this entry."""
+        return self.latents.alive(entry_id) or (self.pictures is not None and self.pictures.shelf.alive(entry_id))
+
+    def score(self, state: State) -> float:
+        """What its policy gives it; the lowest leaves first."""
+        return self.of(state.step).policy.score(state)[0]
+
+    def use(self, entry_id: str, step: int, at: float) -> None:
+        """A picture started from this state, or (step 0) from the entry's picture, or was answered with it."""
+        self.of(step).use((entry_id, step), at)

@@ -1,0 +1,77 @@
+"""The finished pictures that can be started from: a window by count, bytes and age (MoDM §4.1, §5.4 and FAQ 10)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from services.cache_maintainer.eviction import Policy, Shelf
+from shared.types import Entry, State
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """All of them hold."""
+
+    max_count: int
+    max_bytes: int
+    max_age_s: float = 0.0
+    """0: no picture is too old."""
+
+
+class Window:
+    """Pictures on a shelf of their own: what fills the cache with latents pushes no picture out, nor the reverse.
+
+    In the order of arrival (FIFO, MoDM's choice: "automatic eviction after a fixed time window" keeps a few popular
+    pictures from starting everything) or of any other policy; age is counted from arrival whatever the policy is.
+    """
+
+    def __init__(self, policy: Policy, limits: Limits, states: Iterable[State] = ()) -> None:
+        self.shelf = Shelf(policy)
+        self.limits = limits
+        self._arrived: deque[State] = deque()
+        for state in sorted(states, key=lambda state: (state.created_at, state.entry_id)):
+            self.insert(state)
+
+    def insert(self, state: State) -> None:
+        self.shelf.insert(state)
+        self._arrived.append(state)
+
+    def make_room(self, incoming: int, incoming_bytes: int, now: float) -> list[State]:
+        """The pictures to evict before so many are inserted, which by themselves fit; they are off the shelf now."""
+        victims = self._aged(now)
+        while len(self.shelf) and (
+            len(self.shelf) + incoming > self.limits.max_count
+            or self.shelf.bytes + incoming_bytes > self.limits.max_bytes
+        ):
+            victims.append(self.shelf.pop())
+        return victims
+
+    def _aged(self, now: float) -> list[State]:
+        victims = []
+        while self._arrived and self._too_old(self._arrived[0], now):
+            state = self._arrived.popleft()
+            live = self.shelf.get((state.entry_id, state.step))
+            if live is not None and live.key == state.key:
+                self.shelf.remove((state.entry_id, state.step))
+                victims.append(live)
+        return victims
+
+    def _too_old(self, state: State, now: float) -> bool:
+        gone = (state.entry_id, state.step) not in self.shelf
+        return gone or 0 < self.limits.max_age_s < now - state.created_at
+
+
+def with_room(entries: Sequence[Entry], limits: Limits) -> list[Entry]:
+    """The entries, in their order, with only as many pictures as an empty window could hold: the last ones."""
+    count, size, kept = 0, 0, set[str]()
+    for entry in reversed(entries):
+        picture = entry.picture
+        if picture is None:
+            continue
+        count, size = count + 1, size + picture.bytes
+        if count > limits.max_count or size > limits.max_bytes:
+            break
+        kept.add(entry.id)
+    return [entry if entry.id in kept else replace(entry, states=entry.latents) for entry in entries]

@@ -1,0 +1,40 @@
+"""Moves waiting latent hits to `refine` when nobody runs their model any more (design §3: nothing is ever stranded)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from services.gateway.lanes import instead, lane_for
+from services.gateway.sweeper import task_of
+from shared.bus import Bus
+from shared.catalog import Catalog
+from shared.errors import AfterimageError
+from shared.messages import lane_of
+from shared.telemetry import log
+
+AT_A_TIME = 500
+
+
+async def reroute(catalog: Catalog, bus: Bus, served: Collection[str], assigned: Collection[str] | None) -> int:
+    """How many jobs moved. First the row, then the task; the one that waits in the old lane loses the claim, and a task
+    that is not sent is the sweeper's."""
+    moved = 0
+    for model in served:
+        if assigned is None or model in assigned:
+            continue
+        for job in await catalog.jobs.waiting(lane_of(model), AT_A_TIME):
+            plan = instead(job.plan, assigned)
+            lane = lane_for(job.request, plan, served)
+            if lane == job.lane or not await catalog.jobs.reroute(job.id, job.attempt, lane, plan):
+                continue
+            moved += 1
+            try:
+                await bus.send(lane, task_of(replace(job, plan=plan)), priority=job.request.priority)
+            except AfterimageError as error:
+                log("gateway").warning("task not sent; the sweeper sends it", job=job.id, error=str(error))
+                continue
+            await catalog.jobs.confirm([job.id])
+    if moved:
+        log("gateway").info("jobs moved to where they can be drawn", jobs=moved)
+    return moved

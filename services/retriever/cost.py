@@ -1,0 +1,66 @@
+"""Which start is cheapest at equal quality: latents and pictures, small models and large, in one currency.
+
+Every offer that comes here keeps the same promise: the table that allowed its K proves that a picture from there has
+at least α of the quality of one from scratch (NIRVANA §5.3, MoDM eq. 5). Equal in that, they differ in what they cost:
+
+    cost = (T − K) · step + encode,
+
+the steps that are left (NIRVANA §4.3; MoDM eqs. 3 and 4, where C_small is `step`), in steps of the model that was asked
+for, and for a picture its way through the refining model's VAE encoder. The cheapest wins. Among equals a latent comes
+first: it goes on with the very run that left it. Then the more similar.
+
+A small model's step counts as less than a whole one only where both models' latency was measured alike; a ratio that
+nobody measured is taken for 1, so that nothing leaves the large model for a saving that may not be there. Fewer steps
+then decide, and among equals the small model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from services.retriever.selection import preference
+from shared.models.latency import Latency
+from shared.types import Candidate, ModelPlan, State
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What a model's work costs, in steps of the model that was asked for."""
+
+    step: float = 1.0
+    encode: float = 0.0
+    """Of a picture; as much as its decoding, which is measured (a VAE's halves are about alike)."""
+    known: bool = False
+
+
+def pace_of(latency: Latency | None, asked: Latency | None) -> Pace:
+    """The pace of one model beside the one asked for; a step each where the two were not measured alike."""
+    if latency is None or asked is None or not latency.comparable(asked):
+        return Pace()
+    return Pace(latency.step_s / asked.step_s, latency.decode_s / asked.step_s, known=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One way to start that keeps the quality."""
+
+    candidate: Candidate
+    state: State
+    may_run: tuple[ModelPlan, ...]
+    """Who may, cheapest first; one for a latent."""
+    cost: float
+
+
+def cost_of(pace: Pace, steps: int, start: int, *, picture: bool) -> float:
+    """Of the rest of a run of `steps` that begins after `start`."""
+    return (steps - start) * pace.step + (pace.encode if picture else 0.0)
+
+
+def cheapest(offers: Iterable[Offer]) -> Offer | None:
+    """The offer that wins; None of none."""
+    return max(offers, key=_worth, default=None)
+
+
+def _worth(offer: Offer) -> tuple[float, bool, tuple[int, float, str]]:
+    return -round(offer.cost, 9), not offer.state.is_picture, preference(offer.candidate)

@@ -1,0 +1,111 @@
+"""What a finished picture could start: for each model that may go on from it, its own k (MoDM §5.1, §5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from services.retriever.cost import Offer, Pace, cost_of
+from services.retriever.selection import shifted, wished_step
+from shared.models.k_table import ImageTable
+from shared.types import Candidate, Entry, Hit, ModelPlan, Request, owner_key, visible_owners
+
+TableOf = Callable[[str, str], ImageTable]
+"""(name, weights hash) of the model that drew a picture → what may be done with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refiner:
+    """A model that may go on from a picture."""
+
+    model: str
+    weights_hash: str
+    table_of: TableOf
+    pace: Pace = field(default_factory=Pace)
+    guidance: float | None = None
+    """None: the request's own."""
+    small: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WeighedHit:
+    """A picture that was found, what may start from it, and what there is to say about the tables."""
+
+    candidate: Candidate
+    offer: Offer | None = None
+    doubts: tuple[str, ...] = ()
+
+
+def weigh_picture(request: Request, refiners: Sequence[Refiner], hit: Hit, entry: Entry | None) -> WeighedHit:
+    """What the picture of this hit could start; k·T/50 rounds down, and no table goes beyond 30 of 50 (MoDM §5.2).
+
+    A picture has every noise level, so there are no holes; its size need not be the request's. By which encoder it was
+    embedded the search has seen to.
+    """
+    refused = _refused(request, entry)
+    if refused or entry is None:
+        prompt, model = (entry.prompt, entry.model) if entry else ("", "")
+        return WeighedHit(Candidate(hit.entry_id, "image", hit.similarity, 0, 0, prompt, reason=refused, model=model))
+    found = [(one, one.table_of(entry.model, entry.compat.weights_hash)) for one in refiners]
+    starts = [_start(request, hit, one, table) for one, table in found]
+    able = sorted((start for start in starts if start is not None), key=lambda start: start[0])
+    doubts = tuple(table.why_not for _, table in found if table.misfit)
+    state = entry.picture
+    if not able or state is None:
+        reason = _too_different(hit, request, [table for _, table in found])
+        return WeighedHit(
+            Candidate(hit.entry_id, "image", hit.similarity, 0, 0, entry.prompt, reason=reason, model=entry.model),
+            doubts=doubts,
+        )
+    may_run = tuple(one for _, one in able)
+    first = may_run[0].start_step
+    candidate = Candidate(
+        hit.entry_id, "image", hit.similarity, first, first, entry.prompt, reason=_could(may_run, entry, request),
+        model=entry.model,
+    )  # fmt: skip
+    return WeighedHit(candidate, Offer(candidate, state, may_run, able[0][0][0]), doubts)
+
+
+_Rank = tuple[float, bool, str]
+
+
+def _start(request: Request, hit: Hit, refiner: Refiner, found: ImageTable) -> tuple[_Rank, ModelPlan] | None:
+    """Its rank among the others (cheapest first, of equals the small one) and what it does; None: nothing."""
+    if found.table is None:
+        return None
+    step = wished_step(found.table, hit.similarity, request.steps, request.savings)
+    if step == 0:
+        return None
+    cost = cost_of(refiner.pace, request.steps, step, picture=True)
+    return (cost, not refiner.small, refiner.model), ModelPlan(refiner.model, step, refiner.guidance)
+
+
+def _refused(request: Request, entry: Entry | None) -> str:
+    """Why this picture may not be used at all; empty when it may."""
+    if entry is None:
+        return "no longer in the cache"
+    if owner_key(entry.scope, entry.tenant, entry.user) not in visible_owners(request.tenant, request.user):
+        return "not visible to this caller"
+    if entry.picture is None:
+        return "its picture is no longer in the cache"
+    return ""
+
+
+def _could(may_run: Sequence[ModelPlan], entry: Entry, request: Request) -> str:
+    first, *others = may_run
+    who = "".join(f", {one.model} after step {one.start_step}" for one in others)
+    size = entry.compat.size
+    resized = "" if size == request.size else f", resized from {size}"
+    return f"{first.model} could start after step {first.start_step}{who}{resized}"
+
+
+def _too_different(hit: Hit, request: Request, found: Sequence[ImageTable]) -> str:
+    tables = [one.table for one in found if one.table is not None]
+    if not tables:
+        return next((one.why_not for one in found), "no model here goes on from pictures")
+    lowest = shifted(min(table.lowest_similarity for table in tables), request.savings)
+    if lowest > 1:
+        return "of no use: no start from such a picture kept the quality when that was profiled"
+    if hit.similarity > lowest:
+        return f"similar enough ({hit.similarity:.3f}), but {request.steps} steps are too few to skip any"
+    return f"not similar enough: {hit.similarity:.3f} is not above {lowest:.3f}"

@@ -1,0 +1,65 @@
+"""Jobs that change their lane, and the plan that they are drawn by there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from shared.catalog.database import Database
+from shared.catalog.job_rows import job_of
+from shared.catalog.tables import jobs, now_s
+from shared.types import Job, JobState, Plan, to_json
+
+c = jobs.c
+_OF = sa.and_(c.id == sa.bindparam("job_id"), c.attempt == sa.bindparam("of_attempt"))
+_NOW: Any = now_s()
+_THERE = {
+    "lane": sa.bindparam("to_lane"),
+    "plan": sa.bindparam("as_planned"),
+    "confirmed": False,
+    "updated_at": _NOW,
+}
+_REROUTE = sa.update(jobs).where(_OF, c.state == JobState.QUEUED.value).values(**_THERE)
+_MOVE = (
+    sa.update(jobs)
+    .where(_OF, c.state == JobState.RUNNING.value)
+    .values(state=JobState.QUEUED.value, worker="", lease_until=0.0, **_THERE)
+)
+_WAITING = (
+    sa.select(jobs)
+    .where(c.state == JobState.QUEUED.value, c.lane == sa.bindparam("in_lane"))
+    .order_by(c.id)
+    .limit(sa.bindparam("most"))
+)
+
+
+def _waiting(connection: sa.Connection, lane: str, limit: int) -> list[Job]:
+    return [job_of(row) for row in connection.execute(_WAITING, {"in_lane": lane, "most": limit})]
+
+
+def _change(connection: sa.Connection, statement: sa.Update, parameters: dict[str, Any]) -> bool:
+    return connection.execute(statement, parameters).rowcount == 1
+
+
+class Lanes:
+    """What the catalog's jobs can do besides living in the lane that they were accepted for."""
+
+    _database: Database
+
+    async def waiting(self, lane: str, limit: int = 100) -> list[Job]:
+        """Queued jobs of this lane, oldest first."""
+        return await self._database.read(_waiting, lane, limit)
+
+    async def reroute(self, job_id: str, attempt: int, lane: str, plan: Plan) -> bool:
+        """A queued job waits in another lane, by another plan; False when it was claimed meanwhile. Its task is to be
+        sent, and `confirm` called then."""
+        return await self._database.write(_change, _REROUTE, _to(job_id, attempt, lane, plan))
+
+    async def move(self, job_id: str, attempt: int, lane: str, plan: Plan) -> bool:
+        """Handed back by this attempt, neither failed nor crashed, to another lane; else as `reroute`."""
+        return await self._database.write(_change, _MOVE, _to(job_id, attempt, lane, plan))
+
+
+def _to(job_id: str, attempt: int, lane: str, plan: Plan) -> dict[str, Any]:
+    return {"job_id": job_id, "of_attempt": attempt, "to_lane": lane, "as_planned": to_json(plan).decode()}

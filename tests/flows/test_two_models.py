@@ -1,0 +1,101 @@
+"""MoDM in one process with the bundled pair: what the large model drew, the small one goes on from."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from shared.client import Picture
+from shared.errors import BlobMissingError, UnavailableError
+from shared.messages import refine_lane
+from shared.settings import Settings
+from shared.types import PlanSource
+from tests.flows.house import House, house
+
+FOX = "a red fox in the snow"
+
+
+@pytest.fixture
+async def pair(settings: Settings) -> AsyncIterator[House]:
+    async with house(settings.model_copy(update={"small": "bundled:small", "torch_threads": 1})) as home:
+        yield home
+
+
+async def seen(home: House, picture: Picture) -> Picture:
+    """The picture, once prompts find it by what it shows."""
+    async with asyncio.timeout(20):
+        while "image" not in (await home.backends.catalog.entries.live([picture.job.id])).get(picture.job.id, ()):
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0.05)  # the index a moment later
+    return picture
+
+
+async def lane_of(home: House, picture: Picture) -> str:
+    return str((await home.backends.catalog.jobs.get(picture.job.id)).lane)
+
+
+async def test_a_large_miss_then_an_image_hit_through_refine_and_what_a_named_model_gets(pair: House) -> None:
+    miss = await seen(pair, await pair.generate(FOX, seed=1))
+    assert (miss.plan.source, miss.model, await lane_of(pair, miss)) == (PlanSource.NOISE, "large", "generate.large")
+
+    hit = await seen(pair, await pair.generate("a fox in the snow at night", seed=2))
+    assert (hit.plan.source, hit.model) == (PlanSource.IMAGE, "small")
+    assert await lane_of(pair, hit) == refine_lane()
+    assert hit.plan.start_step > 0
+    assert hit.steps_run == 10 - hit.plan.start_step
+    chosen = next(one for one in hit.plan.candidates if one.chosen)
+    assert (chosen.entry_id, chosen.kind, chosen.model) == (miss.job.id, "image", "large")
+    assert "by large" in hit.plan.reason
+    assert not hit.plan.degraded
+
+    # of another size than the picture it starts from
+    wide = await pair.generate(FOX, seed=3, width=96, height=64)
+    assert (wide.plan.source, wide.model) == (PlanSource.IMAGE, "small")
+    assert Image.open(io.BytesIO(wide.png)).size == (96, 64)
+
+    # who names the large model is not answered with what the small one made of the same request
+    named = await pair.generate("a fox in the snow at night", seed=2, quality="large")
+    assert named.model == "large"
+    assert named.plan.source is not PlanSource.EXACT
+    small = await pair.generate("two blue fish under water", seed=2, quality="small", cache="off")
+    assert (small.model, small.steps_run, await lane_of(pair, small)) == ("small", 10, "generate.small")
+
+
+async def test_a_picture_that_vanished_is_a_miss_of_the_large_model_and_a_search_that_fails_costs_the_hit_only(
+    pair: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    miss = await seen(pair, await pair.generate(FOX, seed=1))
+    search = pair.backends.index.search
+
+    async def without_pictures(name: str, *rest: Any) -> Any:
+        if name == "image":
+            raise UnavailableError("gone fishing")
+        return await search(name, *rest)
+
+    monkeypatch.setattr(pair.backends.index, "search", without_pictures)
+    latent = await pair.generate("a red fox in the snow at night", seed=2, cache="read")
+    assert (latent.plan.source, latent.model) == (PlanSource.LATENT, "large")
+    assert latent.plan.degraded == ("index: UnavailableError: gone fishing",)
+    monkeypatch.setattr(pair.backends.index, "search", search)
+
+    entry = await pair.backends.catalog.entries.get(miss.job.id)
+    monkeypatch.setattr(pair.backends.blobs, "get", _without(pair.backends.blobs, entry.picture_key))
+    hole = await pair.generate("a fox on the beach", seed=3)
+    assert (hole.plan.source, hole.model, hole.steps_run) == (PlanSource.NOISE, "large", 10)
+    assert "drawn from noise" in hole.plan.degraded[0]
+
+
+def _without(blobs: Any, key: str) -> Any:
+    get = blobs.get
+
+    async def found(wanted: str, sha256: str = "") -> bytes:
+        if wanted == key:
+            raise BlobMissingError(f"blob {wanted}: not there")
+        return bytes(await get(wanted, sha256))
+
+    return found

@@ -1,0 +1,181 @@
+"""Finished pictures as states: embedded behind everybody's back, searched by text, and evicted without costing anyone
+their result."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from protos import embedder_pb2
+from protos.embedder_pb2_grpc import EmbedderServiceStub
+from services.cache_maintainer.service import CacheMaintainerService
+from services.embedder.service import EmbedderService
+from shared.backends import Backends
+from shared.errors import BlobMissingError, NotFoundError
+from shared.messages import JobSucceeded, StateUsed
+from shared.service import running
+from shared.settings import Settings
+from shared.types import IndexFilter, Job, vector_from
+from tests.unit.cached import MODEL, finished_job, request, unit
+
+
+def png(seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    data = io.BytesIO()
+    Image.fromarray(pixels).save(data, "PNG")
+    return data.getvalue()
+
+
+@dataclass
+class Home:
+    maintainer: CacheMaintainerService
+    backends: Backends
+    embedder: EmbedderServiceStub
+    encoder: str = ""
+
+    async def finish(self, prompt: str, seed: int, **more: Any) -> Job:
+        """A job whose prompt was never embedded, in the cache with its picture."""
+        more = {"picture": png(seed), "encoder": "", **more}
+        job = await finished_job(self.backends, request(prompt), None, **more)
+        await self.backends.bus.publish(JobSucceeded(job.id, 1))
+        await self.until(lambda: self.known(job.id))
+        return job
+
+    async def known(self, entry_id: str) -> bool:
+        return entry_id in await self.backends.catalog.entries.by_ids([entry_id])
+
+    async def until(self, holds: Callable[[], Any]) -> None:
+        async with asyncio.timeout(20):
+            while not await holds():
+                await asyncio.sleep(0.01)
+
+    async def embedded(self) -> None:
+        async def none_left() -> bool:
+            return not await self.backends.catalog.entries.unembedded()
+
+        await self.until(none_left)
+        async with self.maintainer.cache._lock:  # and the index knows
+            pass
+
+    async def found(self, seed: int) -> list[str]:
+        """Whose picture looks exactly like this one."""
+        reply = await self.embedder.EmbedImage(embedder_pb2.EmbedImageRequest(images=[png(seed)]))
+        vector = vector_from(reply.embeddings[0].vector)
+        hits = await self.backends.index.search("image", vector, IndexFilter(encoder_hash=reply.encoder_hash), 10)
+        return [hit.entry_id for hit in hits if hit.similarity > 0.9999]
+
+
+@contextlib.asynccontextmanager
+async def home(settings: Settings, **changes: Any) -> AsyncIterator[Home]:
+    changes = {"large": MODEL, "cache_batch_s": 0.0, **changes}
+    maintainer = CacheMaintainerService()
+    async with running([maintainer, EmbedderService()], settings.model_copy(update=changes)) as process:
+        stub = EmbedderServiceStub(process.context.channel("embedder"))
+        yield Home(maintainer, process.context.backends, stub)
+
+
+async def test_a_picture_is_found_by_what_it_shows_also_without_latents(settings: Settings) -> None:
+    async with home(settings) as here:
+        job = await here.finish("a red cube", 1, steps=())
+        await here.embedded()
+        assert await here.found(1) == [job.id]
+        entry = await here.backends.catalog.entries.get(job.id)
+        assert entry.picture is not None
+        assert job.result is not None
+        assert (entry.picture.key, entry.latents) == (job.result.picture_key, ())
+        assert entry.encoder_hash  # the prompt was never embedded: the picture says by whom
+
+
+async def test_an_evicted_picture_leaves_the_index_and_stays_the_jobs(settings: Settings) -> None:
+    async with home(settings, picture_max_count=1, blob_grace_s=0.05) as here:
+        first = await here.finish("a", 1)
+        await here.embedded()
+        second = await here.finish("b", 2)
+        await here.embedded()
+        assert await here.found(1) == []
+        assert await here.found(2) == [second.id]
+        assert (await here.backends.catalog.entries.get(first.id)).picture is None
+        await asyncio.sleep(0.1)
+        await here.maintainer.cache.doomed.delete()
+        assert first.result is not None
+        assert await here.backends.blobs.get(first.result.picture_key, first.result.picture_sha256)
+
+
+async def test_an_expired_result_leaves_the_cached_picture_and_an_evicted_one_is_gone_then(settings: Settings) -> None:
+    async with home(settings, results_keep_s=0.05, blob_grace_s=0.05, picture_max_count=1) as here:
+        first = await here.finish("a", 1, steps=())
+        await here.embedded()
+        await asyncio.sleep(0.2)
+        await here.maintainer.collect()
+        with pytest.raises(NotFoundError):
+            await here.backends.catalog.jobs.get(first.id)
+        assert await here.found(1) == [first.id]
+        assert first.result is not None
+        assert await here.backends.blobs.get(first.result.picture_key)
+
+        await here.finish("b", 2, steps=())  # pushes it out of the window
+        await here.maintainer.collect()
+        await asyncio.sleep(0.1)
+        await here.maintainer.cache.doomed.delete()
+        with pytest.raises(BlobMissingError):
+            await here.backends.blobs.get(first.result.picture_key)
+
+
+async def test_only_the_large_models_pictures_where_that_is_wanted(settings: Settings) -> None:
+    changes = {"image_tier": "large", "small": "noop:?name=small"}
+    async with home(settings, **changes) as here:
+        large, small = await here.finish("a", 1), await here.finish("b", 2, model="small")
+        entries = await here.backends.catalog.entries.by_ids([large.id, small.id])
+        assert entries[large.id].picture is not None
+        assert entries[small.id].picture is None
+    async with home(settings, image_tier="off") as here:
+        off = await here.finish("c", 3)
+        assert (await here.backends.catalog.entries.get(off.id)).picture is None
+
+
+async def test_what_is_no_picture_costs_only_itself(settings: Settings) -> None:
+    async with home(settings) as here:
+        broken, good = await here.finish("a", 1, picture=b"no picture at all"), await here.finish("b", 2)
+        await here.embedded()
+        assert await here.found(2) == [good.id]
+        entry = await here.backends.catalog.entries.get(broken.id)
+        assert entry.picture is None
+
+
+async def test_pictures_that_waited_for_the_embedder_are_embedded_at_the_next_start(settings: Settings) -> None:
+    alone = settings.model_copy(update={"large": MODEL, "cache_batch_s": 0.0})
+    async with running([CacheMaintainerService()], alone) as process:
+        job = await finished_job(process.context.backends, request("a"), unit(1), picture=png(1), steps=())
+        await process.context.backends.bus.publish(JobSucceeded(job.id, 1))
+        async with asyncio.timeout(10):
+            while not await process.context.backends.catalog.entries.unembedded():
+                await asyncio.sleep(0.01)
+    async with home(settings) as here:
+        await here.embedded()
+        # the prompt's encoder is another one: no text of this one's would be compared with it
+        assert await here.found(1) == []
+        assert (await here.backends.catalog.entries.get(job.id)).picture is None
+        late = await here.finish("b", 2, steps=())
+        await here.embedded()
+        assert await here.found(2) == [late.id]
+
+
+async def test_uses_of_a_picture_are_counted(settings: Settings) -> None:
+    async with home(settings) as here:
+        job = await here.finish("a", 1)
+        await here.backends.bus.publish(StateUsed(job.id, 0))
+
+        async def counted() -> bool:
+            await here.maintainer.flush()
+            picture = (await here.backends.catalog.entries.get(job.id)).picture
+            return picture is not None and picture.uses == 1
+
+        await here.until(counted)

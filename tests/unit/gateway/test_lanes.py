@@ -1,0 +1,84 @@
+"""Where a job waits, who takes it when its model is run by nobody, and how it gets there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from services.gateway.lanes import instead, lane_for
+from services.gateway.rerouting import reroute
+from services.gateway.roster import Roster
+from shared.backends import open_backends
+from shared.messages import GenerateImage, WorkerReported
+from shared.settings import Settings
+from shared.types import Job, JobState, ModelPlan, Plan, PlanSource, Request, Size
+
+REQUEST = Request("a fox", Size(64, 64), 50, 2.5, 7)
+IMAGE = Plan(
+    PlanSource.IMAGE, "small", 10, state_key="p", may_run=(ModelPlan("small", 10), ModelPlan("large", 5)),
+    miss_model="large",
+)  # fmt: skip
+LATENT = Plan(PlanSource.LATENT, "large", 20, state_key="s", reason="near.", fallback=replace(IMAGE, reason="seen."))
+PAIR = ("large", "small")
+
+
+@pytest.mark.parametrize(
+    ("plan", "quality", "served", "lane"),
+    [
+        (Plan(PlanSource.NOISE, "large"), "auto", PAIR, "generate.large"),
+        (LATENT, "auto", PAIR, "generate.large"),
+        (IMAGE, "auto", PAIR, "generate.refine"),
+        (IMAGE, "small", PAIR, "generate.small"),
+        (replace(IMAGE, model="large"), "large", PAIR, "generate.large"),
+        (replace(IMAGE, model="large"), "auto", ("large",), "generate.large"),
+    ],
+)
+def test_what_only_one_model_may_run_waits_in_its_lane(
+    plan: Plan, quality: str, served: tuple[str, ...], lane: str
+) -> None:
+    assert lane_for(replace(REQUEST, quality=quality), plan, served) == lane
+
+
+def test_a_latent_hit_becomes_its_image_plan_where_nobody_runs_its_model() -> None:
+    assert instead(LATENT, None) is LATENT
+    assert instead(LATENT, {"large", "small"}) is LATENT
+    assert instead(replace(LATENT, fallback=None), {"small"}).source is PlanSource.LATENT
+    assert instead(LATENT, {"other"}) is LATENT  # nobody could take the picture either
+    made = instead(replace(LATENT, predicted_hit=True, found=True, looked_up=True), {"small"})
+    assert (made.source, made.model, made.start_step) == (PlanSource.IMAGE, "small", 10)
+    assert (made.predicted_hit, made.found, made.looked_up) == (True, True, True)
+    assert "nobody runs large" in made.degraded[0]
+    assert made.reason == "seen. Planned from a latent: near."
+
+
+def test_workers_are_known_by_their_reports_and_gone_after_three_silences() -> None:
+    roster = Roster(report_s=5.0)
+    assert roster.models(0.0) is None
+    roster.reported(WorkerReported("w1", "cpu", "large", 0, 8), at=0.0)
+    roster.reported(WorkerReported("w2", "cpu", "small", 0, 8), at=10.0)
+    assert roster.models(15.0) == frozenset({"large", "small"})
+    assert roster.models(16.0) == frozenset({"small"})
+    roster.reported(WorkerReported("w2", "cpu", "small", 0, 8, leaving=True), at=17.0)
+    assert roster.models(17.0) is None
+
+
+async def test_what_waits_for_a_model_that_nobody_runs_moves_to_refine(settings: Settings) -> None:
+    backends = await open_backends(settings)
+    jobs, bus = backends.catalog.jobs, backends.bus
+    try:
+        for name, plan in (("hit", LATENT), ("miss", Plan(PlanSource.NOISE, "large"))):
+            job = Job(name, REQUEST, plan, JobState.QUEUED, lane="generate.large")
+            await jobs.accept(job)
+        assert await reroute(backends.catalog, bus, PAIR, None) == 0
+        assert await reroute(backends.catalog, bus, PAIR, frozenset(PAIR)) == 0
+        assert await reroute(backends.catalog, bus, PAIR, frozenset({"small"})) == 1
+        moved = await jobs.get("hit")
+        assert (moved.lane, moved.plan.source, moved.confirmed) == ("generate.refine", PlanSource.IMAGE, True)
+        assert (await jobs.get("miss")).lane == "generate.large"  # only the large model draws it
+        receiver = await bus.receive(["generate.refine"], prefetch=1)
+        assert (await receiver.get()).message == GenerateImage("hit", "p")
+        await receiver.close()
+        assert await reroute(backends.catalog, bus, PAIR, frozenset({"small"})) == 0
+    finally:
+        await backends.close()

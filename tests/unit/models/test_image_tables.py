@@ -1,0 +1,92 @@
+"""Which similarity → k table is in force for pictures, by pair of models and encoder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from services.embedder.encoder import encoder_hash
+from shared.models.card import BUNDLED, bundled_cards, find_card
+from shared.models.k_table import (
+    MODM,
+    MODM_DIM,
+    KTable,
+    Level,
+    image_table,
+    load_image_tables,
+    profile_kind,
+    table_to_json,
+)
+from shared.models.latency import read_latency
+
+CARD = find_card("noop:?name=small")
+TABLE = KTable(
+    (Level(10, 0.5),),
+    model="small",
+    weights_hash=CARD.weights_hash,
+    encoder_hash="e1",
+    alpha=0.95,
+    images_from="large",
+    images_weights_hash="w1",
+)
+
+
+class Profiles:
+    def __init__(self, **tables: KTable) -> None:
+        self._tables = tables
+
+    async def get(self, kind: str, model: str, weights_hash: str) -> dict[str, Any] | None:
+        table = self._tables.get(kind.replace(".", "_")) if model == "small from large" else None
+        return None if table is None else table_to_json(table)
+
+
+def test_a_table_counts_for_its_pair_of_weights_and_its_encoder() -> None:
+    assert image_table([TABLE], CARD, ("large", "w1"), "e1", 128).table == TABLE
+    for wrong, what in (
+        (image_table([TABLE], CARD, ("large", "w1"), "e2", 128), "another encoder"),
+        (image_table([TABLE], CARD, ("large", "w2"), "e1", 128), "other weights"),
+        (image_table([replace(TABLE, weights_hash="old")], CARD, ("large", "w1"), "e1", 128), "other weights"),
+    ):
+        assert (wrong.table, wrong.misfit) == (None, True)
+        assert what in wrong.why_not
+    never = image_table([TABLE], CARD, ("other", "w1"), "e1", 128)
+    assert (never.table, never.misfit) == (None, False)
+    assert "never measured" in never.why_not
+
+
+def test_without_a_measurement_the_published_table_for_its_own_encoder_only() -> None:
+    assert image_table([], CARD, ("large", "w1"), "e1", MODM_DIM).table == MODM
+    assert image_table([], CARD, ("large", "w1"), "e1", 512).table is None
+    assert image_table([TABLE], CARD, ("large", "w1"), "e2", MODM_DIM).table is None  # measured: thresholds are known
+
+
+async def test_a_profile_made_here_comes_before_what_ships() -> None:
+    kind = profile_kind(0.95, images=True).replace(".", "_")
+    found = await load_image_tables(Profiles(**{kind: TABLE}), CARD, ["large", "small"], 0.95)
+    assert [(one.images_from, one.levels) for one in found] == [("large", TABLE.levels)]
+    assert await load_image_tables(Profiles(), CARD, ["large"], 0.95) == []
+
+
+async def test_the_bundled_pair_ships_its_tables_for_its_own_encoder() -> None:
+    cards = bundled_cards()
+    large, small, encoder = cards["large"], cards["small"], encoder_hash(BUNDLED / "clip")
+    for refining, source in ((small, large), (large, small)):
+        tables = await load_image_tables(Profiles(), refining, [], 0.95)
+        table = image_table(tables, refining, (source.name, source.weights_hash), encoder, 128).table
+        assert table is not None
+        assert table.alpha == 0.95
+        assert max(level.k for level in table.levels) <= 30
+        assert image_table(tables, refining, (source.name, source.weights_hash), "other", 128).table is None
+
+
+def test_latencies_of_the_bundled_pair_can_be_compared() -> None:
+    cards = bundled_cards()
+    large, small = read_latency(cards["large"]), read_latency(cards["small"])
+    assert large is not None
+    assert small is not None
+    assert small.comparable(large)
+    assert small.step_s < large.step_s
+    waits = read_latency(find_card("noop:?step_ms=20"))
+    assert waits is not None
+    assert waits.step_s == 0.02
+    assert read_latency(find_card("noop:")) is None

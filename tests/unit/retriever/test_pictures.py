@@ -1,0 +1,162 @@
+"""Image hits: whose picture may start whom, at which k, and when that beats a latent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from services.retriever.cost import Offer, Pace, cheapest, cost_of, pace_of
+from services.retriever.pictures import Refiner, weigh_picture
+from services.retriever.planning import Found, Question, Rules, from_candidates
+from shared.models.card import find_card
+from shared.models.k_table import FIG_10, MODM, ImageTable, KTable, Level
+from shared.models.latency import Latency
+from shared.types import Candidate, Entry, Hit, ModelPlan, Plan, PlanSource, Scope, Size, State
+from tests.unit.retriever.test_planning import entry, request
+
+LOW = KTable((Level(5, 0.1), Level(10, 0.3), Level(20, 0.6)), source="measured")
+SMALL = Refiner("small", "w2", lambda model, weights: ImageTable(LOW), Pace(0.3, 0.3, known=True), 1.0, small=True)
+LARGE = Refiner("large", "w1", lambda model, weights: ImageTable(MODM), Pace(1.0, 0.3, known=True))
+CARD = find_card("noop:")
+
+
+def with_picture(name: str, **changes: object) -> Entry:
+    one = entry(name, **changes)  # type: ignore[arg-type]
+    return replace(one, states=(State(name, 0, one.picture_key, 300, "png", one.picture_sha256), *one.states))
+
+
+def plan(
+    refiners: Sequence[Refiner] = (SMALL, LARGE),
+    *,
+    latents: Sequence[tuple[float, Entry]] = (),
+    pictures: Sequence[tuple[float, Entry]] = (),
+    **changes: object,
+) -> Plan:
+    asked = request(**changes)
+    question = Question(asked, "large", replace(entry("any").compat, steps=asked.steps), encoder_hash="e1")
+    found = Found(
+        [Hit(one.id, similarity) for similarity, one in latents],
+        [Hit(one.id, similarity) for similarity, one in pictures],
+        {one.id: one for _, one in (*latents, *pictures)},
+    )
+    rules = Rules(FIG_10, refiners=tuple(refiners))
+    return from_candidates(question, rules, found, partial(CARD.step_in, steps=asked.steps))
+
+
+def test_each_model_has_its_own_k_and_the_cheapest_is_named_first() -> None:
+    made = plan(pictures=[(0.7, with_picture("a"))])
+    assert made.source is PlanSource.IMAGE
+    assert made.may_run == (ModelPlan("small", 20, 1.0), ModelPlan("large", 30))
+    assert (made.model, made.start_step, made.weights_hash, made.miss_model) == ("small", 20, "w2", "large")
+    assert (made.entry_id, made.state_key, made.state_sha256) == ("a", "pictures/a/1.png", "pa")
+    assert made.capture_steps == ()
+    assert "by large" in made.reason
+    assert "large after 30" in made.reason
+    assert made.candidates[0].reason == "small starts after step 20, large after step 30"
+    assert (made.candidates[0].kind, made.candidates[0].model, made.candidates[0].chosen) == ("image", "large", True)
+
+
+def test_k_is_scaled_to_the_run_and_rounds_down() -> None:
+    made = plan(pictures=[(0.7, with_picture("a"))], steps=12)
+    assert [one.start_step for one in made.may_run] == [4, 7]  # 20 and 30 of 50
+    few = plan([SMALL], pictures=[(0.2, with_picture("a"))], steps=9)
+    assert few.source is PlanSource.NOISE
+    assert "too few to skip any" in few.candidates[0].reason
+
+
+@pytest.mark.parametrize(("similarity", "k"), [(0.24, 0), (0.25, 5), (0.27, 10), (0.28, 15), (0.29, 25), (0.31, 30)])
+def test_the_published_table_begins_at_its_cosines(similarity: float, k: int) -> None:
+    made = weigh_picture(request(), [LARGE], Hit("a", similarity), with_picture("a"))
+    assert made.candidate.wished_step == k
+
+
+def test_the_cheaper_of_latent_and_picture_wins_and_the_other_says_why_not() -> None:
+    one = with_picture("a")
+    small = plan(latents=[(0.92, one)], pictures=[(0.7, one)])  # 30 steps of large against 30 of small
+    assert (small.source, small.model) == (PlanSource.IMAGE, "small")
+    assert small.fallback is None
+    assert "costs 30 steps of 50, the chosen one 9.3" in small.candidates[0].reason
+
+    latent = plan([LARGE], latents=[(0.92, one)], pictures=[(0.26, one)])  # K = 20 against k = 5
+    assert (latent.source, latent.start_step) == (PlanSource.LATENT, 20)
+    assert "costs 45.3 steps of 50, the chosen one 30" in latent.candidates[1].reason
+
+
+def test_a_latent_hit_carries_its_image_plan_unless_it_names_a_model() -> None:
+    one = with_picture("a")
+    slow = replace(SMALL, pace=Pace())
+    made = plan([slow], latents=[(0.96, one)], pictures=[(0.7, one)])  # 25 steps against 30
+    assert (made.source, made.start_step) == (PlanSource.LATENT, 25)
+    assert made.fallback is not None
+    assert (made.fallback.source, made.fallback.model, made.fallback.start_step) == (PlanSource.IMAGE, "small", 20)
+    assert made.fallback.candidates == ()
+    named = plan([replace(LARGE, pace=Pace())], latents=[(0.96, one)], pictures=[(0.26, one)], quality="large")
+    assert named.source is PlanSource.LATENT
+    assert named.fallback is None
+
+
+def test_equal_costs_go_to_the_latent_then_to_the_more_similar() -> None:
+    one, two = with_picture("a"), with_picture("b")
+    same = replace(LARGE, table_of=lambda model, weights: ImageTable(LOW), pace=Pace())
+    made = plan([same], latents=[(0.92, one)], pictures=[(0.7, one)])  # 20 of 50 both
+    assert made.source is PlanSource.LATENT
+    assert "costs as much as the chosen latent" in made.candidates[1].reason
+    assert plan([same], pictures=[(0.65, one), (0.7, two)]).entry_id == "b"
+
+
+def test_a_ratio_that_nobody_measured_is_one() -> None:
+    large, small = Latency(0.03, 0.01, ("64x64", "1")), Latency(0.01, 0.005, ("64x64", "1"))
+    pace = pace_of(small, large)
+    assert pace.known
+    assert [pace.step, pace.encode] == pytest.approx([1 / 3, 1 / 6])
+    for other in (None, Latency(0.01, 0.005, ("64x64", "2"))):
+        assert pace_of(other, large) == Pace()
+    assert cost_of(Pace(0.5, 2.0), 50, 10, picture=True) == 22
+    assert cost_of(Pace(0.5, 2.0), 50, 10, picture=False) == 20
+    assert cheapest([]) is None
+
+
+def test_of_equals_the_small_model_is_named_first() -> None:
+    made = plan(
+        [replace(LARGE, table_of=SMALL.table_of, pace=Pace()), replace(SMALL, pace=Pace())],
+        pictures=[(0.7, with_picture("a"))],
+    )
+    assert [one.model for one in made.may_run] == ["small", "large"]
+
+
+def test_who_may_not_see_a_picture_does_not_start_from_it() -> None:
+    private = with_picture("a", scope=Scope.PRIVATE, user="bob")
+    made = plan(pictures=[(0.7, private)])
+    assert (made.source, made.candidates[0].reason) == (PlanSource.NOISE, "not visible to this caller")
+    assert plan(pictures=[(0.7, entry("a"))]).candidates[0].reason == "its picture is no longer in the cache"
+
+
+def test_a_picture_of_another_size_model_and_sampler_starts_all_the_same() -> None:
+    other = with_picture("a", model="old", compat=replace(entry("x").compat, size=Size(96, 64), weights_hash="w9"))
+    made = plan(pictures=[(0.7, other)])
+    assert made.source is PlanSource.IMAGE
+    assert "resized from 96x64" in made.candidates[0].reason
+
+
+def test_a_table_that_was_measured_otherwise_is_not_used_and_the_plan_says_so() -> None:
+    why = "k_table: large from pictures of large was measured with another encoder; run `afterimage profile`"
+    unfit = replace(LARGE, table_of=lambda model, weights: ImageTable(None, why, misfit=True))
+    made = plan([unfit], pictures=[(0.9, with_picture("a"))])
+    assert (made.source, made.degraded, made.candidates[0].reason) == (PlanSource.NOISE, (why,), why)
+
+
+def test_named_models_keep_latents_of_what_they_draw_from_a_picture() -> None:
+    made = plan([LARGE], pictures=[(0.26, with_picture("a"))], quality="large")
+    assert (made.source, made.start_step, made.capture_steps) == (PlanSource.IMAGE, 5, (10, 15, 20, 25))
+
+
+def test_every_offer_is_weighed_by_cost_before_similarity() -> None:
+    state = State("a", 10, "k", 1, "fp16", "s")
+    near, cheap = Candidate("a", "latent", 0.99, 10, 10), Candidate("b", "latent", 0.5, 20, 20)
+    offers = [Offer(near, state, (), 40.0), Offer(cheap, state, (), 30.0)]
+    best = cheapest(offers)
+    assert best is not None
+    assert best.candidate is cheap
