@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from rich.console import Console
 
 from services.cli.embedded import embedded, found_running
 from shared import telemetry
 from shared.client import AsyncClient
-from shared.errors import UnavailableError
+from shared.errors import ConfigurationError, UnavailableError
 from shared.settings import Settings
 
 PROBE_S = 1.0
@@ -43,24 +44,37 @@ async def listens(address: str) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def connected(target: str | None, settings: Settings, tenant: str) -> AsyncIterator[AsyncClient]:
-    """A client of a process that runs; raises UnavailableError saying how to start one."""
+async def connected(
+    target: str | None, settings: Settings, tenant: str, *, data_dir: Path | None = None
+) -> AsyncIterator[AsyncClient]:
+    """A client of a process that runs; with `data_dir` (as it was typed) only of the one that works there.
+
+    Raises UnavailableError saying how to start one, ConfigurationError where another directory's listens.
+    """
     address = address_of(target, settings)
     if not await listens(address):
-        raise UnavailableError(f"nothing listens on {address}; start it with `afterimage up`, or name it with --target")
+        where = f" --data-dir {data_dir}" if data_dir else ""
+        raise UnavailableError(
+            f"nothing listens on {address}; start it with `afterimage up{where}`, or name it with --target"
+        )
+    _must_be_of(data_dir, target, address)
     async with AsyncClient(address, tenant=tenant) as client:
         yield client
 
 
 @contextlib.asynccontextmanager
 async def connected_or_embedded(
-    target: str | None, settings: Settings, tenant: str, console: Console
+    target: str | None, settings: Settings, tenant: str, console: Console, *, data_dir: Path | None = None
 ) -> AsyncIterator[AsyncClient]:
-    """A client of what runs, or of an embedded instance started for this one command; a named target must run."""
+    """A client of what runs, or of an embedded instance started for this one command; a named target must run.
+
+    With `data_dir` (as it was typed) what runs must work there; raises ConfigurationError where it does not.
+    """
     address = address_of(target, settings)
     if target and not await listens(address):
         raise UnavailableError(f"nothing listens on {address}; start it with `afterimage up --listen {address}`")
     if await listens(address):
+        _must_be_of(data_dir, target, address)
         async with AsyncClient(address, tenant=tenant) as client:
             yield client
         return
@@ -73,3 +87,13 @@ async def connected_or_embedded(
     )
     async with embedded(settings) as process, AsyncClient(process.address, tenant=tenant) as client:
         yield client
+
+
+def _must_be_of(data_dir: Path | None, target: str | None, address: str) -> None:
+    """Raises ConfigurationError where a data directory was named and whoever listens is not known to work in it."""
+    if data_dir is None or target or found_running(data_dir):
+        return
+    raise ConfigurationError(
+        f"data_dir: nothing serves {data_dir.absolute()}, and what listens on {address} works in another directory: "
+        f"leave --data-dir out to use that, or start one here: `afterimage up --data-dir {data_dir} --listen HOST:PORT`"
+    )

@@ -83,7 +83,8 @@ def found_running(data_dir: Path) -> dict[str, Any] | None:
     """What the process that works in this data directory said; None when there is none (any more)."""
     try:
         facts: dict[str, Any] = json.loads((data_dir / RUNNING_FILE).read_text())
-        os.kill(int(facts["pid"]), 0)
+        with contextlib.suppress(PermissionError):  # it is there, and another user's
+            os.kill(int(facts["pid"]), 0)
     except (OSError, ValueError, KeyError):
         return None
     return facts

@@ -17,7 +17,6 @@ from services.cli.words import candidates_table, hint, keep_picture, where_it_st
 from shared.client import Accepted, AsyncClient, Picture
 from shared.client import Progress as Step
 from shared.errors import AfterimageError, InvalidRequestError
-from shared.settings import Settings
 
 Optional = typer.Option
 _SEED = (
@@ -48,7 +47,9 @@ def generate(
     user: Annotated[str, Optional(help="Whose picture it is (scope private needs it).")] = "",
     tenant: Annotated[str, Optional(help="Whose cache to use.")] = "default",
     target: Annotated[str | None, Optional(help="host:port of a running Afterimage.")] = None,
-    data_dir: Annotated[Path | None, Optional(help="Data directory, when nothing runs and one is started.")] = None,
+    data_dir: Annotated[
+        Path | None, Optional(help="Data directory: of the Afterimage that runs, or of one started here.")
+    ] = None,
     why: Annotated[bool, Optional("--why", help="Show everything the planner looked at.")] = False,
 ) -> None:
     """Draw one picture and say where it started.
@@ -82,7 +83,13 @@ def generate(
         **_size(size),
     }
     console = wide()
-    picture = asyncio.run(_draw_somewhere(prompt, fields, target, settings_from(data_dir=data_dir), tenant, console))
+    settings = settings_from(data_dir=data_dir)
+
+    async def drawn() -> Picture:
+        async with connected_or_embedded(target, settings, tenant, console, data_dir=data_dir) as client:
+            return await draw(client, prompt, fields, console)
+
+    picture = asyncio.run(drawn())
     path = out or Path(f"{picture.job.id}.png")
     made = keep_picture(picture, path)
     console.print(Text(where_it_started(picture)))
@@ -94,13 +101,6 @@ def generate(
     if made:
         console.print(Text(f"made the folder {made}", style="dim"))
     console.print(Text(f"{path}  ({picture.job.request.size}, seed {picture.seed}, job {picture.job.id})"))
-
-
-async def _draw_somewhere(
-    prompt: str, fields: dict[str, Any], target: str | None, settings: Settings, tenant: str, console: Console
-) -> Picture:
-    async with connected_or_embedded(target, settings, tenant, console) as client:
-        return await draw(client, prompt, fields, console)
 
 
 async def draw(client: AsyncClient, prompt: str, fields: dict[str, Any], console: Console) -> Picture:

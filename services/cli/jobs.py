@@ -19,7 +19,7 @@ from shared.types import JobState
 
 T = TypeVar("T")
 Target = Annotated[str | None, typer.Option(help="host:port of a running Afterimage.")]
-DataDir = Annotated[Path | None, typer.Option(help="Find the Afterimage that works in this data directory.")]
+DataDir = Annotated[Path | None, typer.Option(help="Only the Afterimage that works in this data directory.")]
 Tenant = Annotated[str, typer.Option(help="Whose jobs.")]
 JobId = Annotated[str, typer.Argument(help="Id of a job, as `list` shows it.")]
 
@@ -85,7 +85,7 @@ def cancel_job(job_id: JobId, target: Target = None, data_dir: DataDir = None, t
 
 def _ask(target: str | None, data_dir: Path | None, tenant: str, question: Callable[[AsyncClient], Awaitable[T]]) -> T:
     async def asked() -> T:
-        async with connected(target, settings_from(data_dir=data_dir), tenant) as client:
+        async with connected(target, settings_from(data_dir=data_dir), tenant, data_dir=data_dir) as client:
             return await question(client)
 
     return asyncio.run(asked())

@@ -1,0 +1,66 @@
+"""Which Afterimage a command talks to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from services.cli.connection import address_of, connected, connected_or_embedded
+from services.cli.embedded import RUNNING_FILE
+from shared.errors import ConfigurationError, UnavailableError
+from shared.settings import Settings
+
+
+@contextlib.asynccontextmanager
+async def somebody() -> AsyncIterator[str]:
+    """The address of something that accepts connections."""
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def runs_in(data_dir: Path, address: str) -> None:
+    data_dir.mkdir(parents=True)
+    facts = {"address": address, "internal": "unix:/nowhere", "pid": os.getpid()}
+    (data_dir / RUNNING_FILE).write_text(json.dumps(facts))
+
+
+async def test_a_named_data_directory_is_never_another_ones(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    async with somebody() as address:
+        settings = Settings(data_dir=mine, listen=address)
+        for client in (
+            connected(None, settings, "default", data_dir=mine),
+            connected_or_embedded(None, settings, "default", Console(quiet=True), data_dir=mine),
+        ):
+            with pytest.raises(ConfigurationError) as refused:
+                await client.__aenter__()
+            assert str(mine) in str(refused.value)
+            assert address in str(refused.value)
+        assert not mine.exists()
+
+
+async def test_the_directory_s_own_server_a_target_and_the_default_are_used(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    async with somebody() as elsewhere, somebody() as own:
+        settings = Settings(data_dir=mine, listen=elsewhere)
+        async with connected(None, settings, "default"):  # nobody named a directory: what listens is meant
+            assert address_of(None, settings) == elsewhere
+        async with connected(elsewhere, settings, "default", data_dir=mine):
+            assert address_of(elsewhere, settings) == elsewhere
+        runs_in(mine, own)
+        async with connected(None, settings, "default", data_dir=mine):
+            assert address_of(None, settings) == own
+
+
+async def test_where_nothing_listens_the_error_says_how_to_start_it_there(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "mine", listen="127.0.0.1:1")
+    with pytest.raises(UnavailableError, match=r"`afterimage up --data-dir .*mine`"):
+        await connected(None, settings, "default", data_dir=tmp_path / "mine").__aenter__()
