@@ -15,6 +15,8 @@ AT_A_TIME = 256
 """Requests compared together, with blocks of …"""
 BLOCK = 16_384
 """… earlier ones: 16 MB of similarities at a time, whatever the trace's length."""
+SPARE = 8
+"""More than are listed, since the matrix product and the exact score may order near equals differently."""
 
 Indices = npt.NDArray[np.int32]
 Similarities = npt.NDArray[np.float32]
@@ -88,7 +90,7 @@ def find_neighbours(
     points = vectors[text_of]
     for start in range(0, count, AT_A_TIME):
         stop = min(start + AT_A_TIME, count)
-        rows, others, scores = _above(points, group_of, start, stop, floor - 1e-5)
+        rows, others, scores = _above(points, group_of, start, stop, floor - 1e-5, width + SPARE + 1)
         ends = np.searchsorted(rows, np.arange(stop - start + 1))
         for row in range(stop - start):
             part = slice(ends[row], ends[row + 1])
@@ -104,18 +106,23 @@ def similarity(rows: Rows, query: npt.NDArray[np.float32]) -> Similarities:
 
 
 def _above(
-    points: Rows, group_of: npt.NDArray[np.int64] | None, start: int, stop: int, floor: float
+    points: Rows, group_of: npt.NDArray[np.int64] | None, start: int, stop: int, floor: float, most: int
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], Similarities]:
-    """(row of the chunk, earlier request, similarity) of every pair above the floor, by row."""
+    """(row of the chunk, earlier request, similarity) of the pairs above the floor, by row; of each block only the
+    `most` nearest, so that a floor below everything costs no memory."""
     rows, others, scores = [], [], []
     for first in range(0, stop, BLOCK):
         last = min(first + BLOCK, stop)
         cosines = points[start:stop] @ points[first:last].T
-        near, other = np.nonzero(cosines > floor)
-        kept = other + first < near + start  # only what was there before
+        if last > start:  # only what was there before
+            cosines[np.arange(first, last)[None, :] >= np.arange(start, stop)[:, None]] = -2
         if group_of is not None:
-            kept &= group_of[other + first] == group_of[near + start]
-        near, other = near[kept], other[kept]
+            cosines[group_of[None, first:last] != group_of[start:stop, None]] = -2
+        near, other = np.nonzero(cosines > floor)
+        if len(near) > most * (stop - start) and most < last - first:
+            nearest = np.argpartition(-cosines, most - 1, axis=1)[:, :most]
+            near, place = np.nonzero(np.take_along_axis(cosines, nearest, axis=1) > floor)
+            other = nearest[near, place]
         rows.append(near)
         others.append(other + first)
         scores.append(cosines[near, other])
@@ -127,9 +134,8 @@ def _above(
 def _keep(found: Neighbours, request: int, points: Rows, others: npt.NDArray[np.intp], scores: Similarities) -> bool:
     """Writes one request's row; whether some did not fit."""
     width = found.indices.shape[1]
-    spare = 8  # the product and the exact score may order near equals differently
-    if len(others) > width + spare:
-        others = others[np.argpartition(-scores, width + spare - 1)[: width + spare]]
+    if len(others) > width + SPARE:
+        others = others[np.argpartition(-scores, width + SPARE - 1)[: width + SPARE]]
         cut = True
     else:
         cut = len(others) > width

@@ -150,6 +150,7 @@ class Replay:
             made.states[request], made.bytes[request] = len(self._shelf), self._shelf.bytes
             if request % 1024 == 1023:
                 advance(1024)
+        advance(count % 1024)
         return replace(made, searched=self.searched)
 
     def decided(self) -> Iterator[Decided]:

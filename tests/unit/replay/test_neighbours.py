@@ -7,21 +7,24 @@ import pytest
 
 from services.replay import neighbours
 from services.replay.neighbours import find_neighbours, load_neighbours
+from shared.models.k_table import KTable, Level
 from tests.unit.replay.house import load_of, topics
 
 
+@pytest.mark.parametrize("floor", [0.65, -1.0])
 @pytest.mark.parametrize("groups", [0, 3])
-def test_they_are_the_nearest_earlier_requests(monkeypatch: pytest.MonkeyPatch, groups: int) -> None:
+def test_they_are_the_nearest_earlier_requests(monkeypatch: pytest.MonkeyPatch, groups: int, floor: float) -> None:
     monkeypatch.setattr(neighbours, "AT_A_TIME", 7)
     monkeypatch.setattr(neighbours, "BLOCK", 50)
     said, rows = topics(300)
-    load = load_of(said, rows, width=9, groups=groups)
+    table = KTable((Level(5, floor),))
+    load = load_of(said, rows, width=9, groups=groups, table=table)
     points = rows[load.text_of]
     for request, (indices, cosines, cut) in enumerate(load.neighbours.rows()):
         exact = points[:request] @ points[request]
         if groups:
-            exact[np.arange(request) % groups != request % groups] = -1
-        above = np.sort(exact[exact > 0.65])[::-1]
+            exact[np.arange(request) % groups != request % groups] = -2
+        above = np.sort(exact[exact > floor])[::-1]
         assert cosines == pytest.approx(above[:9].tolist(), abs=1e-6)
         assert cut == (len(above) > 9)
         assert exact[indices] == pytest.approx(np.array(cosines), abs=1e-6)
