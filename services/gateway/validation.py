@@ -42,7 +42,7 @@ class Models:
         name = roles.get(quality, quality)
         if name not in self.cards:
             offered = ", ".join(dict.fromkeys(["auto", "large", *(["small"] if self.small else []), *self.cards]))
-            rule = f"must be one of {offered}: these are served here, AFTERIMAGE_LARGE and _SMALL at its start name others"
+            rule = f"must be one of {offered}: these are served here, AFTERIMAGE_LARGE and _SMALL name others"
             raise InvalidRequestError("quality", rule, quality)
         return self.cards[name]
 

@@ -29,21 +29,24 @@ def _latency(models: Path, target: Path) -> None:
 
 def _k_tables(models: Path, target: Path) -> None:
     """One panel per use of a table: what a prompt's similarity must be above for each K; none where K may never be."""
-    files = [(path, "latents") for path in sorted(models.glob("*/k_table_*.json"))]
-    files += [(path, "pictures") for path in sorted(models.glob("*/image_k_table_*.json"))]
-    panels = list(dict.fromkeys((path.parent.name, kind) for path, kind in files))
+    files = sorted(models.glob("*/k_table_*.json")) + sorted(models.glob("*/image_k_table_*.json"))
+    tables: list[dict[str, Any]] = [json.loads(path.read_text()) for path in files]
+    panels = list(dict.fromkeys(_use(table) for table in tables))
     figure, axes = _figure(len(panels), (3.1 * len(panels), 3.2))
-    for path, kind in files:
-        found: dict[str, Any] = json.loads(path.read_text())
-        panel = axes[panels.index((path.parent.name, kind))]
+    for found in tables:
+        panel = axes[panels.index(_use(found))]
         levels = sorted((level["k"], level["min_similarity"]) for level in found["levels"])
         ks, least = [k for k, _ in levels], [similarity for _, similarity in levels]
         panel.step(ks, least, where="mid", marker="o", label=f"α = {found['alpha']}")
-        of = f"{path.parent.name} from {'its own latents' if kind == 'latents' else 'the other one’s pictures'}"
         panel.set(xlabel=f"K of {found['steps']} steps", xticks=range(5, 35, 5), ylim=(-0.45, 1.05), xlim=(3, 27))
-        panel.set_title(of, fontsize=9)
+        panel.set_title(_use(found), fontsize=9)
     axes[0].set_ylabel("similarity must be above")
     _save(figure, axes, target)
+
+
+def _use(table: dict[str, Any]) -> str:
+    source = table.get("images_from")
+    return f"{table['model']} from " + (f"{source}'s pictures" if source else "its own latents")
 
 
 def _figure(panels: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
