@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from services.embedder.encoder import encoder_hash
+from services.retriever.service import RetrieverService
 from shared.client import Picture
 from shared.errors import BlobMissingError, UnavailableError
-from shared.messages import refine_lane
+from shared.messages import WorkerReported, refine_lane
+from shared.models.card import BUNDLED, find_card
+from shared.models.k_table import KTable, Level, profile_kind, profile_of, table_to_json
 from shared.settings import Settings
 from shared.types import PlanSource
 from tests.flows.house import House, house
@@ -99,3 +103,39 @@ def _without(blobs: Any, key: str) -> Any:
         return bytes(await get(wanted, sha256))
 
     return found
+
+
+async def test_a_latent_hit_is_drawn_by_its_image_plan_where_nobody_runs_its_model(settings: Settings) -> None:
+    update = {"large": "noop:?name=big", "small": "noop:?name=little", "predictor": "always"}
+    async with house(settings.model_copy(update=update)) as home:
+        await _measured(home)
+        first = await seen(home, await home.generate(FOX, seed=1))
+        latent = await home.generate(FOX, seed=2, cache="read")
+        assert (latent.plan.source, latent.model) == (PlanSource.LATENT, "big")
+        assert latent.plan.fallback is not None
+        assert [one.model for one in latent.plan.fallback.may_run] == ["little"]
+
+        await home.backends.bus.publish(WorkerReported("elsewhere", "cpu", "little", 0, 8))
+        await asyncio.sleep(0.05)
+        image = await home.generate(FOX, seed=3, cache="read")
+        assert (image.plan.source, image.model, image.plan.entry_id) == (PlanSource.IMAGE, "little", first.job.id)
+        assert await lane_of(home, image) == refine_lane()
+        assert image.plan.degraded[0] == "workers: nobody runs big, whose latent this would start from"
+
+
+async def _measured(home: House) -> None:
+    """`little` may go on from pictures of `big`, however similar they are, after 5 of 50 steps."""
+    big, little = find_card("noop:?name=big"), find_card("noop:?name=little")
+    table = KTable(
+        (Level(5, -1.0),),
+        model="little",
+        weights_hash=little.weights_hash,
+        encoder_hash=encoder_hash(BUNDLED / "clip"),
+        alpha=home.process.context.settings.image_k_table_alpha,
+        images_from="big",
+        images_weights_hash=big.weights_hash,
+    )
+    kind = profile_kind(table.alpha, images=True)
+    await home.backends.catalog.profiles.put(kind, profile_of(table), table.weights_hash, table_to_json(table))
+    retriever = next(service for service in home.process.services if isinstance(service, RetrieverService))
+    await retriever._tables.open()  # which it does by itself every half minute

@@ -47,7 +47,8 @@ class NoopFamily:
 
     def encode_picture(self, pixels: Pixels) -> Tensor:
         scale = self.card.vae_scale
-        return torch.from_numpy(pixels[::scale, ::scale].astype(np.float32) / 127.5 - 1).permute(2, 0, 1)
+        colours = torch.from_numpy(pixels[::scale, ::scale].astype(np.float32) / 127.5 - 1).permute(2, 0, 1)
+        return torch.cat([colours, torch.zeros(self.card.latent_channels - 3, *colours.shape[1:])])
 
     def latent_shape(self, size: Size) -> tuple[int, int, int]:
         scale = self.card.vae_scale
