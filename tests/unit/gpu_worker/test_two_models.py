@@ -15,10 +15,11 @@ from PIL import Image
 from services.gpu_worker.codecs import encode_png
 from services.gpu_worker.redraw import redraw
 from services.gpu_worker.resizing import fitted
+from services.gpu_worker.service import GpuWorkerService
 from services.gpu_worker.starts import prepare, taken_by
 from shared.messages import GenerateImage, StateLost, StateUsed, lane_of, refine_lane
 from shared.models import tiny
-from shared.types import Job, ModelPlan, Plan, PlanSource, Size
+from shared.types import Job, JobState, ModelPlan, Plan, PlanSource, Size
 from tests.unit.gpu_worker.worker import STEPS, Bench, running_worker
 
 
@@ -160,6 +161,32 @@ async def test_a_worker_that_is_to_refine_with_its_own_model_does_so_if_it_may(p
     assert (taken_by(plan, families, ["large"]).model, taken_by(plan, families, ["large"]).start_step) == ("large", 3)
     only = replace(plan, may_run=plan.may_run[:1])
     assert taken_by(only, families, ["large"]).model == "tiny-small"
+
+
+async def test_what_waits_in_refine_is_drawn_when_the_only_small_worker_goes(pair_folder: Path, tmp_path: Path) -> None:
+    """Whoever comes or is left draws what it had not finished, by the same plan; nothing counts against the jobs."""
+    large, small = (str(pair_folder / name) for name in ("large", "tiny-small"))
+    async with running_worker(tmp_path / "data", large, small=small, max_rows=2) as bench:
+        plan = await image_hit(bench, await bench.draw())
+        jobs = [await bench.accept(plan, seed=seed, steps=40) for seed in range(6)]
+        for job in jobs:
+            await bench.backends.bus.send(refine_lane(), GenerateImage(job.id))
+        await bench.until(lambda job: job.state is JobState.RUNNING, jobs[0].id)
+        await bench.service.drain(0.0)
+        left = [await bench.jobs.get(job.id) for job in jobs]
+        assert {job.state for job in left} <= {JobState.QUEUED, JobState.SUCCEEDED}
+        assert sum(job.state is JobState.QUEUED for job in left) >= 4
+
+        other = GpuWorkerService()
+        await other.start(bench.context)
+        try:
+            ended = [await bench.final(job.id) for job in jobs]
+        finally:
+            await other.drain(0.1)
+            await other.stop()
+        assert all(job.state is JobState.SUCCEEDED for job in ended), [job.error for job in ended]
+        assert {(job.plan.source, job.plan.start_step) for job in ended} == {(PlanSource.IMAGE, 6)}
+        assert {(job.failures, job.crashes) for job in ended} == {(0, 0)}
 
 
 def test_a_picture_is_cut_to_its_new_proportions_and_keeps_its_shapes() -> None:
