@@ -147,7 +147,7 @@ async def test_a_picture_for_models_that_are_not_here_moves_to_one_that_runs_els
 
 
 async def test_a_latent_hit_of_a_model_that_is_not_here_is_drawn_by_its_image_plan(pair: Bench) -> None:
-    image = await image_hit(pair, await pair.draw())
+    image = await image_hit(pair, await pair.draw(), may_run=(ModelPlan("tiny-small", 6, 1.0),))
     plan = Plan(PlanSource.LATENT, "elsewhere", 4, state_key="states/none", weights_hash="x", fallback=image)
     job = await refined(pair, plan)
     assert job.result is not None, job.error
