@@ -62,7 +62,13 @@ class Settings(BaseSettings):
     )
     encoder: str = Field("bundled:clip", description="Text/image encoder: bundled:NAME, a folder, or a hub name.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0 …")
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="What weights are loaded and compute in; auto: what the model's card says."
+    )
+    offload: Literal["none", "model", "sequential"] = Field(
+        "none",
+        description="Where weights wait: on the device; text encoders, denoiser and VAE in turns; layer by layer.",
+    )
     torch_threads: int = Field(
         0, ge=0, le=256, description="Threads of the denoiser; 0: the fastest, measured as it draws."
     )

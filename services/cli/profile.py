@@ -166,7 +166,7 @@ def _others(
 ) -> tuple[Family | None, Family | None]:
     """The family whose pictures are started from, and the one that is the measure, where those are others."""
     from services.gpu_worker.families import load_family
-    from shared.models.card import find_card
+    from shared.models.card import card_for
 
     if images_from and fresh_noise:
         raise InvalidRequestError("fresh_noise", "is for latents: a picture gets new noise anyway", fresh_noise)
@@ -177,7 +177,7 @@ def _others(
     loaded = {family.card.name: family}
 
     def named(option: str, name: str) -> Family:
-        card, size = replace(find_card(name), dtype=settings.dtype), family.card.default_size
+        card, size = card_for(name, settings), family.card.default_size
         if not card.sizes.allows(size):
             raise InvalidRequestError(option, f"must draw {size}; it draws {card.sizes}", name)
         if card.name not in loaded:

@@ -24,7 +24,7 @@ def up(
     data_dir: Annotated[Path | None, Optional(help="Catalog, pictures and cached latents live here.")] = None,
     large: Annotated[
         str | None,
-        Optional(help="The model that draws: bundled:large, bundled:small, a diffusers folder, or a hub id."),
+        Optional(help="The model that draws: a name of `afterimage models list`, a diffusers folder, or a hub id."),
     ] = None,
     small: Annotated[
         str | None,
@@ -32,6 +32,10 @@ def up(
     ] = None,
     encoder: Annotated[str | None, Optional(help="CLIP encoder: a bundled name, a folder, or a hub id.")] = None,
     device: Annotated[str | None, Optional(help="auto, cpu, cuda, cuda:1 …")] = None,
+    dtype: Annotated[str | None, Optional(help="auto (the model's card), float32, bfloat16, float16.")] = None,
+    offload: Annotated[
+        str | None, Optional(help="none; model: its parts take turns on the device; sequential: layer by layer.")
+    ] = None,
     torch_threads: Annotated[
         int | None, Optional(help="Threads of the denoiser; 0: the fastest, measured as it draws.")
     ] = None,

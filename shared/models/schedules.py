@@ -34,8 +34,8 @@ def ddim_timesteps(config: dict[str, Any], steps: int) -> np.ndarray:
 def noise_level(sampler: str, config: dict[str, Any], steps: int, step: int) -> Fraction:
     """How noisy a latent is after `step` of `steps`, as an exact number: equal numbers are equal noise levels.
 
-    DDIM: the timestep whose ᾱ the latent has (-1: none left). Flow matching: 1 − step/steps before shifting, which is
-    monotone and the same for every T of one size, counted over the trained range the way diffusers spaces sigmas.
+    DDIM: the timestep whose ᾱ the latent has (-1: none left). Flow matching: how far the sigma before shifting lies
+    between the schedule's ends, the way diffusers spaces them; shifting is monotone, and one for every T of a size.
     """
     if step == steps:
         return Fraction(-1)
@@ -44,6 +44,8 @@ def noise_level(sampler: str, config: dict[str, Any], steps: int, step: int) -> 
             return Fraction(int(ddim_timesteps(config, steps)[0]))
         stride = int(config.get("num_train_timesteps", 1000)) // steps
         return Fraction(int(ddim_timesteps(config, steps)[step - 1]) - stride)
+    if sampler == "flow_match_euler_even":  # FluxPipeline: 1, (T−1)/T, … 1/T
+        return Fraction(steps - step, steps)
     # diffusers spaces sigmas linearly from σ_max to σ_min over T points (both included)
     return Fraction(steps - 1 - step, max(steps - 1, 1))
 
@@ -57,6 +59,8 @@ def same_noise_level(sampler: str, config: dict[str, Any], state: tuple[int, int
     (step, steps), (start, total) = state, wanted
     if steps == total:
         return step == start
+    if config.get("shift_terminal"):  # every T is stretched to end at the same sigma, by a factor of its own
+        return False
     if sampler == "ddim" and start < total:
         return noise_level(sampler, config, steps, step) == int(ddim_timesteps(config, total)[start])
     return noise_level(sampler, config, steps, step) == noise_level(sampler, config, total, start)

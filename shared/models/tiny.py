@@ -76,8 +76,8 @@ def _build_pipeline(folder: Path, channels: tuple[int, ...], scheduler: dict[str
     # a random decoder paints one grey; a wider last layer makes pictures that differ where latents do
     with torch.no_grad():
         list(vae.decoder.parameters())[-2].mul_(15)
-    tokenizer = _tokenizer()
-    text_encoder = CLIPTextModel(CLIPTextConfig(**_text_sizes(tokenizer)))
+    tokenizer = tokenizer_of_bytes()
+    text_encoder = CLIPTextModel(CLIPTextConfig(**text_sizes(tokenizer)))
     ddim = {
         "num_train_timesteps": 1000,
         "beta_schedule": "squaredcos_cap_v2",
@@ -120,7 +120,7 @@ def _build_clip(folder: Path) -> None:
             size={"shortest_edge": 32},
             crop_size={"height": 32, "width": 32},
         )
-    tokenizer = _tokenizer()
+    tokenizer = tokenizer_of_bytes()
     vision = {
         "hidden_size": 32,
         "intermediate_size": 64,
@@ -130,13 +130,13 @@ def _build_clip(folder: Path) -> None:
         "patch_size": 8,
         "projection_dim": 32,
     }
-    config = CLIPConfig(text_config=_text_sizes(tokenizer), vision_config=vision, projection_dim=32)
+    config = CLIPConfig(text_config=text_sizes(tokenizer), vision_config=vision, projection_dim=32)
     CLIPModel(config).eval().save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
     processor.save_pretrained(folder)
 
 
-def _text_sizes(tokenizer: Any) -> dict[str, Any]:
+def text_sizes(tokenizer: Any) -> dict[str, Any]:
     return {
         "vocab_size": len(tokenizer),
         "hidden_size": 32,
@@ -151,7 +151,7 @@ def _text_sizes(tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def _tokenizer() -> Any:
+def tokenizer_of_bytes() -> Any:
     """A CLIP tokenizer without merges: one token per byte, so every prompt has one."""
     from transformers import CLIPTokenizer
 

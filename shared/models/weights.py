@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from functools import lru_cache
 from pathlib import Path
 
 from shared.errors import ModelError
+from shared.models.checkpoint import INDEX, components
 
 HASHED_SUFFIXES = (".safetensors", ".json", ".txt", ".model")
 NOT_HASHED = ("card.json", "README.md")
@@ -17,9 +19,10 @@ NOT_HASHED = ("card.json", "README.md")
 def weights_hash(folder: Path) -> str:
     """16 hex digits of a sha256 over a checkpoint in diffusers' layout.
 
-    Covers the contents of every safetensors file (denoiser, VAE, text encoders), the tokenizer, the scheduler's and
-    the components' configurations (design §2, Compatibility). Files at the top other than model_index.json (cards,
-    tables, plots) do not count. Cached by every file's path, mtime and size.
+    Covers the contents of every safetensors file that is loaded (denoiser, VAE, every text encoder), the tokenizers,
+    the scheduler's and the components' configurations (design §2, Compatibility). Files at the top other than
+    model_index.json (cards, tables, plots), variants and folders that no component names do not count. Cached by
+    every file's path, mtime and size.
     Raises ModelError when there is no safetensors file.
     """
     files = tuple(_stamp(folder, path) for path in sorted(_parts(folder)))
@@ -29,8 +32,17 @@ def weights_hash(folder: Path) -> str:
 
 
 def _parts(folder: Path) -> list[Path]:
+    """What loading reads: the components that model_index.json names (all folders where it names none), no variants."""
     inside = [path for path in folder.rglob("*") if path.suffix in HASHED_SUFFIXES and path.name not in NOT_HASHED]
-    return [path for path in inside if path.parent != folder or path.name == "model_index.json"]
+    named = set(components(folder))
+    return [path for path in inside if _is_read(path.relative_to(folder), named)]
+
+
+def _is_read(path: Path, named: set[str]) -> bool:
+    if len(path.parts) == 1:
+        return path.name == INDEX
+    variant = path.suffix == ".safetensors" and "." in path.name.removesuffix(".safetensors")
+    return not variant and (not named or path.parts[0] in named)
 
 
 def _stamp(folder: Path, path: Path) -> tuple[str, int, int]:
@@ -42,6 +54,14 @@ def _stamp(folder: Path, path: Path) -> tuple[str, int, int]:
 def _hash(folder: str, files: tuple[tuple[str, int, int], ...]) -> str:
     total = hashlib.sha256()
     for name, _, _ in files:
-        with open(os.path.join(folder, name), "rb") as file:
-            total.update(f"{name}\0".encode() + hashlib.file_digest(file, "sha256").digest())
+        total.update(f"{name}\0".encode() + _digest(Path(folder, name)))
     return total.hexdigest()[:16]
+
+
+def _digest(path: Path) -> bytes:
+    """The sha256 of a file. The hub's cache names its large blobs by it: reading tens of gigabytes again is spared."""
+    blob = path.resolve()
+    if blob.parent.name == "blobs" and re.fullmatch(r"[0-9a-f]{64}", blob.name):
+        return bytes.fromhex(blob.name)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()

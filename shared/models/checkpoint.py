@@ -1,0 +1,146 @@
+"""What a checkpoint in diffusers' layout says of itself unloaded: its family, its shapes, what is missing."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from shared.errors import ModelError
+from shared.types import Size
+
+INDEX = "model_index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a pipeline class decides."""
+
+    family: str
+    """File of services/gpu_worker/families."""
+    sampler: str
+    denoiser: str
+    """Folder of the part that runs every step."""
+    default_steps: int
+    default_guidance: float
+    """Both are the pipeline's own defaults."""
+    cells_per_token: int = 1
+    """Latent cells per side of a token: sizes are multiples of its pixels."""
+
+
+KINDS = {
+    "StableDiffusionPipeline": Kind("unet", "ddim", "unet", 50, 7.5),
+    "StableDiffusionXLPipeline": Kind("unet", "ddim", "unet", 50, 5.0),
+    "StableDiffusion3Pipeline": Kind("sd3", "flow_match_euler", "transformer", 28, 7.0, 2),
+    "FluxPipeline": Kind("flux", "flow_match_euler_even", "transformer", 28, 3.5, 2),
+    "SanaPipeline": Kind("sana", "flow_match_euler", "transformer", 20, 4.5),
+}
+"""By diffusers' class name, as a checkpoint's model_index.json has it."""
+
+NOT_WEIGHTS = ("Scheduler", "Tokenizer", "TokenizerFast", "Processor", "FeatureExtractor", "ProcessorPil")
+"""Endings of component classes that have a configuration only."""
+
+
+def kind_of(folder: Path) -> Kind | None:
+    """The kind of a checkpoint; None when its model_index.json names no class.
+
+    Raises ModelError for a class that no family runs.
+    """
+    name = read_json(folder / INDEX).get("_class_name")
+    if name is None:
+        return None
+    if name not in KINDS:
+        raise ModelError(f"{folder / INDEX}: _class_name must be one of {', '.join(KINDS)} (got {name!r})")
+    return KINDS[name]
+
+
+def said_by(folder: Path) -> dict[str, Any]:
+    """Those of a card's fields that the weights in `folder` decide, as far as their configurations say so."""
+    found: dict[str, Any] = {}
+    kind = kind_of(folder)
+    vae = read_json(folder / "vae" / "config.json")
+    # every block of a VAE but the last halves the picture
+    if blocks := vae.get("block_out_channels") or vae.get("encoder_block_out_channels"):
+        found["vae_scale"] = 2 ** (len(blocks) - 1)
+    if "latent_channels" in vae:
+        found["latent_channels"] = int(vae["latent_channels"])
+    if kind is None:
+        return found
+    found |= {"family": kind.family, "sampler": kind.sampler}
+    found |= {"default_steps": kind.default_steps, "default_guidance": kind.default_guidance}
+    # the denoiser's sample_size is in latent cells; FluxPipeline has 128 where the configuration has none
+    side = read_json(folder / kind.denoiser / "config.json").get("sample_size", 128 if kind.family == "flux" else None)
+    if isinstance(side, int) and "vae_scale" in found:
+        found["default_size"] = Size(side * found["vae_scale"], side * found["vae_scale"])
+        if kind.family != "unet":
+            found["sizes"] = {"multiple_of": found["vae_scale"] * kind.cells_per_token}
+    return found
+
+
+def components(folder: Path) -> dict[str, str]:
+    """The parts a checkpoint is loaded from, by folder: the class each is of."""
+    index = read_json(folder / INDEX)
+    named = {part: said for part, said in index.items() if not part.startswith("_") and isinstance(said, list)}
+    return {part: str(said[1]) for part, said in named.items() if len(said) == 2 and said[0] and said[1]}
+
+
+def left_out(folder: Path) -> list[str]:
+    """Text encoders and tokenizers that the checkpoint does without on purpose (SD 3 without T5): null in its index."""
+    index = read_json(folder / INDEX)
+    return [part for part, said in index.items() if part.startswith(("text_", "tokenizer")) and said == [None, None]]
+
+
+def missing(folder: Path) -> list[str]:
+    """Files that loading needs and that are not there, as a person would name them; empty for a whole checkpoint."""
+    return [name for part, kind in components(folder).items() for name in _missing_of(folder / part, kind)]
+
+
+def _missing_of(part: Path, kind: str) -> list[str]:
+    if not part.is_dir():
+        return [f"{part.name}/"]
+    if kind.endswith(NOT_WEIGHTS):
+        return [] if any(part.iterdir()) else [f"{part.name}/"]
+    absent = [] if (part / "config.json").is_file() else [f"{part.name}/config.json"]
+    shards = [name for index in part.glob("*.safetensors.index.json") for name in shards_of(index)]
+    if shards:
+        return [*absent, *(f"{part.name}/{name}" for name in shards if not (part / name).is_file())]
+    if weights_of(part):
+        return absent
+    pickled = any(part.glob("*.bin"))
+    return [*absent, f"{part.name}/*.safetensors" + (" (only pickles are there: never loaded)" if pickled else "")]
+
+
+def shards_of(index: Path) -> list[str]:
+    return sorted({str(name) for name in read_json(index).get("weight_map", {}).values()})
+
+
+def weights_of(part: Path) -> list[Path]:
+    """The safetensors files a component is loaded from: not its variants (`model.fp16.safetensors`)."""
+    return sorted(path for path in part.glob("*.safetensors") if "." not in path.name.removesuffix(".safetensors"))
+
+
+def parameters(folder: Path) -> dict[str, int]:
+    """Numbers in each part's weights, from the headers of its files."""
+    counted = {part: sum(_values(path) for path in weights_of(folder / part)) for part in components(folder)}
+    return {part: count for part, count in counted.items() if count}
+
+
+def _values(path: Path) -> int:
+    """Numbers in a safetensors file: its first 8 bytes say how long the JSON header is."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    return sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A configuration; empty when there is none. Raises ModelError for a file that is none."""
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except ValueError as error:
+        raise ModelError(f"{path}: not a configuration: {error}") from error

@@ -1,0 +1,76 @@
+"""Checkpoints of the model hub: what is in its cache on this disk, and fetching the rest, which says why it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from shared.errors import ModelError
+from shared.models.checkpoint import INDEX, components, kind_of, missing
+
+CONFIGURATIONS = (INDEX, "*/*.json")
+WEIGHTS = ("*.json", "*.txt", "*.model", "*.safetensors")
+NEVER = ("*.fp16*", "*.bf16*", "*.non_ema*", "*.bin", "*.onnx*", "*.msgpack", "*.ckpt", "*.pt", "*.pth")
+"""Variants that are not loaded, and pickles."""
+
+
+def cached(hub_id: str) -> Path | None:
+    """The snapshot in the hub's cache, whole or not; None when there is none. Asks nobody."""
+    from huggingface_hub import snapshot_download  # only a hub id needs the hub's client
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        # what else is there is not the hub's business: it would call a snapshot without its pickles incomplete
+        folder = Path(snapshot_download(hub_id, local_files_only=True, allow_patterns=[INDEX]))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+    return folder if (folder / INDEX).is_file() else None
+
+
+def configurations(hub_id: str, name: str) -> Path:
+    """A snapshot with at least the configurations. Raises ModelError saying why it cannot be had."""
+    folder = cached(hub_id)
+    seen = folder is not None and (folder / "vae" / "config.json").is_file()
+    return folder if folder is not None and seen else _fetched(hub_id, name, CONFIGURATIONS)
+
+
+def checkpoint(hub_id: str, name: str) -> Path:
+    """A snapshot with everything that loading needs: from the cache without asking anybody when it is whole, else the
+    missing files are fetched. Raises ModelError saying what is missing and why it cannot be had."""
+    folder = cached(hub_id)
+    if folder is None or not components(folder) or missing(folder):
+        folder = _fetched(hub_id, name, CONFIGURATIONS)
+        kind_of(folder)  # an unsupported one is said before its weights are fetched
+        folder = _fetched(hub_id, name, [INDEX, *(f"{part}/{file}" for part in components(folder) for file in WEIGHTS)])
+    if lacking := missing(folder):
+        raise ModelError(f"model {name!r}: path: {hub_id!r} has no {', '.join(lacking)}")
+    return folder
+
+
+def _fetched(hub_id: str, name: str, patterns: Sequence[str]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(hub_id, allow_patterns=list(patterns), ignore_patterns=list(NEVER)))
+    except Exception as error:
+        raise ModelError(f"model {name!r}: path: {_why(hub_id, error)}") from error
+    if not components(folder):
+        raise ModelError(f"model {name!r}: path: {hub_id!r} has no {INDEX} with components: not in diffusers' layout")
+    return folder
+
+
+def _why(hub_id: str, error: Exception) -> str:
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return (
+            f"{hub_id!r} is gated: accept its terms on its page of the hub, then log in (`hf auth login`, or HF_TOKEN)"
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return f"the hub has no {hub_id!r} (a private one needs `hf auth login`, or HF_TOKEN)"
+    if isinstance(error, HFValidationError):
+        return f"{hub_id!r} is no hub id: owner/name"
+    here = cached(hub_id)
+    state = f"not whole on this disk (missing {', '.join(missing(here))})" if here else "not on this disk"
+    first = str(error).strip().partition("\n")[0]
+    return f"{hub_id!r} is {state} and cannot be fetched: {type(error).__name__}: {first}"

@@ -1,0 +1,112 @@
+"""What a model takes when it is loaded: its weights, which are counted, and its activations, which are estimated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shared.models.card import ModelCard
+from shared.models.checkpoint import parameters
+from shared.types import Size
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Of one number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes; 0: unknown."""
+
+    text: int
+    denoiser: int
+    vae: int
+    batch: int
+    """Activations of the denoiser for the whole batch: an estimate (see ModelCard.row_values)."""
+    decoding: int
+    """Activations of the VAE for one picture: an estimate."""
+
+    @property
+    def weights(self) -> int:
+        return self.text + self.denoiser + self.vae
+
+    @property
+    def total(self) -> int:
+        """Weights and the larger of what steps and what decoding needs: they take turns."""
+        return self.weights + max(self.batch, self.decoding)
+
+    @property
+    def by_turns(self) -> int:
+        """With `offload=model`: one part at a time on the device."""
+        return max(self.text, self.denoiser + self.batch, self.vae + self.decoding)
+
+
+def estimate(card: ModelCard, rows: int) -> Memory:
+    """For `rows` requests at the card's default size, each with its unconditional half where guidance is above 1.
+
+    Weights are parameters times the bytes of the card's dtype. Activations are the numbers alive at the peak of one
+    forward, without what an allocator rounds up or keeps.
+    """
+    size = BYTES[card.dtype]
+    halves = 2 if card.default_guidance > 1 and card.family != "flux" else 1
+    return Memory(
+        text=card.text_parameters * size,
+        denoiser=card.denoiser_parameters * size,
+        vae=card.vae_parameters * size,
+        batch=rows * halves * card.row_values * size,
+        decoding=card.decode_values * size,
+    )
+
+
+def counted(card: ModelCard, folder: Path) -> ModelCard:
+    """The card with the parameters that the files in `folder` have, where they are there."""
+    found = parameters(folder)
+    text = sum(count for part, count in found.items() if part.startswith("text_encoder"))
+    denoiser = found.get("transformer", 0) or found.get("unet", 0)
+    return replace(
+        card,
+        text_parameters=text or card.text_parameters,
+        denoiser_parameters=denoiser or card.denoiser_parameters,
+        vae_parameters=found.get("vae", 0) or card.vae_parameters,
+    )
+
+
+def smallest(card: ModelCard) -> Size:
+    """The smallest size the card draws."""
+    rule = card.sizes
+    if rule.sizes:
+        return min(rule.sizes, key=lambda size: size.width * size.height)
+    side = -(-rule.min_px // rule.multiple_of) * rule.multiple_of
+    return Size(side, side)
+
+
+def said(count: int) -> str:
+    """Bytes for people."""
+    if not count:
+        return "?"
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def parameters_said(card: ModelCard) -> str:
+    counts = {
+        "denoiser": card.denoiser_parameters,
+        "text encoders": card.text_parameters,
+        "VAE": card.vae_parameters,
+    }
+    return " · ".join(f"{part} {_many(count)}" for part, count in counts.items() if count)
+
+
+def _many(count: int) -> str:
+    return f"{count / 1e6:,.1f} M" if count >= 1e6 else f"{count:,}"
+
+
+def breakdown(card: ModelCard, need: Memory, offload: str) -> str:
+    if not need.weights:
+        return "not known before its weights are on this disk"
+    parts = f"weights {said(need.weights)} in {card.dtype}"
+    if card.row_values:
+        parts += f", a batch of 4 {said(need.batch)}, decoding {said(need.decoding)} (both estimated)"
+    if offload == "model":
+        return f"{parts}; with offload=model {said(need.by_turns)} on the device at a time"
+    if offload == "sequential":
+        return f"{parts}; with offload=sequential one layer, the VAE and the batch on the device at a time"
+    return parts

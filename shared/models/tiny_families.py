@@ -1,0 +1,234 @@
+"""Tiny random checkpoints of the real model families, in their pipelines' own layout: built offline in a second."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shared.models.tiny import TOKENS, text_sizes, tokenizer_of_bytes
+
+LETTERS = string.ascii_letters + string.digits + string.punctuation
+WIDTH = 32
+"""Of every text encoder, and of what the denoisers attend to."""
+
+
+def sdxl(**denoiser: Any) -> Any:
+    """A StableDiffusionXLPipeline: 4 latent channels, f = 2, its published scheduler (EulerDiscrete, leading)."""
+    import diffusers
+    from transformers import CLIPTextModel, CLIPTextModelWithProjection
+
+    clip = _clip_config()
+    unet = diffusers.UNet2DConditionModel(
+        **{
+            "sample_size": 32,
+            "layers_per_block": 1,
+            "block_out_channels": (16, 32),
+            "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+            "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+            "attention_head_dim": (2, 4),
+            "use_linear_projection": True,
+            "addition_embed_type": "text_time",
+            "addition_time_embed_dim": 8,
+            "transformer_layers_per_block": (1, 2),
+            "projection_class_embeddings_input_dim": 6 * 8 + WIDTH,
+            "cross_attention_dim": 2 * WIDTH,
+            "norm_num_groups": 8,
+            **denoiser,
+        }
+    )
+    return diffusers.StableDiffusionXLPipeline(
+        vae=_kl(4, scaling_factor=0.13025),
+        text_encoder=CLIPTextModel(clip).eval(),
+        text_encoder_2=CLIPTextModelWithProjection(clip).eval(),
+        tokenizer=tokenizer_of_bytes(),
+        tokenizer_2=tokenizer_of_bytes(),
+        unet=unet.eval(),
+        scheduler=diffusers.EulerDiscreteScheduler(
+            beta_schedule="scaled_linear",
+            beta_start=0.00085,
+            beta_end=0.012,
+            steps_offset=1,
+            timestep_spacing="leading",
+        ),
+        add_watermarker=False,
+    )
+
+
+def sd3(*, third_encoder: bool = True, **denoiser: Any) -> Any:
+    """A StableDiffusion3Pipeline: 16 latent channels, f = 2, static shift 3; `third_encoder`: with T5."""
+    import diffusers
+    from transformers import CLIPTextModelWithProjection
+
+    clip = _clip_config(WIDTH // 2)
+    transformer = diffusers.SD3Transformer2DModel(
+        **{
+            "sample_size": 32,
+            "patch_size": 2,
+            "in_channels": 16,
+            "out_channels": 16,
+            "num_layers": 2,
+            "attention_head_dim": 8,
+            "num_attention_heads": 4,
+            "joint_attention_dim": WIDTH,
+            "caption_projection_dim": WIDTH,
+            "pooled_projection_dim": WIDTH,
+            "pos_embed_max_size": 32,
+            "qk_norm": "rms_norm",
+            **denoiser,
+        }
+    )
+    return diffusers.StableDiffusion3Pipeline(
+        transformer=transformer.eval(),
+        vae=_kl(16, scaling_factor=1.5305, shift_factor=0.0609),
+        text_encoder=CLIPTextModelWithProjection(clip).eval(),
+        text_encoder_2=CLIPTextModelWithProjection(clip).eval(),
+        text_encoder_3=_t5() if third_encoder else None,
+        tokenizer=tokenizer_of_bytes(),
+        tokenizer_2=tokenizer_of_bytes(),
+        tokenizer_3=_t5_tokenizer() if third_encoder else None,
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
+    )
+
+
+def flux(*, guidance_embeds: bool = True, **denoiser: Any) -> Any:
+    """A FluxPipeline: 16 latent channels packed 2×2, f = 2; dev has embedded guidance and a shift that grows with the
+    picture, schnell (`guidance_embeds=False`) neither."""
+    import diffusers
+    from transformers import CLIPTextModel
+
+    transformer = diffusers.FluxTransformer2DModel(
+        **{
+            "patch_size": 1,
+            "in_channels": 64,
+            "num_layers": 1,
+            "num_single_layers": 1,
+            "attention_head_dim": 16,
+            "num_attention_heads": 2,
+            "joint_attention_dim": WIDTH,
+            "pooled_projection_dim": WIDTH,
+            "axes_dims_rope": (4, 4, 8),
+            "guidance_embeds": guidance_embeds,
+            **denoiser,
+        }
+    )
+    shift = {"shift": 3.0, "use_dynamic_shifting": True} if guidance_embeds else {"shift": 1.0}
+    return diffusers.FluxPipeline(
+        transformer=transformer.eval(),
+        vae=_kl(16, scaling_factor=0.3611, shift_factor=0.1159),
+        text_encoder=CLIPTextModel(_clip_config()).eval(),
+        text_encoder_2=_t5(),
+        tokenizer=tokenizer_of_bytes(),
+        tokenizer_2=_t5_tokenizer(),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(**shift),
+    )
+
+
+def sana(**denoiser: Any) -> Any:
+    """A SanaPipeline: 8 latent channels, f = 4, its published scheduler (DPM-Solver++ on flow sigmas, shift 3)."""
+    import diffusers
+    from transformers import Gemma2Config, Gemma2Model, GemmaTokenizer
+
+    transformer = diffusers.SanaTransformer2DModel(
+        **{
+            "in_channels": 8,
+            "out_channels": 8,
+            "num_layers": 2,
+            "num_attention_heads": 2,
+            "attention_head_dim": 8,
+            "num_cross_attention_heads": 2,
+            "cross_attention_head_dim": 8,
+            "cross_attention_dim": 16,
+            "caption_channels": WIDTH,
+            "sample_size": 32,
+            "mlp_ratio": 2.0,
+            **denoiser,
+        }
+    )
+    vae = diffusers.AutoencoderDC(
+        in_channels=3,
+        latent_channels=8,
+        attention_head_dim=4,
+        encoder_block_out_channels=(8, 8, 16),
+        decoder_block_out_channels=(8, 8, 16),
+        encoder_layers_per_block=(1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1),
+        encoder_block_types="ResBlock",
+        decoder_block_types="ResBlock",
+        encoder_qkv_multiscales=((), (), ()),
+        decoder_qkv_multiscales=((), (), ()),
+        downsample_block_type="pixel_unshuffle",
+        upsample_block_type="pixel_shuffle",
+        scaling_factor=0.41407,
+    )
+    words = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁", "\n", *LETTERS]
+    tokenizer = GemmaTokenizer(vocab={word: i for i, word in enumerate(words)}, merges=[])
+    gemma = Gemma2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH,
+        intermediate_size=WIDTH,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=4096,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=2,
+    )
+    return diffusers.SanaPipeline(
+        tokenizer=tokenizer,
+        text_encoder=Gemma2Model(gemma).eval(),
+        vae=vae.eval(),
+        transformer=transformer.eval(),
+        scheduler=diffusers.DPMSolverMultistepScheduler(
+            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+        ),
+    )
+
+
+FAMILIES: dict[str, Callable[..., Any]] = {"sdxl": sdxl, "sd3": sd3, "flux": flux, "sana": sana}
+
+
+def save(folder: Path, name: str, *, seed: int = 0, **choices: Any) -> Path:
+    """Writes a tiny checkpoint of FAMILIES' `name` into `folder` as safetensors, seeded. Returns `folder`."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        FAMILIES[name](**choices).save_pretrained(folder, safe_serialization=True)
+    return folder
+
+
+def _clip_config(width: int = WIDTH) -> Any:
+    from transformers import CLIPTextConfig
+
+    return CLIPTextConfig(**{**text_sizes(tokenizer_of_bytes()), "hidden_size": width, "projection_dim": width})
+
+
+def _kl(channels: int, **numbers: float) -> Any:
+    from diffusers import AutoencoderKL
+
+    return AutoencoderKL(
+        block_out_channels=(8, 16),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        latent_channels=channels,
+        norm_num_groups=8,
+        **numbers,
+    ).eval()
+
+
+def _t5() -> Any:
+    from transformers import T5Config, T5EncoderModel
+
+    sizes = {"d_model": WIDTH, "d_ff": WIDTH, "d_kv": 8, "num_layers": 1, "num_heads": 4}
+    return T5EncoderModel(T5Config(vocab_size=len(_t5_tokenizer()), **sizes)).eval()
+
+
+def _t5_tokenizer() -> Any:
+    from transformers import T5Tokenizer
+
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), *((letter, -2.0) for letter in LETTERS)]
+    return T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=TOKENS)

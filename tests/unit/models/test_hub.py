@@ -1,0 +1,106 @@
+"""Checkpoints by hub id: fetched once, found without asking, and what is said when they cannot be had."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.errors import ModelError
+from shared.models import find_card, hub, served_card, tiny_families, weights_hash
+from shared.settings import Settings
+from tests.unit.models.hub_server import Hub, serving
+
+SANA = "somebody/Tiny-Sana"
+
+
+@pytest.fixture(scope="module")
+def sana(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As published: with variants, pickles and a single-file checkpoint beside what is loaded."""
+    folder = tiny_families.save(tmp_path_factory.mktemp("hub") / "sana", "sana")
+    for name in ("vae/diffusion_pytorch_model.fp16.safetensors", "transformer/pytorch_model.bin", "all.safetensors"):
+        (folder / name).write_bytes(b"not for us")
+    (folder / "README.md").write_text("# A model card")
+    return folder
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    with serving(monkeypatch, tmp_path / "cache") as running:
+        yield running
+
+
+def test_a_hub_id_is_fetched_once_and_then_found_without_the_hub(server: Hub, sana: Path, tmp_path: Path) -> None:
+    server.repositories[SANA] = sana
+    settings = Settings(data_dir=tmp_path / "data", large=SANA)
+    assert find_card(SANA).family == ""  # nobody was asked
+    card = served_card(settings)
+    assert (card.family, card.latent_channels, card.path) == ("sana", 8, SANA)
+    assert not any(name.endswith(".safetensors") for name in server.given)  # its configurations tell
+    folder = card.folder
+    assert sorted(name for name in server.given if name.endswith((".safetensors", ".bin"))) == [
+        "text_encoder/model.safetensors",
+        "transformer/diffusion_pytorch_model.safetensors",
+        "vae/diffusion_pytorch_model.safetensors",
+    ]
+    server.shutdown()
+    again = served_card(settings)
+    assert (again.folder, again.family, again.name) == (folder, "sana", "tiny-sana")
+    assert again.weights_hash == weights_hash(sana)
+
+
+def test_what_the_hub_will_not_give_is_said(server: Hub, sana: Path, tmp_path: Path) -> None:
+    server.repositories["somebody/Gated"] = sana
+    server.gated.add("somebody/Gated")
+    with pytest.raises(
+        ModelError, match=r"model 'gated': path: 'somebody/Gated' is gated: accept its terms .*HF_TOKEN"
+    ):
+        _ = find_card("somebody/Gated").folder
+    with pytest.raises(ModelError, match=r"model 'nothing': path: the hub has no 'somebody/Nothing'"):
+        served_card(Settings(data_dir=tmp_path, large="somebody/Nothing"))
+    single = tmp_path / "single"
+    single.mkdir()
+    (single / "model.safetensors").write_bytes(b"everything in one file")
+    server.repositories["somebody/Single"] = single
+    with pytest.raises(ModelError, match=r"'somebody/Single' has no model_index\.json"):
+        _ = find_card("somebody/Single").folder
+
+
+def test_an_unsupported_one_is_said_before_its_weights_are_fetched(server: Hub, sana: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(sana, tmp_path / "other")
+    index = json.loads((other / "model_index.json").read_text()) | {"_class_name": "PixArtSigmaPipeline"}
+    (other / "model_index.json").write_text(json.dumps(index))
+    server.repositories["somebody/PixArt"] = other
+    rule = r"model_index\.json: _class_name must be one of .*SanaPipeline \(got 'PixArtSigmaPipeline'\)"
+    with pytest.raises(ModelError, match=rule):
+        served_card(Settings(data_dir=tmp_path, large="somebody/PixArt"))
+    with pytest.raises(ModelError, match=rule):
+        find_card(str(other))
+    assert not any(name.endswith(".safetensors") for name in server.given)
+
+
+def test_a_hub_that_is_away_is_said_with_what_is_missing_here(server: Hub, sana: Path, tmp_path: Path) -> None:
+    server.repositories[SANA] = sana
+    hub.configurations(SANA, "tiny-sana")
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(ModelError, match=r"'somebody/Tiny-Sana' .*vae/\*\.safetensors"):
+        _ = find_card(SANA).folder
+    with pytest.raises(ModelError, match=r"'somebody/Other' is not on this disk and cannot be fetched"):
+        _ = find_card("somebody/Other").folder
+
+
+def test_a_blob_that_the_cache_names_by_its_hash_is_not_read_again(server: Hub, sana: Path) -> None:
+    server.repositories[SANA] = sana
+    folder = hub.checkpoint(SANA, "tiny-sana")
+    weights = folder / "vae" / "diffusion_pytorch_model.safetensors"
+    assert weights.is_symlink()
+    before = weights_hash(folder)
+    assert before == weights_hash(sana)
+    blob = weights.resolve()
+    blob.chmod(0o644)
+    blob.write_bytes(bytes(len(blob.read_bytes())))  # its name still says what it was: nobody looked inside
+    assert weights_hash(folder) == before
