@@ -146,8 +146,7 @@ class Engine:
             return Left(task.id, error)
         row.joined_at = row.told_at = self._clock()
         self._running[task.id] = row
-        warnings = tuple(e.warning for e in (row.encoding, row.negative) if e is not None and e.warning)
-        return Joined(task.id, row.done, row.joined_at, row.joined_at - begun, warnings)
+        return Joined(task.id, row.done, row.joined_at, row.joined_at - begun, _warnings(row))
 
     def _row(self, task: Task) -> Row:
         if task.model not in self.families:
@@ -259,6 +258,7 @@ def make_row(family: Family, task: Task) -> Row:
         raise ModelError(f"task {task.id!r} cannot start from {type(task.start).__name__}: {rule}")
     if not 0 <= done < task.steps or not 0 <= renew <= 1:
         raise ModelError(f"task {task.id!r} cannot start after {done} of {task.steps} steps with fresh noise {renew}")
+    guided = task.guidance > 1 and not family.guidance_embedded
     return Row(
         task=task,
         schedule=schedule,
@@ -266,10 +266,18 @@ def make_row(family: Family, task: Task) -> Row:
         done=done,
         started=done,
         encoding=family.encode_prompt(task.prompt),
-        negative=family.encode_prompt(task.negative_prompt) if task.guidance > 1 else None,
+        negative=family.encode_prompt(task.negative_prompt, negative=True) if guided else None,
         generator=generator,
         renew=renew,
     )
+
+
+def _warnings(row: Row) -> tuple[str, ...]:
+    """What of the request's words goes unread."""
+    said = [encoding.warning for encoding in (row.encoding, row.negative) if encoding is not None and encoding.warning]
+    if row.task.negative_prompt and row.negative is None:
+        said.append("negative prompt: not read, because there is no unconditional half (guidance ≤ 1, or embedded)")
+    return tuple(said)
 
 
 def _on_device(latent: Latent, family: Family) -> torch.Tensor:

@@ -91,6 +91,8 @@ class PromptEncoding:
     """(tokens, width)."""
     pooled: Tensor | None = None
     """(width,), where the family has one."""
+    mask: Tensor | None = None
+    """(tokens,) 1 where a token is the prompt's, where the denoiser asks for it."""
     warning: str = ""
     """What the text encoder could not take in."""
 
@@ -108,7 +110,7 @@ class Row:
     """`done` when this attempt's row joined: nothing before it was run here."""
     encoding: PromptEncoding
     negative: PromptEncoding | None
-    """None without guidance (guidance ≤ 1): no unconditional half."""
+    """None without guidance (guidance ≤ 1, or embedded in the denoiser): no unconditional half."""
     generator: torch.Generator
     renew: float = 0.0
     """Share of the noise that the next step replaces; back to 0 after it."""

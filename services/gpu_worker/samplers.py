@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -170,7 +171,7 @@ def _levels(before: Tensor, after: Tensor) -> Tensor:
 
 
 class FlowMatchEuler:
-    """Euler steps along a rectified flow (SD3, Flux, Sana), with static or size-dependent shift of the sigmas."""
+    """Euler steps along a rectified flow (SD3, SANA), with static or size-dependent shift of the sigmas."""
 
     name: ClassVar[str] = "flow_match_euler"
 
@@ -180,7 +181,7 @@ class FlowMatchEuler:
 
         if config.get("invert_sigmas"):
             raise ModelError("scheduler_config.json: invert_sigmas is not supported")
-        self._scheduler = FlowMatchEulerDiscreteScheduler.from_config(config)
+        self._scheduler = FlowMatchEulerDiscreteScheduler.from_config(_euler_config(config))
         self._patch = patch
         self.config_hash = sampler_id(self.name, config)
         self._schedule = lru_cache(maxsize=256)(self._make_schedule)
@@ -191,11 +192,9 @@ class FlowMatchEuler:
 
     def _make_schedule(self, steps: int, latent_hw: tuple[int, int]) -> Schedule:
         scheduler = self._scheduler
-        if scheduler.config.use_dynamic_shifting:
-            tokens = (latent_hw[0] // self._patch) * (latent_hw[1] // self._patch)
-            scheduler.set_timesteps(steps, mu=self._shift(tokens))
-        else:
-            scheduler.set_timesteps(steps)
+        tokens = (latent_hw[0] // self._patch) * (latent_hw[1] // self._patch)
+        mu = self._shift(tokens) if scheduler.config.use_dynamic_shifting else None
+        scheduler.set_timesteps(steps, mu=mu, **self._unshifted(steps))
         sigmas = scheduler.sigmas.clone()
         levels = torch.stack([1 - sigmas, sigmas], dim=1)
         stochastic = 1.0 if scheduler.config.stochastic_sampling else 0.0
@@ -205,6 +204,10 @@ class FlowMatchEuler:
             left=levels[1:],
             renewed=torch.full((steps,), stochastic),
         )
+
+    def _unshifted(self, steps: int) -> dict[str, Any]:
+        """The sigmas before shifting, where they are not the scheduler's own from σ_max to σ_min."""
+        return {}
 
     def _shift(self, tokens: int) -> float:
         """diffusers' calculate_shift: μ grows linearly with the number of tokens."""
@@ -231,12 +234,37 @@ class FlowMatchEuler:
         return torch.where(renewing, mixed, moved), clean
 
 
+class EvenFlowMatchEuler(FlowMatchEuler):
+    """The same with FluxPipeline's sigmas: 1, (T−1)/T, … 1/T before shifting, so the last step begins higher."""
+
+    name: ClassVar[str] = "flow_match_euler_even"
+
+    def _unshifted(self, steps: int) -> dict[str, Any]:
+        return {"sigmas": np.linspace(1.0, 1 / steps, steps)}
+
+
+def _euler_config(config: dict[str, Any]) -> dict[str, Any]:
+    """A flow-matching DPM-Solver's configuration (SANA's checkpoints) as that of the Euler scheduler on its sigmas.
+
+    Its own multistep updates need the outputs of earlier steps, which a latent from the cache or a crash does not
+    bring; the flow is the same.
+    """
+    if "flow_shift" not in config:
+        return config
+    if not config.get("use_flow_sigmas"):
+        raise ModelError("scheduler_config.json: use_flow_sigmas must be true for flow_match_euler (got false)")
+    return {"num_train_timesteps": config.get("num_train_timesteps", 1000), "shift": config["flow_shift"]}
+
+
+FLOWS = {kind.name: kind for kind in (FlowMatchEuler, EvenFlowMatchEuler)}
+
+
 def make_sampler(name: str, config: dict[str, Any], *, eta: float = 0.0, patch: int = 2) -> Sampler:
     """The sampler a card names; raises ModelError for a name or a configuration nobody here can run."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # diffusers on configurations older than itself
         if name == DDIM.name:
             return DDIM(config, eta=eta)
-        if name == FlowMatchEuler.name:
-            return FlowMatchEuler(config, patch=patch)
-    raise ModelError(f"card.json: sampler must be {DDIM.name!r} or {FlowMatchEuler.name!r} (got {name!r})")
+        if name in FLOWS:
+            return FLOWS[name](config, patch=patch)
+    raise ModelError(f"card.json: sampler must be {DDIM.name!r} or one of {', '.join(FLOWS)} (got {name!r})")

@@ -404,7 +404,8 @@ class GpuWorkerService(GpuWorkerServiceServicer):
 
 def _load(card: ModelCard, context: Context) -> Family:
     """The model on its device, warm; runs on a thread of its own because weights take seconds."""
-    device = chosen_device(context.settings.device)
-    family = load_family(card, device=device, batch_invariant=context.settings.batch_invariant)
+    settings = context.settings
+    device = chosen_device(settings.device)
+    family = load_family(card, device=device, batch_invariant=settings.batch_invariant, offload=settings.offload)
     warm_up(family)
     return family

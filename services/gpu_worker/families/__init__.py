@@ -15,7 +15,7 @@ from shared.errors import ModelError
 from shared.models import ModelCard
 from shared.types import Size
 
-MODULES = {"unet": "services.gpu_worker.families.unet", "noop": "services.gpu_worker.families.noop"}
+MODULES = {name: f"services.gpu_worker.families.{name}" for name in ("unet", "sd3", "flux", "sana", "noop")}
 """Where each family lives; its file is imported when a card names it."""
 
 
@@ -27,12 +27,17 @@ class Family(Protocol):
     device: torch.device
 
     @property
+    def guidance_embedded(self) -> bool:
+        """Whether guidance is an input of the denoiser: then no unconditional half runs, no negative prompt is read."""
+        ...
+
+    @property
     def memory_bytes(self) -> int:
         """What the weights take."""
         ...
 
-    def encode_prompt(self, prompt: str) -> PromptEncoding:
-        """What the denoiser is conditioned on; repeated prompts come from a cache."""
+    def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptEncoding:
+        """What the denoiser is conditioned on, or guided away from; repeated prompts come from a cache."""
         ...
 
     def encode_picture(self, pixels: Pixels) -> Tensor:
@@ -64,12 +69,25 @@ class Family(Protocol):
         ...
 
 
-def load_family(card: ModelCard, *, device: str = "cpu", batch_invariant: int = 0, prompts_kept: int = 512) -> Family:
-    """Loads the card's weights (safetensors only) onto `device`.
+def load_family(
+    card: ModelCard,
+    *,
+    device: str = "cpu",
+    batch_invariant: int = 0,
+    prompts_kept: int = 512,
+    offload: str = "none",
+) -> Family:
+    """Loads the card's weights (safetensors only) to run on `device`; `offload`: see families/offload.py.
 
     Raises ModelError when the family is unknown or the weights are missing or are not of that family.
     """
     if card.family not in MODULES:
         raise ModelError(f"model {card.name!r}: family must be one of {', '.join(MODULES)} (got {card.family!r})")
     load = import_module(MODULES[card.family]).load
-    return load(card, device=torch.device(device), batch_invariant=batch_invariant, prompts_kept=prompts_kept)
+    return load(
+        card,
+        device=torch.device(device),
+        batch_invariant=batch_invariant,
+        prompts_kept=prompts_kept,
+        offload=offload,
+    )

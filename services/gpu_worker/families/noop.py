@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from shared.models import ModelCard
 from shared.types import Size
 
 
-def load(card: ModelCard, *, device: torch.device, batch_invariant: int, prompts_kept: int) -> NoopFamily:
+def load(card: ModelCard, *, device: torch.device, **unused: Any) -> NoopFamily:
     """`noop:?step_ms=1&row_ms=.2`: seconds a forward takes, and more for each row in it."""
     options = card.noop_options
     try:
@@ -29,6 +30,8 @@ def load(card: ModelCard, *, device: torch.device, batch_invariant: int, prompts
 
 class NoopFamily:
     """Every latent stays what it was; the picture is its first channels."""
+
+    guidance_embedded = False
 
     def __init__(self, card: ModelCard, device: torch.device, step_s: float, row_s: float) -> None:
         self.card = card
@@ -42,7 +45,7 @@ class NoopFamily:
     def memory_bytes(self) -> int:
         return 0
 
-    def encode_prompt(self, prompt: str) -> PromptEncoding:
+    def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptEncoding:
         return self._nothing
 
     def encode_picture(self, pixels: Pixels) -> Tensor:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 
-from services.gpu_worker.samplers import DDIM, FlowMatchEuler, Position, make_sampler
+from services.gpu_worker.samplers import DDIM, EvenFlowMatchEuler, FlowMatchEuler, Position, make_sampler
 from shared.errors import ModelError
-from shared.models.schedules import ddim_timesteps
+from shared.models.schedules import ddim_timesteps, same_noise_level
 
 SHAPE = (4, 6, 5)
 
@@ -100,6 +100,32 @@ def test_flow_match_equals_diffusers(config: dict[str, Any]) -> None:
         for timestep in scheduler.timesteps:
             latent = scheduler.step(denoiser(latent[None], timestep.view(1))[0], timestep, latent).prev_sample
         torch.testing.assert_close(latents[seed], latent, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "state", "wanted"),
+    [
+        (FlowMatchEuler({"shift": 3.0}), (10, 50), (20, 99)),
+        (EvenFlowMatchEuler({"use_dynamic_shifting": True}), (10, 50), (5, 25)),
+        (EvenFlowMatchEuler({"shift": 1.0}), (3, 4), (21, 28)),
+    ],
+)
+def test_levels_that_are_called_the_same_have_the_same_sigma(
+    sampler: FlowMatchEuler, state: tuple[int, int], wanted: tuple[int, int]
+) -> None:
+    assert same_noise_level(sampler.name, {}, state, wanted)
+    assert not same_noise_level(sampler.name, {"shift_terminal": 0.1}, state, wanted)
+    sigmas = [float(sampler.schedule(total, (32, 32)).level[step, 1]) for step, total in (state, wanted)]
+    assert sigmas[0] == pytest.approx(sigmas[1], abs=1e-6)
+    assert not same_noise_level(sampler.name, {}, (state[0] + 1, state[1]), wanted)
+
+
+def test_a_flow_dpm_solvers_configuration_becomes_eulers_on_its_shift() -> None:
+    sana = {"_class_name": "DPMSolverMultistepScheduler", "use_flow_sigmas": True, "flow_shift": 3.0}
+    ours, eulers = FlowMatchEuler(sana), FlowMatchEuler({"shift": 3.0})
+    assert torch.equal(ours.schedule(20, (8, 8)).level, eulers.schedule(20, (8, 8)).level)
+    with pytest.raises(ModelError, match="use_flow_sigmas must be true"):
+        FlowMatchEuler({**sana, "use_flow_sigmas": False})
 
 
 @pytest.mark.parametrize("sampler", [DDIM({"prediction_type": "v_prediction"}), FlowMatchEuler({"shift": 3.0})])

@@ -1,0 +1,199 @@
+"""What the families of diffusers pipelines share: loading, the VAE both ways, prompts kept, rows grouped by size."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from services.gpu_worker.families.offload import Residence
+from services.gpu_worker.layout import step_by_size
+from services.gpu_worker.preview import fit_factors, project
+from services.gpu_worker.rows import Pixels, PromptEncoding, Row, Stepped
+from services.gpu_worker.samplers import Schedule, make_sampler
+from shared.errors import ModelError
+from shared.models import ModelCard
+from shared.models.checkpoint import left_out
+from shared.types import Size
+
+
+def load_pipeline(card: ModelCard, *classes: str) -> Any:
+    """The checkpoint through DiffusionPipeline.from_pretrained, whether bundled, in a folder or from the hub.
+
+    classes: diffusers' names of the pipelines that the card's family runs. Raises ModelError for any other and for
+    weights that are missing, broken or not safetensors.
+    """
+    import diffusers
+    import transformers
+
+    dtype = getattr(torch, card.dtype)
+    for logging in (transformers.utils.logging, diffusers.utils.logging):  # notices about torchvision, bars per file
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # diffusers on checkpoints older than itself
+        try:
+            pipeline = diffusers.DiffusionPipeline.from_pretrained(
+                card.folder,
+                torch_dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                **dict.fromkeys(left_out(card.folder)),
+            )
+        except (OSError, ValueError, RuntimeError, AttributeError) as error:
+            raise ModelError(f"model {card.name!r}: cannot load {card.folder}: {error}") from error
+    if (found := type(pipeline).__name__) not in classes:
+        raise ModelError(f"model {card.name!r}: family {card.family!r} runs {' and '.join(classes)}, not {found}")
+    pipeline.set_progress_bar_config(disable=True)
+    for part in pipeline.components.values():
+        # without accelerate diffusers takes SD 3's from its files as they are, whatever dtype it was asked for
+        if isinstance(part, diffusers.ModelMixin) and part.dtype != dtype:
+            part.to(dtype)
+    return pipeline
+
+
+class PipelineFamily:
+    """A pipeline's own components without its loop; a family adds how prompts are encoded and the denoiser is called.
+
+    Latents are diffusers' own of that model, (C, h, w), never packed.
+    """
+
+    denoiser_name: ClassVar[str] = "transformer"
+    guidance_embedded = False
+    slots_differ: ClassVar[bool] = False
+    """Whether a row's bits depend on its place in a batch: with `batch_invariant` every row then runs alone."""
+
+    def __init__(
+        self,
+        card: ModelCard,
+        pipeline: Any,
+        *,
+        device: torch.device,
+        batch_invariant: int = 0,
+        prompts_kept: int = 512,
+        offload: str = "none",
+    ) -> None:
+        self.card = card
+        self.pipeline = pipeline
+        self.device = device
+        self.denoiser = getattr(pipeline, self.denoiser_name)
+        # the pipeline corrects outdated scheduler configurations when it loads: its scheduler is the reference
+        config = dict(pipeline.scheduler.config)
+        self.sampler = make_sampler(card.sampler, config, eta=card.eta, patch=self._patch)
+        self._batch_invariant = min(batch_invariant, 1) if self.slots_differ else batch_invariant
+        self._encode = lru_cache(maxsize=prompts_kept)(self._encode_prompt)
+        # the VAE's own: the card of a hub id was written before anyone saw the weights
+        self._cell_px = int(pipeline.vae_scale_factor)
+        self._scale, self._shift = _normal_latents(card, pipeline.vae.config)
+        if card.dtype == "float16" and getattr(pipeline.vae.config, "force_upcast", False):
+            pipeline.vae.to(torch.float32)  # SDXL's overflows in half precision
+        self._dtype = self.denoiser.dtype
+        for module in self._modules.values():
+            module.requires_grad_(False)
+        text = [module for name, module in self._modules.items() if name.startswith("text_encoder")]
+        parts = {"text": text, "denoiser": [self.denoiser], "vae": [pipeline.vae]}
+        self._residence = Residence(parts, device, offload)
+
+    # what a family says for itself
+
+    @property
+    def _patch(self) -> int:
+        """Latent cells per token side, which size-dependent sigmas count in."""
+        return 2
+
+    @property
+    def _channels(self) -> int:
+        return int(self.denoiser.config.in_channels)
+
+    def _encode_prompt(self, prompt: str, negative: bool) -> PromptEncoding:
+        raise NotImplementedError
+
+    def _forward(
+        self, latents: Tensor, timesteps: Tensor, encodings: Sequence[PromptEncoding], rows: Sequence[Row]
+    ) -> Tensor:
+        raise NotImplementedError
+
+    # what they share
+
+    @property
+    def _modules(self) -> dict[str, torch.nn.Module]:
+        components = self.pipeline.components.items()
+        return {name: part for name, part in components if isinstance(part, torch.nn.Module)}
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(p.numel() * p.element_size() for module in self._modules.values() for p in module.parameters())
+
+    def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptEncoding:
+        return self._encode(prompt, negative)
+
+    def encode_picture(self, pixels: Pixels) -> Tensor:
+        self._residence.bring("vae")
+        vae = self.pipeline.vae
+        picture = torch.from_numpy(pixels).to(self.device).permute(2, 0, 1)[None].float() / 127.5 - 1
+        encoded = vae.encode(picture.to(vae.dtype))
+        return (_latent_of(encoded)[0].float() - self._shift) * self._scale
+
+    def latent_shape(self, size: Size) -> tuple[int, int, int]:
+        return self._channels, size.height // self._cell_px, size.width // self._cell_px
+
+    def initial_noise(self, size: Size, generator: torch.Generator) -> Tensor:
+        return torch.randn(self.latent_shape(size), generator=generator).to(self.device)
+
+    def add_noise(self, latent: Tensor, noise: Tensor, schedule: Schedule, done: int) -> Tensor:
+        return self.sampler.add_noise(latent, noise, schedule, done)
+
+    def step(self, rows: Sequence[Row]) -> list[Stepped]:
+        self._residence.bring("denoiser")
+        return step_by_size(rows, self._forward, self.sampler, self._batch_invariant)
+
+    def decode(self, latent: Tensor) -> Pixels:
+        # one picture at a time: its bits then do not depend on who finished together
+        return self._paint(latent[None])[0]
+
+    def preview(self, clean: Tensor) -> Pixels:
+        return project(clean.cpu().numpy(), self._preview_factors)
+
+    @cached_property
+    def _preview_factors(self) -> Any:
+        return fit_factors(self.card.preview_factors, self._channels, self._cell_px, self._paint)
+
+    def _paint(self, latents: Tensor) -> Pixels:
+        """(B, C, h, w) → (B, H, W, 3)."""
+        self._residence.bring("vae")
+        vae = self.pipeline.vae
+        scaled = (latents / self._scale + self._shift).to(vae.dtype)
+        picture = vae.decode(scaled.to(self.device), return_dict=False)[0].float()
+        return ((picture / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+
+
+def _normal_latents(card: ModelCard, config: Any) -> tuple[float, float]:
+    """The VAE's scale and shift: the denoiser's latents are (what the VAE gives − shift) · scale."""
+    if getattr(config, "latents_mean", None) or getattr(config, "latents_std", None):
+        raise ModelError(f"model {card.name!r}: vae/config.json: latents_mean and latents_std are not supported")
+    return float(config.scaling_factor), float(getattr(config, "shift_factor", None) or 0.0)
+
+
+def _latent_of(encoded: Any) -> Tensor:
+    """AutoencoderKL gives a distribution, AutoencoderTiny latents, AutoencoderDC a latent."""
+    if hasattr(encoded, "latent_dist"):
+        return encoded.latent_dist.mode()
+    return encoded.latents if hasattr(encoded, "latents") else encoded.latent
+
+
+def read_to(prompt: str, tokenizer: Any, most: int, special: int) -> str:
+    """The warning for a prompt of more than `most` tokens (`special` of them not the prompt's); empty when it fits."""
+    length = len(tokenizer(prompt).input_ids)
+    if length <= most:
+        return ""
+    return f"prompt: only the first {most - special} of {length - special} tokens were read"
+
+
+def stacked(encodings: Sequence[PromptEncoding], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(B, tokens, width) and (B, width) of encodings that have a pooled vector."""
+    pooled = [encoding.pooled for encoding in encodings if encoding.pooled is not None]
+    return torch.stack([encoding.hidden for encoding in encodings]).to(dtype), torch.stack(pooled).to(dtype)
