@@ -15,6 +15,7 @@ from shared.errors import ConfigurationError, InvalidRequestError, OverloadedErr
 COMMANDS = [
     ("up",), ("generate",), ("profile",), ("demo",), ("jobs", "list"), ("jobs", "show"), ("jobs", "cancel"),
     ("cache", "stats"), ("cache", "inspect"), ("cache", "purge"),
+    ("models", "list"), ("models", "check"), ("models", "add"),
 ]  # fmt: skip
 
 
@@ -43,6 +44,8 @@ def test_help_teaches_with_an_example(command: tuple[str, ...]) -> None:
         (("generate", "a fox", "--out", "/"), os.EX_USAGE, "out: must be a file, not a folder"),
         (("cache", "stats"), 1, "data_dir: there is no"),
         (("up", "--large", "./nowhere"), os.EX_CONFIG, "model './nowhere': not bundled:NAME"),
+        (("models", "check", "./nowhere"), os.EX_CONFIG, "model './nowhere': not bundled:NAME"),
+        (("models", "check", "sdxl", "--dtype", "int8"), os.EX_CONFIG, "dtype: Input should be 'auto', 'float32'"),
         (("generate", "a fox", "--cache", "maybe"), os.EX_USAGE, "must be one of auto, read, write, off"),
         (("cache", "purge"), os.EX_USAGE, "exactly one of"),
         (("cache", "purge", "--all", "--tenant", "acme"), os.EX_USAGE, "exactly one of"),

@@ -1,0 +1,209 @@
+"""`afterimage models`: which models can be served, whether one is whole and supported, and names for others."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from services.cli.embedded import settings_from
+from services.cli.words import wide
+from shared.errors import ModelError
+from shared.models import added, checkpoint, hub, memory
+from shared.models.card import BUNDLED, KNOWN, bundled_cards, find_card, is_hub_id, served_card
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shared.models import ModelCard
+    from shared.settings import Settings
+
+Model = Annotated[str, typer.Argument(help="A name of `models list`, a folder in diffusers' layout, or a hub id.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where added names are kept; `up` must have the same.")]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help=(
+        "Find a model to serve, see whether it will load, give it a name.\n\n"
+        "A model is a checkpoint in diffusers' layout whose model_index.json names one of "
+        f"{', '.join(checkpoint.KINDS)}. It comes from a folder or from the hub; only safetensors are loaded, and "
+        "what is on this disk is never asked for again.\n\n"
+        "A typical way: [bold]models list[/bold], [bold]models check NAME[/bold], then "
+        "[bold]afterimage up --large NAME[/bold]."
+    ),
+)
+
+
+@app.command("list")
+def list_models(data_dir: DataDir = None) -> None:
+    """List the models that ship, those that were added, and those whose card is known; `here`: on this disk.
+
+    `weights` is what they take when loaded; `memory` adds a batch of four requests with guidance, or one picture being
+    decoded: an estimate, counted and not measured; ? where nothing is known.
+
+    [bold]Example[/bold]
+
+      afterimage models list
+    """
+    settings = settings_from(data_dir=data_dir)
+    table = Table("model", "where", "here", "family", "size", "latent", "T", "guidance", "dtype")
+    for heading in ("weights", "memory"):
+        table.add_column(heading, justify="right")
+    for where, card in _listed(settings):
+        table.add_row(card.name, Text(where), "yes" if _here(card) else "no", *_figures(card))
+    wide().print(table)
+
+
+@app.command("check")
+def check(
+    model: Model,
+    run: Annotated[bool, typer.Option(help="Load it and draw one picture in two steps at its smallest size.")] = False,
+    dtype: Annotated[str | None, typer.Option(help="auto (the card's), float32, bfloat16, float16.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda …; with --run.")] = None,
+    offload: Annotated[
+        str | None,
+        typer.Option(help="none; model: parts take turns on the device; sequential: layer by layer."),
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Say what a model is, whether its family is supported, what is missing on this disk, and what memory it needs.
+
+    Reads configurations and the headers of weights, never the weights, unless --run is given. Of a hub id that is not
+    on this disk and has no known card only the configurations are fetched. Exit code 78 when it cannot be served as
+    it is.
+
+    [bold]Examples[/bold]
+
+      afterimage models check sdxl
+
+      afterimage models check /models/my-finetune --run --device cpu
+
+      afterimage models check stabilityai/stable-diffusion-3.5-large --dtype bfloat16 --offload model
+    """
+    settings = settings_from(data_dir=data_dir, large=model, dtype=dtype, device=device, offload=offload)
+    out, card = wide(), served_card(settings)
+    folder = _here(card)
+    card = memory.counted(card, folder) if folder else card
+    out.print(_sheet(card, folder, settings.offload), highlight=False)
+    if folder is None and not run:
+        raise ModelError(f"model {card.name!r}: path: {card.path!r} is not on this disk; `afterimage up` fetches it")
+    if folder and (lacking := checkpoint.missing(folder)) and not run:
+        raise ModelError(f"model {card.name!r}: path: {folder} is not whole: missing {', '.join(lacking)}")
+    if run:
+        _draw(card, settings, out)
+
+
+@app.command("add")
+def add(
+    path: Annotated[str, typer.Argument(help="A folder in diffusers' layout, or a hub id (owner/name).")],
+    name: Annotated[str | None, typer.Option(help="What to call it; default: the folder's or the hub's name.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Give a checkpoint a name, so that `--large NAME` finds it from then on. Nothing is loaded or fetched.
+
+    The name is kept in models.json of the data directory; adding it again gives it another path.
+
+    [bold]Examples[/bold]
+
+      afterimage models add /models/my-finetune
+
+      afterimage models add Efficient-Large-Model/Sana_1600M_1024px_diffusers --name sana
+    """
+    settings = settings_from(data_dir=data_dir)
+    folder = Path(path).expanduser()
+    found = str(folder.absolute()) if folder.is_dir() else path
+    card = find_card(found)  # says what is wrong with a path that is none
+    chosen = name or card.name
+    if chosen in bundled_cards():
+        raise ModelError(f"name: {chosen!r} ships with Afterimage; choose another with --name")
+    added.add(settings.data_dir, chosen, found)
+    out = wide()
+    out.print(Text(f"{chosen} is {found} ({card.family or 'family not known before it is fetched'})"))
+    out.print(Text(f"check it: afterimage models check {chosen}    serve it: afterimage up --large {chosen}"))
+
+
+def _listed(settings: Settings) -> list[tuple[str, ModelCard]]:
+    bundled = [("bundled", memory.counted(card, card.folder)) for card in bundled_cards(BUNDLED).values()]
+    mine = [(path, _added_card(settings, name)) for name, path in added.added(settings.data_dir).items()]
+    return [*bundled, *mine, *KNOWN.items()]
+
+
+def _added_card(settings: Settings, name: str) -> ModelCard:
+    card = find_card(name, data_dir=settings.data_dir)
+    folder = _here(card)
+    return memory.counted(card, folder) if folder else card
+
+
+def _figures(card: ModelCard) -> list[str]:
+    if not card.family:
+        return ["not known before it is fetched"]
+    need = memory.estimate(card, rows=4)
+    figures = [card.family, str(card.default_size), latent_shape(card), str(card.default_steps)]
+    figures += [f"{card.default_guidance:g}", card.dtype]
+    return [*figures, memory.said(need.weights), memory.said(need.total if card.row_values else 0)]
+
+
+def latent_shape(card: ModelCard) -> str:
+    size = card.default_size
+    return f"{card.latent_channels}×{size.height // card.vae_scale}×{size.width // card.vae_scale}"
+
+
+def _here(card: ModelCard) -> Path | None:
+    """Where its files are on this disk, whole or not."""
+    if card.is_noop:
+        raise ModelError(f"model {card.name!r}: path: {card.path!r} only waits; there is nothing to check")
+    folder = Path(card.path).expanduser()
+    if folder.is_dir():
+        return folder
+    return hub.cached(card.path) if is_hub_id(card.path) else None
+
+
+def _sheet(card: ModelCard, folder: Path | None, offload: str) -> Table:
+    """Everything that is known without loading."""
+    need = memory.estimate(card, rows=4)
+    guidance = f"{card.default_guidance:g} ({card.guidance_min:g} to {card.guidance_max:g})"
+    lacking = checkpoint.missing(folder) if folder else []
+    rows = {
+        "model": f"{card.name}: {card.about}" if card.about else card.name,
+        "where": str(folder) if folder else f"{card.path} (not on this disk)",
+        "family": f"{card.family}: supported",
+        "sampler": card.sampler,
+        "size · latent": f"{card.default_size} (draws {card.sizes}) · {latent_shape(card)}",
+        "T · guidance": f"{card.default_steps} · {guidance}",
+        "dtype": card.dtype,
+        "parameters": memory.parameters_said(card),
+        "memory": memory.breakdown(card, need, offload),
+        "missing": ", ".join(lacking) if folder else "everything",
+    }
+    table = Table(show_header=False, box=None)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, value in rows.items():
+        table.add_row(name, Text(value or "nothing"))
+    return table
+
+
+def _draw(card: ModelCard, settings: Settings, out: Console) -> None:
+    from services.gpu_worker.engine import Engine
+    from services.gpu_worker.events import Finished, Left
+    from services.gpu_worker.families import load_family
+    from services.gpu_worker.rows import Task
+    from shared.devices import chosen_device
+
+    begun = time.monotonic()
+    family = load_family(card, device=chosen_device(settings.device), offload=settings.offload)
+    loaded_s = time.monotonic() - begun
+    engine = Engine({card.name: family})
+    size = memory.smallest(card)
+    engine.submit(Task("check", card.name, "a red fox in the snow", size, 2, card.default_guidance, seed=7))
+    while not engine.idle:
+        for event in engine.step():
+            if isinstance(event, Left):
+                raise event.error
+            if isinstance(event, Finished):
+                took = f"two steps in {event.denoise_s:.2f} s, decoded in {event.decode_s:.2f} s"
+                out.print(Text(f"drew {size} on {family.device}: loaded in {loaded_s:.1f} s, {took}"))

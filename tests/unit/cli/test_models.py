@@ -1,0 +1,89 @@
+"""`afterimage models`: what can be served, whether it will load, and names for it."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from rich.console import Console
+
+from services.cli import models
+from shared.errors import ModelError
+from shared.models import find_card, tiny_families
+
+
+@pytest.fixture(scope="module")
+def sana(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tiny_families.save(tmp_path_factory.mktemp("models") / "tiny-sana", "sana")
+    card = {"name": "tiny-sana", "sizes": {"multiple_of": 4, "min_px": 32}, "about": "Draws noise"}
+    (folder / "card.json").write_text(json.dumps(card))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _an_empty_hub_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    text = io.StringIO()
+    monkeypatch.setattr(models, "wide", lambda: Console(file=text, width=200))
+    return text
+
+
+def test_list_shows_bundled_added_and_known_ones(sana: Path, shown: io.StringIO, tmp_path: Path) -> None:
+    models.add(str(sana), name="mine", data_dir=tmp_path)
+    assert f"mine is {sana} (sana)" in shown.getvalue()
+    models.list_models(data_dir=tmp_path)
+    lines = {line.split()[1]: line for line in shown.getvalue().splitlines() if line.startswith("│")}
+    assert {"large", "small", "mine", "sdxl", "sd-3.5-large", "flux.1-dev", "sana-1.6b"} <= set(lines)
+    assert "16×128×128" in lines["sd-3.5-large"]
+    assert "25.6 GiB" in lines["sd-3.5-large"]
+    assert "4×16×16" in lines["large"]
+    assert "8×32×32" in lines["mine"]
+
+
+def test_check_says_what_it_is_and_draws_when_told_to(sana: Path, shown: io.StringIO, tmp_path: Path) -> None:
+    models.add(str(sana), name=None, data_dir=tmp_path)
+    models.check("tiny-sana", data_dir=tmp_path)
+    said = shown.getvalue()
+    assert "tiny-sana: Draws noise" in said
+    assert "sana: supported" in said
+    assert "128x128 (draws width and height multiples of 4 from 32 to 2048) · 8×32×32" in said
+    assert "missing" in said
+    assert "nothing" in said
+    models.check(str(sana), run=True, device="cpu", offload="model", dtype="bfloat16", data_dir=tmp_path)
+    assert "drew 32x32 on cpu: loaded in " in shown.getvalue()
+
+
+def test_check_names_what_is_missing_before_it_complains(sana: Path, shown: io.StringIO, tmp_path: Path) -> None:
+    copy = shutil.copytree(sana, tmp_path / "copy")
+    (copy / "vae" / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"path: .*copy is not whole: missing vae/config\.json"):
+        models.check(str(copy), data_dir=tmp_path)
+    assert "vae/config.json" in shown.getvalue()
+
+
+def test_check_of_a_known_model_that_is_not_here_says_what_it_would_need(shown: io.StringIO, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="not on this disk; `afterimage up` fetches it"):
+        models.check("sd-3.5-large", offload="model", data_dir=tmp_path)
+    said = " ".join(shown.getvalue().split())
+    assert "denoiser 8,056.6 M · text encoders 5,580.6 M · VAE 83.8 M" in said
+    assert "weights 25.6 GiB in bfloat16" in said
+    assert "with offload=model" in said
+
+
+def test_names_of_bundled_models_and_wrong_paths_are_refused(sana: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="name: 'large' ships with Afterimage"):
+        models.add(str(sana), name="large", data_dir=tmp_path)
+    with pytest.raises(ModelError, match="not bundled:NAME"):
+        models.add("./nowhere", data_dir=tmp_path)
+    with pytest.raises(ModelError, match="name: must be lower-case"):
+        models.add(str(sana), name="My Model", data_dir=tmp_path)
+    assert find_card(str(sana)).family == "sana"
+    assert not (tmp_path / "models.json").exists()
