@@ -238,9 +238,12 @@ def image_table(
         return ImageTable(fits)
     if dim == MODM_DIM and not ours:
         return ImageTable(MODM)
-    pair = f"{card.name} from pictures of {model}"
+    pair, again = (
+        f"{card.name} from pictures of {model}",
+        f"afterimage profile --model {card.name} --images-from {model}",
+    )
     if ours:
-        return ImageTable(None, f"k_table: {pair} was measured with another encoder; run `afterimage profile`", True)
+        return ImageTable(None, f"k_table: {pair} was measured with another encoder; run `{again}`", True)
     if of_model:
-        return ImageTable(None, f"k_table: {pair} was measured with other weights; run `afterimage profile`", True)
-    return ImageTable(None, f"{pair} was never measured; run `afterimage profile --images-from {model}`")
+        return ImageTable(None, f"k_table: {pair} was measured with other weights; run `{again}`", True)
+    return ImageTable(None, f"{pair} was never measured; run `{again}`")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from services.cli.report import started
 from services.cli.words import candidates_table, hint, job_sheet, jobs_table, keep_picture, where_it_started
 from shared.errors import AfterimageError
 from shared.types import JobState, PlanSource
@@ -28,6 +29,18 @@ def test_where_it_started_says_what_it_saved() -> None:
     hit = where_it_started(picture(source=PlanSource.LATENT, start=20))
     assert hit == "Started after step 20 of 50 from “a dog <b>” (similarity 0.910): 30 steps in 1.00 s, 20 saved."
     assert "no step run" in where_it_started(picture(source=PlanSource.EXACT))
+
+
+def test_an_image_hit_says_whose_picture_it_was_and_who_went_on() -> None:
+    hit = replace(picture(source=PlanSource.IMAGE, start=10), model="small")
+    assert where_it_started(hit) == (
+        "Started after step 10 of 50 from large's picture of “a dog <b>”, by small (similarity 0.910): "
+        "40 steps in 1.00 s, 10 saved."
+    )
+    assert hint(hit.plan) == ""
+    text = shown(candidates_table(hit.plan))
+    assert re.search(r"→ .* a dog <b> .* large .* image .* 0.910", text)
+    assert started(hit.plan, 50) == "from step 10 of 50, from large's picture"
 
 
 def test_a_hit_says_what_varies_it() -> None:

@@ -21,8 +21,9 @@ def png(colour: str = "red") -> bytes:
 def picture(
     prompt: str = "a fox", source: PlanSource = PlanSource.NOISE, start: int = 0, steps: int = 50, total_s: float = 1.0
 ) -> Picture:
-    hit = source is PlanSource.LATENT
-    candidates = (Candidate("e1", "latent", 0.91, 20, start, "a dog <b>", hit, "starts after"),) if hit else ()
+    hit = source in (PlanSource.LATENT, PlanSource.IMAGE)
+    found = Candidate("e1", source.value, 0.91, 20, start, "a dog <b>", hit, "starts after", "large")
+    candidates = (found,) if hit else ()
     plan = Plan(source, "large", start, similarity=0.91 if hit else 0.0, candidates=candidates, reason="Because.")
     request = Request(prompt=prompt, size=Size(64, 64), steps=steps, guidance=2.0, seed=7)
     job = Job("j1", request, plan, JobState.SUCCEEDED, warnings=("mind the gap",))
