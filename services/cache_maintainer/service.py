@@ -80,6 +80,8 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         """Whether a picture may wait for its embedding."""
         self._behind = True
         """Whether the catalog must be asked what is not cached: at the start, and after a batch that failed."""
+        # asked once: a card may have to be looked for
+        self._large = (await asyncio.to_thread(served_card, settings)).name if settings.image_tier == "large" else ""
         states = await context.backends.catalog.entries.states()
         shelf = Shelf(policy_of(settings.eviction_policy, settings), [one for one in states if not one.is_picture])
         self._pictures = Pictures(context, self._backends)
@@ -110,7 +112,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
 
     def _pictures_of(self, model: str) -> bool:
         """Whether pictures of this model may start others: the large model's alone, or everybody's (MoDM §A.6)."""
-        return self._settings.image_tier == "all" or model == served_card(self._settings).name
+        return self._settings.image_tier == "all" or model == self._large
 
     async def _step_down(self) -> None:
         """Facts that come from now on are the next leader's; what this one had not done is in the catalog."""
