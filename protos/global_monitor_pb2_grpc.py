@@ -45,7 +45,7 @@ class GlobalMonitorServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Allocation(self, request, context):
-        """The assignment now, then each time it changes.
+        """The allocation now, then again after every decision and every few seconds in between.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

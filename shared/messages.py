@@ -124,6 +124,8 @@ class WorkerReported:
     max_rows: int
     step_s: tuple[tuple[str, int, float], ...] = ()
     """(model, rows, seconds of one step): measured at the start, then as it draws."""
+    cannot: tuple[str, ...] = ()
+    """Served models that it failed to load."""
     leaving: bool = False
     """It drains for good: its last word."""
 

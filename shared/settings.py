@@ -49,6 +49,7 @@ class Settings(BaseSettings):
     retriever_address: str = ""
     cache_maintainer_address: str = ""
     gpu_worker_address: str = ""
+    global_monitor_address: str = Field("", description="Where `afterimage monitor` asks a monitor of its own process.")
     catalog_timeout_s: Seconds = Field(
         3.0, description="How long a gateway waits for one answer of a catalog on a server, before it says UNAVAILABLE."
     )
@@ -75,6 +76,31 @@ class Settings(BaseSettings):
     max_rows: int = Field(8, ge=1, le=512, description="Requests that share one step batch.")
     batch_invariant: int = Field(
         0, ge=0, le=512, description="N: pad every group to N rows on one thread, so that results are bit-equal."
+    )
+
+    resident_bytes: int = Field(
+        0, ge=0, description="Weights that a worker keeps loaded; 0: of all models it may be assigned."
+    )
+    workers: int = Field(1, ge=1, le=64, description="Workers in the all-in-one process.")
+
+    # ---- who runs which model ----
+    monitor_mode: Literal["quality", "throughput"] = Field(
+        "throughput", description="Hits to small models, or as many large models as the demand allows (MoDM §5.3)."
+    )
+    monitor_period_s: Seconds = Field(180.0, description="How often models are assigned anew.")
+    monitor_window_s: Seconds = Field(180.0, description="The demand is what was asked for in so many seconds.")
+    monitor_gains: tuple[float, float, float] = Field(
+        (0.6, 0.05, 0.05), description="P, I and D of the number of large models, per minute (MoDM §5.3)."
+    )
+    monitor_hysteresis: float = Field(
+        0.25, ge=0, le=2, description="Workers beyond a half by which the PID must be off before one switches."
+    )
+    monitor_headroom: float = Field(0.1, ge=0, le=2, description="Share of throughput kept free of the demand.")
+    monitor_catch_up_s: float = Field(
+        600.0, ge=0, description="What waits counts as demand that is to be gone by then; 0: only what arrives counts."
+    )
+    report_s: Seconds = Field(
+        5.0, description="How often workers say what they run; after three silences they are gone."
     )
 
     # ---- requests ----
@@ -157,6 +183,8 @@ class Settings(BaseSettings):
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
+        if not all(gain >= 0 for gain in self.monitor_gains) or not any(self.monitor_gains[:2]):
+            raise ValueError(f"monitor_gains: none below 0, P or I above it (got {self.monitor_gains})")
         if any(not 0 < k < 50 for k in self.capture_steps):
             raise ValueError(f"capture_steps: every K lies between 1 and 49 of 50 (got {self.capture_steps})")
         return self

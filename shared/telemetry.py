@@ -55,6 +55,18 @@ class Metrics:
         self.job_attempts = counter("job_attempts", "Jobs claimed by a worker.", "redelivered")
         self.hints_lost = counter("hints_lost", "Facts nobody was promised that the bus did not take.", "kind")
         self.unsent = counter("unsent_jobs", "Accepted jobs whose task the bus did not take; the sweeper sends them.")
+        self.assigned = gauge("assigned_workers", "Workers by the model that the monitor gave them.", "model")
+        self.monitor_mode = gauge("monitor_mode", "1 for the mode that is run (MoDM §5.3).", "mode")
+        self.monitor_target = gauge("monitor_target_large", "Large models that the heuristic wants, not rounded.")
+        self.monitor_pid = gauge("monitor_pid", "Terms of the PID: output, error, integral.", "term")
+        self.monitor_demand = gauge("monitor_demand", "Requests a second in the monitor's window.", "lane")
+        self.monitor_work = gauge("monitor_work", "Full generations a second to be done.", "kind")
+        self.monitor_hit_rate = gauge("monitor_hit_rate", "Share of requests that start from something.")
+        self.monitor_k = gauge("monitor_k_share", "Share of requests by K of 50.", "k")
+        self.monitor_rate = gauge("monitor_rate", "Full generations a second of all workers so assigned.", "model")
+        self.monitor_doubted = gauge("monitor_doubted_workers", "Workers that are not as fast as they say.")
+        self.monitor_switches = counter("monitor_switches", "Changes of a worker's model that were ordered.")
+        self.monitor_kept = counter("monitor_kept", "Decisions whose switches would not have paid back.")
         self.rpc_seconds = histogram("rpc_seconds", "Seconds in a gRPC handler.", _LATENCY_S, "method", "code")
 
 

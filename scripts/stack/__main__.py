@@ -29,6 +29,7 @@ def up(
     match_predictors: Count = 1,
     retrievers: Count = 1,
     cache_maintainers: Count = 1,
+    global_monitors: Count = 1,
     workers: Count = 2,
 ) -> None:
     """Start the servers, then every service as its own process. AFTERIMAGE_… variables are every service's settings.
@@ -46,6 +47,7 @@ def up(
         "match_predictor": match_predictors,
         "retriever": retrievers,
         "cache_maintainer": cache_maintainers,
+        "global_monitor": global_monitors,
         "gpu_worker": workers,
     }
     out, begun = Console(), time.monotonic()

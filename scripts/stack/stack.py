@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from scripts.stack.servers import HOST, Server, StackError, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVICES = ("embedder", "match_predictor", "retriever", "cache_maintainer", "gpu_worker", "gateway")
+SERVICES = ("embedder", "match_predictor", "retriever", "cache_maintainer", "global_monitor", "gpu_worker", "gateway")
 """In the order they are started in; the gateway last, since it opens the door."""
 ASKED = ("embedder", "match_predictor", "retriever")
 """Those that others call: each caller is given all their addresses."""

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from pydantic import ValidationError
 
-from services.cli import cache, dead_letters, demo, generate, health, jobs, models, profile, replay, up
+from services.cli import cache, dead_letters, demo, generate, health, jobs, models, monitor, profile, replay, up
 from shared.errors import (
     AfterimageError,
     ConfigurationError,
@@ -43,6 +43,7 @@ app.add_typer(cache.app, name="cache")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.command("health")(health.health)
 app.add_typer(models.app, name="models")
+app.command("monitor")(monitor.monitor)
 app.command("profile")(profile.profile)
 app.command("replay")(replay.replay)
 app.command("demo")(demo.demo)

@@ -18,12 +18,13 @@ RUNNING_FILE = "running.json"
 """Beside the catalog while a process works in a data directory: where it listens."""
 
 
-def all_services() -> list[Service]:
-    """The gateway first, which opens last and drains first; the cache maintainer last, so that it still hears what the
-    worker finishes while it drains. torch is imported here and not before."""
+def all_services(workers: int = 1) -> list[Service]:
+    """With so many GPU workers. The gateway first, which opens last and drains first; the cache maintainer last, so
+    that it still hears what a worker finishes while it drains. torch is imported here and not before."""
     from services.cache_maintainer.service import CacheMaintainerService
     from services.embedder.service import EmbedderService
     from services.gateway.service import GatewayService
+    from services.global_monitor.service import GlobalMonitorService
     from services.gpu_worker.service import GpuWorkerService
     from services.match_predictor.service import MatchPredictorService
     from services.retriever.service import RetrieverService
@@ -31,10 +32,11 @@ def all_services() -> list[Service]:
     _quiet_libraries()
     return [
         GatewayService(),
-        GpuWorkerService(),
+        *(GpuWorkerService(number + 1) for number in range(workers)),
         RetrieverService(),
         MatchPredictorService(),
         EmbedderService(),
+        GlobalMonitorService(),
         CacheMaintainerService(),
     ]
 
@@ -63,7 +65,7 @@ async def embedded(settings: Settings) -> AsyncIterator[Running]:
     """Everything in this process, on a port of its own, until the block ends."""
     from shared.service import running
 
-    async with running(all_services(), alone(settings)) as process:
+    async with running(all_services(settings.workers), alone(settings)) as process:
         yield process
 
 

@@ -28,7 +28,14 @@ def up(
     ] = None,
     small: Annotated[
         str | None,
-        Optional(help="Models that go on from its pictures, best first: bundled:small, a folder, or a hub id."),
+        Optional(
+            help="Models that refine image hits, best first, with commas between them: bundled:small, or hub ids."
+        ),
+    ] = None,
+    workers: Annotated[int | None, Optional(help="Workers in this process, each with a model at a time.")] = None,
+    monitor_mode: Annotated[
+        str | None,
+        Optional(help="throughput (hits to small models) or quality (as many large models as the demand allows)."),
     ] = None,
     encoder: Annotated[str | None, Optional(help="CLIP encoder: a bundled name, a folder, or a hub id.")] = None,
     device: Annotated[str | None, Optional(help="auto, cpu, cuda, cuda:1 …")] = None,
@@ -61,7 +68,7 @@ def up(
 
       afterimage up --listen 0.0.0.0:50051 --data-dir /var/lib/afterimage --max-rows 16
 
-      afterimage up --small bundled:small
+      afterimage up --small bundled:small --workers 2 --torch-threads 1
 
       afterimage up --large stable-diffusion-v1-5/stable-diffusion-v1-5 --encoder openai/clip-vit-large-patch14
     """
@@ -82,4 +89,4 @@ def up(
             out.print(f"metrics {metrics} · data {settings.data_dir.absolute()} · model {names}")
             out.print("Draw: afterimage generate 'a red fox in the snow'    Stop: Ctrl-C", highlight=False)
 
-        run(serve(all_services(), settings, on_ready=ready))
+        run(serve(all_services(settings.workers), settings, on_ready=ready))

@@ -126,7 +126,10 @@ class Engine:
         if self._threads:
             self._threads.before(name, elements)
         begun = self._clock()
-        outcome = self._forward(self.families[name], rows)
+        family = self.families[name]
+        outcome = self._forward(family, rows)
+        if family.device.type == "cuda":  # which has been told what to do, and has not done it yet
+            torch.cuda.synchronize(family.device)
         seconds = self._clock() - begun
         if self._threads:
             self._threads.after(name, elements, seconds)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 
 import torch
 
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import BatchRan, Event, Left
+from services.gpu_worker.families import Family
 from services.gpu_worker.rows import Task
 from shared.telemetry import log
 
@@ -36,6 +37,13 @@ class EngineThread:
 
     def submit(self, task: Task) -> None:
         self._orders.put(lambda engine: _submit(engine, task))
+
+    async def serve(self, families: Mapping[str, Family]) -> None:
+        """From now on these are the models that a task may name, and the engine holds no others; no row of another may
+        be aboard."""
+        here, done = dict(families), asyncio.Event()
+        self._orders.put(lambda engine: self._serve(engine, here, done))
+        await done.wait()
 
     def cancel(self, task_id: str) -> None:
         self._orders.put(lambda engine: _cancel(engine, task_id))
@@ -81,6 +89,11 @@ class EngineThread:
                 return events, True
             events += order(self._engine)
         return events, False
+
+    def _serve(self, engine: Engine, families: dict[str, Family], done: asyncio.Event) -> list[Event]:
+        engine.families = families
+        self._tell(lambda _: done.set(), [])
+        return []
 
     def _tell(self, handler: OnEvents, events: list[Event]) -> None:
         try:

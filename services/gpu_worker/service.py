@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
-from statistics import median
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import grpc
@@ -16,30 +15,30 @@ import grpc
 from protos import gpu_worker_pb2 as pb
 from protos.gpu_worker_pb2_grpc import GpuWorkerServiceServicer, add_GpuWorkerServiceServicer_to_server
 from services.gpu_worker import checkpoints
+from services.gpu_worker.assignment import Assignment
 from services.gpu_worker.attempt import CRASHES_ALONE, CRASHES_TOGETHER, Attempt, ElsewhereError, Workplace
 from services.gpu_worker.burial import Burial
+from services.gpu_worker.describing import described
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import BatchRan, Event
-from services.gpu_worker.families import Family, load_family
-from services.gpu_worker.lanes import lanes_of
 from services.gpu_worker.moving import move
+from services.gpu_worker.resident import Resident
 from services.gpu_worker.runner import EngineThread
+from services.gpu_worker.taking import Taking
 from services.gpu_worker.threads import search
 from services.gpu_worker.turns import Turns
-from services.gpu_worker.warm import warm_up
+from services.gpu_worker.warm import load_warm
 from shared.blobs.ahead import ReadAhead
 from shared.bus import Delivery
-from shared.devices import chosen_device
 from shared.errors import (
     AfterimageError,
     CancelledError,
     DeadlineError,
     NotFoundError,
-    UnavailableError,
     passes,
 )
 from shared.messages import GenerateImage, JobCancelled, JobFailed, JobSucceeded, Message
-from shared.models import ModelCard, served_cards
+from shared.models import served_cards
 from shared.service import Context
 from shared.telemetry import METRICS, log
 from shared.types import Job, JobState, Plan, Result
@@ -62,37 +61,44 @@ class GpuWorkerService(GpuWorkerServiceServicer):
     ports: ClassVar[frozenset[str]] = frozenset({"catalog", "blobs", "bus"})
     needs: ClassVar[frozenset[str]] = frozenset({"catalog", "bus"})
 
+    def __init__(self, number: int = 1) -> None:
+        """number: of the workers in this process; the first answers for all of them over gRPC."""
+        self._number = number
+
     async def start(self, context: Context) -> None:
-        settings, self._context = context.settings, context
-        self.worker = f"{socket.gethostname()}-{os.getpid()}"
-        families = {
-            name: await asyncio.to_thread(_load, card, context) for name, card in served_cards(settings).items()
-        }
-        self._family = next(iter(families.values()))
+        settings, self._context, bus = context.settings, context, context.backends.bus
+        self.worker = f"{socket.gethostname()}-{os.getpid()}" + (f"-{self._number}" if self._number > 1 else "")
+        self._models = Resident(
+            served_cards(settings), partial(load_warm, settings=settings), limit_bytes=settings.resident_bytes
+        )
+        self._taking = Taking(bus, settings.max_rows, self._handle)
+        self._assignment = Assignment(
+            self.worker, bus, self._models, self._taking,
+            max_rows=settings.max_rows, report_s=settings.report_s, mode=settings.monitor_mode,
+        )  # fmt: skip
+        self._device = (await self._assignment.load()).device
         engine = Engine(
-            families,
+            self._models.families,
             max_rows=settings.max_rows,
             tell_every_s=1 / settings.progress_per_s,
             clock=context.clock.monotonic,
-            threads=search(settings, self._family.device),
+            threads=search(settings, self._device),
         )
         threads = 1 if settings.batch_invariant else settings.torch_threads
         self._thread = EngineThread(engine, self._hear, threads=threads)
-        self._place = Workplace(settings, context.backends, context.clock, families, self._thread)
         self._attempts: dict[str, Attempt] = {}
         """By the engine's name for them."""
-        self._handling: set[asyncio.Task[None]] = set()
         self._turns = Turns()
         self._burial = Burial(context.backends, context.clock)
-        self._step_s: dict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=64))
         self._finished = self._handed_back = 0
         self._draining = False
-        self._subscription = await context.backends.bus.subscribe([JobCancelled], self._on_cancelled)
-        self._receiver = await context.backends.bus.receive(lanes_of(families), prefetch=settings.max_rows)
-        self._taking = asyncio.create_task(self._take())
+        self._subscription = await bus.subscribe([JobCancelled], self._on_cancelled)
+        await self._assignment.begin(self._thread.serve)
         self._renewing = asyncio.create_task(self._renew())
 
-    def register(self, server: grpc.aio.Server) -> str:
+    def register(self, server: grpc.aio.Server) -> str | None:
+        if self._number > 1:
+            return None
         add_GpuWorkerServiceServicer_to_server(self, server)
         return pb.DESCRIPTOR.services_by_name["GpuWorkerService"].full_name
 
@@ -101,18 +107,12 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         lane, neither failed nor crashed."""
         timeout_s = self._context.settings.drain_s if timeout_s is None else timeout_s
         self._draining = True
-        self._taking.cancel()
-        if self._handling:
-            await asyncio.wait(self._handling, timeout=timeout_s)
-        for task in self._handling:
-            task.cancel()
-        await asyncio.gather(*self._handling, return_exceptions=True)
-        await self._receiver.close()
+        await self._assignment.end()
+        await self._taking.close(timeout_s)
 
     async def stop(self) -> None:
-        for task in (self._renewing, self._taking):
-            task.cancel()
-        await asyncio.gather(self._renewing, self._taking, return_exceptions=True)
+        self._renewing.cancel()
+        await asyncio.gather(self._renewing, return_exceptions=True)
         await self._subscription.close()
         await self._thread.stop()
 
@@ -121,22 +121,11 @@ class GpuWorkerService(GpuWorkerServiceServicer):
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
         return pb.DescribeResponse(
             worker=self.worker,
-            device=str(self._family.device),
-            models=[self._loaded(family) for family in self._place.families.values()],
+            device=str(self._device),
+            models=described(self._models.families, self._assignment.step_s),
             rows=len(self._attempts),
             max_rows=self._context.settings.max_rows,
             draining=self._draining,
-        )
-
-    def _loaded(self, family: Family) -> pb.LoadedModel:
-        card = family.card
-        return pb.LoadedModel(
-            model=card.name,
-            weights_hash=card.weights_hash,
-            sampler=card.sampler_id,
-            dtype=card.dtype,
-            bytes=family.memory_bytes,
-            step_s={rows: median(seconds) for (model, rows), seconds in self._step_s.items() if model == card.name},
         )
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
@@ -163,7 +152,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             for event in own:
                 rows.observe(event.rows)
                 seconds.observe(event.seconds)
-                self._step_s[model, event.rows].append(event.seconds)
+                self._assignment.count(model, event.rows, event.seconds)
             METRICS.steps_run.labels(model).inc(sum(event.rows for event in own))
 
     # ---- the bus ----
@@ -176,14 +165,6 @@ class GpuWorkerService(GpuWorkerServiceServicer):
     def _attempts_at(self, job_id: str) -> list[Attempt]:
         """One, or more when this worker slept longer than a lease and then claimed its own job again."""
         return [attempt for attempt in self._attempts.values() if attempt.job.id == job_id]
-
-    async def _take(self) -> None:
-        """A delivery in hand is a row taken: the receiver gives no more than `max_rows` at a time."""
-        with contextlib.suppress(UnavailableError):  # the bus is closed
-            while True:
-                task = asyncio.create_task(self._handle(await self._receiver.get()))
-                self._handling.add(task)
-                task.add_done_callback(self._handling.discard)
 
     async def _renew(self) -> None:
         """Keeps the leases of running jobs; a job that is no longer ours stops being drawn."""
@@ -398,14 +379,14 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         return job
 
     @property
+    def _place(self) -> Workplace:
+        """As it is now; nobody else keeps the models, so that they can go."""
+        context, assignment = self._context, self._assignment
+        return Workplace(
+            context.settings, context.backends, context.clock, assignment.families, self._thread,
+            assignment.preferred, assignment.duty.assigned,
+        )  # fmt: skip
+
+    @property
     def _jobs(self) -> Any:
         return self._context.backends.catalog.jobs
-
-
-def _load(card: ModelCard, context: Context) -> Family:
-    """The model on its device, warm; runs on a thread of its own because weights take seconds."""
-    settings = context.settings
-    device = chosen_device(settings.device)
-    family = load_family(card, device=device, batch_invariant=settings.batch_invariant, offload=settings.offload)
-    warm_up(family)
-    return family

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from services.gpu_worker.engine import Engine
-from services.gpu_worker.families import Family
+from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.rows import Task
+from shared.devices import chosen_device
+from shared.models import ModelCard
+from shared.settings import Settings
+
+
+def load_warm(card: ModelCard, settings: Settings) -> Family:
+    """The model on its device, warm; to be run on a thread of its own, because weights take seconds."""
+    device, padded = chosen_device(settings.device), settings.batch_invariant
+    family = load_family(card, device=device, batch_invariant=padded, offload=settings.offload)
+    warm_up(family)
+    return family
 
 
 def warm_up(family: Family) -> None:

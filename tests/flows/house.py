@@ -60,7 +60,7 @@ async def house(
     settings: Settings, *, without: Sequence[str] = (), plus: Sequence[Service] = ()
 ) -> AsyncIterator[House]:
     """Everything but the services named in `without`, and those in `plus` instead."""
-    services = [service for service in all_services() if service.name not in without]
+    services = [service for service in all_services(settings.workers) if service.name not in without]
     async with (
         running([*services, *plus], settings) as process,
         AsyncClient(process.address, retry_s=0.0) as client,

@@ -33,7 +33,7 @@ async def test_a_hit_starts_after_k_steps_and_is_redrawn_bit_equal_from_its_plan
     assert second.plan == plan
     assert await bench.told(StateUsed) == [StateUsed(entry.id, 4)]
 
-    family = bench.service._family
+    family = bench.service._place.families[bench.model]
     for job, blob in ((first, None), (second, await bench.blobs.get(plan.state_key))):
         again = redraw(family, job.request, job.plan, blob)
         assert encode_png(again.pixels) == await bench.blobs.get(job.result.picture_key)  # type: ignore[union-attr]
@@ -200,7 +200,7 @@ async def _checkpoint_of(bench: Bench, job: Job, *, named: bool = True) -> str:
     from services.gpu_worker.starts import prepare, task_of
 
     prepared = await prepare(job, bench.service._place.families, bench.blobs, bench.backends.catalog.entries)
-    engine = Engine({bench.model: bench.service._family})
+    engine = Engine({bench.model: bench.service._place.families[bench.model]})
     engine.submit(replace(task_of(job.id, job.request, prepared.plan, prepared.start), checkpoint_every=3))
     events: list[Any] = []
     while not (saved := [event for event in events if isinstance(event, Checkpointed)]):

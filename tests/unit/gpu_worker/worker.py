@@ -72,7 +72,7 @@ class Bench:
         request = replace(Request(prompt="a red fox", size=Size(64, 64), steps=STEPS, guidance=2.5, seed=7), **changes)
         plan = plan or Plan(source=PlanSource.NOISE, model=self.model, capture_steps=(2, 4))
         job = Job(
-            id=f"job{next(_numbers)}", request=request, plan=plan, state=JobState.QUEUED, lane=lane_of(self.model)
+            id=f"job{next(_numbers)}", request=request, plan=plan, state=JobState.QUEUED, lane=lane_of(plan.model)
         )
         return (await self.jobs.accept(job))[0]
 
@@ -98,8 +98,8 @@ class Bench:
     async def idle(self) -> None:
         """Until every delivery was settled."""
         async with asyncio.timeout(10):
-            while self.service._handling:
-                await asyncio.wait(self.service._handling)
+            while self.service._taking.in_hand:
+                await asyncio.wait(self.service._taking.in_hand)
 
     async def cache(self, job: Job) -> Entry:
         """What the cache maintainer would make of a finished job."""

@@ -1,0 +1,127 @@
+"""`afterimage monitor`: who runs which model and why, live in the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import grpc
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+
+from protos import global_monitor_pb2 as pb
+from protos.global_monitor_pb2_grpc import GlobalMonitorServiceStub
+from services.cli.connection import listens
+from services.cli.embedded import found_running, settings_from
+from services.cli.words import wide
+from shared import rpc
+from shared.errors import UnavailableError
+from shared.settings import Settings
+
+SHOWN_CHANGES = 10
+
+
+def monitor(
+    target: Annotated[
+        str | None, typer.Option(help="host:port of a global monitor that runs as its own process.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print it once instead of going on.")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Data directory of the Afterimage that is meant.")] = None,
+) -> None:
+    """Show what is asked for, which worker runs which model, and what the controller does (MoDM §5.3).
+
+    [bold]Examples[/bold]
+
+      afterimage monitor
+
+      afterimage monitor --target 10.0.0.7:50051 --once
+    """
+    settings = settings_from(data_dir=data_dir)
+    console = wide() if once else Console()
+    asyncio.run(_watch(_address(target, settings), console, once=once))
+
+
+def _address(target: str | None, settings: Settings) -> str:
+    facts = found_running(settings.data_dir)
+    return target or settings.global_monitor_address or (str(facts["internal"]) if facts else "")
+
+
+async def _watch(address: str, console: Console, *, once: bool) -> None:
+    if not address or not await listens(address):
+        where = f"nothing listens on {address}" if address else "no process works in this data directory"
+        raise UnavailableError(f"{where}; start it with `afterimage up`, or name a global monitor with --target")
+    answers = _answers(address)
+    if once:
+        async with contextlib.aclosing(answers):
+            console.print(shown(await anext(answers)))
+        return
+    with Live(console=console, screen=False, auto_refresh=False) as live:
+        async for answer in answers:
+            live.update(shown(answer), refresh=True)
+
+
+async def _answers(address: str) -> AsyncGenerator[pb.AllocationResponse, None]:
+    async with grpc.aio.insecure_channel(address) as channel:
+        try:
+            async for answer in GlobalMonitorServiceStub(channel).Allocation(pb.AllocationRequest()):
+                yield answer
+        except grpc.aio.AioRpcError as error:
+            raise rpc.from_rpc_error(error) from error
+
+
+def shown(answer: pb.AllocationResponse) -> RenderableType:
+    """Everything on one screen."""
+    return Group(_summary(answer), _lanes(answer), _workers(answer), _history(answer))
+
+
+def _summary(answer: pb.AllocationResponse) -> Panel:
+    large = sum(one.role == "large" for one in answer.assignments)
+    fell_back = "" if answer.mode == answer.set_mode else f" (set: {answer.set_mode})"
+    shares = "  ".join(f"{k}: {share:.0%}" for k, share in sorted(answer.share_by_step.items()))
+    lines = [
+        f"mode {answer.mode}{fell_back}, every {answer.period_s:g} s" + ("" if answer.leads else ", standing by"),
+        f"demand {60 * answer.requests_per_s:.1f} requests/min, hit rate {answer.hit_rate:.0%}; K of 50: {shares or 0}",
+        f"work in full generations/min: misses {60 * answer.miss_work:.2f}, hits {60 * answer.hit_work:.2f}"
+        + (f", for small by name {60 * answer.small_work:.2f}" if answer.small_work else ""),
+        f"large {large} of {len(answer.assignments)}, others {answer.small_model or '–'}; wanted {answer.target:.2f}: "
+        f"{answer.why}",
+        f"PID output {answer.pid_output:.2f}, error {answer.pid_error:+.2f}, integral {answer.pid_integral:+.2f}",
+    ]
+    if answer.kept:
+        lines.append(f"not switched: {answer.kept}")
+    return Panel("\n".join(lines), title="global monitor", title_align="left", highlight=False)
+
+
+def _lanes(answer: pb.AllocationResponse) -> Table:
+    table = Table("lane", "modality", "requests/min", "work/min", "waiting", "K of 50")
+    for lane in answer.lanes:
+        shares = " ".join(f"{k}:{share:.0%}" for k, share in sorted(lane.share_by_step.items()))
+        rates = (f"{60 * lane.requests_per_s:.1f}", f"{60 * lane.work_per_s:.2f}", f"{lane.waiting:.1f}")
+        table.add_row(lane.lane, lane.modality, *rates, shares)
+    return table
+
+
+def _workers(answer: pb.AllocationResponse) -> Table:
+    table = Table("worker", "device", "model", "rows", "generations/min", "believed")
+    for one in answer.assignments:
+        model = one.model if one.running == one.model else f"{one.running} → {one.model}"
+        believed = "yes" if one.credit == 1 else f"×{one.credit:.2f}"
+        rate = f"{60 * one.rate:.2f}" if one.rate else "–"
+        table.add_row(one.worker, one.kind, model, f"{one.rows}/{one.max_rows}", rate, believed)
+    return table
+
+
+def _history(answer: pb.AllocationResponse) -> Table:
+    table = Table("at", "requests/min", "workers", "switched", "mode", "why")
+    for change in list(answer.history)[-SHOWN_CHANGES:]:
+        workers = ", ".join(f"{count} {model}" for model, count in sorted(change.workers_by_model.items()))
+        at = datetime.fromtimestamp(change.at).strftime("%H:%M:%S")
+        table.add_row(at, f"{60 * change.requests_per_s:.1f}", workers, str(change.switches), change.mode, change.why)
+    return table

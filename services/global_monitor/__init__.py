@@ -1,0 +1,1 @@
+"""Decides which worker runs which model (MoDM §5.3)."""

@@ -1,0 +1,39 @@
+"""A decision on /metrics: by model, lane, K and mode, of which there are few; never by worker."""
+
+from __future__ import annotations
+
+from services.global_monitor.monitor import Decision, Rules
+from services.global_monitor.workload import REFINE
+from shared.messages import lane_of
+from shared.telemetry import METRICS
+
+
+def show(decision: Decision, rules: Rules) -> None:
+    models = (rules.large, *rules.smalls)
+    for model in models:
+        METRICS.assigned.labels(model).set(decision.count(model))
+        rates = (worker.rates.get(model, 0.0) for worker in decision.workers if decision.models[worker.name] == model)
+        METRICS.monitor_rate.labels(model).set(sum(rates))
+    for mode in ("quality", "throughput"):
+        METRICS.monitor_mode.labels(mode).set(decision.mode == mode)
+    METRICS.monitor_target.set(decision.target.large)
+    for term in ("output", "error", "integral"):
+        METRICS.monitor_pid.labels(term).set(getattr(decision.pid, term))
+    for kind in ("miss", "hit", "small"):
+        METRICS.monitor_work.labels(kind).set(getattr(decision.work, kind))
+    METRICS.monitor_doubted.set(sum(worker.credit != 1 for worker in decision.workers))
+    _show_demand(decision, {*map(lane_of, models), *REFINE})
+
+
+def _show_demand(decision: Decision, lanes: set[str]) -> None:
+    """Lanes of models that are not served are counted together."""
+    demand = decision.demand
+    rates = dict.fromkeys((*sorted(lanes), "other"), 0.0)
+    for lane in demand.lanes:
+        rates[lane.lane if lane.lane in lanes else "other"] += lane.requests_per_s
+    for name, rate in rates.items():
+        METRICS.monitor_demand.labels(name).set(rate)
+    METRICS.monitor_hit_rate.set(demand.hit_rate)
+    METRICS.monitor_k.clear()
+    for k, share in demand.share_by_k.items():
+        METRICS.monitor_k.labels(str(5 * round(k / 5))).inc(share)

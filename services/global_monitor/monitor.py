@@ -1,0 +1,284 @@
+"""The monitor as a value machine: facts in, an allocation of models to workers out (MoDM §5.3, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from services.global_monitor.allocation import Fleet, Mode, Target, allocate
+from services.global_monitor.demand import Demand, DemandWindow
+from services.global_monitor.fleet import Capacity
+from services.global_monitor.hysteresis import whole
+from services.global_monitor.payback import Stage, pays_back
+from services.global_monitor.pid import Gains, PidState, advance
+from services.global_monitor.placement import bands, place
+from services.global_monitor.roster import Roster, Worker
+from services.global_monitor.workload import REFINE, Workload, workload
+from shared.messages import (
+    JobCancelled,
+    JobFailed,
+    JobQueued,
+    JobSucceeded,
+    Message,
+    WorkerReported,
+    WorkersAssigned,
+    lane_of,
+)
+
+SWITCHES_KEPT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The monitor's knobs; seconds, except the gains, which are per minute."""
+
+    large: str
+    smalls: tuple[str, ...] = ()
+    """Best first."""
+    mode: Mode = "quality"
+    period_s: float = 180.0
+    window_s: float = 180.0
+    gains: Gains = field(default_factory=Gains)
+    band: float = 0.25
+    """Hysteresis, in workers."""
+    headroom: float = 0.1
+    catch_up_s: float = 600.0
+    lapse_s: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An allocation and everything it was made from."""
+
+    at: float
+    models: Mapping[str, str]
+    """Worker → model."""
+    mode: Mode
+    """As it is run."""
+    demand: Demand
+    work: Workload
+    target: Target
+    pid: PidState
+    workers: tuple[Worker, ...]
+    switches: tuple[str, ...] = ()
+    """Workers whose model this changes."""
+    kept: str = ""
+    """Why a wanted switch was not made."""
+
+    def count(self, model: str) -> int:
+        return sum(one == model for one in self.models.values())
+
+
+class GlobalMonitor:
+    """`hear` facts as they come and `decide` once a period, or sooner when `urgent`: someone came or went."""
+
+    def __init__(self, rules: Rules, at: float) -> None:
+        self.rules = rules
+        self._roster = Roster(rules.lapse_s)
+        self._window = DemandWindow(rules.window_s, at)
+        self._models: dict[str, str] = {}
+        """What each worker was told, or reports where it was told nothing."""
+        self._asked_at: dict[str, float] = {}
+        """Workers that are switching."""
+        self._took_s: deque[float] = deque(maxlen=SWITCHES_KEPT)
+        self._pid: PidState | None = None
+        self._of = 0
+        """Workers that the PID's output is a part of."""
+        self._since = self._decided_at = at
+        self._last: Decision | None = None
+        self._mode: Mode = rules.mode
+        self._small = rules.smalls[0] if rules.smalls else ""
+        self.urgent = False
+
+    @property
+    def models(self) -> Mapping[str, str]:
+        """Worker → model, as it was last decided."""
+        return self._models
+
+    @property
+    def mode(self) -> Mode:
+        """As it is run."""
+        return self._mode
+
+    def hear(self, fact: Message, at: float) -> None:
+        match fact:
+            case JobQueued():
+                self._window.queued(fact, at)
+            case JobSucceeded():
+                self._window.ended(fact.job_id)
+                self._roster.finished(fact)
+            case JobFailed(job_id=job_id) | JobCancelled(job_id=job_id):
+                self._window.ended(job_id)
+            case WorkerReported():
+                self._reported(fact, at)
+            case _:
+                return
+
+    def missed(self) -> None:
+        """Facts were lost on the way here."""
+        self._window.missed()
+
+    def _reported(self, report: WorkerReported, at: float) -> None:
+        self.urgent |= self._roster.reported(report, at)
+        if self._models.setdefault(report.worker, report.model) == report.model and report.worker in self._asked_at:
+            self._took_s.append(at - self._asked_at.pop(report.worker))
+
+    def adopt(self, fact: WorkersAssigned) -> None:
+        """What another monitor decided, which this one goes on from if it must."""
+        self._models |= dict(fact.assignments)
+        self._mode = "throughput" if fact.mode == "throughput" else "quality"
+
+    def view(self, at: float) -> Decision:
+        """The last decision with what is known now of demand and workers."""
+        workers, demand = tuple(self._roster.workers()), self._demand(at)
+        models = {worker.name: self._models.get(worker.name, worker.model) for worker in workers}
+        if self._last is None:
+            now = self._count_large(models)
+            target, work = self._watching(len(workers), now), self._work(demand)
+            return Decision(at, models, self._mode, demand, work, target, PidState(now), workers)
+        return replace(self._last, models=models, demand=demand, work=self._work(demand), workers=workers)
+
+    def look(self, at: float) -> None:
+        """Between two decisions: who is gone, and who is as fast as it says."""
+        self.urgent |= bool(self._roster.lapse(at))
+        demand = self._demand(at)
+        waiting = {lane.lane for lane in demand.lanes if lane.waiting}
+        self._roster.judge(
+            at, lambda report: report.worker not in self._asked_at and bool(waiting & self._lanes(report.model))
+        )
+
+    def _lanes(self, model: str) -> set[str]:
+        refines = model != self.rules.large or self._refines(self._mode, self._models)
+        return {lane_of(model), *(REFINE if refines else ())}
+
+    def _refines(self, mode: Mode, models: Mapping[str, str]) -> bool:
+        """Whether large models refine hits too (design §3, Lanes)."""
+        return mode == "quality" or not any(model in self.rules.smalls for model in models.values())
+
+    def _demand(self, at: float) -> Demand:
+        return self._window.demand(at, sum(worker.rows for worker in self._roster.workers()))
+
+    # ---- deciding ----
+
+    def decide(self, at: float) -> Decision:
+        """The allocation from now on."""
+        self.look(at)
+        workers, demand = self._roster.workers(), self._demand(at)
+        rules, work = self.rules, self._work(demand)
+        self._models = {worker.name: self._models.get(worker.name, worker.model) for worker in workers}
+        now = self._count_large(self._models)
+        self._small = self._present_small()
+        if at - self._since < rules.period_s:
+            target, pid, models, kept = self._watching(len(workers), now), PidState(now), dict(self._models), ""
+        else:
+            target = allocate(len(workers), self._fleet(workers), work, rules.mode, small=self._small, large=now)
+            pid = self._advance(target, len(workers), at, asked=bool(demand.lanes)) or PidState(now)
+            total = whole(pid.output, now, rules.band, target.least, target.most)
+            wanted = self._place(workers, total, target, work)
+            models, kept = self._worth_it(workers, wanted, target, self._work(demand, headroom=0.0))
+        return self._decided(Decision(at, models, self._mode, demand, work, target, pid, tuple(workers), kept=kept))
+
+    def _watching(self, workers: int, now: int) -> Target:
+        """In the first period nothing is known of the demand, and whatever runs goes on."""
+        return Target(now, self._small, self._mode, 0, workers, "the first period is watched")
+
+    def _present_small(self) -> str:
+        """The small model that most run, else the one that was decided last."""
+        counts = Counter(model for model in self._models.values() if model in self.rules.smalls)
+        return counts.most_common(1)[0][0] if counts else self._small
+
+    def _work(self, demand: Demand, *, headroom: float | None = None) -> Workload:
+        rules = self.rules
+        share = rules.headroom if headroom is None else headroom
+        return workload(demand, rules.large, rules.smalls, headroom=share, catch_up_s=rules.catch_up_s)
+
+    def _count_large(self, models: Mapping[str, str]) -> int:
+        return sum(model == self.rules.large for model in models.values())
+
+    def _fleet(self, workers: Sequence[Worker]) -> Fleet:
+        """Without the small models that nobody is known to run."""
+        found = {}
+        for small in self.rules.smalls:
+            groups = [band.group for band in bands(workers, self.rules.large, small)]
+            if any(group.small for group in groups):
+                found[small] = groups
+        return found
+
+    def _advance(self, target: Target, workers: int, at: float, *, asked: bool) -> PidState | None:
+        """The first demand is answered by the heuristic alone, then the PID follows it (§5.3); None before that. A
+        fleet that grows or shrinks keeps the share that is large."""
+        minutes, self._decided_at = (at - self._decided_at) / 60, at
+        if self._pid is None:
+            self._pid = PidState(target.large) if asked else None
+        else:
+            scale = workers / self._of if self._of else 1.0
+            state = PidState(self._pid.output * scale, self._pid.error, self._pid.integral)
+            self._pid = advance(state, target.large, minutes, self.rules.gains, target.least, target.most)
+        self._of = workers
+        return self._pid
+
+    def _place(self, workers: Sequence[Worker], total: int, target: Target, work: Workload) -> dict[str, str]:
+        if not workers:
+            return {}
+        large, refines = self.rules.large, target.mode == "quality"
+        of = bands(workers, large, target.small)
+        return place(of, self._models, total, large, target.small or large, work, large_refines=refines)
+
+    def _worth_it(
+        self, workers: Sequence[Worker], wanted: dict[str, str], target: Target, work: Workload
+    ) -> tuple[dict[str, str], str]:
+        """The wanted models, or the present ones and why: what must change is changed whatever it costs."""
+        now, total = self._models, self._count_large(self._models)
+        served = {self.rules.large, *self.rules.smalls}
+        must = not target.least <= total <= target.most or any(model not in served for model in now.values())
+        unable = any(worker.rates and now[worker.name] not in worker.rates for worker in workers)
+        if wanted == now or must or unable:
+            return wanted, ""
+        period = self.rules.period_s
+        seconds = min(self.switch_s(workers, wanted), period)
+        steady = [worker for worker in workers if wanted[worker.name] == now[worker.name]]
+        before = Stage(period, self._capacity(workers, now), self._refines(target.mode, now))
+        during = Stage(seconds, self._capacity(steady, now), self._refines(target.mode, wanted))
+        after = Stage(period - seconds, self._capacity(workers, wanted), self._refines(target.mode, wanted))
+        if pays_back(before, during, after, work, better=self._better(wanted, target)):
+            return wanted, ""
+        switches = len(workers) - len(steady)
+        return dict(now), f"{switches} × {seconds:.3g} s of switching would not pay back within {period:g} s"
+
+    def _better(self, wanted: Mapping[str, str], target: Target) -> bool:
+        """Whether pictures are: a better small model, or the same and more large ones."""
+        smalls = list(self.rules.smalls)
+        now = (smalls.index(self._small), -self._count_large(self._models)) if smalls else (0, 0)
+        return bool(smalls) and (smalls.index(target.small), -self._count_large(wanted)) < now
+
+    def _capacity(self, workers: Sequence[Worker], models: Mapping[str, str]) -> Capacity:
+        large = self.rules.large
+        rates = [(models[worker.name], worker.rates.get(models[worker.name], 0.0)) for worker in workers]
+        return Capacity(
+            sum(rate for model, rate in rates if model == large), sum(rate for model, rate in rates if model != large)
+        )
+
+    def switch_s(self, workers: Sequence[Worker], wanted: Mapping[str, str]) -> float:
+        """Seconds that a switch takes: as the last ones did; before there were any, what a full batch takes to end."""
+        if self._took_s:
+            return median(self._took_s)
+        drains = [
+            worker.max_rows / rate
+            for worker in workers
+            if wanted[worker.name] != worker.model and (rate := worker.rates.get(worker.model, 0.0))
+        ]
+        return max(drains, default=0.0)
+
+    def _decided(self, decision: Decision) -> Decision:
+        switches = tuple(name for name, model in decision.models.items() if self._models[name] != model)
+        for name in switches:
+            self._asked_at[name] = decision.at
+        self._asked_at = {name: at for name, at in self._asked_at.items() if name in decision.models}
+        self._models, self.urgent = dict(decision.models), False
+        self._mode = decision.target.mode
+        if not decision.kept:
+            self._small = decision.target.small
+        self._last = replace(decision, mode=self._mode, switches=switches)
+        return self._last

@@ -1,0 +1,41 @@
+"""Whether a switch is worth what it costs: a worker that changes its model draws nothing meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.global_monitor.fleet import Capacity
+from services.global_monitor.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What can be done in so many seconds, and whether large models refine hits in them."""
+
+    seconds: float
+    has: Capacity
+    large_refines: bool
+
+
+def pays_back(before: Stage, during: Stage, after: Stage, work: Workload, *, better: bool) -> bool:
+    """Whether by the end of the period more is done than without the switch, or as much of it and in a `better` way.
+
+    before: the whole period as it is now; during and after: the switch, and what the period has left after it.
+    """
+    if during.seconds >= before.seconds:
+        return False
+    kept, switched = done((before,), work), done((during, after), work)
+    return switched >= kept * (1 - 1e-9) if better else switched > kept * (1 + 1e-9)
+
+
+def done(stages: tuple[Stage, ...], work: Workload) -> float:
+    """Full generations of `work` that are drawn: what one stage leaves undone may be caught up in the next."""
+    seconds = sum(stage.seconds for stage in stages)
+    large = sum(stage.seconds * stage.has.large for stage in stages)
+    small = sum(stage.seconds * stage.has.small for stage in stages)
+    misses, named = min(work.miss * seconds, large), min(work.small * seconds, small)
+    free = small - named
+    if large:
+        refining = sum(stage.seconds * stage.has.large for stage in stages if stage.large_refines) / large
+        free += (large - misses) * refining
+    return misses + named + min(work.hit * seconds, free)

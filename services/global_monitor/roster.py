@@ -1,0 +1,90 @@
+"""Who works: workers as they report themselves, gone when they are not heard of, believed as far as they are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from services.global_monitor.throughput import Rates, by_kind, rates_of
+from services.global_monitor.trust import Evidence, credit
+from shared.messages import JobSucceeded, WorkerReported
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker that is there."""
+
+    name: str
+    kind: str
+    model: str
+    """What it runs by its own word."""
+    rows: int
+    max_rows: int
+    rates: Rates
+    """Full generations per second by model, corrected by its credit; a model that it cannot run has none."""
+    credit: float = 1.0
+    """Below or above 1: it is not as fast as it says."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    report: WorkerReported
+    at: float
+    claims: Rates
+    evidence: Evidence
+    credit: float = 1.0
+
+
+class Roster:
+    """`lapse_s`: a worker not heard of for so long is dead."""
+
+    def __init__(self, lapse_s: float) -> None:
+        self._lapse_s = lapse_s
+        self._heard: dict[str, _Heard] = {}
+
+    def reported(self, report: WorkerReported, at: float) -> bool:
+        """Whether that changes who is there or what it can run."""
+        before = self._heard.get(report.worker)
+        if report.leaving:
+            return self._heard.pop(report.worker, None) is not None
+        claims = rates_of(report.step_s)
+        if before is None:
+            self._heard[report.worker] = _Heard(report, at, claims, Evidence(report.model, at))
+            return True
+        self._heard[report.worker] = replace(before, report=report, at=at, claims=claims)
+        return before.report.cannot != report.cannot
+
+    def finished(self, fact: JobSucceeded) -> None:
+        heard = self._heard.get(fact.worker)
+        if heard is not None and fact.model == heard.evidence.model:
+            self._heard[fact.worker] = replace(heard, evidence=heard.evidence.finished(fact.steps_run))
+
+    def lapse(self, at: float) -> tuple[str, ...]:
+        """Forgets who was not heard of; their names."""
+        gone = tuple(name for name, heard in self._heard.items() if at - heard.at > self._lapse_s)
+        for name in gone:
+            del self._heard[name]
+        return gone
+
+    def judge(self, at: float, pressed: Callable[[WorkerReported], bool]) -> None:
+        """Compares claims with evidence. pressed: whether a worker has work waiting for it, and takes it."""
+        for name, heard in self._heard.items():
+            model, claimed = heard.report.model, heard.claims.get(heard.report.model, 0.0)
+            evidence = heard.evidence.after(model, at, pressed=pressed(heard.report))
+            found = credit(claimed, heard.report.max_rows, evidence, at, heard.credit)
+            self._heard[name] = replace(heard, evidence=evidence, credit=found)
+
+    def workers(self) -> list[Worker]:
+        """By name. What a worker has not measured is taken from others of its kind."""
+        typical = by_kind((heard.report.kind, heard.claims) for heard in self._heard.values())
+        return [self._worker(self._heard[name], typical) for name in sorted(self._heard)]
+
+    def _worker(self, heard: _Heard, typical: dict[tuple[str, str], float]) -> Worker:
+        report = heard.report
+        of_kind = {model: rate for (kind, model), rate in typical.items() if kind == report.kind}
+        rates = {
+            model: rate * heard.credit
+            for model, rate in (of_kind | dict(heard.claims)).items()
+            if model not in report.cannot
+        }
+        return Worker(report.worker, report.kind, report.model, report.rows, report.max_rows, rates, heard.credit)

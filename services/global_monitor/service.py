@@ -1,0 +1,197 @@
+"""Hears demand and workers, decides once a period who runs which model, tells the workers, and shows what it did."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator
+from os import getpid
+from socket import gethostname
+from typing import Any, ClassVar
+
+import grpc
+
+from protos import global_monitor_pb2 as pb
+from protos import global_monitor_pb2_grpc as pb_grpc
+from services.global_monitor.answers import allocation, change
+from services.global_monitor.figures import show
+from services.global_monitor.monitor import Decision, GlobalMonitor, Rules
+from services.global_monitor.pid import Gains
+from shared.bus import Subscription
+from shared.errors import AfterimageError
+from shared.ids import new_id
+from shared.messages import (
+    JobCancelled,
+    JobFailed,
+    JobQueued,
+    JobSucceeded,
+    Message,
+    WorkerReported,
+    WorkersAssigned,
+)
+from shared.models.card import served_cards
+from shared.service import Context
+from shared.settings import Settings
+from shared.telemetry import METRICS, log
+
+LAPSES = 3
+"""Reports that a worker may miss before it counts as dead."""
+LOOKS = 5
+"""Between two reports of a worker the monitor looks so often who came and went."""
+LEASE_S = 15.0
+"""A monitor not heard of for this long is replaced by another replica."""
+HISTORY = 50
+
+
+class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
+    """Of several replicas all listen, and the one that holds the catalog's lease decides."""
+
+    name: ClassVar[str] = "global_monitor"
+    ports: ClassVar[frozenset[str]] = frozenset({"catalog", "bus"})
+    needs: ClassVar[frozenset[str]] = frozenset({"bus"})
+
+    async def start(self, context: Context) -> None:
+        self._context, settings = context, context.settings
+        self._holder = f"{gethostname()}-{getpid()}-{new_id()}"
+        self._monitor = GlobalMonitor(rules_of(settings), context.clock.monotonic())
+        self._leads = context.backends.catalog.process_local
+        self._renewed = self._next = self._told = float("-inf")
+        self._shown: Decision | None = None
+        self._history: deque[pb.Change] = deque(maxlen=HISTORY)
+        self._news: set[asyncio.Event] = set()
+        self._draining = False
+        facts: list[type[Message]] = [
+            JobQueued, JobSucceeded, JobFailed, JobCancelled, WorkerReported, WorkersAssigned
+        ]  # fmt: skip
+        self._subscription: Subscription = await context.backends.bus.subscribe(facts, self.handle, on_gap=self._missed)
+        self._next = context.clock.monotonic() + settings.monitor_period_s
+        self._looking = asyncio.create_task(self._look())
+
+    def register(self, server: grpc.aio.Server) -> str:
+        pb_grpc.add_GlobalMonitorServiceServicer_to_server(self, server)
+        return pb.DESCRIPTOR.services_by_name["GlobalMonitorService"].full_name
+
+    async def drain(self) -> None:
+        """The last assignment stands."""
+        self._draining = True
+        self._wake()
+        self._looking.cancel()
+        await asyncio.gather(self._looking, return_exceptions=True)
+        await self._subscription.close()
+        if self._leads and not self._context.backends.catalog.process_local:
+            with contextlib.suppress(AfterimageError):  # it runs out by itself
+                await self._context.backends.catalog.leases.give_up(self.name, self._holder)
+
+    async def stop(self) -> None:
+        return
+
+    # ---- gRPC ----
+
+    async def Allocation(self, request: pb.AllocationRequest, context: Any) -> AsyncIterator[pb.AllocationResponse]:
+        news = asyncio.Event()
+        news.set()
+        self._news.add(news)
+        try:
+            while not self._draining:
+                await news.wait()
+                news.clear()
+                yield self._answer()
+        finally:
+            self._news.discard(news)
+
+    def _answer(self) -> pb.AllocationResponse:
+        view = self._monitor.view(self._context.clock.monotonic())
+        return allocation(view, self._monitor.rules, self._history, leads=self._leads)
+
+    def _wake(self) -> None:
+        for news in self._news:
+            news.set()
+
+    # ---- facts ----
+
+    async def handle(self, fact: Message) -> None:
+        if isinstance(fact, WorkersAssigned):
+            if not self._leads:  # then it is another replica's word
+                self._monitor.adopt(fact)
+            return
+        self._monitor.hear(fact, self._context.clock.monotonic())
+
+    async def _missed(self) -> None:
+        self._monitor.missed()
+
+    # ---- deciding ----
+
+    async def _look(self) -> None:
+        """A look is quick; it decides when the period is over, or at once when a worker came or went."""
+        while True:
+            await asyncio.sleep(self._settings.report_s / LOOKS)
+            try:
+                await self._renew()
+                await self._looked(self._context.clock.monotonic())
+            except Exception as error:  # the last assignment stands, and the next look is soon
+                log(self.name).error("no decision", error=repr(error), exc_info=error)
+
+    async def _looked(self, at: float) -> None:
+        self._monitor.look(at)
+        if self._leads and (self._monitor.urgent or at >= self._next):
+            self._next = at + self._settings.monitor_period_s
+            self._decided(self._monitor.decide(at))
+            self._told = float("-inf")
+        if at - self._told >= self._settings.report_s:
+            self._told = at
+            await self._tell()
+            self._wake()
+
+    def _decided(self, decision: Decision) -> None:
+        show(decision, self._monitor.rules)
+        METRICS.monitor_switches.inc(len(decision.switches))
+        METRICS.monitor_kept.inc(bool(decision.kept))
+        before, self._shown = self._shown, decision
+        changed = before is None or (before.models, before.mode) != (decision.models, decision.mode)
+        if changed and decision.models:
+            self._history.append(change(decision, self._context.clock.now()))
+            log(self.name).info(
+                "assigned", mode=decision.mode, switches=len(decision.switches), why=decision.target.why,
+                **{f"workers_{model}": decision.count(model) for model in sorted(set(decision.models.values()))},
+            )  # fmt: skip
+
+    async def _tell(self) -> None:
+        """Said again and again: a worker that missed it, or is new, hears it the next time."""
+        models = self._monitor.models
+        if self._leads and models:
+            await self._context.backends.bus.publish(WorkersAssigned(tuple(sorted(models.items())), self._monitor.mode))
+
+    async def _renew(self) -> None:
+        catalog, at = self._context.backends.catalog, self._context.clock.monotonic()
+        if catalog.process_local or at - self._renewed < LEASE_S / 3:
+            return
+        self._renewed = at
+        try:
+            leads = await catalog.leases.take(self.name, self._holder, LEASE_S)
+        except AfterimageError as error:
+            log(self.name).warning("lease not renewed", error=str(error))
+            leads = False
+        if leads != self._leads:
+            log(self.name).info("leads" if leads else "stands by")
+            self._leads = leads
+
+    @property
+    def _settings(self) -> Settings:
+        return self._context.settings
+
+
+def rules_of(settings: Settings) -> Rules:
+    large, *smalls = served_cards(settings)
+    return Rules(
+        large=large,
+        smalls=tuple(smalls),
+        mode=settings.monitor_mode,
+        period_s=settings.monitor_period_s,
+        window_s=settings.monitor_window_s,
+        gains=Gains(*settings.monitor_gains),
+        band=settings.monitor_hysteresis,
+        headroom=settings.monitor_headroom,
+        catch_up_s=settings.monitor_catch_up_s,
+        lapse_s=LAPSES * settings.report_s,
+    )

@@ -1,0 +1,29 @@
+"""How fast each worker is with each model: what workers report, per kind of device (MoDM §5.3, P_small and P_large)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from statistics import median
+
+from services.global_monitor.demand import GENERATION
+
+Rates = Mapping[str, float]
+"""Full generations per second by model."""
+
+
+def rates_of(step_s: Iterable[tuple[str, int, float]]) -> dict[str, float]:
+    """From seconds of a step at each batch size: the best of them, since under load batches fill."""
+    best: dict[str, float] = {}
+    for model, rows, seconds in step_s:
+        if seconds > 0:
+            best[model] = max(best.get(model, 0.0), rows / seconds / GENERATION)
+    return best
+
+
+def by_kind(claims: Iterable[tuple[str, Rates]]) -> dict[tuple[str, str], float]:
+    """(kind, model) → median over the workers of that kind."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for kind, rates in claims:
+        for model, rate in rates.items():
+            found.setdefault((kind, model), []).append(rate)
+    return {key: median(rates) for key, rates in found.items()}

@@ -1,0 +1,83 @@
+"""Takes tasks from the worker's lanes, never more than it has rows for, and lets go of lanes without losing a task."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from shared.bus import Bus, Delivery, Receiver
+from shared.errors import UnavailableError
+from shared.telemetry import log
+
+
+class Taking:
+    """`handle` is run once per task, as a task of its own; it settles its delivery."""
+
+    def __init__(self, bus: Bus, most: int, handle: Callable[[Delivery], Coroutine[Any, Any, None]]) -> None:
+        self._bus, self._most, self._handle = bus, most, handle
+        self.in_hand: set[asyncio.Task[None]] = set()
+        self.lanes: tuple[str, ...] = ()
+        self._receiver: Receiver | None = None
+        self._loop: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    @property
+    def going_on(self) -> bool:
+        """Whether it takes what comes."""
+        return self._loop is not None
+
+    async def begin(self, lanes: tuple[str, ...]) -> None:
+        """From these lanes from now on; what is in hand is finished meanwhile. Raises what the bus raises."""
+        receiver = await self._bus.receive(lanes, prefetch=self._most)
+        await self.pause()
+        if self._receiver is not None:
+            leaving = asyncio.create_task(_leave(self._receiver, set(self.in_hand)))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+        self._receiver, self.lanes = receiver, lanes
+        self._loop = asyncio.create_task(self._take(receiver))
+
+    async def pause(self) -> None:
+        """Takes nothing new; cancelling a receiver's get loses nothing."""
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.gather(self._loop, return_exceptions=True)
+            self._loop = None
+
+    async def finished(self) -> None:
+        """Until nothing is in hand."""
+        while self.in_hand:
+            await asyncio.wait(self.in_hand)
+
+    async def close(self, timeout_s: float) -> None:
+        """Takes nothing new; what is not finished in time is cancelled, which hands it back."""
+        await self.pause()
+        if self.in_hand:
+            await asyncio.wait(self.in_hand, timeout=timeout_s)
+        for task in self.in_hand:
+            task.cancel()
+        await asyncio.gather(*self.in_hand, *self._leaving, return_exceptions=True)
+        if self._receiver is not None:
+            await self._receiver.close()
+
+    async def _take(self, receiver: Receiver) -> None:
+        """A delivery in hand is a row taken."""
+        with contextlib.suppress(UnavailableError):  # the bus is closed
+            while True:
+                while len(self.in_hand) >= self._most:
+                    await asyncio.wait(self.in_hand, return_when=asyncio.FIRST_COMPLETED)
+                task = asyncio.create_task(self._handle(await receiver.get()))
+                self.in_hand.add(task)
+                task.add_done_callback(self.in_hand.discard)
+
+
+async def _leave(receiver: Receiver, in_hand: set[asyncio.Task[None]]) -> None:
+    """Closing would give back what is still being drawn."""
+    if in_hand:
+        await asyncio.wait(in_hand)
+    try:
+        await receiver.close()
+    except Exception as error:
+        log("gpu_worker").warning("lanes not left", error=repr(error))
