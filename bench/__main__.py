@@ -17,6 +17,7 @@ COMMANDS: dict[str, list[str]] = {
     "weaviate_lookup": ["bench.weaviate_lookup"],
     "cluster_overhead": ["bench.cluster_overhead"],
     "overload": ["bench.overload"],
+    "monitor_ramp": ["bench.monitor_ramp"],
 }
 """Name → what `python -m` is given; `k_quality` shows what the profile before it measured."""
 
