@@ -56,5 +56,7 @@ faults: dev      ## kill services and servers under load, cut networks (FAULTS=f
 judge: dev       ## score the bundled models on held-out prompts; writes out/judge/summary.json (needs npm; 15 to 30 minutes)
 	@$(PY) -m services.trainer judge real round-trip clip large small
 
-clean:           ## remove what was built here (not your data)
-	@rm -rf out .cache .mypy_cache .ruff_cache .pytest_cache dist
+clean:           ## remove what was built here, not the local stack's data (rm -r out/stack) nor .afterimage
+	@if [ -d out ]; then find out -mindepth 1 -maxdepth 1 ! -name stack -exec rm -rf {} + ; fi
+	@rm -rf .cache .mypy_cache .ruff_cache .pytest_cache dist
+	@if [ -d out/stack ]; then echo "kept out/stack, the local stack's data: make stack-down, then rm -r out/stack"; fi

@@ -10,7 +10,7 @@ import grpc
 
 from load.sessions import Prompt
 from protos import common_pb2, gateway_pb2
-from shared.client import request_message
+from shared.request_fields import RequestFields, request_message
 from shared.rpc import from_rpc_error
 
 KINDS = {"noise": "miss", "latent": "hit", "image": "hit", "stitched": "hit", "exact": "exact"}
@@ -45,8 +45,16 @@ class CallFailedError(Exception):
 
 def message_of(row: Prompt, *, cache: str, steps: int = 0) -> gateway_pb2.GenerateRequest:
     """The row's request; `steps` 0 leaves those of the trace. Raises InvalidRequestError for an unknown cache mode."""
-    fields = {"width": row.width, "height": row.height, "steps": steps or row.steps, "seed": row.seed}
-    return gateway_pb2.GenerateRequest(request=request_message(row.prompt, **fields, user=str(row.user), cache=cache))
+    mode: Any = cache  # as it was typed; what is no mode is said by name
+    fields: RequestFields = {
+        "width": row.width,
+        "height": row.height,
+        "steps": steps or row.steps,
+        "seed": row.seed,
+        "user": str(row.user),
+        "cache": mode,
+    }
+    return gateway_pb2.GenerateRequest(request=request_message(row.prompt, **fields))
 
 
 def answered(reply: gateway_pb2.GenerateResponse) -> Outcome:

@@ -54,3 +54,13 @@ def _family(address: str, setting: str) -> str:
             f"{setting}: {address!r} is not ip:port; several replicas are listed by IP address, or share one host name"
         ) from None
     return f"ipv{version}"
+
+
+def check_address(address: str, setting: str) -> None:
+    """Raises ConfigurationError for what nobody could listen on, whatever else runs here."""
+    host, _, port = address.rpartition(":")
+    if address.startswith("unix:") and len(address) > len("unix:"):
+        return
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        rule = "must be host:port with a port from 0 (any that is free) to 65535, or unix:PATH"
+        raise ConfigurationError(f"{setting}: {rule} (got {address!r})")

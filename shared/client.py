@@ -6,19 +6,20 @@ import asyncio
 import random
 import threading
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import grpc
 
 from protos import common_pb2, gateway_pb2
 from protos.gateway_pb2_grpc import GatewayServiceStub
 from shared import rpc
-from shared.errors import AfterimageError, InvalidRequestError, OverloadedError, UnavailableError
+from shared.errors import AfterimageError, OverloadedError, UnavailableError
+from shared.request_fields import RequestFields, request_message
 from shared.rpc_types import job_from_proto, plan_from_proto, timings_from_proto
-from shared.types import CacheMode, Job, JobState, Modality, Plan, Scope, Timings
+from shared.types import Job, JobState, Plan, Timings
 
 T = TypeVar("T")
 
@@ -26,11 +27,6 @@ IDEMPOTENCY_KEY = "idempotency-key"
 MAX_MESSAGE_BYTES = 64 * 2**20
 _RETRIED = (UnavailableError, OverloadedError)
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.2, 10.0
-_ENUMS: Mapping[str, tuple[type[Any], str]] = {
-    "cache": (CacheMode, "CACHE_MODE"),
-    "scope": (Scope, "SCOPE"),
-    "modality": (Modality, "MODALITY"),
-}
 
 
 @dataclass(frozen=True)
@@ -116,11 +112,12 @@ class AsyncClient:
         await self._channel.close()
 
     async def generate(
-        self, prompt: str, *, timeout_s: float = 600.0, idempotency_key: str = "", **fields: Any
+        self, prompt: str, *, timeout_s: float = 600.0, idempotency_key: str = "", **fields: Unpack[RequestFields]
     ) -> Picture:
-        """The picture of `prompt`; `fields` are those of protos/common.proto's Request (seed, steps, width, …).
+        """The picture of `prompt`; `cache`, `scope` and `modality` may be given by name, e.g. `cache="off"`.
 
-        `cache`, `scope` and `modality` are given by name, e.g. `cache="off"`.
+        timeout_s ends the waiting, not the drawing: the job goes on, and its picture is there under the same
+        idempotency key, or as `get_picture` of its id. A deadline for the drawing itself is `deadline_s`.
         """
         request = gateway_pb2.GenerateRequest(request=request_message(prompt, **fields))
         metadata = self._metadata(idempotency_key or uuid.uuid4().hex)
@@ -136,7 +133,7 @@ class AsyncClient:
         previews: bool = False,
         timeout_s: float = 600.0,
         idempotency_key: str = "",
-        **fields: Any,
+        **fields: Unpack[RequestFields],
     ) -> AsyncGenerator[Event, None]:
         """Accepted, then Progress, then the Picture. Broken off, it is taken up again where the job is.
 
@@ -244,13 +241,26 @@ class Client:
         self._thread.join()
         self._loop.close()
 
-    def generate(self, prompt: str, **fields: Any) -> Picture:
+    def generate(
+        self, prompt: str, *, timeout_s: float = 600.0, idempotency_key: str = "", **fields: Unpack[RequestFields]
+    ) -> Picture:
         """See AsyncClient.generate."""
-        return self._run(self._client.generate(prompt, **fields))
+        drawn = self._client.generate(prompt, timeout_s=timeout_s, idempotency_key=idempotency_key, **fields)
+        return self._run(drawn)
 
-    def generate_stream(self, prompt: str, **fields: Any) -> Iterator[Event]:
+    def generate_stream(
+        self,
+        prompt: str,
+        *,
+        previews: bool = False,
+        timeout_s: float = 600.0,
+        idempotency_key: str = "",
+        **fields: Unpack[RequestFields],
+    ) -> Iterator[Event]:
         """See AsyncClient.generate_stream."""
-        events = self._client.generate_stream(prompt, **fields)
+        events = self._client.generate_stream(
+            prompt, previews=previews, timeout_s=timeout_s, idempotency_key=idempotency_key, **fields
+        )
         while (event := self._run(_next(events))) is not None:
             yield event
 
@@ -270,29 +280,6 @@ class Client:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-def request_message(prompt: str, **fields: Any) -> common_pb2.Request:
-    """The wire's Request; raises InvalidRequestError naming a field that it does not have or cannot hold."""
-    message = common_pb2.Request(prompt=prompt)
-    for name, value in fields.items():
-        if value is None:
-            continue
-        if name not in common_pb2.Request.DESCRIPTOR.fields_by_name:
-            known = ", ".join(sorted(common_pb2.Request.DESCRIPTOR.fields_by_name))
-            raise InvalidRequestError(name, f"is not a field of a request; there are: {known}")
-        try:
-            setattr(message, name, _wire(name, value))
-        except (TypeError, ValueError) as error:
-            raise InvalidRequestError(name, f"cannot be sent: {error}", value) from error
-    return message
-
-
-def _wire(name: str, value: Any) -> Any:
-    if name not in _ENUMS or isinstance(value, int):
-        return value
-    kind, prefix = _ENUMS[name]
-    return getattr(common_pb2, f"{prefix}_{kind(value).name}")
 
 
 async def _unary(method: Callable[..., Any], request: Any, *, timeout_s: float, metadata: Any) -> Any:

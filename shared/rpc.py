@@ -24,10 +24,13 @@ from shared.errors import (
     ModelError,
     NotFoundError,
     OverloadedError,
+    StorageFullError,
     UnavailableError,
 )
 from shared.telemetry import METRICS, log
 
+DOMAIN, STORAGE_FULL = "afterimage", "STORAGE_FULL"
+"""ErrorInfo of what shares its status code with something else: a full disk is no full queue."""
 KEEPALIVE_S = 10.0
 """A peer that says nothing for this long is pinged; one that does not answer for as long is gone. Without that a call
 over a connection that was cut, not closed, waits for its whole timeout."""
@@ -56,7 +59,7 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
 
 
 def to_status(error: AfterimageError) -> Any:
-    """The error as a gRPC status with details (BadRequest for a field, RetryInfo for a delay)."""
+    """The error as a gRPC status with details (BadRequest for a field, RetryInfo for a delay, ErrorInfo for a disk)."""
     details = []
     if isinstance(error, InvalidRequestError):
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.rule)
@@ -65,6 +68,8 @@ def to_status(error: AfterimageError) -> Any:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    if isinstance(error, StorageFullError):
+        details.append(_packed(error_details_pb2.ErrorInfo(reason=STORAGE_FULL, domain=DOMAIN)))
     code = getattr(grpc.StatusCode, error.code)
     return rpc_status.to_status(status_pb2.Status(code=code.value[0], message=str(error), details=details))
 
@@ -90,13 +95,15 @@ def from_rpc_error(error: grpc.RpcError) -> AfterimageError:
     """The error a server raised, on the client's side of the call."""
     status = rpc_status.from_call(error) if hasattr(error, "trailing_metadata") else None
     retry_after_s: float | None = None
+    kind = _BY_CODE.get(error.code().name, AfterimageError)
     for detail in status.details if status is not None else ():
-        bad, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        bad, retry, info = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo(), error_details_pb2.ErrorInfo()
         if detail.Unpack(bad) and bad.field_violations:
             return _invalid(bad.field_violations[0].field, error.details())
         if detail.Unpack(retry):
             retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
-    kind = _BY_CODE.get(error.code().name, AfterimageError)
+        if detail.Unpack(info) and (info.domain, info.reason) == (DOMAIN, STORAGE_FULL):
+            kind = StorageFullError
     return kind(error.details() or error.code().name, retry_after_s=retry_after_s)
 
 

@@ -20,7 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from shared import rpc, telemetry
-from shared.addresses import BALANCED, target_of
+from shared.addresses import BALANCED, check_address, target_of
 from shared.backends import PORTS, Backends, open_backends, require_shared
 from shared.clock import Clock, SystemClock
 from shared.errors import AfterimageError, ConfigurationError, UnavailableError
@@ -175,6 +175,7 @@ def _server(
 
 
 def _bind(server: grpc.aio.Server, address: str, setting: str) -> int:
+    check_address(address, setting)
     try:
         return int(server.add_insecure_port(address))
     except RuntimeError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import grpc
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +21,8 @@ from protos import cache_maintainer_pb2 as pb
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from services.cli.connection import listens
 from services.cli.embedded import alone, found_running, settings_from
-from services.cli.words import wide
+from services.cli.tables import WIDE, Column, fitted
+from services.cli.words import Bar, wide
 from shared import rpc, telemetry
 from shared.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from shared.settings import Settings
@@ -56,12 +57,13 @@ def stats(data_dir: DataDir = None) -> None:
         room = f" ({reply.picture_bytes / reply.max_picture_bytes:.0%} of {_size(reply.max_picture_bytes)})"
         kept = f"{reply.pictures} pictures of {reply.max_pictures}, {_size(reply.picture_bytes)}"
         out.print(f"{kept}{room if reply.max_picture_bytes else ''}, policy {reply.picture_policy}")
-    out.print(f"since start: {reply.inserted} states inserted, {reply.evicted} evicted, {reply.holes} holes met")
+    out.print(f"since start: {reply.inserted} states inserted, {reply.evicted} evicted, {reply.holes} found missing")
     if reply.states_by_step:
         table = Table("K", "states", "uses")
         for step in sorted(reply.states_by_step):
             table.add_row(str(step), str(reply.states_by_step[step]), str(reply.uses_by_step[step]))
         out.print(table)
+        out.print("K counts steps of each picture's own T", style="dim")
 
 
 @app.command("inspect")
@@ -76,21 +78,36 @@ def inspect(
     Example: afterimage cache inspect --limit 5
     """
     entries, after = _entries(data_dir, entry_id, limit, after)
-    table = Table("entry", "created", "model", "size", "states after step (uses)", "picture (uses)", "prompt")
-    for entry in entries:
-        table.add_row(
+    out = wide()
+    out.print(entries_table(entries, out.width))
+    if after:
+        out.print(f"more: afterimage cache inspect --limit {limit} --after {after}", highlight=False)
+
+
+def entries_table(entries: Sequence[pb.Entry], width: int = WIDE) -> Table:
+    """One row an entry, with its whole id."""
+    columns = (
+        Column("entry"),
+        Column("created", leave=5),
+        Column("model", leave=3),
+        Column("size", leave=4),
+        Column("states after step (uses)", least=12),
+        Column("picture (uses)", leave=2),
+        Column("prompt", least=12, leave=1),
+    )
+    rows = [
+        (
             entry.id,
             datetime.fromtimestamp(entry.created_at).strftime("%m-%d %H:%M:%S"),
             entry.model,
             f"{entry.width}x{entry.height}",
-            " ".join(f"{state.step}({state.uses})" for state in entry.states),
+            " ".join(f"{state.step}({state.uses})" for state in entry.states) + f" of {entry.steps}",
             f"yes({entry.picture.uses})" if entry.HasField("picture") else "–",
             Text(entry.prompt),
         )
-    out = wide()
-    out.print(table)
-    if after:
-        out.print(f"more: afterimage cache inspect --limit {limit} --after {after}", highlight=False)
+        for entry in entries
+    ]
+    return fitted(columns, rows, width)
 
 
 def _entries(data_dir: Path | None, entry_id: str, limit: int, after: str) -> tuple[list[pb.Entry], str]:
@@ -161,10 +178,9 @@ async def _repaired(settings: Settings, console: Console) -> Repaired:
     from shared.catalog import open_catalog
     from shared.index.rebuild import repair_index
 
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console,
-        transient=True,
-    )  # fmt: skip
+    bar = Bar(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+    )
     async with contextlib.AsyncExitStack() as opened:
         index = await index_of(settings)
         opened.push_async_callback(index.close)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -21,17 +21,21 @@ from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
 from services.cli.embedded import embedded, settings_from
 from services.cli.report import Row, Totals, contact_sheet, report_html, summary, totals
 from services.cli.session import Prompt, session
-from services.cli.words import wide
+from services.cli.tables import WIDE, Column, fitted
+from services.cli.words import Bar, wide
 from shared import telemetry
 from shared.client import AsyncClient, Picture
 from shared.client import Progress as Step
 from shared.errors import AfterimageError
+from shared.types import Plan, PlanSource
 
 if TYPE_CHECKING:
     from shared.service import Running
 
 Optional = typer.Option
 SETTLE_S = 5.0
+FAR = 0.5
+"""Below this similarity (cosine) two prompts of the bundled models name different things."""
 
 
 def demo(
@@ -63,17 +67,16 @@ def demo(
         settings = settings_from(data_dir=Path(data), large=large, small=small, encoder=encoder, device=device)
         rows = asyncio.run(_draw_session(settings, seed, steps, console))
     _write(out, rows)
-    console.print(_table(rows))
+    console.print(session_table(rows, console.width))
+    if said := early_starts(rows):
+        console.print(Text(said, style="dim"))
     _say_totals(console, rows)
     console.print(Text(f"Pictures and report: {out / 'report.html'}"))
 
 
 async def _draw_session(settings: Any, seed: int, steps: int | None, console: Console) -> list[Row]:
     fields = {"seed": seed, "steps": steps}
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console,
-        transient=True,
-    )  # fmt: skip
+    bar = Bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
     prompts = session()
     with bar:
         whole = bar.add_task("starting Afterimage", total=len(prompts))
@@ -90,9 +93,7 @@ async def _draw_session(settings: Any, seed: int, steps: int | None, console: Co
     return rows
 
 
-async def _both_ways(
-    client: AsyncClient, prompt: Prompt, fields: dict[str, Any], bar: Progress, current: TaskID
-) -> Row:
+async def _both_ways(client: AsyncClient, prompt: Prompt, fields: dict[str, Any], bar: Bar, current: TaskID) -> Row:
     """One prompt with the cache, then without it."""
     bar.update(current, description=f"with cache: {prompt.text[:40]}")
     with_cache, seconds = await _draw(client, prompt.text, prompt.user, fields, bar, current)
@@ -102,7 +103,7 @@ async def _both_ways(
 
 
 async def _draw(
-    client: AsyncClient, text: str, user: str, fields: dict[str, Any], bar: Progress, current: TaskID
+    client: AsyncClient, text: str, user: str, fields: dict[str, Any], bar: Bar, current: TaskID
 ) -> tuple[Picture, float]:
     """The picture and the seconds from asking to having it, as the client sees them."""
     start = time.monotonic()
@@ -139,29 +140,55 @@ def _write(out: Path, rows: Sequence[Row]) -> None:
     (out / "summary.json").write_text(summary(rows), encoding="utf-8")
 
 
-def _table(rows: Sequence[Row]) -> Table:
-    table = Table()
-    for name in ("", "user", "prompt", "source", "by"):
-        table.add_column(name)
-    for name in ("similarity", "start K", "of T", "steps run", "seconds", "without"):
-        table.add_column(name, justify="right")
-    for number, row in enumerate(rows, 1):
-        plan = row.picture.plan
-        table.add_row(
+def session_table(rows: Sequence[Row], width: int = WIDE) -> Table:
+    """What each request of the session started from, and what it took both ways."""
+    columns = (
+        Column(""),
+        Column("user", leave=2),
+        Column("prompt", least=20),
+        Column("source"),
+        Column("by", leave=1),
+        *(Column(name, right=True) for name in ("similarity", "start K", "of T", "steps run", "seconds", "without")),
+    )
+    cells = [
+        (
             str(number),
             row.prompt.user,
             Text(row.prompt.text),
-            plan.source.value,
+            row.picture.plan.source.value,
             row.picture.model,
-            f"{plan.similarity:.3f}" if plan.similarity else "–",
-            str(plan.start_step),
+            f"{similarity:.3f}" if (similarity := nearest(row.picture.plan)) is not None else "–",
+            str(row.picture.plan.start_step),
             str(row.steps),
             str(row.picture.steps_run),
             f"{row.seconds:.2f}",
             f"{row.seconds_without:.2f}",
-            style="dim" if row.exact else "",
         )
-    return table
+        for number, row in enumerate(rows, 1)
+    ]
+    return fitted(columns, cells, width, styles=["dim" if row.exact else "" for row in rows])
+
+
+def nearest(plan: Plan) -> float | None:
+    """Similarity of what the picture started from, else of the nearest that it could not start from; None: nothing
+    was looked at."""
+    if plan.similarity:
+        return plan.similarity
+    return max((one.similarity for one in plan.candidates), default=None)
+
+
+def early_starts(rows: Sequence[Row]) -> str:
+    """Why a picture may start from one that has little in common with it; empty where none did."""
+    far = [row for row in rows if row.picture.plan.source is PlanSource.LATENT and row.picture.plan.similarity < FAR]
+    if not far:
+        return ""
+    row = min(far, key=lambda row: row.picture.plan.similarity)
+    plan = row.picture.plan
+    return (
+        f"A start after {plan.start_step} of {row.steps} steps at similarity {plan.similarity:.3f} is meant: the "
+        f"latent is still nearly noise by then, and the K table of {row.picture.model} allows it because pictures "
+        "of other things were measured to be as good a start as noise there (`afterimage profile`)."
+    )
 
 
 def _say_totals(console: Console, rows: Sequence[Row]) -> None:

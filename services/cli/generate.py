@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from services.cli.connection import connected_or_embedded
 from services.cli.embedded import settings_from
-from services.cli.words import candidates_table, hint, keep_picture, where_it_started, wide
+from services.cli.words import Bar, candidates_table, hint, keep_picture, where_it_started, wide
 from shared.client import Accepted, AsyncClient, Picture
 from shared.client import Progress as Step
 from shared.errors import AfterimageError, InvalidRequestError
@@ -97,7 +97,7 @@ def generate(
     for note in (*picture.plan.degraded, *picture.job.warnings):
         console.print(Text(f"note: {note}", style="yellow"))
     if why and picture.plan.candidates:
-        console.print(candidates_table(picture.plan))
+        console.print(candidates_table(picture.plan, console.width))
     if made:
         console.print(Text(f"made the folder {made}", style="dim"))
     console.print(Text(f"{path}  ({picture.job.request.size}, seed {picture.seed}, job {picture.job.id})"))
@@ -108,13 +108,16 @@ async def draw(client: AsyncClient, prompt: str, fields: dict[str, Any], console
 
     Interrupted, it cancels the job: nobody else waits for it.
     """
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console,
-        transient=True,
-    )  # fmt: skip
+    bar = Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[at]}"),
+        TimeElapsedColumn(),
+        console=console,
+    )
     job_id = ""
     with bar:
-        task = bar.add_task("accepted", total=None)
+        task = bar.add_task("asking", total=None, at="")
         try:
             async for event in client.generate_stream(prompt, **fields):
                 if isinstance(event, Picture):
@@ -132,8 +135,9 @@ def _moved(event: Accepted | Step) -> dict[str, Any]:
     if event.queue_position:
         return {"description": f"{event.queue_position} ahead in the queue"}
     if isinstance(event, Accepted):
-        return {"description": "drawing", "completed": event.plan.start_step}
-    return {"description": "drawing", "completed": event.step, "total": event.steps}
+        return {"description": "queued, next in turn"}
+    at = f"{event.step}/{event.steps}"
+    return {"description": "drawing", "completed": event.step, "total": event.steps, "at": at}
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -46,7 +46,9 @@ def list_jobs(
         target, data_dir, tenant, lambda client: client.list_jobs(state=wanted, page_size=limit, page_token=after)
     )
     out = wide()
-    out.print(jobs_table(views) if views else f"no jobs{f' that are {state}' if state else ''} of tenant {tenant}")
+    out.print(
+        jobs_table(views, out.width) if views else f"no jobs{f' that are {state}' if state else ''} of tenant {tenant}"
+    )
     if token:
         out.print(f"more: afterimage jobs list --limit {limit} --after {token}", highlight=False)
 
@@ -67,7 +69,7 @@ def show_job(
     console = wide()
     console.print(job_sheet(view))
     if view.job.plan.candidates:
-        console.print(candidates_table(view.job.plan))
+        console.print(candidates_table(view.job.plan, console.width))
     if out is not None:
         made = keep_picture(_ask(target, data_dir, tenant, lambda client: client.get_picture(job_id)), out)
         console.print(Text(f"{out}" + (f"  (made the folder {made})" if made else "")))

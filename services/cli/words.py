@@ -6,18 +6,35 @@ from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 from rich.text import Text
 
+from services.cli.tables import WIDE, Column, fitted
 from shared.client import JobView, Picture
 from shared.errors import AfterimageError
 from shared.types import Plan, PlanSource
 
 
 def wide() -> Console:
-    """A console that wraps at the terminal's width, or late where there is no terminal (pipes, logs)."""
+    """A console that wraps at the terminal's width, and not at all where there is no terminal (pipes, logs)."""
     console = Console()
-    return console if console.is_terminal else Console(width=160)
+    return console if console.is_terminal else Console(width=WIDE)
+
+
+class Bar(Progress):
+    """A progress bar that is gone at its end; where there is no terminal it says nothing, not even an empty line."""
+
+    def __init__(self, *columns: str | ProgressColumn, console: Console) -> None:
+        super().__init__(*columns, console=console, transient=True)
+
+    def start(self) -> None:
+        if self.console.is_interactive:
+            super().start()
+
+    def stop(self) -> None:
+        if self.console.is_interactive:
+            super().stop()
 
 
 def where_it_started(view: JobView) -> str:
@@ -27,15 +44,20 @@ def where_it_started(view: JobView) -> str:
     if plan.source is PlanSource.EXACT:
         return f"Drawn before, exactly so: the stored picture{seconds}, no step run."
     if plan.source is PlanSource.NOISE:
-        return f"Started from noise: {view.steps_run} steps{seconds}."
+        return f"Started from noise: {counted(view.steps_run, 'step')}{seconds}."
     source, model = chosen_prompt(plan), chosen_model(plan)
     said = f" from “{source}”" if source else ""
     if plan.source is PlanSource.IMAGE:
         said = f" from {model or 'another'}'s picture{f' of “{source}”' if source else ''}, by {view.model}"
     return (
         f"Started after step {plan.start_step} of {steps}{said} (similarity {plan.similarity:.3f}): "
-        f"{view.steps_run} steps{seconds}, {plan.start_step} saved."
+        f"{counted(view.steps_run, 'step')}{seconds}, {plan.start_step} saved."
     )
+
+
+def counted(number: int, what: str) -> str:
+    """1 step, 2 steps."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def hint(plan: Plan) -> str:
@@ -71,16 +93,18 @@ def keep_picture(picture: Picture, path: Path) -> Path | None:
     return made
 
 
-def candidates_table(plan: Plan) -> Table:
+def candidates_table(plan: Plan, width: int = WIDE) -> Table:
     """Everything the planner looked at, best first, and why it was or was not chosen."""
-    table = Table(title="What the planner looked at", title_justify="left", expand=False)
-    for name in ("", "prompt", "by", "kind"):
-        table.add_column(name)
-    for name in ("similarity", "K allowed", "K there"):
-        table.add_column(name, justify="right")
-    table.add_column("why")
-    for one in plan.candidates:
-        table.add_row(
+    columns = (
+        Column(""),
+        Column("prompt", least=12),
+        Column("by", leave=2),
+        Column("kind", leave=1),
+        *(Column(name, right=True) for name in ("similarity", "K allowed", "K there")),
+        Column("why", least=12),
+    )
+    rows = [
+        (
             "→" if one.chosen else "",
             Text(one.prompt or one.entry_id),
             one.model,
@@ -90,33 +114,40 @@ def candidates_table(plan: Plan) -> Table:
             str(one.start_step or "–"),
             Text(one.reason),
         )
-    return table
+        for one in plan.candidates
+    ]
+    return fitted(columns, rows, width, title="What the planner looked at")
 
 
-def jobs_table(views: list[JobView]) -> Table:
-    """One line a job; why it ended without a picture has a column where that happened."""
-    table, ended_badly = Table(), any(view.job.error for view in views)
-    for name in ("job", "state", "created", "source"):
-        table.add_column(name, no_wrap=True)
-    for name in ("start K", "steps run", "seconds"):
-        table.add_column(name, justify="right")
-    table.add_column("prompt", overflow="ellipsis", no_wrap=True)
-    if ended_badly:
-        table.add_column("because", overflow="fold")
-    for view in views:
-        job = view.job
-        table.add_row(
-            job.id,
-            job.state.value,
-            datetime.fromtimestamp(job.created_at).strftime("%m-%d %H:%M:%S"),
-            job.plan.source.value,
-            f"{job.plan.start_step}/{job.request.steps}",
+def jobs_table(views: list[JobView], width: int = WIDE) -> Table:
+    """One line a job, with its whole id; why it ended without a picture has a column where that happened."""
+    ended_badly = any(view.job.error for view in views)
+    columns = (
+        Column("job"),
+        Column("state"),
+        Column("created", leave=7),
+        Column("source", leave=4),
+        Column("start K", leave=3, right=True),
+        Column("steps run", leave=5, right=True),
+        Column("seconds", leave=6, right=True),
+        Column("prompt", least=12, leave=2, one_line=True),
+        *([Column("because", least=16, leave=1)] if ended_badly else []),
+    )
+    rows = [
+        (
+            view.job.id,
+            view.job.state.value,
+            datetime.fromtimestamp(view.job.created_at).strftime("%m-%d %H:%M:%S"),
+            view.job.plan.source.value,
+            f"{view.job.plan.start_step}/{view.job.request.steps}",
             str(view.steps_run),
             f"{view.timings.total_s:.2f}" if view.timings.total_s else "",
-            Text(job.request.prompt),
-            *([Text(job.error)] if ended_badly else []),
+            Text(view.job.request.prompt),
+            *([Text(view.job.error)] if ended_badly else []),
         )
-    return table
+        for view in views
+    ]
+    return fitted(columns, rows, width)
 
 
 def job_sheet(view: JobView) -> Table:

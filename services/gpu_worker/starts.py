@@ -22,6 +22,9 @@ from shared.messages import StateLost
 from shared.models import ModelCard
 from shared.types import Entry, Job, ModelPlan, Plan, PlanSource, Request, Size
 
+_DRAWN = "; drawn from noise"
+"""How the notes on a plan end that lost its start."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
@@ -113,7 +116,9 @@ def from_noise(plan: Plan, why: str, weights_hash: str) -> Plan:
         fresh_noise=0.0,
         weights_hash=weights_hash,
         degraded=(*plan.degraded, why) if why else plan.degraded,
-        reason=f"Drawn from noise after all: {why}. Planned: {plan.reason}" if why else plan.reason,
+        reason=f"Drawn from noise after all: {why.removesuffix(_DRAWN)}. Planned: {plan.reason}"
+        if why
+        else plan.reason,
     )
 
 
@@ -131,7 +136,7 @@ def smaller_starts(plan: Plan, entry: Entry, card: ModelCard, request: Request, 
             state_sha256=at[step].sha256,
             state_codec=at[step].codec,
             degraded=(*plan.degraded, instead),
-            reason=f"Starts later than noise, earlier than planned: {instead}. Planned: {plan.reason}",
+            reason=f"Saves fewer steps than planned: {instead}. Planned: {plan.reason}",
         )
 
 
@@ -203,7 +208,7 @@ class _Preparation:
             there = replace(plan, model=others[0].model, start_step=others[0].start_step) if others else plan
             return Prepared(there, FromNoise(), None)
         names = ", ".join(one.model for one in plan.may_run)
-        return self._from_noise(plan, f"workers: nobody runs {names}; drawn from noise")
+        return self._from_noise(plan, f"workers: nobody runs {names}{_DRAWN}")
 
     async def _start(self, plan: Plan, family: Family) -> Start:
         """Raises what the blob store raises; UnavailableError when it takes too long, BlobCorruptError for a start
@@ -276,7 +281,7 @@ class _Preparation:
             for smaller in smaller_starts(plan, entry, family.card, self._job.request, why):
                 with contextlib.suppress(AfterimageError):
                     return Prepared(smaller, await self._start(smaller, family), family, self._told_lost(entry))
-        return replace(self._from_noise(plan, f"{why}; drawn from noise"), lost=self._told_lost(entry))
+        return replace(self._from_noise(plan, f"{why}{_DRAWN}"), lost=self._told_lost(entry))
 
     async def _entry(self, plan: Plan) -> Entry | None:
         try:

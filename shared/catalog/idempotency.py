@@ -55,7 +55,7 @@ def job_of_key(connection: sa.Connection, caller: str, key: str, body_hash: str)
 def _same_body(row: Any, caller: str, key: str, body_hash: str) -> None:
     if row.body_hash != body_hash:
         raise ConflictError(
-            f"idempotency-key {key!r}: {caller or 'this caller'} used it for another request (job {row.job_id})"
+            f"idempotency-key {key!r}: tenant {caller or 'default'} has used it for another request (job {row.job_id})"
         )
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,7 @@ def client_of(stack: Compose, at: int = 0) -> Client:
     return Client(stack.targets()[at], retry_s=LIMIT_S)
 
 
-def generate(stack: Compose, prompt: str, seed: int, **fields: int | str) -> Picture:
+def generate(stack: Compose, prompt: str, seed: int, **fields: Any) -> Picture:
     with client_of(stack) as client:
         return client.generate(prompt, seed=seed, timeout_s=LIMIT_S, **{"steps": STEPS, **fields})
 

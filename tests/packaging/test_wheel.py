@@ -24,6 +24,7 @@ def test_the_wheel_ships_migrations_models_and_contracts(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert any(name.startswith("shared/catalog/migrations/versions/") and name.endswith(".py") for name in names)
     assert "protos/gateway.proto" in names
+    assert {"shared/py.typed", "services/py.typed"} <= set(names)
     assert any(name.startswith("shared/models/bundled/") and name.endswith(".safetensors") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "bench/", "out/"))]
     assert not [name for name in names if name.endswith((".pkl", ".bin", ".pt", ".ckpt"))]
@@ -49,10 +50,16 @@ def test_the_installed_wheel_runs_away_from_the_checkout(wheel: Path, tmp_path: 
     drawn = subprocess.run(
         command,
         cwd=tmp_path,
-        env={"PYTHONPATH": str(site), "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        env={
+            "PYTHONPATH": str(site),
+            "HOME": str(tmp_path),
+            "HF_HUB_OFFLINE": "1",
+            "AFTERIMAGE_LISTEN": "127.0.0.1:1",  # whatever else runs on this machine is not what is tested
+        },
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert drawn.returncode == 0, drawn.stderr
+    assert "starting Afterimage in this process" in drawn.stdout
     assert (tmp_path / "fox.png").read_bytes().startswith(b"\x89PNG")

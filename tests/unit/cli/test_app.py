@@ -52,6 +52,7 @@ def test_help_teaches_with_an_example(command: tuple[str, ...]) -> None:
         (("profile", "--alphas", "1.5"), os.EX_USAGE, "above 0 and up to 1"),
         (("up", "--max-rows", "0"), os.EX_CONFIG, "max_rows: Input should be greater than or equal to 1 (got 0)"),
         (("generate", "a fox", "--size", "64x"), os.EX_USAGE, "WIDTHxHEIGHT"),
+        (("up", "--listen", "nonsense"), os.EX_CONFIG, "listen: must be host:port"),
         (("up", "--eviction-policy", "random"), os.EX_CONFIG, "eviction_policy"),
     ],
 )

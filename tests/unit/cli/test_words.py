@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from services.cli.report import started
-from services.cli.words import candidates_table, hint, job_sheet, jobs_table, keep_picture, where_it_started
+from services.cli.words import Bar, candidates_table, hint, job_sheet, jobs_table, keep_picture, where_it_started
 from shared.errors import AfterimageError
 from shared.types import JobState, PlanSource
 from tests.unit.cli.views import picture
@@ -26,6 +26,7 @@ def shown(*things: object) -> str:
 
 def test_where_it_started_says_what_it_saved() -> None:
     assert where_it_started(picture()) == "Started from noise: 50 steps in 1.00 s."
+    assert where_it_started(picture(steps=1)) == "Started from noise: 1 step in 1.00 s."
     hit = where_it_started(picture(source=PlanSource.LATENT, start=20))
     assert hit == "Started after step 20 of 50 from “a dog <b>” (similarity 0.910): 30 steps in 1.00 s, 20 saved."
     assert "no step run" in where_it_started(picture(source=PlanSource.EXACT))
@@ -74,3 +75,10 @@ def test_prompts_are_never_markup() -> None:
     assert text.count("[bold]a fox[/bold] [/]") == 2
     assert "a dog <b>" in text
     assert "mind the gap" in text
+
+
+def test_a_bar_says_nothing_where_there_is_no_terminal() -> None:
+    console = Console(force_terminal=False)
+    with console.capture() as said, Bar(console=console) as bar:
+        bar.add_task("drawing", total=2)
+    assert said.get() == ""

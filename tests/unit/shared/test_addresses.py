@@ -15,7 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from protos import embedder_pb2 as pb
 from protos import embedder_pb2_grpc as pb_grpc
 from shared import rpc
-from shared.addresses import target_of
+from shared.addresses import check_address, target_of
 from shared.backends import open_backends
 from shared.errors import ConfigurationError, UnavailableError
 from shared.service import Context
@@ -142,3 +142,14 @@ async def test_a_service_alone_opens_only_the_ports_it_uses(tmp_path: Path) -> N
     with pytest.raises(ConfigurationError, match="catalog: this process did not open it"):
         _ = backends.catalog.jobs
     await backends.close()
+
+
+@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1", ":50051", "127.0.0.1:http", "127.0.0.1:65536", "unix:"])
+def test_what_nobody_can_listen_on_is_refused_with_the_rule(address: str) -> None:
+    with pytest.raises(ConfigurationError, match="listen: must be host:port"):
+        check_address(address, "listen")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:50051", "localhost:50051", "unix:/tmp/a.sock"])
+def test_what_can_be_listened_on_is_not(address: str) -> None:
+    check_address(address, "listen")

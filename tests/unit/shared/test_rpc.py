@@ -10,11 +10,19 @@ import pytest
 from protos import retriever_pb2 as pb
 from protos import retriever_pb2_grpc
 from shared import rpc
-from shared.errors import AfterimageError, InvalidRequestError, NotFoundError, OverloadedError, UnavailableError
+from shared.errors import (
+    AfterimageError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    StorageFullError,
+    UnavailableError,
+)
 
 ERRORS = [
     InvalidRequestError("steps", "must lie between 1 and 1000", 0),
     OverloadedError("256 jobs are waiting", retry_after_s=2.5),
+    StorageFullError("4 MiB left", retry_after_s=30.0),
     NotFoundError("no job 42"),
     UnavailableError("the catalog does not answer"),
 ]
@@ -47,6 +55,7 @@ async def test_an_error_arrives_as_itself(
     servicer.error = error
     with pytest.raises(type(error)) as caught:
         await rpc.call(client.Plan, pb.PlanRequest(), timeout_s=5)
+    assert type(caught.value) is type(error)
     assert str(caught.value) == str(error)
     assert caught.value.retry_after_s == error.retry_after_s
     if isinstance(error, InvalidRequestError):
