@@ -34,8 +34,6 @@ from shared.settings import Settings
 from shared.telemetry import METRICS
 from shared.types import Job, JobState
 
-REPORT_S = 5.0
-"""How often workers are expected to say what they run."""
 TENANT_KEY = "tenant"
 """Call metadata that names the tenant (API keys will)."""
 
@@ -73,7 +71,7 @@ class GatewayService(GatewayServiceServicer):
         large, *small = cards
         models = Models(cards, large=large, small=small[0] if small else None)
         self._hints = Hints(bus, self.name)
-        self._roster = Roster(REPORT_S)
+        self._roster = Roster(context.settings.report_s)
         self._reports = await bus.subscribe([WorkerReported], self._reported)
         self._intake = Intake(context, models, self._hints, self._roster)
         self._timers = DropTimers(self._cancel)

@@ -126,7 +126,7 @@ async def test_a_miss_of_a_model_that_is_not_here_moves_to_its_lane(pair: Bench)
     moved = await pair.jobs.get(job.id)
     assert (moved.state.value, moved.lane, moved.plan.source) == ("queued", "generate.elsewhere", PlanSource.NOISE)
     assert (moved.failures, moved.crashes) == (0, 0)
-    assert "drawn from noise" in moved.plan.reason
+    assert moved.plan.degraded[0].endswith("drawn from noise")
 
 
 @pytest.mark.parametrize(("assigned", "drawn"), [(None, False), ({"gone", "large"}, False), ({"large"}, True)])
