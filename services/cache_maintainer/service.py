@@ -281,9 +281,9 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         try:
             await work()
         except AfterimageError as error:  # a port is away, or a disk is full
-            log(self.name).warning("cache maintenance put off", work=work.__name__, error=str(error))
+            log(self.name).warning("cache maintenance put off", work=_in_words(work), error=str(error))
         except Exception as error:  # the cache must go on; what was not inserted is caught up with later
-            log(self.name).error("cache maintenance failed", work=work.__name__, error=repr(error), exc_info=error)
+            log(self.name).error("cache maintenance failed", work=_in_words(work), error=repr(error), exc_info=error)
 
     # ---- gRPC ----
 
@@ -377,3 +377,8 @@ def window_of(settings: Settings, states: Sequence[State]) -> Window | None:
         return None
     limits = Limits(settings.picture_max_count, settings.picture_max_bytes, settings.picture_max_age_s)
     return Window(policy_of(settings.picture_policy, settings), limits, states)
+
+
+def _in_words(work: Callable[[], Awaitable[Any]]) -> str:
+    """What a log line calls this work: `collect orphans`, `delete`, `flush`."""
+    return getattr(work, "__name__", "work").strip("_").replace("_", " ")
