@@ -146,16 +146,25 @@ async def _cache_index_and_blobs_agree(home: House) -> None:
     assert states
     for state in states:
         assert len(await blobs.get(state.key, state.sha256)) == state.bytes
-    room = home.process.context.settings.cache_max_bytes
-    assert maintainer.cache.shelf.bytes == sum(state.bytes for state in states) <= room
-    assert len(maintainer.cache.shelf) == len(states)
+    settings, held = home.process.context.settings, maintainer.cache.held
+    latents = [state for state in states if not state.is_picture]
+    pictured = [state for state in states if state.is_picture]
+    assert held.latents.bytes == sum(state.bytes for state in latents) <= settings.cache_max_bytes
+    assert len(held.latents) == len(latents)
+    assert held.pictures is not None
+    assert held.pictures.shelf.bytes == sum(state.bytes for state in pictured) <= settings.picture_max_bytes
+    assert len(held.pictures.shelf) == len(pictured)
 
-    live: dict[str, Any] = {item.entry_id: item for item in await catalog.entries.items()}
-    anything = next(iter(live.values())).vectors["whole"]
-    found = await home.backends.index.search("whole", anything, IndexFilter(), 10_000)
-    assert {hit.entry_id for hit in found} == set(live)
+    items = await catalog.entries.items()
+    for vector, owners in (
+        ("whole", {state.entry_id for state in latents}),
+        ("image", {state.entry_id for state in pictured}),
+    ):
+        live = {item.entry_id: item.vectors[vector] for item in items if vector in item.vectors}
+        found = await home.backends.index.search(vector, next(iter(live.values())), IndexFilter(), 10_000)
+        assert {hit.entry_id for hit in found} == set(live) == owners, vector
 
-    assert {blob.key async for blob in blobs.list("states/")} == {state.key for state in states}
+    assert {blob.key async for blob in blobs.list("states/")} == {state.key for state in latents}
     pictures = {blob.key async for blob in blobs.list("pictures/")}
     assert await catalog.entries.referenced(sorted(pictures)) == pictures
     assert [blob async for blob in blobs.list("checkpoints/")] == []
