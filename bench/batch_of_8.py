@@ -61,7 +61,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
         "all_batched": together,
     }
     settings = {name: value for name, value in vars(options).items() if name != "out"} | {
-        "model": card.about if not options.model else options.model,
+        "model": options.model or card.name,
         "size": str(card.default_size),
         "guidance": card.default_guidance,
     }

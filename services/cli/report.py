@@ -7,14 +7,14 @@ import html
 import io
 import json
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
 from services.cli.session import Prompt
-from services.cli.words import chosen_model, chosen_prompt
+from services.cli.words import chosen_model, chosen_prompt, counted
 from shared.client import Picture
 from shared.types import Plan, PlanSource
 
@@ -103,7 +103,8 @@ def started(plan: Plan, steps: int) -> str:
 def report_html(rows: Sequence[Row]) -> str:
     """One page without scripts or outside files: totals, then every request with its plan and every candidate."""
     drawn, repeats = totals(rows)
-    cards = "\n".join(_card(number, row) for number, row in enumerate(rows, 1))
+    drawn_here = {row.picture.job.id: (number, row.picture) for number, row in reversed([*enumerate(rows, 1)])}
+    cards = "\n".join(_card(number, row, drawn_here) for number, row in enumerate(rows, 1))
     apart = ""
     if repeats.pictures:
         apart = (
@@ -157,7 +158,18 @@ def _request(number: int, row: Row) -> dict[str, Any]:
     }
 
 
-def _card(number: int, row: Row) -> str:
+def _source(plan: Plan, drawn_here: Mapping[str, tuple[int, Picture]]) -> str:
+    """What the picture started from: its prompt, and itself where this session drew it; empty from noise."""
+    chosen = next((one for one in plan.candidates if one.chosen), None)
+    if chosen is None:
+        return ""
+    number, picture = drawn_here.get(chosen.entry_id, (0, None))
+    if picture is not None:
+        return _figure(picture, f"it started from {number}: “{html.escape(chosen.prompt)}”", "from")
+    return f'<p class="by">it started from “{html.escape(chosen.prompt or chosen.entry_id)}”</p>'
+
+
+def _card(number: int, row: Row, drawn_here: Mapping[str, tuple[int, Picture]]) -> str:
     plan, e = row.picture.plan, html.escape
     saved = row.steps if row.exact else plan.start_step
     candidates = "".join(
@@ -167,13 +179,14 @@ def _card(number: int, row: Row) -> str:
         for one in plan.candidates
     )
     heads = "<tr>" + "".join(f"<th>{name}</th>" for name in _HEADS) + "</tr>"
-    count = f"<summary>{len(plan.candidates)} candidates</summary>"
+    count = f"<summary>{counted(len(plan.candidates), 'candidate')}</summary>"
     details = f"<details>{count}<table>{heads}{candidates}</table></details>"
     return f"""<article>
 <h2>{number}. {e(row.prompt.text)}</h2>
 <p class="by">{e(row.prompt.user)}: {e(row.prompt.change)}</p>
 <div class="pair">{_figure(row.picture, f"with cache, {row.seconds:.2f} s")}
 {_figure(row.without, f"without, {row.seconds_without:.2f} s")}
+{_source(plan, drawn_here)}
 <div class="plan"><p><b>{started(plan, row.steps)}</b>{f", similarity {plan.similarity:.3f}" if saved else ""}</p>
 <div class="bar"><i style="width:{100 * saved / row.steps:.0f}%"></i></div>
 <p>{row.picture.steps_run} of {row.steps} steps run. {e(plan.reason)}</p>
@@ -185,10 +198,11 @@ def _card(number: int, row: Row) -> str:
 _HEADS = ("prompt", "by", "kind", "similarity", "K allowed", "K there", "why")
 
 
-def _figure(picture: Picture, caption: str) -> str:
+def _figure(picture: Picture, caption: str, kind: str = "") -> str:
     data = base64.b64encode(picture.png).decode()
     text = html.escape(picture.job.request.prompt, quote=True)
-    return f'<figure><img src="data:image/png;base64,{data}" alt="{text}"><figcaption>{caption}</figcaption></figure>'
+    image = f'<img src="data:image/png;base64,{data}" alt="{text}">'
+    return f'<figure class="{kind}">{image}<figcaption>{caption}</figcaption></figure>'
 
 
 _PAGE = """<!doctype html>
@@ -202,6 +216,7 @@ article {{ border-top: 1px solid #8886; padding: 1rem 0; }}
 .by, figcaption {{ opacity: .7; margin: 0 0 .5rem; font-size: .9rem; }}
 .pair {{ display: flex; gap: 1rem; flex-wrap: wrap; }}
 figure {{ margin: 0; }} img {{ width: 192px; border-radius: 6px; display: block; }}
+.from {{ width: 112px; }} .from img {{ width: 96px; }}
 .plan {{ flex: 1 1 18rem; }} .plan p {{ margin: .3rem 0; }}
 .bar {{ height: .6rem; background: #8884; border-radius: .3rem; overflow: hidden; }}
 .bar i {{ display: block; height: 100%; background: #2a9d5c; }}

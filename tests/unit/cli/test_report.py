@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 from services.cli.report import contact_sheet, report_html, summary, totals
 from shared.types import PlanSource
@@ -55,3 +56,16 @@ def test_the_contact_sheet_holds_every_picture() -> None:
 def test_totals_of_nothing_divide_by_nothing() -> None:
     drawn, repeats = totals([])
     assert (drawn.steps_saved, drawn.seconds_saved, repeats.pictures) == (0.0, 0.0, 0)
+
+
+def test_a_hit_shows_the_picture_it_started_from_where_the_session_drew_it() -> None:
+    first, hit, _ = ROWS
+    known = replace(first, picture=replace(first.picture, job=replace(first.picture.job, id="e1")))
+    page = report_html([known, hit])
+    assert page.count("data:image/png;base64,") == 5  # two pictures each, and the first once more beside the second
+    before, _, fold = page.partition("<details>")
+    assert "it started from 1: “a dog &lt;b&gt;”" in before
+    assert "<summary>1 candidate</summary>" in fold
+    unknown = report_html([hit])
+    assert unknown.count("data:image/png;base64,") == 2
+    assert "it started from “a dog &lt;b&gt;”" in unknown.partition("<details>")[0]
