@@ -10,6 +10,7 @@ import typer
 from pydantic import ValidationError
 
 from services.cli import cache, dead_letters, demo, generate, health, jobs, models, monitor, profile, replay, up
+from services.cli.help import teach
 from shared.errors import (
     AfterimageError,
     ConfigurationError,
@@ -47,6 +48,7 @@ app.command("monitor")(monitor.monitor)
 app.command("profile")(profile.profile)
 app.command("replay")(replay.replay)
 app.command("demo")(demo.demo)
+teach(app)
 
 EXIT_CODES: tuple[tuple[type[AfterimageError], int], ...] = (
     (InvalidRequestError, os.EX_USAGE),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services.cli import app as cli
+from services.cli.help import flowing
 from shared.errors import ConfigurationError, InvalidRequestError, OverloadedError, StorageFullError, UnavailableError
 
 COMMANDS = [
@@ -92,3 +94,24 @@ def test_a_purge_asks_in_words(what: list[str], asked: str) -> None:
     result = CliRunner().invoke(cli.app, ["cache", "purge", *what], input="n\n")
     assert asked in " ".join(result.output.split())
     assert result.exit_code == 1
+
+
+@pytest.mark.parametrize("command", [("up",), ("generate",), ("cache", "purge"), ("jobs",), ()], ids=" ".join)
+def test_help_flows_at_eighty_columns_and_flags_have_no_type(
+    monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    monkeypatch.setenv("COLUMNS", "80")
+    text = CliRunner().invoke(cli.app, [*command, "--help"]).output
+    assert "<bool>" not in text
+    prose = [line for line in text.split("─", 1)[0].splitlines()[3:] if line.strip()]
+    short = [
+        (line, after)
+        for line, after in itertools.pairwise(prose)
+        if line[1:2].isalpha() and after[1:2].islower() and len(line.rstrip()) + len(after.split()[0]) < 77
+    ]
+    assert short == []  # a line that ends early, in the middle of a sentence
+
+
+def test_paragraphs_flow_and_examples_stay() -> None:
+    assert flowing("One.\n\n    Two\n    lines.\n\n      afterimage up") == "One.\n\nTwo lines.\n\n  afterimage up"
