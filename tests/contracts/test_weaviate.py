@@ -18,7 +18,7 @@ from shared.index import Hnsw, open_index
 from shared.index.rebuild import reconcile, repair_index
 from shared.index.weaviate import WeaviateIndex
 from shared.index.weaviate_collection import COLLECTION, FAMILY, client_of
-from shared.types import IndexFilter, IndexItem
+from shared.types import PICTURE_STEP, IndexFilter, IndexItem
 from tests.contracts.conftest import an_empty_weaviate
 from tests.contracts.nouns import a_vector, an_entry
 from tests.contracts.servers import server_of, url_of
@@ -90,7 +90,7 @@ async def test_what_a_killed_server_half_forgot_is_brought_back_by_a_rebuild(
     server = server_of("weaviate")
     ids = []
     for number in range(60):
-        entry = an_entry(steps=(5,))
+        entry = an_entry(steps=(PICTURE_STEP, 5))
         ids.append(entry.id)
         await catalog.entries.add(
             entry, {"whole": a_vector(number).tobytes(), "image": a_vector(1000 + number).tobytes()}

@@ -76,7 +76,9 @@ async def test_the_second_stands_by_and_takes_over_what_the_first_left(backends:
     await _die(first)
     left = await _finish(backends, "a blue cube")  # nobody hears of it
     await _cached(backends, left, LEASE_S + 5.0)
-    assert len(second.cache.shelf) == len(await backends.catalog.entries.states())  # the first one's too
+    held, pictures = second.cache.shelf, second.cache.pictures
+    assert pictures is not None
+    assert len(held) + len(pictures.shelf) == len(await backends.catalog.entries.states())  # the first one's too
     await _cached(backends, await _finish(backends, "a green cube"), 5.0)
     await second.drain()
     await second.stop()
