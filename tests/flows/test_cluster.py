@@ -8,8 +8,11 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import grpc
 import pytest
 
+from protos import global_monitor_pb2 as monitor_pb2
+from protos.global_monitor_pb2_grpc import GlobalMonitorServiceStub
 from scripts.stack import postgresql, rabbitmq, weaviate
 from scripts.stack.stack import PORTS, Stack, missing, variable
 from services.gpu_worker.codecs import encode_png
@@ -52,6 +55,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         "maintainer_lease_s": 5.0,
         "drain_s": 0.5,
         "call_timeout_s": 20.0,
+        "report_s": 2.0,
         "lookup_timeout_s": 10.0,
         "predictor": "always",
         "log_level": "warning",
@@ -164,6 +168,27 @@ async def test_a_miss_a_hit_and_a_repeat_through_different_gateways(
     assert repeat.png == miss.png != hit.png
     for picture in (miss, hit):
         assert await _as_planned(picture, family, backends) == picture.png
+
+
+async def test_the_monitor_knows_the_workers_and_takes_back_one_that_was_killed(stack: Stack) -> None:
+    async def allocation() -> monitor_pb2.AllocationResponse:
+        async with grpc.aio.insecure_channel(stack.address("global_monitor-1")) as channel:
+            call = GlobalMonitorServiceStub(channel).Allocation(monitor_pb2.AllocationRequest(), timeout=LIMIT_S)
+            answer: monitor_pb2.AllocationResponse = await call.read()
+            call.cancel()
+            return answer
+
+    async def until(workers: int) -> monitor_pb2.AllocationResponse:
+        async with asyncio.timeout(LIMIT_S):
+            while len((answer := await allocation()).assignments) != workers or not answer.leads:
+                await asyncio.sleep(0.2)
+        return answer
+
+    assert {one.model for one in (await until(2)).assignments} == {"large"}
+    await asyncio.to_thread(stack.kill, "gpu_worker-1")
+    await until(1)
+    await asyncio.to_thread(stack.restart, "gpu_worker-1")
+    assert {one.running for one in (await until(2)).assignments} == {"large"}
 
 
 async def test_one_key_at_two_gateways_is_one_job(clients: list[AsyncClient], backends: Backends) -> None:
