@@ -22,7 +22,7 @@ from services.cli.embedded import embedded, settings_from
 from services.cli.report import Row, Totals, contact_sheet, report_html, summary, totals
 from services.cli.session import Prompt, session
 from services.cli.tables import WIDE, Column, fitted
-from services.cli.words import Bar, wide
+from services.cli.words import Bar, counted, wide
 from shared import telemetry
 from shared.client import AsyncClient, Picture
 from shared.client import Progress as Step
@@ -193,9 +193,11 @@ def early_starts(rows: Sequence[Row]) -> str:
 
 def _say_totals(console: Console, rows: Sequence[Row]) -> None:
     drawn, repeats = totals(rows)
-    console.print(Text(_in_words(drawn, f"{drawn.pictures} pictures")))
+    console.print(Text(_in_words(drawn, counted(drawn.pictures, "picture"))))
     if repeats.pictures:
-        console.print(Text(_in_words(repeats, f"apart from those, {repeats.pictures} exact repeat(s)"), style="dim"))
+        console.print(
+            Text(_in_words(repeats, f"apart from those, {counted(repeats.pictures, 'exact repeat')}"), style="dim")
+        )
 
 
 def _in_words(total: Totals, what: str) -> str:

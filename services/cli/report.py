@@ -108,7 +108,7 @@ def report_html(rows: Sequence[Row]) -> str:
     apart = ""
     if repeats.pictures:
         apart = (
-            f"<p>Apart from those, {repeats.pictures} exact repeat(s) took {repeats.seconds_with_cache:.2f} s "
+            f"<p>Apart from those, {counted(repeats.pictures, 'exact repeat')} took {repeats.seconds_with_cache:.2f} s "
             f"instead of {repeats.seconds_without_cache:.2f} s: the stored picture was returned.</p>"
         )
     return _PAGE.format(

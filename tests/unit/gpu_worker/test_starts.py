@@ -62,6 +62,7 @@ async def test_a_missing_blob_is_a_hole_and_the_next_smaller_k_starts(bench: Ben
     assert job.result.steps_run == STEPS - 2
     assert (job.plan.start_step, job.plan.state_key) == (2, entry.states[0].key)
     assert "starts after 2 instead of 4 steps" in job.plan.degraded[0]
+    assert job.plan.reason.startswith("Saves fewer steps than planned: blobs: ")
     assert job.plan.degraded[0].startswith("blobs: ")
     assert await bench.told(StateLost) == [StateLost(entry.id, 4, entry.states[1].key)]
 
@@ -76,6 +77,7 @@ async def test_corrupt_blobs_all_the_way_down_mean_noise(bench: Bench) -> None:
     assert (job.plan.source, job.plan.start_step, job.plan.fresh_noise) == (PlanSource.NOISE, 0, 0.0)
     assert job.plan.degraded[0].endswith("drawn from noise")
     assert job.plan.reason.startswith("Drawn from noise after all: ")
+    assert job.plan.reason.lower().count("drawn from noise") == 1
     lost = [StateLost(entry.id, state.step, state.key) for state in reversed(entry.states)]
     assert await bench.told(StateLost, count=2) == lost
 
