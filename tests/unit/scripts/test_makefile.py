@@ -16,7 +16,7 @@ def test_clean_keeps_the_local_stack_s_data_and_says_so(tmp_path: Path) -> None:
     for name in ("out/stack/postgres/row", "out/demo/01.png", "dist/afterimage.whl", ".afterimage/catalog.sqlite3"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("")
-    command = ["make", "-f", str(MAKEFILE), "clean"]
+    command = ["make", "--no-print-directory", "-f", str(MAKEFILE), "clean"]
     first = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "kept out/stack" in first.stdout
     assert (tmp_path / "out/stack/postgres/row").exists()
