@@ -39,10 +39,10 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
         self._remembered: Remembered[Embedded] = Remembered(settings.embed_cache)
         seats, wait_s = settings.embed_batch_max, settings.embed_wait_s
         self._texts: MicroBatcher[str, Answer] = MicroBatcher(
-            lambda batch: self._encode(self._encoder.texts, batch), seats=seats, wait_s=wait_s
+            lambda batch: self._encode("embed_forward", self._encoder.texts, batch), seats=seats, wait_s=wait_s
         )
         self._images: MicroBatcher[bytes, Answer] = MicroBatcher(
-            lambda batch: self._encode(self._encoder.images, batch), seats=seats, wait_s=wait_s
+            lambda batch: self._encode("embed_picture_forward", self._encoder.images, batch), seats=seats, wait_s=wait_s
         )
         await self._texts.submit(["warm"])  # the first pass through the weights is several times slower
 
@@ -88,12 +88,14 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
             encode_s=max(seconds for _, seconds in answers),
         )
 
-    async def _encode(self, encode: Callable[[list[Any]], list[Embedded]], batch: list[Any]) -> Sequence[Answer]:
+    async def _encode(
+        self, stage: str, encode: Callable[[list[Any]], list[Embedded]], batch: list[Any]
+    ) -> Sequence[Answer]:
         def timed() -> list[Answer]:
             start = time.monotonic()
             rows = encode(batch)
             seconds = time.monotonic() - start
-            METRICS.stage_seconds.labels("embed_forward").observe(seconds)  # embed without the call around it
+            METRICS.stage_seconds.labels(stage).observe(seconds)  # without the call around it
             return [(row, seconds) for row in rows]
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, timed)

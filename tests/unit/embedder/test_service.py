@@ -17,6 +17,7 @@ from shared import rpc
 from shared.errors import InvalidRequestError
 from shared.service import running
 from shared.settings import Settings
+from shared.telemetry import METRICS
 from shared.types import vector_from
 from tests.unit.embedder.test_encoder import picture
 
@@ -83,6 +84,19 @@ async def test_pictures(settings: Settings, clip_folder: Path) -> None:
         reply = await rpc.call(stub.EmbedImage, pb.EmbedImageRequest(images=[picture(1), picture(2)]), timeout_s=10)
         assert len(reply.embeddings) == 2
         assert reply.embeddings[0].vector != reply.embeddings[1].vector
+
+
+async def test_pictures_have_a_stage_of_their_own(settings: Settings, clip_folder: Path) -> None:
+    """A request's time is told apart from what is embedded behind its back."""
+
+    def seconds(stage: str) -> float:
+        return float(METRICS.stage_seconds.labels(stage)._sum.get())
+
+    async with house(settings, clip_folder) as (_, stub):
+        texts, pictures = seconds("embed_forward"), seconds("embed_picture_forward")
+        await rpc.call(stub.EmbedImage, pb.EmbedImageRequest(images=[picture(1)]), timeout_s=10)
+        assert seconds("embed_forward") == texts
+        assert seconds("embed_picture_forward") > pictures
 
 
 async def test_bad_input_names_field_and_rule(settings: Settings, clip_folder: Path) -> None:
