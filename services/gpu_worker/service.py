@@ -18,6 +18,7 @@ from services.gpu_worker import checkpoints
 from services.gpu_worker.assignment import Assignment
 from services.gpu_worker.attempt import CRASHES_ALONE, CRASHES_TOGETHER, Attempt, ElsewhereError, Workplace
 from services.gpu_worker.burial import Burial
+from services.gpu_worker.claims import Claims
 from services.gpu_worker.describing import described
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import BatchRan, Event
@@ -88,6 +89,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         self._thread = EngineThread(engine, self._hear, threads=threads)
         self._attempts: dict[str, Attempt] = {}
         """By the engine's name for them."""
+        self._claims = Claims(self._jobs, self.worker, settings.lease_s)
         self._turns = Turns()
         self._burial = Burial(context.backends, context.clock)
         self._finished = self._handed_back = 0
@@ -198,15 +200,14 @@ class GpuWorkerService(GpuWorkerServiceServicer):
     async def _draw(self, task: GenerateImage, delivery: Delivery, *, alone: bool = False) -> bool:
         """False when the job must be the only one in this worker's hands, and is not claimed until it is: what merely
         waits beside another would count as present at its crash, and crash after crash condemn it too."""
-        with contextlib.closing(self._read_ahead(task, delivery)) as ahead:
-            job = await self._claim(task.job_id)
-            if job is None:
-                await self._not_ours(task.job_id, delivery)
-            elif alone or job.crashes < CRASHES_TOGETHER:
+        with contextlib.closing(self._read_ahead(task, delivery)) as ahead, self._claims.holding(task.job_id):
+            if (job := await self._claim(task.job_id)) is not None:
+                if not alone and job.crashes >= CRASHES_TOGETHER:
+                    return not await self._unclaimed(job)
                 await self._run(job, delivery, ahead)
-            else:
-                return not await self._unclaimed(job)
-            return True
+                return True
+        await self._not_ours(task.job_id, delivery)
+        return True
 
     def _read_ahead(self, task: GenerateImage, delivery: Delivery) -> ReadAhead:
         """The state that the task names, read while the job is claimed; one that comes back goes on from a checkpoint,
@@ -224,7 +225,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
 
     async def _claim(self, job_id: str) -> Job | None:
         """A claim that is cancelled half-way stands in the catalog, so it is waited for and handed back."""
-        claiming = asyncio.ensure_future(self._jobs.claim(job_id, self.worker, self._context.settings.lease_s))
+        claiming = asyncio.ensure_future(self._claims.claim(job_id))
         try:
             job: Job | None = await asyncio.shield(claiming)
         except asyncio.CancelledError:
@@ -354,7 +355,8 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             log("gpu_worker").warning("job not handed back", job=attempt.job.id, error=str(error))
 
     async def _not_ours(self, job_id: str, delivery: Delivery, attempt: int = 0) -> Job | None:
-        """A duplicate: of a finished job it is answered again, under another's live lease it waits (design §8).
+        """A duplicate: of a finished job it is answered again, under another's live lease it waits (design §8); what a
+        claim without an answer left running is queued again.
 
         Of a failed job the task that failed is buried if nobody did so: it comes back to whoever follows its worker,
         or to this `attempt`, whose commit lost its answer.
@@ -365,7 +367,8 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             await delivery.ack()
             return None
         if not job.state.final:
-            left_s = job.lease_until - self._context.clock.now()
+            back = await self._claims.hand_back(job)
+            left_s = 0.0 if back else job.lease_until - self._context.clock.now()
             await delivery.reject(delay_s=min(max(left_s, RETRY_S), BUSY_RETRY_S), counts=False)
             return job
         if job.state is JobState.SUCCEEDED:

@@ -263,6 +263,25 @@ async def test_a_task_nobody_can_claim_yet_is_never_buried(slow: Bench, monkeypa
 
 
 @pytest.mark.usefixtures("plain_logs")
+async def test_a_claim_that_only_lost_its_answer_is_no_crash(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long before its lease, of a minute, runs out."""
+    claim, unheard = slow.jobs.claim, list[Job | None]()
+
+    async def connection_breaks(*given: Any) -> Job | None:
+        row = await claim(*given)
+        if not unheard:
+            unheard.append(row)
+            raise UnavailableError("connection lost")
+        return row
+
+    monkeypatch.setattr(service_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(slow.jobs, "claim", connection_breaks)
+    job = await slow.draw(steps=2)
+    assert unheard[0] is not None
+    assert (job.state, job.attempt, job.crashes, job.failures) == (JobState.SUCCEEDED, 2, 0, 0)
+
+
+@pytest.mark.usefixtures("plain_logs")
 async def test_a_bug_in_the_worker_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_worker(tmp_path, SLOW, max_rows=1) as bench:
         claim = bench.jobs.claim
