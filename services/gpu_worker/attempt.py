@@ -14,7 +14,7 @@ from services.gpu_worker.families import Family
 from services.gpu_worker.progress import progress
 from services.gpu_worker.rows import FromCheckpoint, Pixels
 from services.gpu_worker.runner import EngineThread
-from services.gpu_worker.starts import Prepared, prepare, task_of
+from services.gpu_worker.starts import INLINE_BYTES, Prepared, prepare, task_of
 from shared.backends import Backends
 from shared.blobs.ahead import ReadAhead
 from shared.clock import Clock
@@ -33,8 +33,6 @@ _STATE_KEY = "states/{}-{}-{}.safetensors"
 """Of a captured state: its job, the attempt, and the step it was captured after."""
 CACHED = (PlanSource.LATENT, PlanSource.IMAGE)
 """Sources whose first steps someone else ran."""
-INLINE_BYTES = 64 * 1024
-"""Pixels up to this size are made a PNG on the event loop: .08 ms at 64×64 against .25 ms through a thread."""
 
 
 @dataclass(frozen=True)

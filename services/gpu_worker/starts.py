@@ -22,6 +22,9 @@ from shared.messages import StateLost
 from shared.models import ModelCard
 from shared.types import Entry, Job, ModelPlan, Plan, PlanSource, Request, Size
 
+INLINE_BYTES = 64 * 1024
+"""Pixels up to this size become a PNG, or come out of one, on the event loop: .08 ms at 64×64 against .25 ms through a
+thread."""
 _DRAWN = "; drawn from noise"
 """How the notes on a plan end that lost its start."""
 
@@ -215,7 +218,10 @@ class _Preparation:
         that does not fit the request."""
         try:
             blob = await self._read(plan.state_key, plan.state_sha256)
-            return self._fitting(start_of(plan, blob, self._job.request.size), family, plan.state_key)
+            size = self._job.request.size
+            large = plan.source is PlanSource.IMAGE and max(len(blob), 3 * size.width * size.height) > INLINE_BYTES
+            start = await asyncio.to_thread(start_of, plan, blob, size) if large else start_of(plan, blob, size)
+            return self._fitting(start, family, plan.state_key)
         except (BlobMissingError, BlobCorruptError):
             self._lost.append(plan.state_key)
             raise

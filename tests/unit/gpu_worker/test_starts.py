@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.gpu_worker.codecs import encode_png, encode_state
+from services.gpu_worker import starts
+from services.gpu_worker.codecs import decode_png, encode_png, encode_state
 from services.gpu_worker.redraw import redraw
+from services.gpu_worker.rows import Pixels
 from shared.errors import BlobUnavailableError
 from shared.messages import (
     GenerateImage,
     StateLost,
     StateUsed,
 )
-from shared.types import Job, PlanSource, Size
+from shared.types import Job, ModelPlan, Plan, PlanSource, Size
 from tests.unit.gpu_worker.worker import STEPS, Bench, running_worker
 
 
@@ -166,6 +169,24 @@ async def test_a_picture_starts_a_picture(bench: Bench) -> None:
     job = await bench.draw(plan)
     assert job.result is not None, job.error
     assert job.result.steps_run == STEPS - 6
+
+
+async def test_a_large_picture_is_decoded_beside_the_event_loop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[threading.Thread]()
+
+    def noted(data: bytes) -> Pixels:
+        threads.append(threading.current_thread())
+        return decode_png(data)
+
+    monkeypatch.setattr(starts, "decode_png", noted)
+    noise = np.random.default_rng(1).integers(0, 256, (256, 256, 3), dtype=np.uint8)
+    for key, pixels in (("large", noise), ("small", noise[:64, :64])):
+        await bench.blobs.put(key, encode_png(pixels))
+        plan = Plan(PlanSource.IMAGE, bench.model, 6, state_key=key, may_run=(ModelPlan(bench.model, 6),))
+        job = await bench.draw(plan)
+        assert job.result is not None, job.error
+        assert (job.plan.degraded, job.result.steps_run) == ((), STEPS - 6)
+    assert [thread is threading.main_thread() for thread in threads] == [False, True]
 
 
 async def test_a_crashed_attempt_resumes_from_its_checkpoint_to_the_bit(tiny_folder: Path, tmp_path: Path) -> None:
