@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 
 from services.gateway.lanes import instead, lane_for
@@ -12,8 +12,10 @@ from shared.catalog import Catalog
 from shared.errors import AfterimageError
 from shared.messages import lane_of
 from shared.telemetry import log
+from shared.types import Job
 
-AT_A_TIME = 500
+AT_A_TIME = 100
+"""Rows of one read: what cannot move may wait before what can, so all are looked at, a page after the other."""
 
 
 async def reroute(catalog: Catalog, bus: Bus, served: Collection[str], assigned: Collection[str] | None) -> int:
@@ -23,7 +25,7 @@ async def reroute(catalog: Catalog, bus: Bus, served: Collection[str], assigned:
     for model in served:
         if assigned is None or model in assigned:
             continue
-        for job in await catalog.jobs.waiting(lane_of(model), AT_A_TIME):
+        async for job in _waiting(catalog, lane_of(model)):
             plan = instead(job.plan, assigned)
             lane = lane_for(job.request, plan, served)
             if lane == job.lane or not await catalog.jobs.reroute(job.id, job.attempt, lane, plan):
@@ -38,3 +40,12 @@ async def reroute(catalog: Catalog, bus: Bus, served: Collection[str], assigned:
     if moved:
         log("gateway").info("jobs moved to where they can be drawn", jobs=moved)
     return moved
+
+
+async def _waiting(catalog: Catalog, lane: str) -> AsyncIterator[Job]:
+    """The lane's queued jobs, oldest first."""
+    after = ""
+    while page := await catalog.jobs.waiting(lane, AT_A_TIME, after):
+        for job in page:
+            yield job
+        after = page[-1].id

@@ -24,7 +24,7 @@ class Sweeper:
 
     lease_s: how long workers get to renew after a suspend, in which leases ran out but nobody crashed.
     resend_s: a job that waits for longer is sent again whatever the broker confirmed: its task may have been buried.
-    reroute: moves what waits where nobody takes it; before each sweep.
+    reroute: moves what waits where nobody takes it; after each sweep, and whether or not that failed.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Sweeper:
         clock: Clock | None = None,
         reroute: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        self._reroute = reroute
+        self._reroute = reroute or _nothing
         self._catalog, self._bus, self._every_s, self._on_requeued = catalog, bus, every_s, on_requeued
         self._lease_s, self._clock = lease_s, clock or SystemClock()
         # a bus of this process loses nothing while the process lives
@@ -56,21 +56,25 @@ class Sweeper:
         return await self._send(await jobs)
 
     async def run(self) -> None:
-        """Sweeps until cancelled; an error is logged and the next sweep tries again."""
+        """Sweeps until cancelled; an error is logged, holds up nothing else, and the next sweep tries again."""
         while True:
             lead_s = self._clock.now() - self._clock.monotonic()
             await asyncio.sleep(self._every_s)
             if self._clock.now() - self._clock.monotonic() - lead_s > SLEPT_S:
                 log("gateway").info("slept; workers renew their leases first", wait_s=self._lease_s)
                 await asyncio.sleep(self._lease_s)
-            try:
-                METRICS.queued.set(await self._catalog.jobs.queued())
-                if self._reroute is not None:
-                    await self._reroute()
-                if sent := await self.sweep():
-                    log("gateway").warning("requeued jobs", count=sent)
-            except Exception as error:  # the sweeper must outlive a broker or database that is away
-                log("gateway").error("sweep failed", error=repr(error))
+            for step in (self._count, self._sweep, self._reroute):
+                try:
+                    await step()
+                except Exception as error:  # the sweeper must outlive a broker or database that is away
+                    log("gateway").error("sweep failed", error=repr(error))
+
+    async def _count(self) -> None:
+        METRICS.queued.set(await self._catalog.jobs.queued())
+
+    async def _sweep(self) -> None:
+        if sent := await self.sweep():
+            log("gateway").warning("requeued jobs", count=sent)
 
     async def _send(self, jobs: Sequence[Job]) -> int:
         """What could not be sent stays unconfirmed, for the next sweep; what was sent is confirmed.
@@ -97,6 +101,10 @@ class Sweeper:
         if errors:
             raise next(iter(errors.values()))
         return len(sent)
+
+
+async def _nothing() -> None:
+    """Where nothing moves."""
 
 
 def task_of(job: Job) -> GenerateImage:

@@ -28,14 +28,15 @@ _MOVE = (
 )
 _WAITING = (
     sa.select(jobs)
-    .where(c.state == JobState.QUEUED.value, c.lane == sa.bindparam("in_lane"))
+    .where(c.state == JobState.QUEUED.value, c.lane == sa.bindparam("in_lane"), c.id > sa.bindparam("behind"))
     .order_by(c.id)
     .limit(sa.bindparam("most"))
 )
 
 
-def _waiting(connection: sa.Connection, lane: str, limit: int) -> list[Job]:
-    return [job_of(row) for row in connection.execute(_WAITING, {"in_lane": lane, "most": limit})]
+def _waiting(connection: sa.Connection, lane: str, limit: int, after: str) -> list[Job]:
+    asked = {"in_lane": lane, "most": limit, "behind": after}
+    return [job_of(row) for row in connection.execute(_WAITING, asked)]
 
 
 def _change(connection: sa.Connection, statement: sa.Update, parameters: dict[str, Any]) -> bool:
@@ -47,9 +48,9 @@ class Lanes:
 
     _database: Database
 
-    async def waiting(self, lane: str, limit: int = 100) -> list[Job]:
-        """Queued jobs of this lane, oldest first."""
-        return await self._database.read(_waiting, lane, limit)
+    async def waiting(self, lane: str, limit: int = 100, after: str = "") -> list[Job]:
+        """Queued jobs of this lane, oldest first, beginning behind the id `after`."""
+        return await self._database.read(_waiting, lane, limit, after)
 
     async def reroute(self, job_id: str, attempt: int, lane: str, plan: Plan) -> bool:
         """A queued job waits in another lane, by another plan; False when it was claimed meanwhile. Its task is to be

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from services.gateway import rerouting
 from services.gateway.lanes import instead, lane_for
 from services.gateway.rerouting import reroute
 from services.gateway.roster import Roster
@@ -80,5 +81,22 @@ async def test_what_waits_for_a_model_that_nobody_runs_moves_to_refine(settings:
         assert (await receiver.get()).message == GenerateImage("hit", "p")
         await receiver.close()
         assert await reroute(backends.catalog, bus, PAIR, frozenset({"small"})) == 0
+    finally:
+        await backends.close()
+
+
+async def test_what_cannot_move_hides_nothing_that_waits_behind_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rerouting, "AT_A_TIME", 2)
+    backends = await open_backends(settings)
+    try:
+        miss = Plan(PlanSource.NOISE, "large")
+        for number, plan in enumerate((miss, miss, miss, LATENT, miss, LATENT)):
+            job = Job(f"job{number}", REQUEST, plan, JobState.QUEUED, lane="generate.large")
+            await backends.catalog.jobs.accept(job)
+        assert await reroute(backends.catalog, backends.bus, PAIR, frozenset({"small"})) == 2
+        moved = await backends.catalog.jobs.waiting("generate.refine")
+        assert [job.id for job in moved] == ["job3", "job5"]
     finally:
         await backends.close()

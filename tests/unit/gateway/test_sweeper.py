@@ -112,6 +112,34 @@ async def test_a_lane_that_is_refused_holds_up_no_other(tmp_path: Path, monkeypa
     await catalog.close()
 
 
+@pytest.mark.parametrize("broken", ["reroute", "sweep"])
+async def test_neither_resending_nor_rerouting_waits_for_the_other(tmp_path: Path, broken: str) -> None:
+    catalog, bus = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/c.sqlite3"), InProcessBus()
+    requeued, rerouted = list[str](), asyncio.Event()
+
+    async def reroute() -> None:
+        rerouted.set()
+        if broken == "reroute":
+            raise UnavailableError("the database is away")
+
+    def again(job: Job) -> None:
+        requeued.append(job.id)
+        if broken == "sweep":
+            raise ZeroDivisionError("a bug")
+
+    await catalog.jobs.accept(job("lost"), key_lifetime_s=60.0)
+    await asyncio.sleep(0.02)
+    sweeping = asyncio.create_task(Sweeper(catalog, bus, 0.01, again, reroute=reroute).run())
+    async with asyncio.timeout(5):
+        await rerouted.wait()
+        while not requeued:
+            await asyncio.sleep(0.01)
+    sweeping.cancel()
+    await asyncio.wait([sweeping])
+    await bus.close()
+    await catalog.close()
+
+
 class Wall(ManualClock):
     """Goes on while the machine sleeps; the monotonic one does not."""
 
