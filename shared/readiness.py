@@ -7,6 +7,7 @@ nothing. So what restarts processes asks for "", and what sends work to them ask
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ from shared.telemetry import log
 
 EVERY_S, ANSWER_S = 2.0, 2.0
 """How often the servers are asked, and how long they may take."""
+MISSES = 2
+"""One that was missed so often, one time after the other, is away: once may be a machine that is busy."""
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -30,13 +33,16 @@ class Readiness:
         """`needs`: by each service's full gRPC name the ports, of catalog and bus, without which it can do nothing."""
         self._backends, self._health, self._needs = backends, health, needs
         self._away: frozenset[str] = frozenset()
+        self._missed: Counter[str] = Counter()
 
     async def run(self) -> None:
         """Until cancelled; returns at once where nothing is needed that could be away."""
         wanted = frozenset[str]().union(*self._needs.values())
         while shared := {port for port in wanted if not getattr(self._backends, port).process_local}:
             await asyncio.sleep(EVERY_S)
-            await self._tell(frozenset({port for port in shared if not await self._answers(port)}))
+            for port in shared:
+                self._missed[port] = 0 if await self._answers(port) else self._missed[port] + 1
+            await self._tell(frozenset({port for port in shared if self._missed[port] >= MISSES}))
 
     async def _answers(self, port: str) -> bool:
         if port == "bus":
@@ -45,6 +51,9 @@ class Readiness:
             async with asyncio.timeout(ANSWER_S):
                 await self._backends.catalog.ping()
         except (AfterimageError, TimeoutError):
+            return False
+        except Exception as error:  # whatever it is, it is asked again
+            log("afterimage").error("no answer can be told", port=port, error=repr(error))
             return False
         return True
 

@@ -18,8 +18,6 @@ from shared.clock import Clock, SystemClock
 
 __all__ = ["Catalog", "Entries", "Jobs", "Leases", "Profiles", "Totals", "open_catalog"]
 
-_ONE = sa.select(sa.literal(1))
-
 
 class Catalog:
     """The rows behind every service; times are Unix seconds by the database's clock (SQLite: this process's)."""
@@ -43,14 +41,10 @@ class Catalog:
 
     async def ping(self) -> None:
         """Returns when the database answers; UnavailableError when it is away."""
-        await self._database.read_row(_one)
+        await self._database.ping()
 
     async def close(self) -> None:
         await self._database.close()
-
-
-def _one(connection: sa.Connection) -> None:
-    connection.execute(_ONE)
 
 
 async def open_catalog(url: str, *, clock: Clock | None = None) -> Catalog:

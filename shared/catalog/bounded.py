@@ -56,5 +56,9 @@ class BoundedDatabase:
         async with self._bounded():
             return await self._database.read_row(operation, *args, **kwargs)
 
+    async def ping(self) -> None:
+        async with self._bounded():
+            await self._database.ping()
+
     async def close(self) -> None:
         """The database is its owner's to close."""

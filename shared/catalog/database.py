@@ -16,6 +16,7 @@ Operation = Callable[Concatenate[sa.Connection, P], R]
 """A plain function `operation(connection, *args)`, the same for both databases."""
 
 RETRY_AFTER_S = 30.0
+ONE = sa.select(sa.literal(1))
 PASSING = ("08", "25P03", "40", "53", "55P03", "57")
 """PostgreSQL's states that pass: connection lost, idle too long, lost to another transaction, out of something, waited
 too long for a lock, starting up or shutting down."""
@@ -50,7 +51,17 @@ class Database(Protocol):
         """`read` of a row or two by their keys: less work than handing it to another thread would be."""
         ...
 
+    async def ping(self) -> None:
+        """Returns when the database answers; on a server over a connection of its own, so that no work, however much
+        there is, is taken for a server that is away."""
+        ...
+
     async def close(self) -> None: ...
+
+
+def one(connection: sa.Connection) -> None:
+    """What is asked where only the answer counts."""
+    connection.execute(ONE)
 
 
 def explain(error: sa.exc.DBAPIError | sqlite3.Error, where: str) -> AfterimageError:

@@ -80,6 +80,9 @@ class FencedDatabase:
     async def read_row(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await self._database.read_row(operation, *args, **kwargs)
 
+    async def ping(self) -> None:
+        await self._database.ping()
+
     async def close(self) -> None:
         """The database is its owner's to close."""
 

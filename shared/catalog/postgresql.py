@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from shared.catalog.database import Operation, P, R, explain
+from shared.catalog.database import Operation, P, R, explain, one
 from shared.errors import ConfigurationError, UnavailableError
 
 TRIES = 3
@@ -39,7 +39,8 @@ class PostgresqlDatabase:
     A read needs no transaction there, since each statement sees what is committed when it starts; so it spares the
     two round trips, as does a write that is one statement. What can be rebuilt commits on connections of its own, on
     which synchronous_commit is off.
-    `?pool=N` in the URL is how many connections this process opens at most, of both kinds together (10).
+    `?pool=N` in the URL is how many connections this process opens at most, of both kinds together (10); where it is
+    asked whether the server is there, one more.
     """
 
     process_local = False
@@ -51,6 +52,7 @@ class PostgresqlDatabase:
         lazy = max(pool * 2 // 5, 1)
         self._durable = self._engine(url, pool - lazy, "on")
         self._lazy = self._engine(url, lazy, "off")
+        self._asking = self._engine(url, 1, "on")
         self._autocommit = self._durable.execution_options(isolation_level="AUTOCOMMIT")
 
     def _engine(self, url: sa.URL, pool: int, synchronous_commit: str) -> AsyncEngine:
@@ -119,9 +121,12 @@ class PostgresqlDatabase:
     async def read_row(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await self.read(operation, *args, **kwargs)
 
+    async def ping(self) -> None:
+        await self._run(self._asking, one, (), {})
+
     async def close(self) -> None:
-        await self._durable.dispose()
-        await self._lazy.dispose()
+        for engine in (self._durable, self._lazy, self._asking):
+            await engine.dispose()
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from shared.catalog.database import Operation, P, R, explain
+from shared.catalog.database import Operation, P, R, explain, one
 from shared.clock import Clock
 from shared.errors import AfterimageError, ConfigurationError, UnavailableError
 
@@ -245,6 +245,9 @@ class SqliteDatabase:
             with suppress(sa.exc.DBAPIError, sqlite3.Error):
                 return self._at_once("BEGIN", operation, args, kwargs)
         return await self.read(operation, *args, **kwargs)
+
+    async def ping(self) -> None:
+        await self.read_row(one)
 
     def _hang_up(self) -> None:
         for connection in (self._near, self._reading, self._writing):

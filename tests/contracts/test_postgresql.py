@@ -120,6 +120,22 @@ async def test_nobody_waits_for_a_connection_for_ever(catalog_url: str, monkeypa
     await database.close()
 
 
+async def test_a_server_that_is_kept_busy_answers_whoever_asks_whether_it_is_there(catalog_url: str) -> None:
+    catalog = Catalog(open_database(f"{catalog_url}?pool=2", SystemClock()))
+
+    def nap(connection: sa.Connection) -> Any:
+        return connection.exec_driver_sql("SELECT pg_sleep(2)").scalar()
+
+    writes = catalog._database.write, catalog._database.write_lazily
+    sleeping = [asyncio.create_task(write(nap)) for write in writes for _ in range(2)]
+    await asyncio.sleep(0.2)
+    async with asyncio.timeout(1.5):
+        await catalog.ping()
+    assert not any(task.done() for task in sleeping)
+    await asyncio.gather(*sleeping)
+    await catalog.close()
+
+
 async def test_a_server_that_is_not_there_says_so_at_once(catalog_url: str) -> None:
     start = time.monotonic()
     with pytest.raises(UnavailableError, match=r"127\.0\.0\.1"):

@@ -81,7 +81,8 @@ async def alone(catalog_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 async def test_without_its_catalog_it_answers_soon_and_is_not_ready_until_that_is_back(alone: Alone) -> None:
-    assert (await alone.says(""), await alone.says(GATEWAY)) == (SERVING, SERVING)
+    await alone.until(SERVING)  # on a busy machine a ping may take longer than these may
+    assert await alone.says("") == SERVING
     alone.catalog.cut = True
     async with AsyncClient(alone.address, retry_s=0.0) as client:
         start = time.monotonic()
