@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from services.cache_maintainer.eviction import Policy, Shelf
+from services.cache_maintainer.eviction import Key, Policy, Shelf
 from shared.types import Entry, State
 
 
@@ -30,13 +30,18 @@ class Window:
     def __init__(self, policy: Policy, limits: Limits, states: Iterable[State] = ()) -> None:
         self.shelf = Shelf(policy)
         self.limits = limits
-        self._arrived: deque[State] = deque()
+        self._arrived: list[tuple[float, Key]] = []
+        """A heap; what left the shelf otherwise is skipped when it comes up. Empty while no picture is too old."""
         for state in sorted(states, key=lambda state: (state.created_at, state.entry_id)):
             self.insert(state)
 
     def insert(self, state: State) -> None:
         self.shelf.insert(state)
-        self._arrived.append(state)
+        if self.limits.max_age_s:
+            heapq.heappush(self._arrived, _arrival(state))
+            if len(self._arrived) > 64 + 4 * len(self.shelf):  # mostly outdated items
+                self._arrived = [_arrival(live) for live in self.shelf]
+                heapq.heapify(self._arrived)
 
     def make_room(self, incoming: int, incoming_bytes: int, now: float) -> list[State]:
         """The pictures to evict before so many are inserted, which by themselves fit; they are off the shelf now."""
@@ -50,25 +55,26 @@ class Window:
 
     def _aged(self, now: float) -> list[State]:
         victims = []
-        while self._arrived and self._too_old(self._arrived[0], now):
-            state = self._arrived.popleft()
-            live = self.shelf.get((state.entry_id, state.step))
-            if live is not None and live.key == state.key:
-                self.shelf.remove((state.entry_id, state.step))
+        while self._arrived and self.limits.max_age_s < now - self._arrived[0][0]:
+            arrived_at, key = heapq.heappop(self._arrived)
+            live = self.shelf.get(key)
+            if live is not None and live.created_at == arrived_at:
+                self.shelf.remove(key)
                 victims.append(live)
         return victims
 
-    def _too_old(self, state: State, now: float) -> bool:
-        gone = (state.entry_id, state.step) not in self.shelf
-        return gone or 0 < self.limits.max_age_s < now - state.created_at
+
+def _arrival(state: State) -> tuple[float, Key]:
+    return state.created_at, (state.entry_id, state.step)
 
 
 def with_room(entries: Sequence[Entry], limits: Limits) -> list[Entry]:
-    """The entries, in their order, with only as many pictures as an empty window could hold: the last ones."""
+    """The entries, in their order, with only as many pictures as an empty window could hold: the last of
+    those that alone would fit."""
     count, size, kept = 0, 0, set[str]()
     for entry in reversed(entries):
         picture = entry.picture
-        if picture is None:
+        if picture is None or picture.bytes > limits.max_bytes:
             continue
         count, size = count + 1, size + picture.bytes
         if count > limits.max_count or size > limits.max_bytes:

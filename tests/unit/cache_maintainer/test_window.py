@@ -50,6 +50,23 @@ def test_what_left_before_its_time_is_not_evicted_twice() -> None:
     assert names(window.make_room(0, 0, now=100.0)) == ["b"]
 
 
+def test_what_left_by_its_policy_is_not_kept_for_its_age() -> None:
+    for max_age_s in (0.0, 60.0):
+        window = Window(Lru(), replace(ROOMY, max_count=2, max_age_s=max_age_s), [picture("used", 0.0, used_at=9e9)])
+        for number in range(1000):
+            window.make_room(1, 100, now=1.0)
+            window.insert(picture(f"p{number}", 1.0))
+        assert len(window.shelf) == 2
+        assert len(window._arrived) <= (100 if max_age_s else 0)
+
+
+def test_one_that_came_back_is_as_old_as_it_is() -> None:
+    window = Window(Lru(), replace(ROOMY, max_age_s=60.0), [picture("old", 0.0), picture("new", 50.0)])
+    (old,) = window.make_room(0, 0, now=100.0)
+    window.insert(old)  # its eviction failed
+    assert names(window.make_room(0, 0, now=101.0)) == ["old"]
+
+
 def test_other_policies_keep_what_is_used() -> None:
     often, once = picture("often", 1.0, uses=9), picture("once", 2.0, uses=1)
     assert names(Window(Lcbfu(), replace(ROOMY, max_count=2), [often, once]).make_room(1, 1, now=3.0)) == ["once"]
@@ -59,6 +76,12 @@ def test_other_policies_keep_what_is_used() -> None:
 def with_picture(name: str, size: int) -> Entry:
     one = entry(name, ks=(5,))
     return replace(one, states=(*one.states, picture(name, 0.0, size)))
+
+
+def test_a_picture_larger_than_the_window_costs_only_itself() -> None:
+    batch = [with_picture(name, size) for name, size in (("a", 100), ("b", 100), ("c", 5000))]
+    kept = with_room(batch, Limits(max_count=2, max_bytes=1000))
+    assert [one.picture is not None for one in kept] == [True, True, False]
 
 
 def test_a_batch_larger_than_the_window_keeps_its_last_pictures_and_every_latent() -> None:
