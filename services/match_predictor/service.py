@@ -123,7 +123,7 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
             if not items:
                 break
             await self._add(items)
-            seen.update(item.entry_id for item in items)
+            seen.update(item.entry_id for item in items if "whole" in item.vectors)  # not those with a picture alone
             after = items[-1].entry_id
         self._remove(sorted(before - seen))
         self._gone.clear()

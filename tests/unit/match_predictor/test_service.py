@@ -36,7 +36,7 @@ class House:
 
     async def cache(self, asked: Request, vector: Vector, *, tell: bool = True, **more: Any) -> str:
         job = await finished_job(self.backends, asked, vector, **more)
-        entry = admit(job)
+        entry = admit(job, picture=True)
         assert entry is not None
         await self.backends.catalog.entries.add(entry, {"whole": job.vector})
         if tell:
@@ -231,3 +231,15 @@ async def test_after_a_gap_in_the_facts_it_knows_what_the_catalog_knows(noop: Se
         await home.service.rebuild()  # what its subscription is told to call
         assert await home.predict(unit(2))
         assert not await home.predict(unit(1))
+
+
+async def test_an_entry_that_kept_its_picture_alone_is_predicted_no_more(noop: Settings) -> None:
+    async with house(noop) as home:
+        spent, entries = await home.cache(request(), unit(1)), home.backends.catalog.entries
+        await entries.embedded(spent, vector_bytes(unit(3)), ENCODER)
+        latents = (await entries.get(spent)).latents
+        await entries.drop_states([(spent, state.step) for state in latents])  # and nobody said so
+        assert [set(item.vectors) for item in await entries.items()] == [{"image"}]
+        await home.service.rebuild()
+        assert not await home.predict(unit(1))
+        assert (await home.stats()).entries == 0
