@@ -168,7 +168,7 @@ class Settings(BaseSettings):
     remembered_entries: int = Field(10_000, ge=0, description="Entries the retriever keeps in memory, 3 KB each.")
     lookup_timeout_s: Seconds = Field(0.5, description="Limit of one index search or catalog read while planning.")
     embed_wait_s: float = Field(0.0, ge=0, le=1, description="How long a text waits for others to ride along.")
-    embed_batch_max: int = Field(32, ge=1, le=1024, description="Texts or pictures encoded together.")
+    embed_batch_max: int = Field(32, ge=1, le=1024, description="Texts encoded together.")
     embed_cache: int = Field(4096, ge=0, description="Texts whose embedding is remembered.")
     call_timeout_s: Seconds = Field(2.0, description="Limit of one call to embedder, predictor or retriever.")
 

@@ -1,4 +1,4 @@
-"""Answers EmbedText and EmbedImage: remembered texts at once, the rest in micro-batches on the encoder's thread."""
+"""Answers EmbedText and EmbedImage: remembered texts at once, other texts in micro-batches, pictures one by one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shared.service import Context
 from shared.telemetry import METRICS
 
 Answer: TypeAlias = tuple[Embedded, float]
-"""An embedding and the seconds its batch took."""
+"""An embedding and the seconds its batch took, a picture's own."""
 MAX_TEXTS = 256
 MAX_IMAGES = 64
 """Per call."""
@@ -41,8 +41,9 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
         self._texts: MicroBatcher[str, Answer] = MicroBatcher(
             lambda batch: self._encode("embed_forward", self._encoder.texts, batch), seats=seats, wait_s=wait_s
         )
+        # on one thread together is hardly faster, and a prompt that comes in between waits for one picture, not for all
         self._images: MicroBatcher[bytes, Answer] = MicroBatcher(
-            lambda batch: self._encode("embed_picture_forward", self._encoder.images, batch), seats=seats, wait_s=wait_s
+            lambda batch: self._encode("embed_picture_forward", self._encoder.images, batch), seats=1
         )
         await self._texts.submit(["warm"])  # the first pass through the weights is several times slower
 
@@ -85,7 +86,7 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
         return pb.EmbedImageResponse(
             embeddings=[_message(embedded) for embedded, _ in answers],
             encoder_hash=self._encoder.hash,
-            encode_s=max(seconds for _, seconds in answers),
+            encode_s=sum({image: seconds for image, (_, seconds) in zip(images, answers, strict=True)}.values()),
         )
 
     async def _encode(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -97,6 +98,38 @@ async def test_pictures_have_a_stage_of_their_own(settings: Settings, clip_folde
         await rpc.call(stub.EmbedImage, pb.EmbedImageRequest(images=[picture(1)]), timeout_s=10)
         assert seconds("embed_forward") == texts
         assert seconds("embed_picture_forward") > pictures
+
+
+async def test_a_text_waits_for_one_picture_not_for_all(
+    settings: Settings, clip_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(settings, clip_folder) as (service, stub):
+        ran, images, texts, asked = list[str](), service._encoder.images, service._encoder.texts, threading.Event()
+
+        def watch_images(batch: Sequence[bytes]) -> list[Embedded]:
+            ran.append("image")
+            asked.wait(5)
+            return images(batch)
+
+        def watch_texts(batch: Sequence[str]) -> list[Embedded]:
+            ran.append("text")
+            return texts(batch)
+
+        monkeypatch.setattr(service._encoder, "images", watch_images)
+        monkeypatch.setattr(service._encoder, "texts", watch_texts)
+        pictures = pb.EmbedImageRequest(images=[picture(1), picture(2), picture(3)])
+        first = asyncio.ensure_future(rpc.call(stub.EmbedImage, pictures, timeout_s=10))
+        async with asyncio.timeout(5):
+            while not ran:
+                await asyncio.sleep(0.01)
+        second = asyncio.ensure_future(rpc.call(stub.EmbedText, pb.EmbedTextRequest(texts=["a cube"]), timeout_s=10))
+        async with asyncio.timeout(5):
+            while not service._texts._running or service._texts._running.done():
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # it stands in the encoder's queue
+        asked.set()
+        await asyncio.gather(first, second)
+        assert ran == ["image", "text", "image", "image"]
 
 
 async def test_bad_input_names_field_and_rule(settings: Settings, clip_folder: Path) -> None:
