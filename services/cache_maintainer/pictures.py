@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from protos import embedder_pb2 as pb
 from protos.embedder_pb2_grpc import EmbedderServiceStub
 from services.cache_maintainer.cache import Cache
+from services.cache_maintainer.setbacks import Setbacks
 from shared import rpc
 from shared.backends import Backends
-from shared.errors import AfterimageError, BlobCorruptError, BlobMissingError, ConfigurationError, InvalidRequestError
+from shared.errors import (
+    AfterimageError,
+    BlobCorruptError,
+    BlobMissingError,
+    ConfigurationError,
+    InvalidRequestError,
+    UnavailableError,
+)
 from shared.service import Context
 from shared.telemetry import METRICS, log
 from shared.types import Entry
 
 AT_A_TIME = 16
-"""Few enough that a prompt in the embedder's queue waits no longer than for a batch of pictures."""
 TIMEOUT_S = 30.0
+"""Of one call with so many pictures or fewer."""
 
 
 class Pictures:
@@ -24,6 +32,9 @@ class Pictures:
 
     def __init__(self, context: Context, backends: Backends) -> None:
         self._backends = backends
+        self._clock = context.clock
+        self._setbacks = Setbacks()
+        self._max_bytes = context.settings.max_message_bytes // 2
         self._embedder: EmbedderServiceStub | None = None
         try:
             self._embedder = EmbedderServiceStub(context.channel("embedder"))
@@ -31,32 +42,49 @@ class Pictures:
             log("cache_maintainer").warning("pictures are not embedded, and start nothing", error=str(error))
 
     async def embed_all(self, cache: Cache) -> int:
-        """Until none is left, or the embedder, catalog or store is away; how many were embedded."""
-        done, after = 0, ""
+        """Until each was tried, or the embedder, catalog or store is away; how many were embedded."""
+        done, after, listed = 0, "", set[str]()
         while self._embedder is not None:
             page = await self._backends.catalog.entries.unembedded(AT_A_TIME, after)
             if not page:
+                self._setbacks.keep(listed)
                 break
-            done += await self._embed(page, cache)
+            now = self._clock.monotonic()
+            for entries in calls([entry for entry in page if self._setbacks.due(entry.id, now)], self._max_bytes):
+                done += await self._embed(entries, cache)
+            listed.update(entry.id for entry in page)
             after = page[-1].id
         return done
 
     async def _embed(self, entries: Sequence[Entry], cache: Cache) -> int:
         read = [(entry, data) for entry in entries if (data := await self._read(entry, cache)) is not None]
-        if not read:
-            return 0
+        return await self._send(read, cache) if read else 0
+
+    async def _send(self, read: Sequence[tuple[Entry, bytes]], cache: Cache) -> int:
+        """In one call; in halves what the embedder cannot do together, so that one picture costs only itself."""
         try:
             reply = await self._ask([data for _, data in read])
-        except InvalidRequestError as error:
-            if len(read) == 1:  # no picture that anyone could start from
-                log("cache_maintainer").warning("picture not embedded", entry=read[0][0].id, error=str(error))
-                await cache.drop_picture(read[0][0].id)
+        except UnavailableError:
+            raise
+        except AfterimageError as error:
+            if len(read) == 1:
+                await self._leave(read[0][0], error, cache)
                 return 0
-            return sum([await self._embed([entry], cache) for entry, _ in read])
+            half = len(read) // 2
+            return await self._send(read[:half], cache) + await self._send(read[half:], cache)
         vectors = {entry.id: found.vector for (entry, _), found in zip(read, reply.embeddings, strict=True)}
         METRICS.pictures_embedded.inc(len(vectors))
         await cache.place_pictures(vectors, reply.encoder_hash)
         return len(vectors)
+
+    async def _leave(self, entry: Entry, error: AfterimageError, cache: Cache) -> None:
+        """For later; for good what is no picture that anyone could start from."""
+        if isinstance(error, InvalidRequestError):
+            log("cache_maintainer").warning("picture not embedded", entry=entry.id, error=str(error))
+            await cache.drop_picture(entry.id)
+            return
+        again_in_s = self._setbacks.failed(entry.id, self._clock.monotonic())
+        log("cache_maintainer").warning("picture not embedded", entry=entry.id, error=str(error), again_in_s=again_in_s)
 
     async def _read(self, entry: Entry, cache: Cache) -> bytes | None:
         try:
@@ -73,3 +101,17 @@ class Pictures:
         if len(reply.embeddings) != len(pictures):
             raise AfterimageError(f"embedder: {len(reply.embeddings)} embeddings of {len(pictures)} pictures")
         return reply
+
+
+def calls(entries: Iterable[Entry], max_bytes: int) -> list[list[Entry]]:
+    """The entries, in their order, so that the pictures of one call are together no larger than this, or one alone."""
+    found: list[list[Entry]] = []
+    size = 0
+    for entry in entries:
+        more = entry.picture.bytes if entry.picture else 0
+        if not found or size + more > max_bytes:
+            found.append([])
+            size = 0
+        found[-1].append(entry)
+        size += more
+    return found

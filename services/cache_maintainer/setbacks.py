@@ -1,4 +1,4 @@
-"""When a job that cannot be cached is tried again: later and later, while all others go on."""
+"""When a job that cannot be cached, or whose picture cannot be embedded, is tried again: later and later."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from protos.embedder_pb2_grpc import EmbedderServiceStub
 from services.cache_maintainer.service import CacheMaintainerService
 from services.embedder.service import EmbedderService
 from shared.backends import Backends
-from shared.errors import BlobMissingError, NotFoundError
+from shared.errors import BlobMissingError, DeadlineError, NotFoundError, UnavailableError
 from shared.messages import JobSucceeded, StateUsed
 from shared.service import running
 from shared.settings import Settings
@@ -27,8 +27,8 @@ from shared.types import IndexFilter, Job, vector_from
 from tests.unit.cached import MODEL, finished_job, request, unit
 
 
-def png(seed: int) -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+def png(seed: int, side: int = 64) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 255, (side, side, 3), dtype=np.uint8)
     data = io.BytesIO()
     Image.fromarray(pixels).save(data, "PNG")
     return data.getvalue()
@@ -166,6 +166,84 @@ async def test_pictures_that_waited_for_the_embedder_are_embedded_at_the_next_st
         late = await here.finish("b", 2, steps=())
         await here.embedded()
         assert await here.found(2) == [late.id]
+
+
+async def waiting(settings: Settings, pictures: Sequence[bytes]) -> list[str]:
+    """The ids of entries whose pictures wait for the embedder, in the order in which they will be listed."""
+    alone = settings.model_copy(update={"large": MODEL, "cache_batch_s": 0.0})
+    async with running([CacheMaintainerService()], alone) as process:
+        backends = process.context.backends
+        for number, data in enumerate(pictures):
+            job = await finished_job(backends, request(f"p{number}"), None, picture=data, steps=(), encoder="")
+            await backends.bus.publish(JobSucceeded(job.id, 1))
+        async with asyncio.timeout(10):
+            while len(listed := await backends.catalog.entries.unembedded()) < len(pictures):
+                await asyncio.sleep(0.01)
+        return [entry.id for entry in listed]
+
+
+async def test_pictures_too_large_for_one_message_go_in_several_and_one_too_large_alone_holds_up_none(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.cache_maintainer.pictures.AT_A_TIME", 8)
+    huge, small = png(0, 160), [png(seed) for seed in range(1, 9)]
+    settings = settings.model_copy(update={"max_message_bytes": 2**16})
+    assert len(huge) > 2**16
+    assert sum(len(data) for data in small[:7]) > 2**16  # of the first page
+    ids = await waiting(settings, [huge, *small])
+    async with home(settings) as here:
+
+        async def the_others_are() -> bool:
+            return [entry.id for entry in await here.backends.catalog.entries.unembedded()] == ids[:1]
+
+        await here.until(the_others_are)
+        assert (await here.backends.catalog.entries.get(ids[0])).picture is not None  # a larger limit may come
+        late = await here.finish("late", 9)
+        await here.until(the_others_are)
+        assert await here.found(9) == [late.id]
+
+
+async def test_what_the_embedder_fails_on_costs_only_itself_and_is_put_off(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, embed, bad = list[int](), EmbedderService.EmbedImage, png(2)
+
+    async def failing(self: EmbedderService, request: embedder_pb2.EmbedImageRequest, context: Any) -> Any:
+        calls.append(len(request.images))
+        if bad in request.images:
+            raise DeadlineError
+        return await embed(self, request, context)
+
+    ids = await waiting(settings, [png(seed) for seed in range(4)])
+    monkeypatch.setattr(EmbedderService, "EmbedImage", failing)
+    async with home(settings) as here:
+
+        async def one_is_left() -> bool:
+            return [entry.id for entry in await here.backends.catalog.entries.unembedded()] == [ids[2]]
+
+        await here.until(one_is_left)
+        assert calls == [4, 2, 2, 1, 1]
+        assert await here.maintainer._pictures.embed_all(here.maintainer.cache) == 0
+        assert len(calls) == 5
+
+
+async def test_an_embedder_that_is_away_is_asked_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[int]()
+
+    async def away(self: EmbedderService, request: embedder_pb2.EmbedImageRequest, context: Any) -> Any:
+        calls.append(len(request.images))
+        raise UnavailableError
+
+    await waiting(settings, [png(seed) for seed in range(4)])
+    monkeypatch.setattr(EmbedderService, "EmbedImage", away)
+    async with home(settings) as here:
+
+        async def asked() -> bool:
+            return bool(calls)
+
+        await here.until(asked)
+        await asyncio.sleep(0.1)
+        assert calls == [4]
 
 
 async def test_uses_of_a_picture_are_counted(settings: Settings) -> None:
