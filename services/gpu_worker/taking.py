@@ -31,7 +31,7 @@ class Taking:
     async def begin(self, lanes: tuple[str, ...]) -> None:
         """From these lanes from now on; what is in hand is finished meanwhile. Raises what the bus raises."""
         receiver = await self._bus.receive(lanes, prefetch=self._most)
-        await self.pause()
+        await self._end_loop()
         if self._receiver is not None:
             leaving = asyncio.create_task(_leave(self._receiver, set(self.in_hand)))
             self._leaving.add(leaving)
@@ -40,11 +40,11 @@ class Taking:
         self._loop = asyncio.create_task(self._take(receiver))
 
     async def pause(self) -> None:
-        """Takes nothing new; cancelling a receiver's get loses nothing."""
-        if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.gather(self._loop, return_exceptions=True)
-            self._loop = None
+        """Takes nothing new, and what the bus brought ahead goes back to its lanes for others (design §8, prefetch);
+        cancelling a receiver's get loses nothing."""
+        await self._end_loop()
+        if self._receiver is not None:
+            await self._receiver.stop()
 
     async def finished(self) -> None:
         """Until nothing is in hand."""
@@ -62,6 +62,12 @@ class Taking:
         if self._receiver is not None:
             await self._receiver.close()
 
+    async def _end_loop(self) -> None:
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.gather(self._loop, return_exceptions=True)
+            self._loop = None
+
     async def _take(self, receiver: Receiver) -> None:
         """A delivery in hand is a row taken."""
         with contextlib.suppress(UnavailableError):  # the bus is closed
@@ -74,10 +80,11 @@ class Taking:
 
 
 async def _leave(receiver: Receiver, in_hand: set[asyncio.Task[None]]) -> None:
-    """Closing would give back what is still being drawn."""
-    if in_hand:
-        await asyncio.wait(in_hand)
+    """Nothing more comes from there at once; closing would give back what is still being drawn."""
     try:
+        await receiver.stop()
+        if in_hand:
+            await asyncio.wait(in_hand)
         await receiver.close()
     except Exception as error:
         log("gpu_worker").warning("lanes not left", error=repr(error))

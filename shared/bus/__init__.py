@@ -56,7 +56,13 @@ class Delivery(Protocol):
 class Receiver(Protocol):
     async def get(self) -> Delivery:
         """Waits for the next task; earlier lanes first, and urgent tasks where the bus has priorities. Cancelling
-        loses nothing. Waits on while the broker is away; UnavailableError once the receiver or the bus is closed."""
+        loses nothing. Waits on while the broker is away; UnavailableError once the receiver is stopped or closed, or
+        the bus is closed."""
+        ...
+
+    async def stop(self) -> None:
+        """Takes nothing more: what nobody asked for yet goes back to its lane at once, what was delivered can still be
+        settled. Never raises; where the broker does not answer soon it is not waited for."""
         ...
 
     async def close(self) -> None:

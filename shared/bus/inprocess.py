@@ -90,7 +90,7 @@ class _Receiver:
         self._prefetch = prefetch
         self._unacked: dict[int, Parcel] = {}
         self._ready = asyncio.Event()
-        self._closed = False
+        self._stopped = self._closed = False
         for lane in lanes:
             lane.receivers.append(self)
 
@@ -118,7 +118,7 @@ class _Receiver:
 
     async def get(self) -> Delivery:
         # nothing is taken before the last await, so a cancelled get() has nothing to lose
-        while not self._closed:
+        while not self._stopped:
             parcel = self._take()
             if parcel is not None:
                 self._unacked[id(parcel)] = parcel
@@ -127,18 +127,23 @@ class _Receiver:
             await self._ready.wait()
         raise UnavailableError("the receiver is closed")
 
+    async def stop(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            for lane in self._lanes:
+                lane.receivers.remove(self)
+            self.wake()
+
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         self.bus.forget_receiver(self)
-        for lane in self._lanes:
-            lane.receivers.remove(self)
+        await self.stop()
         returned = list(self._unacked.values())
         self._unacked.clear()
         for parcel in reversed(returned):
             self.bus.lane(parcel.lane).put(parcel, first=True)  # a drain: not counted as a return
-        self.wake()
 
 
 @dataclass(slots=True, eq=False)

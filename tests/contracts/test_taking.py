@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from services.gpu_worker.taking import Taking
 from shared.bus import Bus, Delivery
+from shared.errors import UnavailableError
 from shared.messages import GenerateImage
-from tests.contracts.test_bus import SOON_S
+from tests.contracts.test_bus import SOON_S, nothing_for, take
 
 
 class Worker:
@@ -88,3 +91,79 @@ async def test_a_drain_takes_nothing_new_and_leaves_the_rest_to_others(bus: Bus,
     assert sorted(other.drawn) == ["1", "2", "3"]
     for one in (worker, other):
         await one.taking.close(1.0)
+
+
+def lanes_of(lane: str, count: int) -> tuple[str, ...]:
+    """One lane is pushed by a broker, several are asked."""
+    return (lane, f"{lane}-refine")[:count]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_worker_that_switches_holds_no_task_that_it_may_not_take(bus: Bus, lane: str, count: int) -> None:
+    worker, other = Worker(bus, 4), Worker(bus, 4)
+    worker.held.clear()
+    for n in range(8):
+        await bus.send(lane, GenerateImage(str(n)))
+    await worker.taking.begin(lanes_of(lane, count))
+    await worker.until_begun(4)
+    await worker.taking.pause()
+    worker.held.set()
+    await asyncio.wait_for(worker.taking.finished(), SOON_S)  # and now it would load the other model
+    await other.taking.begin(lanes_of(lane, count))
+    await other.until_drawn(4)
+    assert sorted(worker.drawn + other.drawn) == [str(n) for n in range(8)]
+    assert len(worker.drawn) == 4
+    for one in (worker, other):
+        await one.taking.close(1.0)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_worker_that_waits_for_tasks_listens_no_more_once_paused(bus: Bus, lane: str, count: int) -> None:
+    worker, other = Worker(bus, 2), Worker(bus, 2)
+    await worker.taking.begin(lanes_of(lane, count))
+    await asyncio.sleep(0.1)
+    await worker.taking.pause()
+    for n in range(2):
+        await bus.send(lane, GenerateImage(str(n)))
+    await other.taking.begin(lanes_of(lane, count))
+    await other.until_drawn(2)
+    assert worker.began == []
+    for one in (worker, other):
+        await one.taking.close(1.0)
+
+
+async def test_a_lane_that_was_left_is_others_while_its_last_task_is_drawn(bus: Bus, lane: str) -> None:
+    worker, other = Worker(bus, 2), Worker(bus, 1)
+    worker.held.clear()
+    await bus.send(lane, GenerateImage("slow"))
+    await worker.taking.begin((lane,))
+    await worker.until_begun(1)
+    await worker.taking.begin((f"{lane}-other",))
+    await asyncio.sleep(0.1)
+    await bus.send(lane, GenerateImage("next"))
+    await other.taking.begin((lane,))
+    await other.until_drawn(1)
+    assert (worker.began, other.drawn) == (["slow"], ["next"])
+    worker.held.set()
+    await worker.until_drawn(1)
+    for one in (worker, other):
+        await one.taking.close(1.0)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_stopped_receiver_keeps_only_what_is_in_hand(bus: Bus, lane: str, count: int) -> None:
+    for n in range(4):
+        await bus.send(lane, GenerateImage(str(n)))
+    first = await bus.receive(lanes_of(lane, count), prefetch=3)
+    held = [await asyncio.wait_for(first.get(), SOON_S) for _ in range(2)]
+    await first.stop()
+    with pytest.raises(UnavailableError):
+        await first.get()
+    second = await bus.receive(lanes_of(lane, count), prefetch=4)
+    assert sorted(await take(second, 2)) == ["2", "3"]
+    await held[0].ack()
+    assert await nothing_for(second)
+    await held[1].reject()  # it is still there to be settled
+    assert await take(second, 1) == ["1"]
+    await first.close()
+    assert await nothing_for(second)

@@ -10,7 +10,7 @@ from typing import Protocol
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from shared.bus import trace
-from shared.bus.rabbitmq.link import CALL_S, GONE, Link, close_when_cancelled, ended, keep_serving, one_of
+from shared.bus.rabbitmq.link import CALL_S, CLOSE_S, GONE, Link, close_when_cancelled, ended, keep_serving, one_of
 from shared.bus.rabbitmq.queues import lane_queue
 from shared.errors import AfterimageError, ConfigurationError, UnavailableError
 from shared.messages import Message, decode
@@ -95,7 +95,9 @@ class RabbitReceiver:
         """(lane's place, task), brought and not yet asked for."""
         self._held: dict[int, AbstractIncomingMessage] = {}
         self._waiting = 0
-        self._news, self._turn = asyncio.Event(), asyncio.Event()
+        self._news, self._turn, self._came = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._stopping, self._quiet = asyncio.Event(), asyncio.Event()
+        self._quiet.set()  # nothing comes from the broker, and nothing it brought waits here
         self._burying: set[asyncio.Task[bool]] = set()
         self.closed = False
         self.started = asyncio.Event()
@@ -103,7 +105,7 @@ class RabbitReceiver:
 
     async def get(self) -> RabbitDelivery:
         # nothing is taken before the last await, so a cancelled get() has nothing to lose
-        while not self.closed:
+        while not self._stopping.is_set():
             if not self._ready:
                 await self._wait_for_news()
                 continue
@@ -139,14 +141,25 @@ class RabbitReceiver:
         self._turn.set()
         return True
 
+    async def stop(self) -> None:
+        for event in (self._stopping, self._news, self._turn, self._came):
+            event.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._quiet.wait()
+
     async def close(self) -> None:
         self.closed = True
+        self._stopping.set()
         self._news.set()
         await asyncio.gather(ended(self._serving), *self._burying, return_exceptions=True)
 
     # ---- what runs on a channel ----
 
     async def _serve(self, channel: AbstractChannel) -> None:
+        if self._stopping.is_set():
+            return  # what was in hand went back with the channel before
+        self._quiet.clear()
         try:
             await close_when_cancelled(channel)
             one = len(self._lanes) == 1
@@ -155,31 +168,46 @@ class RabbitReceiver:
                 await channel.declare_queue(lane, durable=True, arguments=lane_queue(lane).declared_with)
                 for lane in self._lanes
             ]
-            if one:
-                await self._consume(0, queues[0])
-                self.started.set()
-                await asyncio.get_running_loop().create_future()  # until the channel is lost
-            self.started.set()
-            await self._pull(queues)
+            await (self._pushed(queues[0]) if one else self._pull(queues))
+            await self._keep_at_most(0)
+            self._quiet.set()
+            await asyncio.get_running_loop().create_future()  # what is in hand is settled on this channel
         finally:  # the channel is lost or closed, and the broker has what came by it
             self._ready.clear()
             self._held.clear()
+            self._quiet.set()
 
-    async def _consume(self, place: int, queue: AbstractQueue, came: asyncio.Event | None = None) -> str:
+    async def _consume(self, place: int, queue: AbstractQueue) -> str:
         async def arrived(task: AbstractIncomingMessage) -> None:
-            self._offer(place, task)
-            if came is not None:
-                came.set()
+            if self._quiet.is_set():  # it was on its way when the last consumer was cancelled
+                with suppress(*GONE):
+                    await task.nack(requeue=True)
+            else:
+                self._offer(place, task)
 
         return await queue.consume(arrived)
 
     def _offer(self, place: int, task: AbstractIncomingMessage) -> None:
         self._ready.append((place, task))
         self._news.set()
+        self._came.set()
+
+    async def _keep_at_most(self, count: int) -> None:
+        """The rest of what nobody asked for yet goes back, the last that came first."""
+        while len(self._ready) > count:
+            await self._ready.pop()[1].nack(requeue=True)
+
+    async def _pushed(self, queue: AbstractQueue) -> None:
+        """Of one lane the broker brings as much as may be in hand."""
+        tag = await self._consume(0, queue)
+        self.started.set()
+        await self._stopping.wait()
+        await _cancel(queue, tag)
 
     async def _pull(self, queues: Sequence[AbstractQueue]) -> None:
         """Prefetch is per queue on the wire, so several lanes are asked in their order, one task at a time."""
-        while True:
+        self.started.set()
+        while not self._stopping.is_set():
             if not self._waiting or self._ready or len(self._held) >= self._prefetch:
                 self._turn.clear()
                 await self._turn.wait()
@@ -194,12 +222,16 @@ class RabbitReceiver:
 
     async def _first_of(self, queues: Sequence[AbstractQueue]) -> None:
         """Listens to all of them until one brings a task; what the others brought meanwhile goes back."""
-        came = asyncio.Event()
-        tags = [await self._consume(place, queue, came) for place, queue in enumerate(queues)]
-        await came.wait()
+        self._came.clear()
+        tags = [await self._consume(place, queue) for place, queue in enumerate(queues)]
+        if not self._stopping.is_set():
+            await self._came.wait()
         for queue, tag in zip(queues, tags, strict=True):
-            async with asyncio.timeout(CALL_S):
-                await queue.cancel(tag)
+            await _cancel(queue, tag)
         self._ready.sort(key=lambda pair: pair[0])
-        while len(self._ready) > self._prefetch - len(self._held):
-            await self._ready.pop()[1].nack(requeue=True)
+        await self._keep_at_most(max(self._prefetch - len(self._held), 0))
+
+
+async def _cancel(queue: AbstractQueue, tag: str) -> None:
+    async with asyncio.timeout(CALL_S):
+        await queue.cancel(tag)
