@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from shared.messages import WorkerReported
 
 SILENCES = 3
-"""Reports that may be missing before a worker is taken for gone."""
+"""Reports that may be missing before a worker is taken for gone. When one less are missing of everybody, it is rather
+that nobody can be heard."""
 
 
 class Roster:
-    """Nothing is known, and None said, until the first report, and once nobody reports any more: then any model may be
-    run by workers that cannot be heard."""
+    """Nothing is known, and None said, once nobody reports any more, and until everybody had the time to after the
+    first report that follows: meanwhile any model may be run by workers that were not heard."""
 
     def __init__(self, report_s: float) -> None:
-        self._lapse_s = SILENCES * report_s
+        self._report_s, self._lapse_s = report_s, SILENCES * report_s
         self._heard: dict[str, tuple[str, float]] = {}
+        self._last_at, self._whole_at = -inf, inf
+        """When anybody was heard last, and from when on everybody was."""
 
     def reported(self, report: WorkerReported, at: float) -> None:
         """at: monotonic seconds."""
+        if self._silent(at):
+            self._whole_at = at + self._report_s
+        self._last_at = at
         self._heard.pop(report.worker, None)
+        self._heard = {worker: heard for worker, heard in self._heard.items() if at - heard[1] <= self._lapse_s}
         if not report.leaving:
             self._heard[report.worker] = report.model, at
 
     def models(self, now: float) -> frozenset[str] | None:
+        if self._silent(now) or now < self._whole_at:
+            return None
         live = {model for model, at in self._heard.values() if now - at <= self._lapse_s}
         return frozenset(live) or None
+
+    def _silent(self, now: float) -> bool:
+        return now - self._last_at > (SILENCES - 1) * self._report_s

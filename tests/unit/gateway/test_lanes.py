@@ -64,6 +64,42 @@ def test_workers_are_known_by_their_reports_and_gone_after_three_silences() -> N
     assert roster.models(17.0) is None
 
 
+def report(worker: str, model: str) -> WorkerReported:
+    return WorkerReported(worker, "cpu", model, 0, 8)
+
+
+def test_who_reports_first_does_not_speak_for_all() -> None:
+    roster = Roster(report_s=5.0)
+    roster.reported(report("w2", "small"), at=100.0)  # a gateway that starts
+    assert roster.models(100.0) is roster.models(104.9) is None
+    roster.reported(report("w1", "large"), at=104.9)
+    assert roster.models(105.0) == frozenset({"large", "small"})
+
+
+def test_a_bus_that_was_away_leaves_no_partial_knowledge() -> None:
+    roster = Roster(report_s=5.0)
+    for at in (0.0, 5.0, 10.0):
+        roster.reported(report("w1", "large"), at=at)
+        roster.reported(report("w2", "small"), at=at + 4.0)
+    assert roster.models(24.0) == frozenset({"large", "small"})
+    assert roster.models(25.5) is None  # w1 is silent for longer than three reports, but so is everybody for two
+    roster.reported(report("w2", "small"), at=26.0)
+    assert roster.models(26.0) is None
+    roster.reported(report("w1", "large"), at=29.0)
+    assert roster.models(31.0) == frozenset({"large", "small"})
+    roster.reported(report("w2", "small"), at=31.0)
+    for at in (36.0, 41.0, 46.0):
+        roster.reported(report("w2", "small"), at=at)
+    assert roster.models(46.0) == frozenset({"small"})  # w1 alone is silent: it is gone
+
+
+def test_workers_that_are_gone_are_forgotten() -> None:
+    roster = Roster(report_s=5.0)
+    for pid in range(100):  # each crashes and is followed by the next
+        roster.reported(report(f"host-{pid}", "large"), at=5.0 * pid)
+    assert len(roster._heard) == 4  # of the last three reports' time
+
+
 async def test_what_waits_for_a_model_that_nobody_runs_moves_to_refine(settings: Settings) -> None:
     backends = await open_backends(settings)
     jobs, bus = backends.catalog.jobs, backends.bus
