@@ -22,6 +22,8 @@ from shared.telemetry import log
 KEPT_STEPS = 64
 """Of each model and batch size: what is reported is the median of the last ones."""
 RETRY_S = 1.0
+SILENCES = 3
+"""Reports' time without a word of the monitor, which repeats itself as often, before others may be gone unnoticed."""
 
 Serve = Callable[[Mapping[str, Family]], Awaitable[None]]
 """Tells the engine which models it may be asked for, and waits until it has let go of others."""
@@ -30,7 +32,8 @@ Serve = Callable[[Mapping[str, Family]], Awaitable[None]]
 class Assignment:
     """Begins with the large model and every lane that nobody else is known to take from.
 
-    When the monitor is away the last assignment stands, and a worker that starts meanwhile begins as said.
+    When the monitor is away its model stands, and a worker that starts meanwhile begins as said; what others run is
+    forgotten, so that no lane is left to workers that are no more (design §3: nothing is ever stranded).
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class Assignment:
 
     async def _follow(self) -> None:
         while True:
-            await self._news.wait()
+            await self._heard()
             self._news.clear()
             try:
                 await self._change(self._wanted)
@@ -111,6 +114,16 @@ class Assignment:
                 log("gpu_worker").warning("assignment not followed yet", error=repr(error))
                 await asyncio.sleep(RETRY_S)
                 self._news.set()
+
+    async def _heard(self) -> None:
+        """Until the monitor said something, or has been silent for so long that nobody is known to run anything."""
+        try:
+            async with asyncio.timeout(SILENCES * self._report_s):
+                await self._news.wait()
+        except TimeoutError:
+            self._wanted = self.duty.alone()
+            if self._wanted != self.duty:
+                log("gpu_worker").warning("monitor not heard; taking from every lane it can", model=self.duty.model)
 
     async def _change(self, duty: Duty) -> None:
         before = self.duty.model

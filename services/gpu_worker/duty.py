@@ -24,6 +24,10 @@ class Duty:
         own = models.get(worker, self.model)
         return Duty(own, frozenset({own, *models.values()}), fact.mode)
 
+    def alone(self) -> Duty:
+        """As if nobody else were there: which models others run, nobody says any more."""
+        return Duty(self.model, frozenset({self.model}), self.mode)
+
     def with_model(self, model: str) -> Duty:
         return Duty(model, self.assigned | {model}, self.mode)
 

@@ -15,7 +15,7 @@ from services.gpu_worker.families import Family
 from services.gpu_worker.families.noop import NoopFamily
 from services.gpu_worker.resident import Resident
 from shared.errors import ModelError
-from shared.messages import GenerateImage, Message, WorkerReported, WorkersAssigned, lane_of
+from shared.messages import GenerateImage, Message, WorkerReported, WorkersAssigned, lane_of, refine_lane
 from shared.models import ModelCard, served_cards
 from shared.settings import Settings
 from shared.types import Job, JobState, Plan, PlanSource
@@ -26,9 +26,9 @@ Reports = list[WorkerReported]
 
 
 @contextlib.asynccontextmanager
-async def two_models(folder: Path, **changes: object) -> AsyncIterator[tuple[Bench, Reports]]:
+async def two_models(folder: Path, *, report_s: float = 1.0, **changes: object) -> AsyncIterator[tuple[Bench, Reports]]:
     """A worker that serves two models and reports quickly, and what it reports."""
-    async with running_worker(folder, LARGE, small=SMALL, report_s=0.05, **changes) as bench:
+    async with running_worker(folder, LARGE, small=SMALL, report_s=report_s, **changes) as bench:
         reports: Reports = []
 
         async def heard(fact: Message) -> None:
@@ -123,13 +123,33 @@ async def test_lanes_change_with_the_mode_without_a_drain(tmp_path: Path) -> Non
 
 
 async def test_when_the_monitor_is_away_the_last_assignment_stands(tmp_path: Path) -> None:
-    async with two_models(tmp_path) as (bench, reports):
+    async with two_models(tmp_path, report_s=0.05) as (bench, reports):
         await assign(bench, "small", "large")
         await runs(reports, "small")
         count = len(reports)
         await asyncio.sleep(0.3)  # six reports, and nobody answers
         assert len(reports) > count
         assert {report.model for report in reports[count:]} == {"small"}
+
+
+async def takes_from(bench: Bench, *lanes: str) -> None:
+    async with asyncio.timeout(10):
+        while bench.service._taking.lanes != lanes:
+            await asyncio.sleep(0.005)
+
+
+async def test_hits_are_not_stranded_when_the_monitor_dies_with_the_last_small_worker(tmp_path: Path) -> None:
+    async with two_models(tmp_path, report_s=0.1) as (bench, _):
+        large, refine = lane_of("large"), refine_lane()
+        for _ in range(8):  # said again and again, it holds for longer than three reports
+            await assign(bench, "large", "small", mode="throughput")
+            await takes_from(bench, large)
+            await asyncio.sleep(0.05)
+        job = await queued(bench, "large", lane=refine)
+        assert (await bench.final(job.id)).state is JobState.SUCCEEDED
+        assert bench.service._taking.lanes == (large, refine, lane_of("small"))
+        await assign(bench, "large", "small", mode="throughput")
+        await takes_from(bench, large)
 
 
 async def test_a_model_that_cannot_be_loaded_is_reported_and_the_old_one_stays(
