@@ -10,7 +10,7 @@ from aiormq.connection import Connection
 
 from shared.bus import trace
 from shared.bus.rabbitmq import RabbitBus, facts
-from shared.bus.rabbitmq.link import HEARTBEAT_S, Link
+from shared.bus.rabbitmq.link import Link
 from shared.bus.rabbitmq.publisher import MAX_BODY
 from shared.errors import InvalidRequestError
 from shared.ids import new_id
@@ -153,10 +153,16 @@ async def test_the_trace_goes_on_where_a_message_is_handled(
     assert handled[1:] == [{"traceparent": PARENT}, {}]
 
 
+async def test_a_silent_broker_is_taken_for_dead_within_twenty_seconds() -> None:
+    link = Link("amqp://nobody@127.0.0.1:9/", "looks")
+    asked_s = int(link._url.query["heartbeat"])
+    await link.close()
+    assert (asked_s + 1) * Connection.HEARTBEAT_GRACE_MULTIPLIER < 20
+
+
 async def test_the_version_decides_about_priorities(bus: RabbitBus) -> None:
     link = Link(url_of("rabbitmq"), "looks")
     await link.ready(SOON_S)
-    assert (HEARTBEAT_S + 1) * Connection.HEARTBEAT_GRACE_MULTIPLIER < 20  # then a silent broker is taken for dead
     assert link.server_version >= (3, 10)
     assert bus.priorities == (link.server_version[0] >= 4)
     await link.close()

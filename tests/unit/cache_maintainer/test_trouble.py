@@ -82,6 +82,26 @@ async def test_an_eviction_that_the_catalog_refuses_leaves_the_index_whole(
         assert home.service.cache.shelf.bytes == (await entries.totals()).bytes == 500
 
 
+async def test_an_eviction_that_the_index_refuses_leaves_the_catalog_whole(
+    small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index never names what is not there: it forgets first."""
+    async with house(small.model_copy(update={"cache_max_bytes": 500})) as home:
+        first = await home.finish(request("a"), 1)
+        second = await finished_job(home.backends, request("b"), unit(2))
+        index, entries = home.backends.index, home.backends.catalog.entries
+        with monkeypatch.context() as patched:
+            patched.setattr(index, "remove", failing(index.remove, UnavailableError("the index is away"), on=1))
+            with pytest.raises(UnavailableError):
+                await home.service.cache.insert([second.id])
+        assert await home.steps(first) == [5, 10, 15, 20, 25]
+        assert await home.found(1) == [first]
+        assert home.service.cache.shelf.bytes == (await entries.totals()).bytes == 500
+        await home.service.catch_up()
+        assert (await home.found(1), await home.found(2)) == ([], [second.id])
+        assert home.service.cache.shelf.bytes == (await entries.totals()).bytes == 500
+
+
 async def test_jobs_without_latents_become_exact_repeats_even_when_nobody_heard_of_them(small: Settings) -> None:
     async with house(small) as home:
         await home.service.drain()
