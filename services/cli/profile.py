@@ -291,9 +291,7 @@ def _nothing_safe(alpha: float, pairs: int) -> str:
 
 async def _store(settings: Settings, tables: Mapping[float, KTable], about: Mapping[str, Any]) -> str:
     """Puts the tables into the catalog; where that is, without its password."""
-    from sqlalchemy import make_url
-
-    from shared.catalog import open_catalog
+    from shared.catalog import open_catalog, place_of
 
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     catalog = await open_catalog(settings.catalog_url)
@@ -303,8 +301,7 @@ async def _store(settings: Settings, tables: Mapping[float, KTable], about: Mapp
             await catalog.profiles.put(kind, profile_of(table), table.weights_hash, table_to_json(table))
     finally:
         await catalog.close()
-    url = make_url(settings.catalog_url)
-    return (url.database or "") if url.host is None else url.render_as_string(hide_password=True)
+    return place_of(settings.catalog_url)
 
 
 def _k_table(alpha: float, table: KTable) -> Table:

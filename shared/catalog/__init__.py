@@ -12,11 +12,11 @@ from shared.catalog.entries import Entries, Totals
 from shared.catalog.jobs import Jobs
 from shared.catalog.leases import FencedDatabase, Leases
 from shared.catalog.migrate import migrate
-from shared.catalog.opening import open_database
+from shared.catalog.opening import open_database, place_of
 from shared.catalog.profiles import Profiles
 from shared.clock import Clock, SystemClock
 
-__all__ = ["Catalog", "Entries", "Jobs", "Leases", "Profiles", "Totals", "open_catalog"]
+__all__ = ["Catalog", "Entries", "Jobs", "Leases", "Profiles", "Totals", "open_catalog", "place_of"]
 
 
 class Catalog:

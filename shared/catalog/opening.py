@@ -31,3 +31,9 @@ def open_database(url: str, clock: Clock) -> Database:
             raise ConfigurationError(
                 f"catalog_url: no catalog speaks {other!r}; use sqlite+aiosqlite:///path or postgresql+asyncpg://…"
             )
+
+
+def place_of(url: str) -> str:
+    """Where a catalog is, for people: a file's path, or the URL of a server without its password."""
+    parsed = sa.make_url(url)
+    return (parsed.database or "") if parsed.host is None else parsed.render_as_string(hide_password=True)
