@@ -13,7 +13,8 @@ ONLY = {
     "matching": ("usearch", "scikit-learn"),
     "alone": ("typer", "rich", "aiosqlite"),
 }
-"""What only some images need: those that run models, the match predictor, the command line with all in one process."""
+"""What only some images need: those that run models, the match predictor, the command line (alone or with all in one
+process)."""
 
 
 def requirements(name: str, project: dict[str, object]) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]  # it ships no types
 
+from scripts.stack.rabbitmq import CONSUMER_TIMEOUT_S
 from shared.settings import Settings
 from tests.compose.project import ROOT, Compose
 
@@ -22,6 +25,11 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 def _file(name: str) -> dict[str, Any]:
     read: dict[str, Any] = yaml.safe_load((ROOT / "compose" / name).read_text())
     return read
+
+
+def _served() -> dict[str, Any]:
+    """The services that `up` starts."""
+    return {name: it for name, it in _file("services.yaml")["services"].items() if "profiles" not in it}
 
 
 def _requirements() -> ModuleType:
@@ -36,7 +44,7 @@ def _requirements() -> ModuleType:
 def test_every_service_has_its_image() -> None:
     """A folder of services that can run alone and is not in the stack would be missed by nobody."""
     folders = {path.parent.name for path in (ROOT / "services").glob("*/service.py")}
-    services = _file("services.yaml")["services"]
+    services = _served()
     assert set(services) == folders
     assert {name: it["build"]["args"]["SERVICE"] for name, it in services.items()} == {name: name for name in folders}
 
@@ -102,10 +110,65 @@ def test_every_requirement_is_in_one_set() -> None:
 def test_only_those_that_run_models_install_torch(package: str) -> None:
     light = {_requirements().package_of(line) for line in _requirements().requirements("light", PROJECT)}
     assert package not in light
-    with_torch = {
-        name for name, it in _file("services.yaml")["services"].items() if it["build"]["args"]["PACKAGES"] == "torch"
-    }
+    with_torch = {name for name, it in _served().items() if it["build"]["args"]["PACKAGES"] == "torch"}
     assert with_torch == {"embedder", "gpu_worker"}
+
+
+def test_the_command_line_is_there_when_asked_for_as_safe_as_a_service_and_knows_what_they_know() -> None:
+    tools, others = _file("services.yaml")["services"]["tools"], _served()
+    assert tools["profiles"] == ["tools"]  # so `up` does not start it
+    for name, service in others.items():
+        assert tools["environment"].items() >= service["environment"].items(), name
+        for shared in ("env_file", "networks", "read_only", "cap_drop", "security_opt", "tmpfs"):
+            assert tools.get(shared) == service.get(shared), (name, shared)
+    assert tools["read_only"] is True
+    for name in ("cache_maintainer", "global_monitor"):
+        assert tools["environment"][f"AFTERIMAGE_{name.upper()}_ADDRESS"] == f"{name}:50051"
+    stage = _stage(tools["build"]["target"])
+    assert stage[0].startswith("FROM light ")
+    assert "USER afterimage" in stage
+    assert 'ENTRYPOINT ["python", "-m", "services"]' in stage
+
+
+def _stage(name: str) -> list[str]:
+    """The lines of one stage of the Dockerfile."""
+    stages = re.split(r"^(?=FROM )", (ROOT / "compose/Dockerfile").read_text(), flags=re.MULTILINE)
+    (found,) = [stage for stage in stages if stage.splitlines()[0].endswith(f" AS {name}")]
+    return found.splitlines()
+
+
+MODULES = {"scikit-learn": "sklearn", "pillow": "PIL"}
+OPERATING = (
+    "services.cli.app shared.bus.rabbitmq shared.catalog.postgresql shared.index.weaviate shared.index.rebuild "
+    "shared.blobs.minio shared.backends shared.client"
+)
+"""What commands import: at their start, and for a cluster."""
+
+
+def test_the_command_line_needs_no_more_than_its_image_installs() -> None:
+    text = "\n".join(_stage("command"))
+    installed = {"light", *re.findall(r"/lists/(\w+)\.txt", text)} - {"constraints"}
+    by_name = set(re.findall(r"\S+$", next(line for line in _stage("command") if "pip install" in line)))
+    only = _requirements().ONLY
+    away = [MODULES.get(package, package) for name in set(only) - installed for package in set(only[name]) - by_name]
+    assert "torch" in away
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({away!r})); import {', '.join(OPERATING.split())}"
+    done = subprocess.run([sys.executable, "-c", blocked], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+
+
+def test_every_limit_is_named_where_settings_are_looked_up() -> None:
+    files = [path.read_text() for path in (ROOT / "compose").glob("*.yaml")]
+    limits = {name for text in files for name in re.findall(r"\$\{(\w+_MEMORY):-", text)}
+    named = set(re.findall(r"\b\w+_MEMORY\b", (ROOT / "compose/.env.example").read_text()))
+    assert named == limits
+
+
+def test_a_task_may_stay_unacknowledged_as_long_as_in_the_stack_without_containers() -> None:
+    """The broker's own half an hour would take a long picture out of the hands of the worker that draws it."""
+    given = _file("backends.yaml")["configs"]["rabbitmq"]["content"]
+    (timeout_ms,) = re.findall(r"^consumer_timeout = (\d+)$", given, flags=re.MULTILINE)
+    assert int(timeout_ms) == CONSUMER_TIMEOUT_S * 1000 == 24 * 3600 * 1000
 
 
 def test_without_passwords_it_says_where_they_come_from(docker: None, tmp_path: Path) -> None:

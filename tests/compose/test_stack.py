@@ -49,7 +49,7 @@ def stack(docker: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Co
     compose = Compose(tmp_path_factory.mktemp("stack"), ("backends.yaml", "services.yaml"), SETTINGS, gateways=2)
     try:
         begun = time.monotonic()
-        compose("build", limit_s=BUILD_S)
+        compose("--profile", "tools", "build", limit_s=BUILD_S)
         Figures.build_s = time.monotonic() - begun
         Figures.up_s = compose.up()
         yield compose
@@ -108,6 +108,10 @@ def test_everything_is_healthy_and_shut(stack: Compose) -> None:
             assert facts["HostConfig"]["ReadonlyRootfs"], service
             assert stack("exec", "-T", service, "id", "-u").strip() == "10001"
     assert names == OURS | SERVERS
+
+
+def test_the_command_line_runs_beside_them(stack: Compose) -> None:
+    assert "no dead letters" in stack("run", "--rm", "-T", "tools", "dead-letters", "list")
 
 
 def test_a_miss_a_hit_and_a_repeat_through_the_published_port(stack: Compose) -> None:
