@@ -9,13 +9,19 @@ class AfterimageError(Exception):
     """Base of every error Afterimage raises on purpose.
 
     `code` is the gRPC status name that `shared.rpc` answers with; `retry_after_s` tells clients when to come back.
+    `outside` is what clients read where the message names hosts, users or databases, which are for the log.
     """
 
     code: ClassVar[str] = "INTERNAL"
 
-    def __init__(self, message: str = "", *, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str = "", *, retry_after_s: float | None = None, outside: str = "") -> None:
         super().__init__(message or (type(self).__doc__ or type(self).__name__).splitlines()[0])
         self.retry_after_s = retry_after_s
+        self._outside = outside
+
+    @property
+    def outside(self) -> str:
+        return self._outside or str(self)
 
 
 class InvalidRequestError(AfterimageError):

@@ -18,6 +18,7 @@ from grpc_status import rpc_status
 from shared.errors import (
     AfterimageError,
     CancelledError,
+    ConfigurationError,
     ConflictError,
     DeadlineError,
     InvalidRequestError,
@@ -31,6 +32,7 @@ from shared.telemetry import METRICS, log
 
 DOMAIN, STORAGE_FULL = "afterimage", "STORAGE_FULL"
 """ErrorInfo of what shares its status code with something else: a full disk is no full queue."""
+AWAY = "does not answer"
 KEEPALIVE_S = 10.0
 """A peer that says nothing for this long is pinged; one that does not answer for as long is gone. Without that a call
 over a connection that was cut, not closed, waits for its whole timeout."""
@@ -71,7 +73,7 @@ def to_status(error: AfterimageError) -> Any:
     if isinstance(error, StorageFullError):
         details.append(_packed(error_details_pb2.ErrorInfo(reason=STORAGE_FULL, domain=DOMAIN)))
     code = getattr(grpc.StatusCode, error.code)
-    return rpc_status.to_status(status_pb2.Status(code=code.value[0], message=str(error), details=details))
+    return rpc_status.to_status(status_pb2.Status(code=code.value[0], message=error.outside, details=details))
 
 
 def _packed(message: Any) -> any_pb2.Any:
@@ -104,7 +106,12 @@ def from_rpc_error(error: grpc.RpcError) -> AfterimageError:
             retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
         if detail.Unpack(info) and (info.domain, info.reason) == (DOMAIN, STORAGE_FULL):
             kind = StorageFullError
-    return kind(error.details() or error.code().name, retry_after_s=retry_after_s)
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        said = f"another service, or another version of this one, listens there ({error.details()})"
+        return ConfigurationError(said)
+    # without a status of ours these are gRPC's own words, which name addresses
+    away = AWAY if status is None and kind is UnavailableError else ""
+    return kind(error.details() or error.code().name, retry_after_s=retry_after_s, outside=away)
 
 
 def _invalid(field: str, message: str) -> InvalidRequestError:
@@ -213,6 +220,8 @@ async def _abort(error: Exception, context: Any, method: str, timed: _Timed) -> 
     if not isinstance(error, AfterimageError):
         log("rpc").error("unexpected error", method=method, error=repr(error), exc_info=error)
         error = AfterimageError(f"internal error: {type(error).__name__}")
+    elif error.outside != str(error):
+        log("rpc").warning("a call failed", method=method, error=str(error))
     timed.code = error.code
     status = to_status(error)
     await context.abort(status.code, status.details, status.trailing_metadata)

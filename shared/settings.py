@@ -10,6 +10,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+CLUSTER_CHECKPOINT_STEPS = 10
+"""About what a killed worker costs in steps, where others can go on."""
 
 
 class Settings(BaseSettings):
@@ -112,9 +114,11 @@ class Settings(BaseSettings):
     results_keep_s: Seconds = 7 * 24 * 3600.0
 
     # ---- jobs ----
-    lease_s: Seconds = Field(60.0, description="A running job not renewed for this long goes to another worker.")
+    lease_s: Seconds = Field(15.0, description="A running job not renewed for this long goes to another worker.")
     max_attempts: int = Field(3, ge=1)
-    checkpoint_every_steps: int = Field(0, ge=0, description="Crash checkpoints every m steps; 0: off.")
+    checkpoint_every_steps: int = Field(
+        -1, ge=-1, description="Crash checkpoints every m steps; 0: off; -1: 10 over a broker, off in one process."
+    )
     sweep_s: Seconds = Field(15.0, description="How often unconfirmed jobs and dead leases are looked for.")
     resend_s: Seconds = Field(
         600.0, description="A job that waits this long is sent to its lane again: the broker may have lost its task."
@@ -183,6 +187,9 @@ class Settings(BaseSettings):
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
+        if self.checkpoint_every_steps < 0:  # one process that ends takes its only worker along
+            every = 0 if self.bus_url.startswith("inprocess:") else CLUSTER_CHECKPOINT_STEPS
+            object.__setattr__(self, "checkpoint_every_steps", every)
         if not all(gain >= 0 for gain in self.monitor_gains) or not any(self.monitor_gains[:2]):
             raise ValueError(f"monitor_gains: none below 0, P or I above it (got {self.monitor_gains})")
         if any(not 0 < k < 50 for k in self.capture_steps):

@@ -56,13 +56,18 @@ def up(
         lambda names: out.print(f"[dim]{time.monotonic() - begun:5.1f} s  {names}[/dim]", highlight=False)
     )
     stack.save()
-    for port in PORTS:
-        out.print(
-            f"{variable(port.setting)}={stack.environment[variable(port.setting)]}", highlight=False, soft_wrap=True
-        )
+    for line in variables(stack):
+        out.print(line, highlight=False, soft_wrap=True)
     out.print(f"gRPC: {', '.join(stack.gateways)}   logs: {folder}/services/*.log", highlight=False, soft_wrap=True)
     out.print(f"Draw: afterimage generate 'a red fox in the snow' --target {stack.gateways[0]}", highlight=False)
     out.print("See:  make stack-status      Stop: make stack-down", highlight=False)
+
+
+def variables(stack: Stack) -> list[str]:
+    """What the command line needs beside a gateway: servers, and the first of those it asks by their own address."""
+    urls = {variable(port.setting): stack.environment[variable(port.setting)] for port in PORTS}
+    asked = {variable(f"{name}_address"): stack.address(f"{name}-1") for name in ("cache_maintainer", "global_monitor")}
+    return [f"{name}={value}" for name, value in (urls | asked).items()]
 
 
 @app.command()

@@ -19,6 +19,7 @@ class Leadership:
     def __init__(self, catalog: Catalog, clock: Clock, holder: str, lease_s: float) -> None:
         self._catalog, self._clock, self._holder, self._lease_s = catalog, clock, holder, lease_s
         self._until = float("-inf")
+        self._away = False
 
     @property
     def alone(self) -> bool:
@@ -52,8 +53,11 @@ class Leadership:
         try:
             taken = await self._catalog.leases.take(NAME, self._holder, self._lease_s)
         except AfterimageError as error:
-            log(NAME).warning("lease not renewed", error=str(error))
+            if not self._away:
+                log(NAME).warning("lease not renewed", error=str(error))
+            self._away = True
             return self.held
+        self._away = False
         self._until = asked_at + self._lease_s * 2 / 3 if taken else float("-inf")
         return taken
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +16,7 @@ from rich.text import Text
 from services.cli.embedded import settings_from
 from services.cli.words import wide
 from shared import telemetry
-from shared.errors import ConfigurationError, InvalidRequestError
+from shared.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from shared.messages import GenerateImage
 from shared.settings import Settings
 
@@ -62,6 +63,8 @@ def replay(
     if bool(letters) == everything:
         raise InvalidRequestError("replay", "name letters, or say --all")
     sent, asked = asyncio.run(_replay(settings_from(), letters or []))
+    if letters and not sent:
+        raise NotFoundError(f"letters: none of these is among the dead letters (any more): {', '.join(letters)}")
     gone = f", {asked - sent} were not there (any more)" if sent < asked else ""
     wide().print(f"{sent} of {asked} replayed{gone}")
 
@@ -79,6 +82,7 @@ async def _bus(settings: Settings) -> AsyncIterator[Bus]:
     from shared.bus import open_bus
 
     telemetry.configure_logging("error")
+    logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # says at every try what we say once
     if settings.bus_url.startswith("inprocess:"):
         raise ConfigurationError(
             "bus_url: inprocess: lives in the process that serves, and its dead letters end with it. See what failed "

@@ -16,7 +16,7 @@ from services.cli.embedded import settings_from
 from services.cli.words import Bar, candidates_table, hint, keep_picture, where_it_started, wide
 from shared.client import Accepted, AsyncClient, Picture
 from shared.client import Progress as Step
-from shared.errors import AfterimageError, InvalidRequestError
+from shared.errors import AfterimageError, InvalidRequestError, UnavailableError
 
 Optional = typer.Option
 _SEED = (
@@ -87,7 +87,7 @@ def generate(
 
     async def drawn() -> Picture:
         async with connected_or_embedded(target, settings, tenant, console, data_dir=data_dir) as client:
-            return await draw(client, prompt, fields, console)
+            return await draw(client, prompt, fields, console, target=target)
 
     picture = asyncio.run(drawn())
     path = out or Path(f"{picture.job.id}.png")
@@ -103,10 +103,13 @@ def generate(
     console.print(Text(f"{path}  ({picture.job.request.size}, seed {picture.seed}, job {picture.job.id})"))
 
 
-async def draw(client: AsyncClient, prompt: str, fields: dict[str, Any], console: Console) -> Picture:
+async def draw(
+    client: AsyncClient, prompt: str, fields: dict[str, Any], console: Console, *, target: str | None = None
+) -> Picture:
     """The picture, with a bar that moves by denoising step and begins where the picture does.
 
-    Interrupted, it cancels the job: nobody else waits for it.
+    Interrupted, it cancels the job: nobody else waits for it. Raises UnavailableError saying where the picture will be,
+    once there is a job.
     """
     bar = Bar(
         TextColumn("{task.description}"),
@@ -128,6 +131,11 @@ async def draw(client: AsyncClient, prompt: str, fields: dict[str, Any], console
             if job_id:
                 await client.cancel(job_id)
             raise
+        except UnavailableError as error:
+            if not job_id:
+                raise
+            again = f"afterimage jobs show {job_id} -o FILE" + (f" --target {target}" if target else "")
+            raise UnavailableError(f"{error}; job {job_id} was accepted, look for its picture: {again}") from error
     raise AfterimageError("the stream ended without a picture")
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from services.cli.tables import WIDE, Column, fitted
 from shared.client import JobView, Picture
 from shared.errors import AfterimageError
-from shared.types import Plan, PlanSource
+from shared.types import JobState, Plan, PlanSource
 
 
 def wide() -> Console:
@@ -166,7 +166,7 @@ def job_sheet(view: JobView) -> Table:
         "model": view.model,
         "plan": f"{plan.source.value}, start after step {plan.start_step}: {plan.reason}",
         "degraded": "; ".join(plan.degraded),
-        "steps run": str(view.steps_run),
+        "steps run": f"{view.steps_run}{_resumed(view)}",
         "attempts": str(job.attempt),
         "warnings": "; ".join(job.warnings),
         "picture": f"{view.picture_bytes} bytes, sha256 {view.picture_sha256}" if view.picture_bytes else "",
@@ -176,6 +176,15 @@ def job_sheet(view: JobView) -> Table:
         if value:
             table.add_row(name, Text(value))
     return table
+
+
+def _resumed(view: JobView) -> str:
+    """Where the attempt that finished went on from a checkpoint; empty when it began where the plan says."""
+    job, steps = view.job, view.job.request.steps
+    if job.state is not JobState.SUCCEEDED or job.plan.source is PlanSource.EXACT or job.attempt < 2:
+        return ""
+    after = steps - view.steps_run
+    return f", resumed after step {after} of {steps}" if after > job.plan.start_step else ""
 
 
 def seconds_by_stage(view: JobView) -> str:

@@ -127,7 +127,8 @@ class Intake:
         except (AfterimageError, TimeoutError) as error:
             if isinstance(error, BlobMissingError | BlobCorruptError):
                 self._hints.tell(StateLost(plan.entry_id, 0, plan.state_key))
-            planned.degraded.append(f"blobs: {str(error) or 'no answer in time'}")
+            said = error.outside if isinstance(error, AfterimageError) else "no answer in time"
+            planned.degraded.append(f"blobs: {said}")
             METRICS.degraded.labels("blobs").inc()
             await self._lookup.replan(planned, exact=False)
             return b""

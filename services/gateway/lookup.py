@@ -139,18 +139,19 @@ class Lookup:
             answer = await ask()
         except (AfterimageError, TimeoutError, IndexError, ValueError) as error:
             breaker.failed(self._clock.monotonic())
-            self._without(service, planned, _said(error))
+            self._without(service, planned, _said(error), str(error))
             return None
         breaker.succeeded()
         return answer
 
-    def _without(self, service: str, planned: Planned, what: str) -> None:
+    def _without(self, service: str, planned: Planned, what: str, logged: str = "") -> None:
         if service != "retriever" and not planned.reads:
             return  # nothing was lost that this request wanted
         planned.degraded.append(f"{service}: {what}")
         METRICS.degraded.labels(service).inc()
-        log("gateway").warning("planned without a service", service=service, error=what)
+        log("gateway").warning("planned without a service", service=service, error=logged or what)
 
 
 def _said(error: Exception) -> str:
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+    said = error.outside if isinstance(error, AfterimageError) else str(error)
+    return said.splitlines()[0][:200] if said else type(error).__name__

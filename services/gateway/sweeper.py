@@ -63,11 +63,19 @@ class Sweeper:
             if self._clock.now() - self._clock.monotonic() - lead_s > SLEPT_S:
                 log("gateway").info("slept; workers renew their leases first", wait_s=self._lease_s)
                 await asyncio.sleep(self._lease_s)
-            for step in (self._count, self._sweep, self._reroute):
-                try:
-                    await step()
-                except Exception as error:  # the sweeper must outlive a broker or database that is away
-                    log("gateway").error("sweep failed", error=repr(error))
+            await self._go_round()
+
+    async def _go_round(self) -> None:
+        away = ""
+        for step in (self._count, self._sweep, self._reroute):
+            try:
+                await step()
+            except AfterimageError as error:  # the sweeper outlives a broker or catalog that is away
+                away = away or str(error)
+            except Exception as error:
+                log("gateway").error("sweep failed", error=repr(error), exc_info=error)
+        if away:
+            log("gateway").warning("sweep put off", error=away)
 
     async def _count(self) -> None:
         METRICS.queued.set(await self._catalog.jobs.queued())

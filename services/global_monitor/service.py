@@ -56,6 +56,7 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
         self._holder = f"{gethostname()}-{getpid()}-{new_id()}"
         self._monitor = GlobalMonitor(rules_of(settings), context.clock.monotonic())
         self._leads = context.backends.catalog.process_local
+        self._away = False
         self._renewed = self._next = self._told = float("-inf")
         self._shown: Decision | None = None
         self._history: deque[pb.Change] = deque(maxlen=HISTORY)
@@ -170,8 +171,11 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
         try:
             leads = await catalog.leases.take(self.name, self._holder, LEASE_S)
         except AfterimageError as error:
-            log(self.name).warning("lease not renewed", error=str(error))
-            leads = False
+            if not self._away:
+                log(self.name).warning("lease not renewed", error=str(error))
+            self._away, leads = True, False
+        else:
+            self._away = False
         if leads != self._leads:
             log(self.name).info("leads" if leads else "stands by")
             self._leads = leads

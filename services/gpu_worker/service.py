@@ -170,14 +170,18 @@ class GpuWorkerService(GpuWorkerServiceServicer):
 
     async def _renew(self) -> None:
         """Keeps the leases of running jobs; a job that is no longer ours stops being drawn."""
+        away = False
         while True:
             await asyncio.sleep(self._context.settings.lease_s / 3)
             for attempt in list(self._attempts.values()):
                 try:
                     if not await self._jobs.renew(attempt.job.id, attempt.job.attempt, self._context.settings.lease_s):
                         attempt.cancel()
+                    away = False
                 except Exception as error:  # the lease outlives a catalog that is away for a moment
-                    log("gpu_worker").warning("lease not renewed", job=attempt.job.id, error=repr(error))
+                    if not away:
+                        log("gpu_worker").warning("lease not renewed", job=attempt.job.id, error=repr(error))
+                    away = True
 
     async def _handle(self, delivery: Delivery) -> None:
         message = delivery.message

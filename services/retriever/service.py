@@ -215,11 +215,13 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             async with asyncio.timeout(self._settings.lookup_timeout_s):
                 return await answer
         except TimeoutError:
-            asked.degraded.append(f"{port}: no answer within {self._settings.lookup_timeout_s:g} s")
+            what = said = f"{port}: no answer within {self._settings.lookup_timeout_s:g} s"
         except Exception as error:  # no failure of the cache may fail a request (design §1)
-            asked.degraded.append(f"{port}: {type(error).__name__}: {str(error)[:200]}")
+            outside = error.outside if isinstance(error, AfterimageError) else str(error)
+            said, what = (f"{port}: {type(error).__name__}: {text[:200]}" for text in (outside, str(error)))
+        asked.degraded.append(said)
         METRICS.degraded.labels(port).inc()
-        log(self.name).warning("planned without a port", what=asked.degraded[-1])
+        log(self.name).warning("planned without a port", what=what)
         return None
 
 

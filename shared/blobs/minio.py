@@ -77,7 +77,8 @@ def _told(what: str) -> Iterator[None]:
             raise StorageFullError(said, retry_after_s=RETRY_AFTER_S) from error
         raise BlobUnavailableError(said, retry_after_s=RETRY_AFTER_S) from error
     except (MinioException, HTTPError) as error:
-        raise BlobUnavailableError(f"{what}: {error}", retry_after_s=RETRY_AFTER_S) from error
+        away = f"{what}: the blob store does not answer; ask again in a moment"
+        raise BlobUnavailableError(f"{what}: {error}", retry_after_s=RETRY_AFTER_S, outside=away) from error
 
 
 class MinioBlobs:

@@ -17,6 +17,7 @@ Operation = Callable[Concatenate[sa.Connection, P], R]
 
 RETRY_AFTER_S = 30.0
 ONE = sa.select(sa.literal(1))
+AWAY = "the catalog does not answer; ask again in a moment"
 PASSING = ("08", "25P03", "40", "53", "55P03", "57")
 """PostgreSQL's states that pass: connection lost, idle too long, lost to another transaction, out of something, waited
 too long for a lock, starting up or shutting down."""
@@ -70,7 +71,8 @@ def explain(error: sa.exc.DBAPIError | sqlite3.Error, where: str) -> AfterimageE
     said = str(cause)
     state = getattr(cause, "sqlstate", None)
     if "disk is full" in said or state == "53100":
-        return StorageFullError(f"{where}: the disk is full ({said})", retry_after_s=RETRY_AFTER_S)
+        full = "the catalog's disk is full"
+        return StorageFullError(f"{where}: the disk is full ({said})", retry_after_s=RETRY_AFTER_S, outside=full)
     if "not a database" in said or "malformed" in said:
         return ConfigurationError(
             f"catalog_url: {where} is no catalog or is damaged ({said}); restore it or move it away"
@@ -80,5 +82,5 @@ def explain(error: sa.exc.DBAPIError | sqlite3.Error, where: str) -> AfterimageE
     gone = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
     passing = isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError | sqlite3.OperationalError)
     if gone or passing or str(state or "").startswith(PASSING):
-        return UnavailableError(f"{where}: {said}", retry_after_s=1.0)
-    return AfterimageError(f"{where}: {said}")
+        return UnavailableError(f"{where}: {said}", retry_after_s=1.0, outside=AWAY)
+    return AfterimageError(f"{where}: {said}", outside="the catalog failed; its error is in the log")

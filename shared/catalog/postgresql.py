@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from shared.catalog.database import Operation, P, R, explain, one
+from shared.catalog.database import AWAY, Operation, P, R, explain, one
 from shared.errors import ConfigurationError, UnavailableError
 
 TRIES = 3
@@ -97,10 +97,10 @@ class PostgresqlDatabase:
                 raise explain(error, self._where) from error
             except sa.exc.TimeoutError as error:
                 said = f"{self._where}: every connection was busy for {POOL_S:g} s"
-                raise UnavailableError(said, retry_after_s=1.0) from error
+                raise UnavailableError(said, retry_after_s=1.0, outside=AWAY) from error
             except OSError as error:  # TimeoutError is one
                 said = str(error) or f"no answer within {COMMAND_S:g} s"
-                raise UnavailableError(f"{self._where}: {said}", retry_after_s=1.0) from error
+                raise UnavailableError(f"{self._where}: {said}", retry_after_s=1.0, outside=AWAY) from error
         raise AssertionError("unreachable: the last try returns or raises")
 
     async def write(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

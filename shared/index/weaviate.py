@@ -41,7 +41,8 @@ async def _told(what: str, limit_s: float) -> AsyncIterator[None]:
         raise UnavailableError(f"index: {what}: no answer within {limit_s:g} s", retry_after_s=1.0) from error
     except (WeaviateBaseError, httpx.HTTPError, OSError) as error:
         said = str(error) or type(error).__name__
-        raise UnavailableError(f"index: {what}: {said[:300]}", retry_after_s=1.0) from error
+        away = f"index: {what}: the index server does not answer"
+        raise UnavailableError(f"index: {what}: {said[:300]}", retry_after_s=1.0, outside=away) from error
 
 
 class WeaviateIndex:

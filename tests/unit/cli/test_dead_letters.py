@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -12,8 +13,9 @@ from rich.console import Console
 
 from services.cli import dead_letters
 from shared.bus import Bus, open_bus
+from shared.bus.rabbitmq import RabbitBus
 from shared.catalog import Catalog, open_catalog
-from shared.errors import ConfigurationError, InvalidRequestError
+from shared.errors import ConfigurationError, InvalidRequestError, NotFoundError, UnavailableError
 from shared.ids import new_id
 from shared.messages import GenerateImage
 from shared.settings import Settings
@@ -84,6 +86,11 @@ async def test_letters_are_listed_with_their_reasons_and_replayed_by_name(yard: 
     assert await yard.catalog.jobs.to_requeue(unconfirmed_after_s=-1.0) == []  # the broker has it
 
 
+async def test_a_letter_that_is_not_there_is_no_success(yard: Yard) -> None:
+    with pytest.raises(NotFoundError, match=r"none of these .*: nobody"):
+        await asyncio.to_thread(dead_letters.replay, ["nobody"], False)
+
+
 async def test_all_are_replayed_but_only_failed_jobs_begin_anew(yard: Yard) -> None:
     job = await yard.failed("no")
     assert await yard.catalog.jobs.reopen(job.id)
@@ -99,6 +106,18 @@ async def test_which_letters_must_be_said(yard: Yard) -> None:
     for letters, everything in ((None, False), (["a"], True)):
         with pytest.raises(InvalidRequestError, match="name letters, or say --all"):
             await asyncio.to_thread(dead_letters.replay, letters, everything)
+
+
+def test_a_broker_that_is_away_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("AFTERIMAGE_BUS_URL", "amqp://127.0.0.1:1")
+    monkeypatch.setattr("shared.bus.open_bus", lambda url: RabbitBus(url).open(within_s=0.5))
+    library = logging.getLogger("aiormq")
+    try:
+        with pytest.raises(UnavailableError, match="does not answer"):
+            dead_letters.list_letters(100)
+    finally:
+        library.setLevel(logging.NOTSET)
+    assert [one.getMessage() for one in caplog.records if one.name.startswith("aiormq")] == []
 
 
 def test_a_bus_inside_a_process_has_none_to_show(monkeypatch: pytest.MonkeyPatch) -> None:

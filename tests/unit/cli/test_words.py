@@ -82,3 +82,11 @@ def test_a_bar_says_nothing_where_there_is_no_terminal() -> None:
     with console.capture() as said, Bar(console=console) as bar:
         bar.add_task("drawing", total=2)
     assert said.get() == ""
+
+
+def test_a_job_says_where_it_went_on() -> None:
+    view = picture(steps=100)
+    assert "resumed" not in shown(job_sheet(view))
+    again = replace(view, job=replace(view.job, attempt=2))
+    assert "resumed" not in shown(job_sheet(again))  # it began anew
+    assert "64, resumed after step 36 of 100" in shown(job_sheet(replace(again, steps_run=64)))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import structlog
 
 from services.gateway.sweeper import Confirmer, Sweeper
 from shared.bus.inprocess import InProcessBus
@@ -136,6 +137,32 @@ async def test_neither_resending_nor_rerouting_waits_for_the_other(tmp_path: Pat
             await asyncio.sleep(0.01)
     sweeping.cancel()
     await asyncio.wait([sweeping])
+    await bus.close()
+    await catalog.close()
+
+
+async def test_a_catalog_that_is_away_is_no_bug_and_a_bug_has_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog, bus = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/c.sqlite3"), InProcessBus()
+    for error, level, event in (
+        (UnavailableError("the catalog is away"), "warning", "sweep put off"),
+        (ZeroDivisionError("a bug"), "error", "sweep failed"),
+    ):
+
+        async def fails(*_: object, error: Exception = error) -> int:
+            raise error
+
+        monkeypatch.setattr(catalog.jobs, "queued", fails)
+        with structlog.testing.capture_logs() as said:
+            sweeping = asyncio.create_task(Sweeper(catalog, bus, 0.01, lambda _: None).run())
+            async with asyncio.timeout(10):
+                while not said:
+                    await asyncio.sleep(0.01)
+            sweeping.cancel()
+            await asyncio.wait([sweeping])
+        assert {(one["log_level"], one["event"]) for one in said} == {(level, event)}
+        assert (said[0].get("exc_info") is error) == (level == "error")
     await bus.close()
     await catalog.close()
 

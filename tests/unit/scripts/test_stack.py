@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from scripts.stack import postgresql, rabbitmq, seaweedfs, weaviate
+from scripts.stack.__main__ import variables
 from scripts.stack.servers import HOST, Server, StackError, answers, born_at, free_port
-from scripts.stack.stack import ROOT, Stack, missing
+from scripts.stack.stack import ROOT, SERVICES, Stack, missing, variable
+from shared.settings import Settings
 
 STUBBORN = """
 import http.server, signal, sys
@@ -116,6 +118,31 @@ def test_a_later_process_stops_exactly_what_was_started(tmp_path: Path) -> None:
     with pytest.raises(StackError, match="make stack-up"):
         Stack.load(tmp_path)
     stack.stop()
+
+
+def test_what_the_command_line_needs_is_printed(tmp_path: Path) -> None:
+    urls = {
+        "catalog_url": "postgresql://a",
+        "bus_url": "amqp://b",
+        "blobs_url": "minio://c",
+        "index_url": "weaviate://d",
+    }
+    stack = Stack(tmp_path, settings=urls)
+    stack._addresses = {f"{name}-{at}": f"{HOST}:{name}{at}" for name in SERVICES for at in (1, 2)}
+    said = dict(line.split("=", 1) for line in variables(stack))
+    assert said["AFTERIMAGE_CACHE_MAINTAINER_ADDRESS"] == f"{HOST}:cache_maintainer1"
+    assert said["AFTERIMAGE_GLOBAL_MONITOR_ADDRESS"] == f"{HOST}:global_monitor1"
+    assert {said[variable(name)] for name in urls} == set(urls.values())
+
+
+def test_services_of_a_stack_write_checkpoints_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody resumes what nobody wrote down."""
+    monkeypatch.delenv("AFTERIMAGE_CHECKPOINT_EVERY_STEPS", raising=False)
+    for name, value in Stack(tmp_path, settings={"bus_url": "amqp://there"}).environment.items():
+        monkeypatch.setenv(name, value)
+    assert Settings().checkpoint_every_steps == 10
 
 
 def test_a_replica_whose_address_others_were_given_cannot_be_added_later(tmp_path: Path) -> None:

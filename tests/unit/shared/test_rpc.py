@@ -6,12 +6,16 @@ from collections.abc import AsyncIterator
 
 import grpc
 import pytest
+import sqlalchemy as sa
+import structlog
 
 from protos import retriever_pb2 as pb
 from protos import retriever_pb2_grpc
 from shared import rpc
+from shared.catalog.database import explain
 from shared.errors import (
     AfterimageError,
+    ConfigurationError,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
@@ -73,8 +77,33 @@ async def test_an_unexpected_error_says_its_kind_but_not_its_content(
     assert "secret" not in str(caught.value)
 
 
+async def test_what_names_hosts_and_users_is_logged_and_not_told(
+    stub: tuple[Failing, retriever_pb2_grpc.RetrieverServiceStub],
+) -> None:
+    servicer, client = stub
+    cause = sa.exc.OperationalError("SELECT 1", {}, ConnectionRefusedError("[Errno 111] Connection refused"))
+    servicer.error = explain(cause, "postgresql+asyncpg://afterimage@127.0.0.1:20131/postgres")
+    with structlog.testing.capture_logs() as said, pytest.raises(UnavailableError) as caught:
+        await rpc.call(client.Plan, pb.PlanRequest(), timeout_s=5)
+    assert str(caught.value) == "the catalog does not answer; ask again in a moment"
+    assert caught.value.retry_after_s == 1.0
+    assert [(one["event"], "afterimage@127.0.0.1:20131" in one["error"]) for one in said] == [("a call failed", True)]
+
+
+async def test_a_method_that_nobody_has_says_who_may_listen_there() -> None:
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        client = retriever_pb2_grpc.RetrieverServiceStub(channel)
+        with pytest.raises(ConfigurationError, match="another service, or another version of this one, listens there"):
+            await rpc.call(client.Plan, pb.PlanRequest(), timeout_s=5)
+    await server.stop(None)
+
+
 async def test_a_service_that_is_away_is_unavailable() -> None:
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
         client = retriever_pb2_grpc.RetrieverServiceStub(channel)
-        with pytest.raises(UnavailableError):
+        with pytest.raises(UnavailableError) as caught:
             await rpc.call(client.Plan, pb.PlanRequest(), timeout_s=2)
+    assert caught.value.outside == "does not answer"  # gRPC's own words name the address

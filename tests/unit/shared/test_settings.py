@@ -26,6 +26,17 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.capture_steps == (5, 25)
 
 
+def test_checkpoints_are_on_where_another_process_can_go_on() -> None:
+    broker = "amqp://there"
+    assert Settings().checkpoint_every_steps == 0
+    assert Settings(bus_url=broker).checkpoint_every_steps == 10
+    assert Settings(bus_url=broker, checkpoint_every_steps=0).checkpoint_every_steps == 0
+
+
+def test_a_crash_does_not_cost_a_minute() -> None:
+    assert Settings().lease_s <= 15.0
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("max_rows", 0), ("epsilon", 1.5), ("lease_s", 0), ("capture_steps", (0,)), ("capture_steps", (50,)), ("nope", 1)],
