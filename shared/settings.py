@@ -12,6 +12,8 @@ Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 CLUSTER_CHECKPOINT_STEPS = 10
 """About what a killed worker costs in steps, where others can go on."""
+CLUSTER_CHECKPOINT_GAP_S = 1.0
+"""And in seconds: steps that are faster than a checkpoint is written are drawn again instead."""
 
 
 class Settings(BaseSettings):
@@ -119,6 +121,9 @@ class Settings(BaseSettings):
     checkpoint_every_steps: int = Field(
         -1, ge=-1, description="Crash checkpoints every m steps; 0: off; -1: 10 over a broker, off in one process."
     )
+    checkpoint_gap_s: float = Field(
+        -1.0, ge=-1, description="… and this long apart; -1: 1 s where the steps are left to us, 0 where they are set."
+    )
     sweep_s: Seconds = Field(15.0, description="How often unconfirmed jobs and dead leases are looked for.")
     resend_s: Seconds = Field(
         600.0, description="A job that waits this long is sent to its lane again: the broker may have lost its task."
@@ -187,6 +192,9 @@ class Settings(BaseSettings):
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
+        if self.checkpoint_gap_s < 0:
+            gap = CLUSTER_CHECKPOINT_GAP_S if self.checkpoint_every_steps < 0 else 0.0
+            object.__setattr__(self, "checkpoint_gap_s", gap)
         if self.checkpoint_every_steps < 0:  # one process that ends takes its only worker along
             every = 0 if self.bus_url.startswith("inprocess:") else CLUSTER_CHECKPOINT_STEPS
             object.__setattr__(self, "checkpoint_every_steps", every)

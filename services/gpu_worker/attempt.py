@@ -181,6 +181,7 @@ class Attempt:
             prepared.start,
             preview=True,
             checkpoint_every=self._place.settings.checkpoint_every_steps,
+            checkpoint_gap_s=self._place.settings.checkpoint_gap_s,
             deadline_at=self._deadline_at(),
             alone=self.job.crashes >= CRASHES_TOGETHER,
         )

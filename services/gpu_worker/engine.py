@@ -147,7 +147,7 @@ class Engine:
             row = self._row(task)
         except Exception as error:  # a task that cannot start fails alone
             return Left(task.id, error)
-        row.joined_at = row.told_at = self._clock()
+        row.joined_at = row.told_at = row.saved_at = self._clock()
         self._running[task.id] = row
         return Joined(task.id, row.done, row.joined_at, row.joined_at - begun, _warnings(row))
 
@@ -194,9 +194,15 @@ class Engine:
             events.append(LatentCaptured(task.id, row.done, off_device(row.latent)))
         if not row.left:
             return [*events, self._finish(row)]
-        if task.checkpoint_every and (row.done - row.started) % task.checkpoint_every == 0:
+        if self._worth_saving(row):
+            row.saved_at = self._clock()
             events.append(Checkpointed(task.id, row.done, off_device(row.latent), generator_state(row)))
         return events
+
+    def _worth_saving(self, row: Row) -> bool:
+        task = row.task
+        due = task.checkpoint_every and (row.done - row.started) % task.checkpoint_every == 0
+        return bool(due) and self._clock() - row.saved_at >= task.checkpoint_gap_s
 
     def _advanced(self, row: Row, stepped: Stepped) -> Advanced:
         row.told_at = self._clock()

@@ -73,6 +73,8 @@ class Task:
     preview: bool = False
     checkpoint_every: int = 0
     """Steps between checkpoints for crash resume; 0: none."""
+    checkpoint_gap_s: float = 0.0
+    """And at least so long after the last, or after joining: fast steps are sooner drawn again than written."""
     priority: int = 0
     deadline_at: float | None = None
     """On the engine's monotonic clock."""
@@ -116,6 +118,8 @@ class Row:
     """Share of the noise that the next step replaces; back to 0 after it."""
     joined_at: float = 0.0
     told_at: float = 0.0
+    saved_at: float = 0.0
+    """When it joined, or left its last checkpoint."""
 
     @property
     def position(self) -> Position:

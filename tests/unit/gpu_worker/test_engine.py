@@ -161,6 +161,18 @@ def test_a_crash_resumes_from_its_checkpoint_to_the_bit(load: LoadFamily) -> Non
         assert np.array_equal(resumed.latent, whole.latent)
 
 
+def test_checkpoints_are_as_far_apart_as_they_should_be(family: Family) -> None:
+    """A step that takes .4 s by the engine's clock: of every two steps' checkpoints only those a second apart."""
+    now = [0.0]
+    engine = Engine({family.card.name: family}, clock=lambda: now[0])
+    engine.submit(task(checkpoint_every=2, checkpoint_gap_s=1.0))
+    saved = list[int]()
+    while not engine.idle:
+        saved += [event.step for event in engine.step() if isinstance(event, Checkpointed)]
+        now[0] += 0.4
+    assert saved == [4, 8]
+
+
 def test_stochastic_runs_resume_from_checkpoints_with_their_generator(tiny_folder: object) -> None:
     from services.gpu_worker.families import load_family
     from shared.models import find_card

@@ -31,6 +31,9 @@ def test_checkpoints_are_on_where_another_process_can_go_on() -> None:
     assert Settings().checkpoint_every_steps == 0
     assert Settings(bus_url=broker).checkpoint_every_steps == 10
     assert Settings(bus_url=broker, checkpoint_every_steps=0).checkpoint_every_steps == 0
+    assert Settings(bus_url=broker).checkpoint_gap_s == 1.0
+    assert Settings(bus_url=broker, checkpoint_every_steps=10).checkpoint_gap_s == 0.0, "steps that are set are taken"
+    assert Settings(bus_url=broker, checkpoint_gap_s=5.0).checkpoint_gap_s == 5.0
 
 
 def test_a_crash_does_not_cost_a_minute() -> None:
