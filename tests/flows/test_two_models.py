@@ -11,6 +11,8 @@ import pytest
 from PIL import Image
 
 from services.embedder.encoder import encoder_hash
+from services.gateway.roster import Roster
+from services.gateway.service import GatewayService
 from services.retriever.service import RetrieverService
 from shared.client import Picture
 from shared.errors import BlobMissingError, UnavailableError
@@ -105,7 +107,17 @@ def _without(blobs: Any, key: str) -> Any:
     return found
 
 
-async def test_a_latent_hit_is_drawn_by_its_image_plan_where_nobody_runs_its_model(settings: Settings) -> None:
+def _hears_only(model: str, now: float) -> Roster:
+    """A gateway's knowledge of workers after two reports of a minute each, both of one that runs `model`."""
+    roster = Roster(report_s=60.0)
+    for ago in (100.0, 20.0):
+        roster.reported(WorkerReported("elsewhere", "cpu", model, 0, 8), now - ago)
+    return roster
+
+
+async def test_a_latent_hit_is_drawn_by_its_image_plan_where_nobody_runs_its_model(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     update = {"large": "noop:?name=big", "small": "noop:?name=little", "predictor": "always"}
     async with house(settings.model_copy(update=update)) as home:
         await _measured(home)
@@ -115,8 +127,8 @@ async def test_a_latent_hit_is_drawn_by_its_image_plan_where_nobody_runs_its_mod
         assert latent.plan.fallback is not None
         assert [one.model for one in latent.plan.fallback.may_run] == ["little"]
 
-        await home.backends.bus.publish(WorkerReported("elsewhere", "cpu", "little", 0, 8))
-        await asyncio.sleep(0.05)
+        (gateway,) = (one for one in home.process.services if isinstance(one, GatewayService))
+        monkeypatch.setattr(gateway._intake, "_roster", _hears_only("little", home.process.context.clock.monotonic()))
         image = await home.generate(FOX, seed=3, cache="read")
         assert (image.plan.source, image.model, image.plan.entry_id) == (PlanSource.IMAGE, "little", first.job.id)
         assert await lane_of(home, image) == refine_lane()

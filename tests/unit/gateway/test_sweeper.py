@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -141,8 +143,18 @@ async def test_neither_resending_nor_rerouting_waits_for_the_other(tmp_path: Pat
     await catalog.close()
 
 
+@pytest.fixture
+def logs() -> Iterator[list[Any]]:
+    """All of them, whatever a command that was tested before wanted shown."""
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    with structlog.testing.capture_logs() as captured:
+        yield captured
+    structlog.configure(**before)
+
+
 async def test_a_catalog_that_is_away_is_no_bug_and_a_bug_has_a_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logs: list[Any]
 ) -> None:
     catalog, bus = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/c.sqlite3"), InProcessBus()
     for error, level, event in (
@@ -154,15 +166,15 @@ async def test_a_catalog_that_is_away_is_no_bug_and_a_bug_has_a_traceback(
             raise error
 
         monkeypatch.setattr(catalog.jobs, "queued", fails)
-        with structlog.testing.capture_logs() as said:
-            sweeping = asyncio.create_task(Sweeper(catalog, bus, 0.01, lambda _: None).run())
-            async with asyncio.timeout(10):
-                while not said:
-                    await asyncio.sleep(0.01)
-            sweeping.cancel()
-            await asyncio.wait([sweeping])
-        assert {(one["log_level"], one["event"]) for one in said} == {(level, event)}
-        assert (said[0].get("exc_info") is error) == (level == "error")
+        logs.clear()
+        sweeping = asyncio.create_task(Sweeper(catalog, bus, 0.01, lambda _: None).run())
+        async with asyncio.timeout(10):
+            while not logs:
+                await asyncio.sleep(0.01)
+        sweeping.cancel()
+        await asyncio.wait([sweeping])
+        assert {(one["log_level"], one["event"]) for one in logs} == {(level, event)}
+        assert (logs[0].get("exc_info") is error) == (level == "error")
     await bus.close()
     await catalog.close()
 
