@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog
 from xdist.remote import Producer
 
 from shared.settings import Settings
@@ -31,6 +34,19 @@ than runs the test."""
 def settings(tmp_path: Path) -> Settings:
     """Embedded mode in a folder of the test's own, on a free port, without a metrics page."""
     return Settings(data_dir=tmp_path / "data", listen="127.0.0.1:0", metrics_listen="")
+
+
+@pytest.fixture(autouse=True)
+def _unconfigured_logs() -> None:
+    """Whatever a command that was tested before wanted shown."""
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def logs() -> Iterator[list[MutableMapping[str, Any]]]:
+    """What is logged during the test, all levels."""
+    with structlog.testing.capture_logs() as captured:
+        yield captured
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SideBySide:

@@ -22,26 +22,27 @@ def _without_types(params: Iterable[Any]) -> None:
             param.metavar = ""
 
 
-class Command(TyperCommand):
+class _Flowing:
+    """What a command and a group of them have in common."""
+
+    params: list[Any]
+
     def __init__(self, *arguments: Any, help: str | None = None, **named: Any) -> None:
-        super().__init__(*arguments, help=flowing(help) if help else help, **named)
+        super().__init__(*arguments, help=flowing(help) if help else help, **named)  # type: ignore[call-arg]  # theirs
         _without_types(self.params)
 
     def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)
+        option = super().get_help_option(ctx)  # type: ignore[misc]  # the command's, or the group's
         _without_types([option])
         return option
 
 
-class Group(TyperGroup):
-    def __init__(self, *arguments: Any, help: str | None = None, **named: Any) -> None:
-        super().__init__(*arguments, help=flowing(help) if help else help, **named)
-        _without_types(self.params)
+class Command(_Flowing, TyperCommand):
+    """A command whose help flows."""
 
-    def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)
-        _without_types([option])
-        return option
+
+class Group(_Flowing, TyperGroup):
+    """A group of commands whose help flows."""
 
 
 def teach(app: typer.Typer) -> typer.Typer:

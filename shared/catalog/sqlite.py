@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -60,6 +61,19 @@ def _durability(url: sa.URL) -> tuple[sa.URL, bool]:
     return url.difference_update_query(["synchronous"]), wish == "full"
 
 
+def _keep_a_log(connection: sqlite3.Connection) -> None:
+    """Bring the file to WAL mode, which SQLite refuses at once, without its busy timeout, while somebody else does."""
+    give_up = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").close()
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                raise
+        time.sleep(0.005)
+
+
 class SqliteDatabase:
     """One WAL file.
 
@@ -83,7 +97,8 @@ class SqliteDatabase:
         def configure(connection: Any, _record: object) -> None:
             # isolation_level None: we say BEGIN ourselves, because the driver's own implicit one comes too late
             connection.create_function("now_s", 0, clock.now)
-            for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "cache_size = -16000"):
+            _keep_a_log(connection)
+            for pragma in ("synchronous = FULL", "foreign_keys = ON", "cache_size = -16000"):
                 connection.execute(f"PRAGMA {pragma}").close()
             # not within a commit that somebody waits for: _checkpoint does it
             connection.execute("PRAGMA wal_autocheckpoint = 0").close()

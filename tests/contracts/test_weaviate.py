@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
-from structlog.testing import capture_logs
 
 from shared.catalog import Catalog, open_catalog
 from shared.errors import ConfigurationError, UnavailableError
@@ -153,16 +151,6 @@ async def test_a_collection_that_is_not_ours_is_said(index: WeaviateIndex) -> No
     with pytest.raises(ConfigurationError, match="delete it"):
         await index.add([item("a", 1)])
     await index._client.collections.delete(COLLECTION)
-
-
-@pytest.fixture
-def logs() -> Iterator[list[Any]]:
-    """All of them, whatever a command that was tested before wanted shown."""
-    before = structlog.get_config()
-    structlog.reset_defaults()
-    with capture_logs() as captured:
-        yield captured
-    structlog.configure(**before)
 
 
 async def test_an_index_of_another_version_is_left_alone_and_said(index: WeaviateIndex, logs: list[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
@@ -56,7 +57,7 @@ def load_pipeline(card: ModelCard, *classes: str) -> Any:
     return pipeline
 
 
-class PipelineFamily:
+class PipelineFamily(ABC):
     """A pipeline's own components without its loop; a family adds how prompts are encoded and the denoiser is called.
 
     Latents are diffusers' own of that model, (C, h, w), never packed.
@@ -109,13 +110,13 @@ class PipelineFamily:
     def _channels(self) -> int:
         return int(self.denoiser.config.in_channels)
 
-    def _encode_prompt(self, prompt: str, negative: bool) -> PromptEncoding:
-        raise NotImplementedError
+    @abstractmethod
+    def _encode_prompt(self, prompt: str, negative: bool) -> PromptEncoding: ...
 
+    @abstractmethod
     def _forward(
         self, latents: Tensor, timesteps: Tensor, encodings: Sequence[PromptEncoding], rows: Sequence[Row]
-    ) -> Tensor:
-        raise NotImplementedError
+    ) -> Tensor: ...
 
     # what they share
 

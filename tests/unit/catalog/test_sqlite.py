@@ -242,3 +242,16 @@ async def test_the_log_does_not_grow_for_ever(tmp_path: Path) -> None:
     once = sqlite.CHECKPOINT_EVERY * 2 * 4 * 4096
     assert (tmp_path / "c.db-wal").stat().st_size < 2 * once
     await opened.close()
+
+
+async def test_a_new_file_that_somebody_else_writes_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "c.sqlite3"
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("CREATE TABLE theirs (id INTEGER)")  # SQLite refuses to change the file's mode now, without waiting
+    opening = asyncio.create_task(open_catalog(f"sqlite+aiosqlite:///{path}"))
+    await asyncio.sleep(0.2)
+    assert not opening.done()
+    other.execute("COMMIT")
+    await (await asyncio.wait_for(opening, 20)).close()
+    other.close()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from services.gateway.sweeper import Confirmer, Sweeper
 from shared.bus.inprocess import InProcessBus
@@ -141,16 +139,6 @@ async def test_neither_resending_nor_rerouting_waits_for_the_other(tmp_path: Pat
     await asyncio.wait([sweeping])
     await bus.close()
     await catalog.close()
-
-
-@pytest.fixture
-def logs() -> Iterator[list[Any]]:
-    """All of them, whatever a command that was tested before wanted shown."""
-    before = structlog.get_config()
-    structlog.reset_defaults()
-    with structlog.testing.capture_logs() as captured:
-        yield captured
-    structlog.configure(**before)
 
 
 async def test_a_catalog_that_is_away_is_no_bug_and_a_bug_has_a_traceback(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-import structlog
 import torch
 
 from services.gpu_worker import service as service_module
@@ -63,11 +62,9 @@ async def slow(tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 @pytest.fixture
-def plain_logs() -> Iterator[None]:
+def plain_logs() -> None:
     """As in a service: the pretty tracebacks of unconfigured logs print every local tensor, which takes seconds."""
     configure_logging(pretty=False)
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture(autouse=True)

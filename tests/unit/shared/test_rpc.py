@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
 import sqlalchemy as sa
-import structlog
 
 from protos import retriever_pb2 as pb
 from protos import retriever_pb2_grpc
@@ -78,16 +78,16 @@ async def test_an_unexpected_error_says_its_kind_but_not_its_content(
 
 
 async def test_what_names_hosts_and_users_is_logged_and_not_told(
-    stub: tuple[Failing, retriever_pb2_grpc.RetrieverServiceStub],
+    stub: tuple[Failing, retriever_pb2_grpc.RetrieverServiceStub], logs: list[dict[str, Any]]
 ) -> None:
     servicer, client = stub
     cause = sa.exc.OperationalError("SELECT 1", {}, ConnectionRefusedError("[Errno 111] Connection refused"))
     servicer.error = explain(cause, "postgresql+asyncpg://afterimage@127.0.0.1:20131/postgres")
-    with structlog.testing.capture_logs() as said, pytest.raises(UnavailableError) as caught:
+    with pytest.raises(UnavailableError) as caught:
         await rpc.call(client.Plan, pb.PlanRequest(), timeout_s=5)
     assert str(caught.value) == "the catalog does not answer; ask again in a moment"
     assert caught.value.retry_after_s == 1.0
-    assert [(one["event"], "afterimage@127.0.0.1:20131" in one["error"]) for one in said] == [("a call failed", True)]
+    assert [(one["event"], "afterimage@127.0.0.1:20131" in one["error"]) for one in logs] == [("a call failed", True)]
 
 
 async def test_a_method_that_nobody_has_says_who_may_listen_there() -> None:
