@@ -128,6 +128,12 @@ def denoiser(
         float | None,
         typer.Option(min=0, max=1, help="Share of the steps on other sizes than 64×64; default: the recipe's"),
     ] = None,
+    timestep_centre: Annotated[
+        float | None,
+        typer.Option(
+            help="Two thirds of the timesteps lie about sigmoid of this; lower: details; default: the recipe's"
+        ),
+    ] = None,
     teacher: Annotated[Path, typer.Option(help="Exported model that `small` learns from")] = MODELS / "large",
     start: Start = None,
     device: Device = "auto",
@@ -136,9 +142,10 @@ def denoiser(
     if name not in SHAPES:
         raise typer.BadParameter(f"name must be one of {sorted(SHAPES)}, not {name!r}")
     plans = recipe.denoiser_plans(name, seed)
-    if steps is not None or other_sizes is not None:  # one sitting, of the caller's making
+    if any(asked is not None for asked in (steps, other_sizes, timestep_centre)):  # one sitting, of the caller's making
         share = DenoiserPlan.other_sizes if other_sizes is None else other_sizes
-        plans = [replace(plans[-1], steps=steps or plans[-1].steps, other_sizes=share)]
+        centre = DenoiserPlan.timestep_centre if timestep_centre is None else timestep_centre
+        plans = [replace(plans[-1], steps=steps or plans[-1].steps, other_sizes=share, timestep_centre=centre)]
     for plan in plans:
         if runs.steps_done(work / f"{name}.pt") < plan.steps:
             asked = replace(plan, seconds=seconds, optimizer=optimizer, batch=batch, rate=rate)

@@ -13,6 +13,9 @@ from services.trainer.architecture import Shape, new_scheduler, new_text_encoder
 from services.trainer.latents import Batch
 from services.trainer.words import Words
 
+TIMESTEP_CENTRE = 0.25
+"""Just above the schedule's middle, where objects take shape; a lower one teaches their details."""
+
 
 class Teacher(Protocol):
     """A trained denoiser that another one learns from."""
@@ -30,6 +33,7 @@ class Denoiser(nn.Module):
     """A UNet with its text encoder, and the loss both are trained with."""
 
     teacher: Teacher | None = None
+    timestep_centre: float = TIMESTEP_CENTRE
 
     def __init__(self, shape: Shape, words: Words) -> None:
         super().__init__()
@@ -50,7 +54,7 @@ class Denoiser(nn.Module):
         """
         count, device = batch.latents.shape[0], batch.latents.device
         noise = torch.randn(batch.latents.shape, generator=generator).to(device)
-        timesteps = draw_timesteps(count, generator).to(device)
+        timesteps = draw_timesteps(count, generator, self.timestep_centre).to(device)
         noisy = self.scheduler.add_noise(batch.latents, noise, timesteps)
         noisy = noisy.contiguous(memory_format=torch.channels_last)
         velocity = self.scheduler.get_velocity(batch.latents, noise, timesteps)
@@ -63,10 +67,10 @@ class Denoiser(nn.Module):
         return (error * batch.weights).mean(), error.detach().mean()
 
 
-def draw_timesteps(count: int, generator: torch.Generator) -> torch.Tensor:
-    """(count,) timesteps, two thirds logit-normal about the middle, where objects take shape, one third uniform."""
+def draw_timesteps(count: int, generator: torch.Generator, centre: float = TIMESTEP_CENTRE) -> torch.Tensor:
+    """(count,) timesteps: two thirds logit-normal about sigmoid(`centre`) of the schedule, one third uniform."""
     uniform = torch.rand(count, generator=generator)
-    middle = torch.sigmoid(0.25 + 1.1 * torch.randn(count, generator=generator))
+    middle = torch.sigmoid(centre + 1.1 * torch.randn(count, generator=generator))
     pick = torch.rand(count, generator=generator) < 1 / 3
     return (torch.where(pick, uniform, middle) * 1000).long().clamp(0, 999)
 

@@ -19,7 +19,7 @@ from transformers import CLIPTextModel
 
 from services.trainer import runs
 from services.trainer.architecture import SHAPES
-from services.trainer.denoiser import Denoiser, Teacher, sample
+from services.trainer.denoiser import TIMESTEP_CENTRE, Denoiser, Teacher, sample
 from services.trainer.latents import Latents
 from services.trainer.muon import Muon
 from services.trainer.sitting import SETTLED
@@ -38,6 +38,7 @@ class DenoiserPlan:
     batch: int = 32
     average_every: int = 4
     other_sizes: float = 0.22
+    timestep_centre: float = TIMESTEP_CENTRE
     dropout: float = 0.12
     decay_from: float = 0.6
     warmup: int = 100
@@ -70,6 +71,7 @@ class Run:
         self.name, self.plan, self.data, self.work, self.rank, self.world = name, plan, data, work, rank, world
         self.device = device or torch.device("cpu")
         self.model = Denoiser(SHAPES[name], words).to(self.device)
+        self.model.timestep_centre = plan.timestep_centre
         if teacher is not None:  # a student reads with its teacher's text encoder, which stays as it is
             self.model.teacher = teacher
             self.model.text.requires_grad_(False)

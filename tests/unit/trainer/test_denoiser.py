@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,9 +18,9 @@ from services.trainer.words import Words
 PLAN = DenoiserPlan(seconds=1e9, steps=3, batch=2, average_every=1, other_sizes=0.5, warmup=1)
 
 
-def run_in(work: Path, steps: int = 3) -> Run:
+def run_in(work: Path, plan: DenoiserPlan = PLAN) -> Run:
     words = Words(tokenizer_at(work))
-    return Run("small", PLAN, words, Latents(work / "latents", words), work)
+    return Run("small", plan, words, Latents(work / "latents", words), work)
 
 
 def test_resumed_equals_uninterrupted(work: Path) -> None:
@@ -70,6 +71,15 @@ def test_timesteps_cover_the_schedule_and_favour_its_middle() -> None:
     assert ((found > 300) & (found < 800)).float().mean() > 0.55
     assert (found < 50).any()
     assert (found > 950).any()
+    lower = draw_timesteps(20_000, torch.Generator().manual_seed(0), centre=-0.5)
+    assert lower.float().mean() < found.float().mean() - 80
+
+
+def test_a_plan_says_which_timesteps_are_learned_most(work: Path) -> None:
+    plain, low = run_in(work), run_in(work, replace(PLAN, timestep_centre=-9.0))
+    batch = plain.data.batch((64, 64), 8, random.Random(0), dropout=0.0)
+    losses = [float(run.model.loss(batch, torch.Generator().manual_seed(0))[1]) for run in (plain, low)]
+    assert losses[0] != losses[1]  # the same weights, scenes and noise
 
 
 def test_a_rows_picture_depends_on_its_own_seed(work: Path) -> None:
