@@ -1,11 +1,11 @@
-"""The key under which two requests are the same picture (design §2: an exact repeat)."""
+"""When two requests are the same picture, and whose picture then answers (design §2: an exact repeat)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 
-from shared.types import CompatKey, Request
+from shared.types import CacheMode, CompatKey, Entry, Job, JobState, PlanSource, Request
 
 
 def exact_key(request: Request, compat: CompatKey) -> str:
@@ -25,3 +25,28 @@ def exact_key(request: Request, compat: CompatKey) -> str:
         request.steps,
     ]
     return hashlib.sha256(json.dumps(same).encode()).hexdigest()[:32]
+
+
+def entry_of(job: Job) -> Entry | None:
+    """What the job's picture is to later requests, still without states; None for a job that did not finish, that its
+    client wants out of the cache, or that was itself answered with a stored picture. Its id is the job's."""
+    request, result = job.request, job.result
+    if job.state is not JobState.SUCCEEDED or result is None or result.compat is None:
+        return None
+    if request.cache not in (CacheMode.AUTO, CacheMode.WRITE) or job.plan.source is PlanSource.EXACT:
+        return None
+    return Entry(
+        id=job.id,
+        job_id=job.id,
+        prompt=request.prompt,
+        tenant=request.tenant,
+        user=request.user,
+        scope=request.scope,
+        model=result.model,
+        compat=result.compat,
+        exact_key=job.exact_key,
+        picture_key=result.picture_key,
+        picture_sha256=result.picture_sha256,
+        encoder_hash=job.encoder_hash,
+        created_at=0.0,  # the catalog's clock says when
+    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from shared.types import PICTURE_CODEC, PICTURE_STEP, CacheMode, Entry, Job, JobState, PlanSource, Result, State
+from shared.exact import entry_of
+from shared.types import PICTURE_CODEC, PICTURE_STEP, Entry, Job, Result, State
 
 
 def admit(job: Job, *, picture: bool = False) -> Entry | None:
@@ -15,10 +16,8 @@ def admit(job: Job, *, picture: bool = False) -> Entry | None:
     exact repeats only: it is not in the index, and it goes with its job. Latents that nothing could find again (the
     prompt was never embedded) are left out. The entry's id is its job's, so that a fact heard twice makes one entry.
     """
-    result = job.result
-    if job.state is not JobState.SUCCEEDED or result is None or result.compat is None:
-        return None
-    if job.request.cache not in (CacheMode.AUTO, CacheMode.WRITE) or job.plan.source is PlanSource.EXACT:
+    entry, result = entry_of(job), job.result
+    if entry is None or result is None:
         return None
     states = tuple(
         State(job.id, latent.step, latent.key, latent.bytes, latent.codec, latent.sha256)
@@ -27,22 +26,7 @@ def admit(job: Job, *, picture: bool = False) -> Entry | None:
     )
     if picture and result.picture_key:
         states += (_picture(job.id, result),)
-    return Entry(
-        id=job.id,
-        job_id=job.id,
-        prompt=job.request.prompt,
-        tenant=job.request.tenant,
-        user=job.request.user,
-        scope=job.request.scope,
-        model=result.model,
-        compat=result.compat,
-        exact_key=job.exact_key,
-        picture_key=result.picture_key,
-        picture_sha256=result.picture_sha256,
-        encoder_hash=job.encoder_hash,
-        created_at=0.0,  # the catalog's clock says when
-        states=tuple(sorted(states, key=lambda state: state.step)),
-    )
+    return replace(entry, states=tuple(sorted(states, key=lambda state: state.step)))
 
 
 def _picture(entry_id: str, result: Result) -> State:

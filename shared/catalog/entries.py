@@ -12,6 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from shared.catalog.database import Database
 from shared.catalog.jobs import CHUNK
+from shared.catalog.repeats import EXACT, just_drawn
 from shared.catalog.tables import captured, entries, jobs, now_s, states, vectors
 from shared.errors import NotFoundError
 from shared.types import PICTURE_STEP, CompatKey, Entry, IndexItem, Scope, Size, State, owner_key, vector_from
@@ -42,12 +43,6 @@ _FOUND = sa.or_(_HAS_LATENT, sa.and_(_HAS_PICTURE, _IS_EMBEDDED))
 _IDS: Any = sa.bindparam("ids", expanding=True)
 _BY_IDS = sa.select(entries).where(e.id.in_(_IDS))
 _STATES_OF = sa.select(states).where(s.entry_id.in_(_IDS)).order_by(s.entry_id, s.step)
-_EXACT = (
-    sa.select(entries)
-    .where(e.exact_key == sa.bindparam("by_key"), e.owner.in_(sa.bindparam("owners", expanding=True)))
-    .order_by(e.id.desc())
-    .limit(1)
-)
 _ADD_STATES, _ADD_VECTORS = sa.insert(states), sa.insert(vectors)
 _ANSWERED = sa.delete(captured).where(captured.c.job_id == sa.bindparam("of_job"))
 _COUNT_ENTRIES = sa.select(sa.func.count()).select_from(entries)
@@ -197,7 +192,9 @@ def _get(connection: sa.Connection, entry_id: str) -> Entry:
 
 
 def _exact(connection: sa.Connection, exact_key: str, owners: Sequence[str]) -> Entry | None:
-    row = connection.execute(_EXACT, {"by_key": exact_key, "owners": list(owners)})
+    if entry := just_drawn(connection, exact_key, owners):
+        return entry
+    row = connection.execute(EXACT, {"by_key": exact_key, "owners": list(owners)})
     found = _with_states(connection, row.all())
     return found[0] if found else None
 
@@ -334,7 +331,8 @@ class Entries:
         return await self._database.read(_get, entry_id)
 
     async def exact(self, exact_key: str, owners: Sequence[str]) -> Entry | None:
-        """The newest entry of the same request that one of these scope keys may see."""
+        """The newest entry of the same request that one of these scope keys may see; of a job that is not yet cached,
+        the entry that it will be, without states."""
         return await self._database.read(_exact, exact_key, owners)
 
     async def used(self, uses: Sequence[tuple[str, int, float]]) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from shared.catalog import Catalog, Totals
 from shared.errors import NotFoundError
+from shared.exact import entry_of
 from shared.index.memory import MemoryIndex
 from shared.index.rebuild import rebuild_index
-from shared.types import Entry, IndexFilter, State, vector_bytes, visible_owners
-from tests.contracts.nouns import COMPAT, OWNER, a_job, a_result, a_vector, an_entry
+from shared.types import CacheMode, Entry, IndexFilter, State, vector_bytes, visible_owners
+from tests.contracts.nouns import COMPAT, OWNER, a_job, a_result, a_vector, an_entry, finished
 
 LEASE_S = 60.0
 
@@ -94,6 +96,32 @@ async def test_exact_repeats_stay_in_scope_and_give_the_newest(catalog: Catalog)
     assert await catalog.entries.exact("same", visible_owners("other", "alice")) is None
     assert await catalog.entries.exact("another", [OWNER]) is None
     assert await catalog.entries.exact("same", []) is None
+
+
+async def test_a_picture_answers_repeats_before_its_job_is_cached(catalog: Catalog) -> None:
+    job = await finished(catalog)
+    found = await catalog.entries.exact(job.exact_key, [OWNER])
+    assert found is not None
+    assert (found.id, found.states) == (job.id, ())
+    assert (found.picture_key, found.picture_sha256) == (job.result.picture_key, job.result.picture_sha256)  # type: ignore[union-attr]
+    assert await catalog.entries.exact(job.exact_key, visible_owners("other", "")) is None
+    assert await catalog.entries.exact("another", [OWNER]) is None
+    entry = entry_of(job)
+    assert entry is not None
+    assert await catalog.entries.add(replace(entry, states=an_entry(id=job.id, job_id=job.id).states), {})
+    cached = await catalog.entries.exact(job.exact_key, [OWNER])
+    assert cached is not None
+    assert (cached.id, len(cached.states)) == (job.id, 2)
+
+
+async def test_a_job_that_is_to_stay_out_of_the_cache_answers_no_repeat(catalog: Catalog) -> None:
+    wished = a_job()
+    job, _ = await catalog.jobs.accept(
+        replace(wished, request=replace(wished.request, cache=CacheMode.READ)), key_lifetime_s=60.0
+    )
+    assert await catalog.jobs.claim(job.id, "w1", LEASE_S)
+    assert await catalog.jobs.finish(job.id, 1, a_result(job.id))
+    assert await catalog.entries.exact(job.exact_key, [OWNER]) is None
 
 
 async def test_pages_are_newest_first(catalog: Catalog) -> None:

@@ -48,6 +48,14 @@ async def test_an_exact_repeat_returns_the_same_bytes_without_a_step(make: Make)
     assert other_guidance.plan.source is not PlanSource.EXACT
 
 
+async def test_a_repeat_is_one_as_soon_as_the_first_picture_is_there(make: Make) -> None:
+    async with house(make(), without=["cache_maintainer"]) as it:
+        first, again = [await it.client.generate("a red fox", steps=10, seed=1) for _ in range(2)]
+
+    assert again.plan.source is PlanSource.EXACT
+    assert (again.steps_run, again.png) == (0, first.png)
+
+
 async def test_without_a_seed_one_is_drawn_and_reported_and_nothing_repeats(make: Make) -> None:
     async with house(make()) as it:
         first, second = [await it.generate("a red fox") for _ in range(2)]
