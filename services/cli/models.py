@@ -53,8 +53,8 @@ def list_models(data_dir: DataDir = None) -> None:
     table = Table("model", "where", "here", "family", "size", "latent", "T", "guidance", "dtype")
     for heading in ("weights", "memory"):
         table.add_column(heading, justify="right")
-    for where, card in _listed(settings):
-        table.add_row(card.name, Text(where), "yes" if _here(card) else "no", *_figures(card))
+    for row in _rows(settings):
+        table.add_row(*row)
     wide().print(table)
 
 
@@ -87,7 +87,7 @@ def check(
     settings = settings_from(data_dir=data_dir, large=model, dtype=dtype, device=device, offload=offload)
     out, card = wide(), served_card(settings)
     folder = _here(card)
-    card = memory.counted(card, folder) if folder else card
+    card = _counted(card, folder)
     out.print(_sheet(card, folder, settings.offload), highlight=False)
     if folder is None and not run:
         raise ModelError(f"model {card.name!r}: path: {card.path!r} is not on this disk; `afterimage up` fetches it")
@@ -117,6 +117,8 @@ def add(
     folder = Path(path).expanduser()
     found = str(folder.absolute()) if folder.is_dir() else path
     card = find_card(found)  # says what is wrong with a path that is none
+    if card.is_noop:
+        raise ModelError(f"path: {found!r} only waits; name a folder in diffusers' layout, or a hub id (owner/name)")
     chosen = name or card.name
     if chosen in bundled_cards():
         raise ModelError(f"name: {chosen!r} ships with Afterimage; choose another with --name")
@@ -126,15 +128,26 @@ def add(
     out.print(Text(f"check it: afterimage models check {chosen}    serve it: afterimage up --large {chosen}"))
 
 
-def _listed(settings: Settings) -> list[tuple[str, ModelCard]]:
-    bundled = [("bundled", memory.counted(card, card.folder)) for card in bundled_cards(BUNDLED).values()]
-    mine = [(path, _added_card(settings, name)) for name, path in added.added(settings.data_dir).items()]
-    return [*bundled, *mine, *KNOWN.items()]
+def _rows(settings: Settings) -> list[list[str | Text]]:
+    bundled = [_row("bundled", card) for card in bundled_cards(BUNDLED).values()]
+    mine = [_added_row(settings, name, path) for name, path in added.added(settings.data_dir).items()]
+    return [*bundled, *mine, *(_row(hub_id, card) for hub_id, card in KNOWN.items())]
 
 
-def _added_card(settings: Settings, name: str) -> ModelCard:
-    card = find_card(name, data_dir=settings.data_dir)
+def _row(where: str, card: ModelCard) -> list[str | Text]:
     folder = _here(card)
+    return [card.name, Text(where), "yes" if folder else "no", *_figures(_counted(card, folder))]
+
+
+def _added_row(settings: Settings, name: str, path: str) -> list[str | Text]:
+    """A name whose folder went, or whose checkpoint is no model's, is shown and hides none of the others."""
+    try:
+        return _row(path, find_card(name, data_dir=settings.data_dir))
+    except ModelError:
+        return [name, Text(path), "no", f"cannot be served: `models check {name}` says why"]
+
+
+def _counted(card: ModelCard, folder: Path | None) -> ModelCard:
     return memory.counted(card, folder) if folder else card
 
 

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qsl
 
 from pydantic import TypeAdapter, ValidationError
@@ -74,7 +74,7 @@ class ModelCard:
     latent_channels: int = 4
     vae_scale: int = 8
     """Pixels per latent cell, each way; where there are weights, their VAE says it and a card need not."""
-    dtype: str = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """What the weights compute in; latents and the sampler are always float32."""
     denoiser_parameters: int = 0
     """Numbers in the weights; 0: not known before they are on this disk."""

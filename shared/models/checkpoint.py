@@ -129,18 +129,25 @@ def parameters(folder: Path) -> dict[str, int]:
 
 
 def _values(path: Path) -> int:
-    """Numbers in a safetensors file: its first 8 bytes say how long the JSON header is."""
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-    return sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    """Numbers in a safetensors file: its first 8 bytes say how long the JSON header is. Raises ModelError for a file
+    that is none, or was cut off."""
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+        return sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    except (struct.error, ValueError, AttributeError, TypeError, KeyError, OverflowError) as error:
+        raise ModelError(f"{path}: not a whole safetensors file: {error}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A configuration; empty when there is none. Raises ModelError for a file that is none."""
+    """A configuration; empty when there is none. Raises ModelError for a file that cannot be read or is none."""
     try:
-        return dict(json.loads(path.read_bytes()))
+        found = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ModelError(f"{path}: not a configuration: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path}: not a configuration: must be a JSON object (got {type(found).__name__})")
+    return found

@@ -78,6 +78,19 @@ def test_check_of_a_known_model_that_is_not_here_says_what_it_would_need(shown: 
     assert "with offload=model" in said
 
 
+def test_a_name_whose_folder_went_is_listed_and_hides_no_other(sana: Path, shown: io.StringIO, tmp_path: Path) -> None:
+    copy = shutil.copytree(sana, tmp_path / "copy")
+    models.add(str(copy), name="gone", data_dir=tmp_path)
+    models.add(str(sana), name="here", data_dir=tmp_path)
+    shutil.rmtree(copy)
+    models.list_models(data_dir=tmp_path)
+    lines = {line.split()[1]: line for line in shown.getvalue().splitlines() if line.startswith("│")}
+    assert "`models check" in lines["gone"]
+    assert {"large", "here", "sdxl"} <= set(lines)
+    with pytest.raises(ModelError, match=r"path: 'noop:\?step_ms=1' only waits; name a folder"):
+        models.add("noop:?step_ms=1", name="waits", data_dir=tmp_path)
+
+
 def test_names_of_bundled_models_and_wrong_paths_are_refused(sana: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="name: 'large' ships with Afterimage"):
         models.add(str(sana), name="large", data_dir=tmp_path)

@@ -132,3 +132,29 @@ def test_a_name_that_was_given_finds_its_path(folder: Path, tmp_path: Path) -> N
     for wrong in ("Mine", "a/b", "", "-x"):
         with pytest.raises(ModelError, match="name: must be lower-case letters"):
             add(tmp_path, wrong, "somebody/Model")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("[1]", "must be a JSON object \\(got list\\)"), ("7", "must be a JSON object"), ("{", "not a configuration")],
+)
+def test_a_configuration_that_is_none_is_named(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "models.json").write_text(content)
+    with pytest.raises(ModelError, match=rf"models\.json: .*{said}"):
+        added(tmp_path)
+
+
+def test_a_card_in_another_number_format_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder / "sana", tmp_path / "copy")
+    (copy / "card.json").write_text(json.dumps({"name": "mine", "dtype": "fp16"}))
+    with pytest.raises(ModelError, match=r"(?s)card\.json: not a model card: .*dtype.*'bfloat16' or 'float16'"):
+        find_card(str(copy))
+
+
+@pytest.mark.parametrize("left", [b"", b"\x10", b"\x10\0\0\0\0\0\0\0{", b"\x02\0\0\0\0\0\0\0[]"])
+def test_weights_that_were_cut_off_are_named(folder: Path, tmp_path: Path, left: bytes) -> None:
+    copy = shutil.copytree(folder / "sana", tmp_path / "copy")
+    (path,) = (copy / "vae").glob("*.safetensors")
+    path.write_bytes(left)
+    with pytest.raises(ModelError, match=rf"vae/{path.name}: not a whole safetensors file"):
+        parameters(copy)
