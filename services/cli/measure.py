@@ -201,4 +201,11 @@ def measure_latency(family: Family, batches: Sequence[int], steps: int = 6) -> d
         "decode_s": median(decode_s),
         "size": str(card.default_size),
         "threads": torch.get_num_threads(),
+        "device": _device_name(family),
     }
+
+
+def _device_name(family: Family) -> str:
+    """`cpu`, or what the GPU calls itself: seconds of two kinds do not compare."""
+    device = family.device
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

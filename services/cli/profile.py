@@ -40,7 +40,9 @@ LEAST_SCORE = 0.01
 
 
 def profile(
-    model: Annotated[str | None, Optional("--model", help="A bundled name, a diffusers folder, or a hub id.")] = None,
+    model: Annotated[
+        str | None, Optional("--model", help="A name of `afterimage models list`, a diffusers folder, or a hub id.")
+    ] = None,
     images_from: Annotated[
         str | None, Optional(help="Start from finished pictures of this model, not from latents of its own.")
     ] = None,
@@ -125,7 +127,8 @@ def _prepared(
 
     card = served_card(settings)
     device = chosen_device(settings.device)
-    family, eye = load_family(card, device=device), Encoder(encoder_folder(settings.encoder))
+    family = load_family(card, device=device, offload=settings.offload)
+    eye = Encoder(encoder_folder(settings.encoder))
     pictures, measure = _others(settings, family, images_from, against, fresh_noise, device)
     folder = judge or BUNDLED / "judge"
     known = folder.is_dir()
@@ -181,7 +184,7 @@ def _others(
         if not card.sizes.allows(size):
             raise InvalidRequestError(option, f"must draw {size}; it draws {card.sizes}", name)
         if card.name not in loaded:
-            loaded[card.name] = load_family(card, device=device)
+            loaded[card.name] = load_family(card, device=device, offload=settings.offload)
         elif loaded[card.name].card.weights_hash != card.weights_hash:
             raise InvalidRequestError(option, f"another model here is called {card.name!r}, too; rename one card", name)
         return loaded[card.name]

@@ -32,11 +32,11 @@ def read_latency(card: ModelCard) -> Latency | None:
         return Latency(step_s, 0.0, ("noop",)) if step_s > 0 else None
     try:
         found = json.loads((card.folder / FILE).read_bytes())
-        measured = tuple(str(found.get(key, "")) for key in ("size", "threads", "device"))
+        measured = (str(found["size"]), str(found["threads"]), str(found.get("device", "cpu")))
         latency = Latency(float(found["step_s"]["1"]), float(found["decode_s"]), measured)
     except FileNotFoundError:
         return None
-    except (ModelError, OSError, ValueError, KeyError, TypeError) as error:
+    except (ModelError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         log("latency").warning("the measured latency is ignored", model=card.name, error=repr(error))
         return None
     return latency if latency.step_s > 0 and latency.decode_s >= 0 else None

@@ -77,7 +77,9 @@ async def test_a_profile_is_measured_resumed_and_stored(models: Path, tmp_path: 
     assert {"kinds", "right", "pairs", "alpha"} <= json.loads(
         (tmp_path / "profile" / "quality.json").read_text()
     ).keys()
-    assert json.loads((tmp_path / "profile" / "latency.json").read_text())["step_s"]["1"] > 0
+    latency = json.loads((tmp_path / "profile" / "latency.json").read_text())
+    assert latency["step_s"]["1"] > 0
+    assert (latency["size"], latency["device"]) == ("64x64", "cpu")
     catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/data/catalog.sqlite3")
     stored = await catalog.profiles.get("k_table_0.5", "large", table.weights_hash)
     await catalog.close()

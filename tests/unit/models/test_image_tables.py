@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from services.embedder.encoder import encoder_hash
@@ -90,3 +93,20 @@ def test_latencies_of_the_bundled_pair_can_be_compared() -> None:
     assert waits is not None
     assert waits.step_s == 0.02
     assert read_latency(find_card("noop:")) is None
+
+
+def test_latencies_of_two_devices_are_not_compared_and_what_is_none_is_ignored(tmp_path: Path) -> None:
+    bundled = bundled_cards()["small"]
+    folder = shutil.copytree(BUNDLED / "small", tmp_path / "small")
+    card, file = replace(bundled, path=str(folder)), folder / "latency.json"
+    here = read_latency(bundled)
+    measured = json.loads(file.read_text())
+    for device, alike in (("cpu", True), ("a GPU", False)):
+        file.write_text(json.dumps(measured | {"device": device}))
+        there = read_latency(card)
+        assert here is not None
+        assert there is not None
+        assert there.comparable(here) is alike
+    for wrong in ("[]", "{}", "no", json.dumps(measured | {"step_s": 1})):
+        file.write_text(wrong)
+        assert read_latency(card) is None
