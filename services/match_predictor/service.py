@@ -180,7 +180,7 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
         settings, profiles = self._settings, self._context.backends.catalog.profiles
         try:
             if self._card is None:  # one for good: a model from the hub would be looked up there each time
-                card = served_card(settings)
+                card = await asyncio.to_thread(served_card, settings)  # the hub may be asked
                 await asyncio.to_thread(lambda: card.weights_hash)
                 self._card = card
             self._threshold = (await load_k_table(profiles, self._card, settings.k_table_alpha)).lowest_similarity

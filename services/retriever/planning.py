@@ -295,7 +295,7 @@ def _nothing(latents: Sequence[WeighedHit], pictures: Sequence[WeighedHit], rule
         return "Drawn from noise: the cache has nothing that fits this model, size and caller."
     if not latents:
         nearest = max((one.candidate for one in pictures), key=lambda one: one.similarity)
-        return f"Drawn from noise: the nearest cached picture is {nearest.reason}."
+        return f"Drawn from noise; of the nearest cached picture: {nearest.reason}."
     nearest_prompt = max(one.candidate.similarity for one in latents)
     if any(one.candidate.wished_step for one in latents):
         return f"Drawn from noise: similar prompts are cached ({nearest_prompt:.3f}), but no state they allow is there."

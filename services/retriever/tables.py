@@ -70,7 +70,8 @@ class Tables:
         """ModelError when unknown."""
         if model not in self._known:
             # its dtype is part of every latent's compatibility key, as the workers compute
-            return await self._read(card_for(model, self._settings))
+            card = await asyncio.to_thread(card_for, model, self._settings)  # the hub may be asked
+            return await self._read(card)
         return self._known[model]
 
     async def _read(self, card: ModelCard) -> Known:

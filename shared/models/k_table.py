@@ -165,7 +165,7 @@ def _nearest(tables: Sequence[KTable], alpha: float) -> KTable | None:
 def _whole(path: Path) -> KTable | None:
     try:
         return read_table(path) if path.is_file() else None
-    except ValidationError as error:
+    except (ValidationError, OSError) as error:
         log("k_table").warning("the shipped table is ignored", table=str(path), error=str(error))
         return None
 
