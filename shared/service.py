@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -253,7 +253,9 @@ async def _until_stopped(
 
 
 def main(service: type[Service]) -> None:
-    """Runs one service alone (`python -m services.<name>`)."""
+    """Runs one service alone (`python -m services.<name>`); any argument ends it, `--help` with what it is."""
+    if arguments := sys.argv[1:]:
+        _usage(service, asked={*arguments} <= {"--help", "-h"})
     try:
         settings = Settings()
         telemetry.configure_logging(settings.log_level)
@@ -264,3 +266,13 @@ def main(service: type[Service]) -> None:
     except (AfterimageError, ValueError) as error:
         sys.stderr.write(f"{service.name}: {error}\n")
         raise SystemExit(os.EX_UNAVAILABLE if isinstance(error, UnavailableError) else os.EX_CONFIG) from None
+
+
+def _usage(service: type[Service], *, asked: bool) -> NoReturn:
+    package = service.__module__.rpartition(".")[0]
+    out = sys.stdout if asked else sys.stderr
+    out.write(
+        f"usage: python -m {package}\n\n{sys.modules[package].__doc__}\n\nIt takes no arguments: its settings are "
+        "AFTERIMAGE_… variables (shared/settings.py), and docs/cluster.md says which of them it needs.\n"
+    )
+    raise SystemExit(0 if asked else os.EX_USAGE)

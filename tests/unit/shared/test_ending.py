@@ -98,3 +98,13 @@ def _starting(program: str, environment: dict[str, str]) -> subprocess.Popen[str
     while "starting" not in (line := process.stdout.readline()):
         assert line, "it never came as far as that"
     return process
+
+
+@pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("--listen=0.0.0.0:1", os.EX_USAGE)])
+def test_a_service_takes_no_arguments_and_says_so(argument: str, code: int) -> None:
+    command = [sys.executable, "-m", "services.match_predictor", argument]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    said = done.stdout if code == 0 else done.stderr
+    assert said.startswith("usage: python -m services.match_predictor\n\nDecides whether looking")
+    assert "takes no arguments" in said
