@@ -5,9 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+
+def _listed(value: object) -> object:
+    """Numbers with commas between them, as variables have them; in brackets or without."""
+    if not isinstance(value, str):
+        return value
+    return [part.strip() for part in value.strip().removeprefix("[").removesuffix("]").split(",") if part.strip()]
+
+
+Gains = Annotated[tuple[float, float, float], NoDecode, BeforeValidator(_listed)]
+Steps = Annotated[tuple[int, ...], NoDecode, BeforeValidator(_listed)]
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 CLUSTER_CHECKPOINT_STEPS = 10
@@ -61,11 +71,11 @@ class Settings(BaseSettings):
     max_message_bytes: int = Field(64 * 2**20, ge=2**16)
 
     # ---- models ----
-    large: str = Field("bundled:large", description="Model that draws: bundled:NAME, a folder, or a hub name.")
+    large: str = Field("bundled:large", description="Model that draws: a name of `models list`, a folder, or a hub id.")
     small: str = Field(
         "", description="Models that refine what another began, best first, with commas between them; empty: none."
     )
-    encoder: str = Field("bundled:clip", description="Text/image encoder: bundled:NAME, a folder, or a hub name.")
+    encoder: str = Field("bundled:clip", description="Text/image encoder: bundled:NAME, a folder, or a hub id.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0 …")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="What weights are loaded and compute in; auto: what the model's card says."
@@ -81,7 +91,6 @@ class Settings(BaseSettings):
     batch_invariant: int = Field(
         0, ge=0, le=512, description="N: pad every group to N rows on one thread, so that results are bit-equal."
     )
-
     resident_bytes: int = Field(
         0, ge=0, description="Weights that a worker keeps loaded; 0: of all models it may be assigned."
     )
@@ -93,7 +102,7 @@ class Settings(BaseSettings):
     )
     monitor_period_s: Seconds = Field(180.0, description="How often models are assigned anew.")
     monitor_window_s: Seconds = Field(180.0, description="The demand is what was asked for in so many seconds.")
-    monitor_gains: tuple[float, float, float] = Field(
+    monitor_gains: Gains = Field(
         (0.6, 0.05, 0.05), description="P, I and D of the number of large models, per minute (MoDM §5.3)."
     )
     monitor_hysteresis: float = Field(
@@ -146,7 +155,7 @@ class Settings(BaseSettings):
     picture_max_count: int = Field(100_000, ge=0, description="Pictures that can be started from.")
     picture_max_bytes: int = Field(1 * 2**30, ge=0, description="Their byte budget, beside that of the latents.")
     picture_max_age_s: float = Field(0.0, ge=0, description="A picture older than this leaves; 0: at no age.")
-    capture_steps: tuple[int, ...] = Field((5, 10, 15, 20, 25), description="K kept, of T = 50 (NIRVANA §5.3).")
+    capture_steps: Steps = Field((5, 10, 15, 20, 25), description="K kept, of T = 50 (NIRVANA §5.3).")
     state_codec: Literal["fp16", "fp32", "int8"] = "fp16"
     insert_on_hit: bool = Field(True, description="Keep the states after a hit's start step too.")
     blob_grace_s: Seconds = Field(60.0, description="An evicted blob lives this much longer than its index entry.")

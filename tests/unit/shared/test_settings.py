@@ -20,10 +20,16 @@ def test_urls_follow_the_data_directory(tmp_path: Path) -> None:
 
 def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFTERIMAGE_MAX_ROWS", "3")
-    monkeypatch.setenv("AFTERIMAGE_CAPTURE_STEPS", "[5, 25]")
-    settings = Settings()
-    assert settings.max_rows == 3
-    assert settings.capture_steps == (5, 25)
+    monkeypatch.setenv("AFTERIMAGE_MONITOR_GAINS", ".5,.1,0")
+    for written in ("[5, 25]", "5,25", " 5, 25 "):
+        monkeypatch.setenv("AFTERIMAGE_CAPTURE_STEPS", written)
+        settings = Settings()
+        assert settings.max_rows == 3
+        assert settings.capture_steps == (5, 25)
+        assert settings.monitor_gains == (0.5, 0.1, 0.0)
+    monkeypatch.setenv("AFTERIMAGE_CAPTURE_STEPS", "5;25")
+    with pytest.raises(ValidationError, match="capture_steps"):
+        Settings()
 
 
 def test_checkpoints_are_on_where_another_process_can_go_on() -> None:
