@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -44,6 +45,8 @@ Device = Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu,
 Models = Annotated[Path, typer.Option(help="Folder of the bundled models")]
 Threads = Annotated[int, typer.Option(min=1, help="Processor threads")]
 
+EXPORTED = ("clip", "judge", *SHAPES)
+JUDGED = ("real", "round-trip", "clip", *SHAPES)
 WORK = Path("out/train")
 MODELS = Path("shared/models/bundled")
 
@@ -139,8 +142,7 @@ def denoiser(
     device: Device = "auto",
 ) -> None:
     """Train `large` on the stored latents, or teach `small` what `large` says with guidance (two sittings)."""
-    if name not in SHAPES:
-        raise typer.BadParameter(f"name must be one of {sorted(SHAPES)}, not {name!r}")
+    _known([name], SHAPES)
     plans = recipe.denoiser_plans(name, seed)
     if any(asked is not None for asked in (steps, other_sizes, timestep_centre)):  # one sitting, of the caller's making
         share = DenoiserPlan.other_sizes if other_sizes is None else other_sizes
@@ -160,15 +162,14 @@ def export(
     models: Models = MODELS,
 ) -> None:
     """Write trained models in the format they ship in."""
+    _known(names, EXPORTED)
     for name in names:
         if name == "clip":
             export_pair(work, models / name)
         elif name == "judge":
             export_judge(work, models / name)
-        elif name in SHAPES:
-            export_denoiser(work, name, models / name)
         else:
-            raise typer.BadParameter(f"names must be of clip, judge, {', '.join(SHAPES)}, not {name!r}")
+            export_denoiser(work, name, models / name)
 
 
 @app.command(name="judge-net")
@@ -197,6 +198,7 @@ def judge(
     threads: Threads = 2,
 ) -> None:
     """Judge exported models on held-out prompts, and the judge itself on real renders; adds to `summary.json`."""
+    _known(names, JUDGED)
     torch.set_num_threads(threads)
     write_judgement(names, work, models, out, count, steps, guidance)
 
@@ -211,6 +213,7 @@ def strange_words(
     threads: Threads = 2,
 ) -> None:
     """Measure what unknown words in a prompt do to the picture: scores by how many were put in."""
+    _known(names, SHAPES)
     torch.set_num_threads(threads)
     measure_strange_words(names, work, models, out, count)
 
@@ -224,6 +227,7 @@ def grid(
     columns: Annotated[int, typer.Option(min=1, help="Pictures in a row")] = 8,
 ) -> None:
     """Draw the fixed held-out prompts with an exported model, uncurated, one seed each; prints the prompts."""
+    _known([name], SHAPES)
     torch.set_num_threads(2)
     prompts = grid_prompts()[:count]
     pictures = prompt_pictures(models / name, prompts, guidance=SHIPPED[name].default_guidance)
@@ -239,6 +243,13 @@ def plots(
 ) -> None:
     """Plot the latency profiles and the K tables that lie beside the models."""
     write_plots(models, out)
+
+
+def _known(names: Iterable[str], allowed: Collection[str]) -> None:
+    """Raises BadParameter for the first of `names` that is none of `allowed`, before anything is fetched or drawn."""
+    for name in names:
+        if name not in allowed:
+            raise typer.BadParameter(f"must be one of {', '.join(allowed)}, not {name!r}", param_hint="name")
 
 
 def main() -> None:

@@ -51,7 +51,9 @@ def load_sprites(folder: Path) -> dict[str, Sprite]:
     content = tarball.read_bytes()
     digest = base64.b64encode(hashlib.sha512(content).digest()).decode()
     if digest != PACKAGE_SHA512:
-        raise SpritesMissingError(f"{tarball.name}: sha512 must be {PACKAGE_SHA512}, not {digest}")
+        raise SpritesMissingError(
+            f"{tarball}: sha512 must be {PACKAGE_SHA512}, not {digest}; remove the file, and it is fetched again"
+        )
     with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
         wanted = {f"package/assets/{code}.webp": name for name, code in _CODE_POINTS.items()}
         found = {wanted[m.name]: archive.extractfile(m) for m in archive if m.name in wanted}

@@ -76,3 +76,16 @@ def test_every_option_says_what_it_is() -> None:
 def test_where_no_autoencoder_was_trained_the_one_that_ships_encodes(tmp_path: Path) -> None:
     ours, shipped = autoencoder_at(tmp_path).state_dict(), shipped_autoencoder().state_dict()
     assert all(torch.equal(ours[name], shipped[name]) for name in shipped)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["judge", "huge"], ["strange-words", "clip"], ["export", "large", "huge"], ["grid", "clip", "x.png"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_name_that_no_model_has_is_refused_before_anything_is_done(arguments: list[str], tmp_path: Path) -> None:
+    more = [] if arguments[0] == "grid" else ["--work", str(tmp_path)]
+    done = CliRunner().invoke(command.app, [*arguments, *more], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert done.exit_code == 2
+    assert f"must be one of {'clip, judge, ' if arguments[0] == 'export' else ''}" in done.output
+    assert list(tmp_path.iterdir()) == []
