@@ -311,7 +311,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"\n{figures['switches']} switches, the oracle {figures['oracle_switches']}; "
         f"{figures['reversals']} changes of direction, the oracle {figures['oracle_reversals']}"
     )
-    settings = {**vars(given), "out": str(given.out), "rules": asdict(rules), "assumptions": ASSUMPTIONS}
+    settings = {key: value for key, value in vars(given).items() if key != "out"}
+    settings |= {"rules": asdict(rules), "assumptions": ASSUMPTIONS}
     record("monitor_ramp", figures, settings, folder=given.out)
 
 
