@@ -47,7 +47,7 @@ class RequestFields(TypedDict, total=False):
     deadline_s: float | None
     """Seconds from acceptance."""
     drop_if_late: bool | None
-    """Give up when the deadline cannot be met any more."""
+    """Give up when the deadline passes, waiting or between two steps, or when nobody waits for it any more."""
     savings: float | None
     """0 best quality … 1 most steps saved."""
     fresh_noise: float | None

@@ -37,8 +37,8 @@ app = typer.Typer(
     no_args_is_help=True,
     help=(
         "Look into the cache of a data directory, and purge it.\n\n"
-        "Talks to the process that works there over its private socket (never over the public port); "
-        "when none runs, opens the cache itself."
+        "Talks to the process that works there over its private socket (never over the public port), or to the cache "
+        "maintainer that AFTERIMAGE_CACHE_MAINTAINER_ADDRESS names; when none runs, opens the cache itself."
     ),
 )
 
@@ -69,8 +69,8 @@ def stats(data_dir: DataDir = None) -> None:
 @app.command("inspect")
 def inspect(
     entry_id: Annotated[str, typer.Argument(help="One entry; without it, a page of all, newest first.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
-    after: Annotated[str, typer.Option(help="Token of the next page.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, newest first.")] = 20,
+    after: Annotated[str, typer.Option(help="Token of the next page, as the last page printed it.")] = "",
     data_dir: DataDir = None,
 ) -> None:
     """Which pictures can be started from, and which of their states are there.
@@ -137,7 +137,7 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Throw cached latents away; pictures that belong to jobs stay.
+    """Throw cached latents away, and start nothing from those pictures again; they stay with their jobs.
 
     Examples: afterimage cache purge --model large · afterimage cache purge --all --yes
     """

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from shared.bus import Bus, DeadLetter
 
 EVERYTHING = 1_000_000
+MOST = 10_000
+"""Letters that one list shows."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,7 +37,7 @@ app = typer.Typer(
 
 
 @app.command("list")
-def list_letters(limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many, oldest first.")] = 100) -> None:
+def list_letters(limit: Annotated[int, typer.Option(min=1, max=MOST, help="How many, oldest first.")] = 100) -> None:
     """List dead letters, oldest first, with the reason of each.
 
     Example: AFTERIMAGE_BUS_URL=amqp://… afterimage dead-letters list
@@ -47,8 +49,8 @@ def list_letters(limit: Annotated[int, typer.Option(min=1, max=10_000, help="How
         table.add_row(letter.id, buried, letter.lane, _job_of(letter), str(letter.returns), Text(letter.reason))
     out = wide()
     out.print(table if letters else "no dead letters")
-    if len(letters) == limit:
-        out.print(f"perhaps more: afterimage dead-letters list --limit {10 * limit}", highlight=False)
+    if len(letters) == limit < MOST:
+        out.print(f"perhaps more: afterimage dead-letters list --limit {min(10 * limit, MOST)}", highlight=False)
 
 
 @app.command("replay")

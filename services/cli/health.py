@@ -13,10 +13,11 @@ from shared.errors import AfterimageError, DeadlineError, UnavailableError
 from shared.settings import Settings
 
 TIMEOUT_S = 3.0
+EXAMPLE = "afterimage.gateway.v1.GatewayService"
 
 
-def trouble(address: str, code: grpc.StatusCode) -> AfterimageError:
-    """What a health check that failed with `code` means, and what to do."""
+def trouble(address: str, code: grpc.StatusCode, service: str = "") -> AfterimageError:
+    """What a health check of `service` (empty: the process) that failed with `code` means, and what to do."""
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:  # the port is taken first, and answered when the models are loaded
         rule = f"takes connections and has not answered within {TIMEOUT_S:g} s"
         return DeadlineError(f"{address}: {rule}: it is still starting, or very busy; ask again in a few seconds")
@@ -25,7 +26,7 @@ def trouble(address: str, code: grpc.StatusCode) -> AfterimageError:
             f"{address}: nothing answers there; start it with `afterimage up` (a start takes some seconds)"
         )
     if code is grpc.StatusCode.NOT_FOUND:
-        return UnavailableError(f"{address}: no such service runs there")
+        return UnavailableError(f"{address}: no service called {service!r} runs there; names are full: {EXAMPLE}")
     return UnavailableError(f"{address}: something that is not Afterimage answers there ({code.name})")
 
 
@@ -55,7 +56,7 @@ def health(
         try:
             reply = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_S)
         except grpc.RpcError as error:
-            raise trouble(address, error.code()) from error
+            raise trouble(address, error.code(), service) from error
     if reply.status != health_pb2.HealthCheckResponse.SERVING:
         what = "a server that it needs is away, or it is shutting down" if service else "it is shutting down"
         raise UnavailableError(f"{address}: not serving: {what}")

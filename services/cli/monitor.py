@@ -37,6 +37,9 @@ def monitor(
 ) -> None:
     """Show what is asked for, which worker runs which model, and what the controller does (MoDM §5.3).
 
+    Asks the Afterimage that works in the data directory, or the global monitor that --target or
+    AFTERIMAGE_GLOBAL_MONITOR_ADDRESS names.
+
     [bold]Examples[/bold]
 
       afterimage monitor

@@ -50,7 +50,8 @@ def up(
     max_queued: Annotated[int | None, Optional(help="Jobs that may wait before new ones are refused.")] = None,
     cache_max_bytes: Annotated[int | None, Optional(help="Byte budget of the cached latents.")] = None,
     image_tier: Annotated[
-        str | None, Optional(help="Whose pictures any model may start from: all, large (its own only) or off.")
+        str | None,
+        Optional(help="Whose pictures any model may start from: all, large (those that the large model drew) or off."),
     ] = None,
     eviction_policy: Annotated[str | None, Optional(help="lcbfu (NIRVANA §5.4), lru, lfu or fifo.")] = None,
     k_table_alpha: Annotated[float | None, Optional(help="Quality a hit must keep: picks the K table.")] = None,

@@ -17,7 +17,8 @@ from shared.errors import ConfigurationError, InvalidRequestError, OverloadedErr
 COMMANDS = [
     ("up",), ("generate",), ("profile",), ("demo",), ("jobs", "list"), ("jobs", "show"), ("jobs", "cancel"),
     ("cache", "stats"), ("cache", "inspect"), ("cache", "purge"),
-    ("models", "list"), ("models", "check"), ("models", "add"),
+    ("models", "list"), ("models", "check"), ("models", "add"), ("cache", "rebuild-index"), ("health",), ("monitor",),
+    ("replay",), ("dead-letters", "list"), ("dead-letters", "replay"),
 ]  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def test_a_service_by_name_is_ready_or_not(
     address, answers = serving
     asked = ("health", "--target", address, "--service", "afterimage.gateway.v1.GatewayService")
     code, said = run(monkeypatch, capfd, *asked)
-    assert (code, "no such service" in said) == (os.EX_UNAVAILABLE, True)
+    assert (code, "no service called 'afterimage.gateway.v1.GatewayService'" in said) == (os.EX_UNAVAILABLE, True)
     answers.set("", health_pb2.HealthCheckResponse.SERVING)
     answers.set(asked[-1], health_pb2.HealthCheckResponse.NOT_SERVING)
     code, said = run(monkeypatch, capfd, *asked)
