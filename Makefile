@@ -50,7 +50,7 @@ lock: dev        ## write constraints.txt anew
 bench: dev       ## measure every figure of bench/README.md on this machine
 	@$(PY) -m bench
 
-faults: dev      ## kill services and servers under load, cut networks (FAULTS=full: 1,000 jobs, about 20 minutes)
+faults: dev      ## kill services and servers under load, cut networks (FAULTS=full: 1,000 jobs, about 11 minutes)
 	@$(PY) -m pytest tests/faults -s -q
 
 judge: dev       ## score the bundled models on held-out prompts; writes out/judge/summary.json (needs npm; 15 to 30 minutes)
