@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from services.cli.embedded import settings_from
+from services.cli.tables import WIDE, Column, fitted
 from services.cli.words import wide
 from shared import telemetry
 from shared.errors import ConfigurationError, InvalidRequestError, NotFoundError
@@ -43,12 +44,8 @@ def list_letters(limit: Annotated[int, typer.Option(min=1, max=MOST, help="How m
     Example: AFTERIMAGE_BUS_URL=amqp://… afterimage dead-letters list
     """
     letters = asyncio.run(_read(settings_from(), limit))
-    table = Table("letter", "buried", "lane", "job", "returned", "reason")
-    for letter in letters:
-        buried = datetime.fromtimestamp(letter.at).strftime("%m-%d %H:%M:%S")
-        table.add_row(letter.id, buried, letter.lane, _job_of(letter), str(letter.returns), Text(letter.reason))
     out = wide()
-    out.print(table if letters else "no dead letters")
+    out.print(letters_table(letters, out.width) if letters else "no dead letters")
     if len(letters) == limit < MOST:
         out.print(f"perhaps more: afterimage dead-letters list --limit {min(10 * limit, MOST)}", highlight=False)
 
@@ -69,6 +66,30 @@ def replay(
         raise NotFoundError(f"letters: none of these is among the dead letters (any more): {', '.join(letters)}")
     gone = f", {asked - sent} were not there (any more)" if sent < asked else ""
     wide().print(f"{sent} of {asked} replayed{gone}")
+
+
+def letters_table(letters: Sequence[DeadLetter], width: int = WIDE) -> Table:
+    """One row a letter, with its whole id."""
+    columns = (
+        Column("letter"),
+        Column("buried", leave=3),
+        Column("lane", leave=2),
+        Column("job", leave=1),
+        Column("returned", leave=4, right=True),
+        Column("reason", least=16),
+    )
+    rows = [
+        (
+            letter.id,
+            datetime.fromtimestamp(letter.at).strftime("%m-%d %H:%M:%S"),
+            letter.lane,
+            _job_of(letter),
+            str(letter.returns),
+            Text(letter.reason),
+        )
+        for letter in letters
+    ]
+    return fitted(columns, rows, width)
 
 
 def _job_of(letter: DeadLetter) -> str:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from services.cli.embedded import settings_from
+from services.cli.tables import WIDE, Column, fitted
 from services.cli.words import wide
 from shared.errors import ModelError
 from shared.models import added, checkpoint, hub, memory
@@ -24,6 +25,20 @@ if TYPE_CHECKING:
 
 Model = Annotated[str, typer.Argument(help="A name of `models list`, a folder in diffusers' layout, or a hub id.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where added names are kept; `up` must have the same.")]
+
+LISTED = (
+    Column("model"),
+    Column("where", least=16),
+    Column("here"),
+    Column("family", least=8),
+    Column("size", leave=1),
+    Column("latent", leave=6),
+    Column("T", leave=4, right=True),
+    Column("guidance", leave=5, right=True),
+    Column("dtype", leave=3),
+    Column("weights", leave=1, right=True),
+    Column("memory", leave=2, right=True),
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -49,13 +64,8 @@ def list_models(data_dir: DataDir = None) -> None:
 
       afterimage models list
     """
-    settings = settings_from(data_dir=data_dir)
-    table = Table("model", "where", "here", "family", "size", "latent", "T", "guidance", "dtype")
-    for heading in ("weights", "memory"):
-        table.add_column(heading, justify="right")
-    for row in _rows(settings):
-        table.add_row(*row)
-    wide().print(table)
+    out = wide()
+    out.print(models_table(settings_from(data_dir=data_dir), out.width))
 
 
 @app.command("check")
@@ -128,6 +138,11 @@ def add(
     out.print(Text(f"check it: afterimage models check {chosen}    serve it: afterimage up --large {chosen}"))
 
 
+def models_table(settings: Settings, width: int = WIDE) -> Table:
+    """One row a model, with its whole name."""
+    return fitted(LISTED, _rows(settings), width)
+
+
 def _rows(settings: Settings) -> list[list[str | Text]]:
     bundled = [_row("bundled", card) for card in bundled_cards(BUNDLED).values()]
     mine = [_added_row(settings, name, path) for name, path in added.added(settings.data_dir).items()]
@@ -136,7 +151,11 @@ def _rows(settings: Settings) -> list[list[str | Text]]:
 
 def _row(where: str, card: ModelCard) -> list[str | Text]:
     folder = _here(card)
-    return [card.name, Text(where), "yes" if folder else "no", *_figures(_counted(card, folder))]
+    return _whole([card.name, Text(where), "yes" if folder else "no", *_figures(_counted(card, folder))])
+
+
+def _whole(row: list[str | Text]) -> list[str | Text]:
+    return row + [""] * (len(LISTED) - len(row))
 
 
 def _added_row(settings: Settings, name: str, path: str) -> list[str | Text]:
@@ -144,7 +163,7 @@ def _added_row(settings: Settings, name: str, path: str) -> list[str | Text]:
     try:
         return _row(path, find_card(name, data_dir=settings.data_dir))
     except ModelError:
-        return [name, Text(path), "no", f"cannot be served: `models check {name}` says why"]
+        return _whole([name, Text(path), "no", f"cannot be served: `models check {name}` says why"])
 
 
 def _counted(card: ModelCard, folder: Path | None) -> ModelCard:

@@ -32,7 +32,7 @@ def _an_empty_hub_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     text = io.StringIO()
-    monkeypatch.setattr(models, "wide", lambda: Console(file=text, width=200))
+    monkeypatch.setattr(models, "wide", lambda: Console(file=text, width=400))
     return text
 
 

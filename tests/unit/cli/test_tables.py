@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -10,10 +12,14 @@ from rich.table import Table
 
 from protos import cache_maintainer_pb2 as pb
 from services.cli.cache import entries_table
+from services.cli.dead_letters import letters_table
 from services.cli.demo import early_starts, session_table
+from services.cli.models import models_table
 from services.cli.session import session
 from services.cli.words import candidates_table, jobs_table
+from shared.bus import DeadLetter
 from shared.client import JobView
+from shared.settings import Settings
 from shared.types import JobState, PlanSource
 from tests.unit.cli.views import picture, row
 
@@ -63,6 +69,24 @@ def test_ids_of_entries_are_whole_and_their_states_all_there(width: int) -> None
     assert ID in text
     assert all(f"{step}(1)" in text for step in (5, 10, 15, 20, 25))
     assert " of" in text
+
+
+@pytest.mark.parametrize("width", [48, 80, 400])
+def test_letters_are_whole_where_they_must_be_typed(width: int) -> None:
+    letter = DeadLetter(ID, "generate.large", "GenerateImage", "{}", "attempt 3 failed: no such key", 2, 1.76e9)
+    text = "\n".join(lines(letters_table([letter, letter], width), width))
+    assert text.count(ID) == 2
+    assert "attempt 3" in text
+
+
+@pytest.mark.parametrize("width", [80, 400])
+def test_names_of_models_are_whole_where_they_must_be_typed(width: int, tmp_path: Path) -> None:
+    (tmp_path / "models.json").write_text(json.dumps({"a-fine-tune": "/somewhere/that/is/gone"}))
+    text = "\n".join(lines(models_table(Settings(data_dir=tmp_path), width), width))
+    for name in ("large", "sd-3.5-large-turbo", "sana-1.6b", "a-fine-tune"):
+        assert any(line.strip("│ ").startswith(name) for line in text.splitlines())
+    assert "28.9 GiB" in text
+    assert ("no room for: latent, T, guidance, dtype" in text) == (width == 80)
 
 
 def test_the_session_is_readable_at_eighty_columns() -> None:
