@@ -60,14 +60,15 @@ async def _watch(address: str, console: Console, *, once: bool) -> None:
     if not address or not await listens(address):
         where = f"nothing listens on {address}" if address else "no process works in this data directory"
         raise UnavailableError(f"{where}; start it with `afterimage up`, or name a global monitor with --target")
-    answers = _answers(address)
-    if once:
-        async with contextlib.aclosing(answers):
-            console.print(shown(await anext(answers)))
-        return
-    with Live(console=console, screen=False, auto_refresh=False) as live:
-        async for answer in answers:
-            live.update(shown(answer), refresh=True)
+    async with contextlib.aclosing(_answers(address)) as answers:
+        if once:
+            if (answer := await anext(answers, None)) is None:
+                raise UnavailableError(f"{address}: the monitor is shutting down; ask again in a few seconds")
+            console.print(shown(answer))
+            return
+        with Live(console=console, screen=False, auto_refresh=False) as live:
+            async for answer in answers:
+                live.update(shown(answer), refresh=True)
 
 
 async def _answers(address: str) -> AsyncGenerator[pb.AllocationResponse, None]:

@@ -1,0 +1,47 @@
+"""`afterimage monitor --once`: whom it asks, and what it says when there is nothing to show."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+
+from protos import global_monitor_pb2 as pb
+from protos.global_monitor_pb2_grpc import (
+    GlobalMonitorServiceServicer,
+    add_GlobalMonitorServiceServicer_to_server,
+)
+from tests.unit.cli.test_app import run
+
+
+class Ending(GlobalMonitorServiceServicer):
+    """A monitor that shuts down before it has said anything."""
+
+    def Allocation(self, request: pb.AllocationRequest, context: Any) -> Iterator[pb.AllocationResponse]:  # noqa: N802  # gRPC's
+        return iter(())
+
+
+def test_a_monitor_that_shuts_down_is_named(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_GlobalMonitorServiceServicer_to_server(Ending(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        code, said = run(monkeypatch, capfd, "monitor", "--once", "--target", address)
+    finally:
+        server.stop(None).wait()
+    assert (code, said) == (
+        os.EX_UNAVAILABLE,
+        f"afterimage: {address}: the monitor is shutting down; ask again in a few seconds\n",
+    )
+
+
+def test_where_no_monitor_is_it_says_how_to_name_one(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, said = run(monkeypatch, capfd, "monitor", "--once", "--target", "127.0.0.1:1")
+    assert (code, "nothing listens on 127.0.0.1:1" in said) == (os.EX_UNAVAILABLE, True)
