@@ -61,6 +61,9 @@ EXIT_CODES: tuple[tuple[type[AfterimageError], int], ...] = (
 )
 """sysexits(3), so that scripts can tell a wrong call from a busy service; anything else is 1."""
 
+OURS = ("", "services", "shared", "protos")
+"""A module of these that is missing is a bug."""
+
 
 def exit_code(error: AfterimageError) -> int:
     return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), 1)
@@ -83,6 +86,10 @@ def main() -> None:
         _leave(str(error), exit_code(error))
     except ValidationError as error:
         _leave(in_words(error), os.EX_CONFIG)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in OURS:
+            raise
+        _leave(f"this command needs the Python package {error.name}, which is not installed here", os.EX_CONFIG)
     except KeyboardInterrupt:
         _leave("interrupted", 130)
     except BrokenPipeError:

@@ -75,6 +75,22 @@ def test_errors_are_one_line_and_an_exit_code(
     assert len(err.strip().splitlines()) == 1
 
 
+def test_a_package_that_is_not_installed_is_named_and_a_module_of_ours_is_a_bug(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    missing = ["torch"]
+
+    def app() -> None:
+        raise ModuleNotFoundError(f"No module named {missing[0]!r}", name=missing[0])
+
+    monkeypatch.setattr(cli, "app", app)
+    said = "afterimage: this command needs the Python package torch, which is not installed here\n"
+    assert run(monkeypatch, capfd, "profile") == (os.EX_CONFIG, said)
+    missing[0] = "services.gone"
+    with pytest.raises(ModuleNotFoundError):
+        cli.main()
+
+
 def test_exit_codes_follow_sysexits() -> None:
     assert cli.exit_code(InvalidRequestError("a", "b")) == os.EX_USAGE
     assert cli.exit_code(OverloadedError()) == os.EX_TEMPFAIL
