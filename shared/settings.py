@@ -154,6 +154,9 @@ class Settings(BaseSettings):
     )
     picture_max_count: int = Field(100_000, ge=0, description="Pictures that can be started from.")
     picture_max_bytes: int = Field(1 * 2**30, ge=0, description="Their byte budget, beside that of the latents.")
+    picture_batch_s: float = Field(
+        0.5, ge=0, description="A new picture is embedded so long after it came, with all that came meanwhile."
+    )
     picture_max_age_s: float = Field(0.0, ge=0, description="A picture older than this leaves; 0: at no age.")
     capture_steps: Steps = Field((5, 10, 15, 20, 25), description="K kept, of T = 50 (NIRVANA §5.3).")
     state_codec: Literal["fp16", "fp32", "int8"] = "fp16"

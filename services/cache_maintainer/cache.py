@@ -79,12 +79,12 @@ class Cache:
         self._fresh = Fresh()
         self.doomed = Doomed(backends, clock, grace_s, check)
 
-    async def insert(self, job_ids: Sequence[str]) -> None:
+    async def insert(self, job_ids: Sequence[str]) -> list[Entry]:
         """Turns succeeded jobs into entries: room first, then catalog, then index (their blobs exist already).
 
-        Jobs that are entries already, are gone or may not be kept are fine; the latter's latents are dropped. Raises
-        what the first job that failed raised, after all others are cached; the catalog still lists it as uncached. A
-        job that is itself at fault raises nothing: it is put off, for longer each time.
+        Returns those that are new. Jobs that are entries already, are gone or may not be kept are fine; the latter's
+        latents are dropped. Raises what the first job that failed raised, after all others are cached; the catalog
+        still lists it as uncached. A job that is itself at fault raises nothing: it is put off, for longer each time.
         """
         async with self._lock:
             await self._look_again()
@@ -97,7 +97,11 @@ class Cache:
             await self._evict(
                 self.held.make_room(self._clock.now(), [state for entry in kept for state in entry.states])
             )
-            await self._add(kept, {job.id: job for job in jobs})
+            return await self._add(kept, {job.id: job for job in jobs})
+
+    def holds_picture(self, entry_id: str) -> bool:
+        """Whether its picture can be started from, once it is embedded."""
+        return self.pictures is not None and self.pictures.shelf.get((entry_id, PICTURE_STEP)) is not None
 
     async def drop_picture(self, entry_id: str) -> None:
         """The entry's picture starts nothing any more; its job keeps it, and so does the entry for exact repeats."""
@@ -106,20 +110,15 @@ class Cache:
             if state is not None:
                 self.held.take(state)
                 await self._take_away([state])
-                await self.measure()
 
     async def place_pictures(self, vectors: Mapping[str, bytes], encoder_hash: str) -> None:
         """Brings pictures into the index by their embeddings, entry id → float32 little endian; those whose prompt was
         embedded by another encoder cannot stand beside it, and start nothing."""
-        strangers = []
         async with self._lock:
-            for entry_id, vector in vectors.items():
-                if await self._backends.catalog.entries.embedded(entry_id, vector, encoder_hash) is False:
-                    strangers.append(entry_id)
-                else:
-                    self._unindexed.add(entry_id)
+            kept = await self._backends.catalog.entries.embedded(vectors, encoder_hash)
+            self._unindexed.update(entry_id for entry_id, is_kept in kept.items() if is_kept)
             await self._index_pending()
-        for entry_id in strangers:
+        for entry_id in (entry_id for entry_id, is_kept in kept.items() if not is_kept):
             await self.drop_picture(entry_id)
 
     async def _look_again(self) -> None:
@@ -133,7 +132,7 @@ class Cache:
         if found:
             await self._index_pending()
             await self._tell(EntriesCached(tuple(found)))
-            await self.measure()
+            self._show_sizes(more=len(found))
 
     async def _uncached(self, job_ids: Sequence[str]) -> list[Job]:
         now = self._clock.monotonic()
@@ -175,7 +174,7 @@ class Cache:
         if job_ids:
             self.doomed.add(await self._backends.catalog.jobs.drop_captured(job_ids))
 
-    async def _add(self, entries: Sequence[Entry], jobs: dict[str, Job]) -> None:
+    async def _add(self, entries: Sequence[Entry], jobs: dict[str, Job]) -> list[Entry]:
         """What is in the catalog is on the shelf, in the index and announced, whatever happens to the next one."""
         added: list[Entry] = []
         failed: list[Exception] = []
@@ -195,9 +194,10 @@ class Cache:
         await self._index_pending()
         if added:
             await self._tell(EntriesCached(tuple(entry.id for entry in added)))
-            await self.measure()
+            self._show_sizes(more=len(added))
         if failed:
             raise failed[0]
+        return added
 
     def _shelve(self, entry: Entry) -> None:
         now = self._clock.now()
@@ -288,6 +288,7 @@ class Cache:
         self._unindexed |= dead | spent | {state.entry_id for state in victims if state.is_picture}
         await self._index_pending()
         await self._tell_evicted(sorted(spent), sorted(entries - spent))
+        self._show_sizes()
 
     async def lose(self, entry_id: str, step: int, key: str) -> None:
         """A worker found this state's blob gone or corrupt (step 0: the entry's picture); hearing it twice is fine.
@@ -303,7 +304,6 @@ class Cache:
             if state is not None and state.key == key:
                 self.shelf.remove((entry_id, step))
                 await self._take_away([state])
-                await self.measure()
 
     async def shrink(self) -> None:
         """Evicts until the budgets hold, for one that was lowered since the last start, and pictures that grew old."""
@@ -337,7 +337,7 @@ class Cache:
             self.held.take(state)
         self.doomed.add([state.key for state in states] + [entry.picture_key for entry in gone])
         await self._tell_evicted(ids)
-        await self.measure()
+        self._show_sizes(more=-len(gone))
         latents = [state for state in states if not state.is_picture]
         return Removed(len(gone), len(latents), sum(state.bytes for state in latents))
 
@@ -360,13 +360,22 @@ class Cache:
                 await self._drop(list((await self._backends.catalog.entries.by_ids(ids)).values()))
 
     async def measure(self) -> None:
-        """Sets the gauges."""
+        """Sets the gauges by what the catalog counts, row by row: not after every batch."""
         totals = await self._backends.catalog.entries.totals()
         METRICS.cache_bytes.set(totals.bytes)
         METRICS.cache_entries.set(totals.entries)
         METRICS.cache_states.set(totals.states)
         METRICS.cache_pictures.set(totals.pictures)
         METRICS.cache_picture_bytes.set(totals.picture_bytes)
+
+    def _show_sizes(self, more: int = 0) -> None:
+        """Sets the gauges by what is on the shelves; `more` entries are in the catalog than before."""
+        METRICS.cache_entries.inc(more)
+        METRICS.cache_bytes.set(self.shelf.bytes)
+        METRICS.cache_states.set(len(self.shelf))
+        if self.pictures is not None:
+            METRICS.cache_pictures.set(len(self.pictures.shelf))
+            METRICS.cache_picture_bytes.set(self.pictures.shelf.bytes)
 
 
 def _label(step: int) -> str:

@@ -25,36 +25,85 @@ from shared.types import Entry
 AT_A_TIME = 16
 TIMEOUT_S = 30.0
 """Of one call with so many pictures or fewer."""
+REMEMBERED = 1024
+"""Pictures that wait in memory; beyond that the catalog is asked for all."""
 
 
 class Pictures:
-    """Works through the pictures that the catalog lists as not embedded; what fails is listed again."""
+    """Works through the pictures that it heard of, and through those that the catalog lists as not embedded where it
+    may not have heard of all: at the start, and when something went wrong. What fails is listed again."""
 
     def __init__(self, context: Context, backends: Backends) -> None:
         self._backends = backends
         self._clock = context.clock
         self._setbacks = Setbacks()
         self._max_bytes = context.settings.max_message_bytes // 2
+        self._heard: dict[str, Entry] = {}
+        self.behind = True
+        """Whether the catalog must be asked."""
         self._embedder: EmbedderServiceStub | None = None
         try:
             self._embedder = EmbedderServiceStub(context.channel("embedder"))
         except ConfigurationError as error:
             log("cache_maintainer").warning("pictures are not embedded, and start nothing", error=str(error))
 
-    async def embed_all(self, cache: Cache) -> int:
-        """Until each was tried, or the embedder, catalog or store is away; how many were embedded."""
-        done, after, listed = 0, "", set[str]()
-        while self._embedder is not None:
-            page = await self._backends.catalog.entries.unembedded(AT_A_TIME, after)
-            if not page:
-                self._setbacks.keep(listed)
-                break
-            now = self._clock.monotonic()
-            for entries in calls([entry for entry in page if self._setbacks.due(entry.id, now)], self._max_bytes):
-                done += await self._embed(entries, cache)
-            listed.update(entry.id for entry in page)
-            after = page[-1].id
+    def hear(self, entries: Iterable[Entry]) -> bool:
+        """Entries that came into the cache; whether one of them has a picture to embed."""
+        if self._embedder is None:
+            return False
+        with_picture = {entry.id: entry for entry in entries if entry.picture is not None}
+        if len(self._heard) + len(with_picture) > REMEMBERED:
+            self.behind = True  # and with it all that are heard of
+        elif not self.behind:
+            self._heard |= with_picture
+        return bool(with_picture)
+
+    def look_again(self) -> bool:
+        """Whether some were left, for whose sake the catalog is asked next."""
+        self.behind |= len(self._setbacks) > 0
+        return self.behind
+
+    async def embed_waiting(self, cache: Cache) -> int:
+        """Those that were heard of, or all that the catalog knows of; how many were embedded."""
+        heard, self._heard = list(self._heard.values()), {}
+        if self.behind:
+            return await self.embed_all(cache)
+        done = 0
+        try:
+            for start in range(0, len(heard), AT_A_TIME):
+                done += await self._embed_page(heard[start : start + AT_A_TIME], cache)
+        except BaseException:
+            self.behind = True
+            raise
         return done
+
+    async def embed_all(self, cache: Cache) -> int:
+        """Until each that the catalog knows of was tried, or the embedder, catalog or store is away; how many were
+        embedded."""
+        done, after, listed = 0, "", set[str]()
+        self.behind = False
+        try:
+            while self._embedder is not None:
+                page = await self._backends.catalog.entries.unembedded(AT_A_TIME, after)
+                if not page:
+                    self._setbacks.keep(listed)
+                    break
+                done += await self._embed_page(page, cache)
+                listed.update(entry.id for entry in page)
+                for entry_id in listed & self._heard.keys():  # heard of meanwhile, and done with
+                    del self._heard[entry_id]
+                after = page[-1].id
+        except BaseException:
+            self.behind = True
+            raise
+        return done
+
+    async def _embed_page(self, page: Sequence[Entry], cache: Cache) -> int:
+        now = self._clock.monotonic()
+        held = [entry for entry in page if cache.holds_picture(entry.id)]
+        due = [entry for entry in held if self._setbacks.due(entry.id, now)]
+        self.behind |= len(held) < len(page)  # just evicted, or on its way to the shelf
+        return sum([await self._embed(entries, cache) for entries in calls(due, self._max_bytes)])
 
     async def _embed(self, entries: Sequence[Entry], cache: Cache) -> int:
         read = [(entry, data) for entry in entries if (data := await self._read(entry, cache)) is not None]

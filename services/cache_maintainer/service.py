@@ -180,10 +180,19 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             count = min(self._finished.qsize(), self._settings.cache_batch_max)
             jobs = [self._finished.get_nowait() for _ in range(count)]
             try:
-                await self.cache.insert(jobs)
+                await self._insert(jobs)
             except BaseException:
                 self._behind = True  # the catalog lists them until they are cached, so that none is forgotten here
                 raise
+
+    async def _insert(self, job_ids: Sequence[str]) -> None:
+        try:
+            added = await self.cache.insert(job_ids)
+        except BaseException:
+            self._pictures.behind = True  # some may be in the cache all the same
+            raise
+        if self._pictures.hear(added):
+            self._unembedded.set()
 
     async def _write_uses(self) -> None:
         """Counts only grow, so whoever leads by now is not disturbed."""
@@ -201,7 +210,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         self._behind, seen, after = False, set[str](), ""
         try:
             while job_ids := await self._backends.catalog.jobs.to_cache(self._settings.cache_batch_max, after):
-                await self.cache.insert(job_ids)
+                await self._insert(job_ids)
                 seen.update(job_ids)
                 after = job_ids[-1]
         except BaseException:
@@ -212,7 +221,8 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
     async def collect(self) -> None:
         """Expires results, drops entries that lived only with them, and collects blobs that nothing names; what fails
         keeps nothing else from being done."""
-        for step in (self._expire, self.cache.drop_spent, self.catch_up, self._repair_index, self._collect_orphans):
+        work = (self._expire, self.cache.drop_spent, self.catch_up, self._repair_index, self._collect_orphans)
+        for step in (*work, self.cache.measure):
             await self._guarded(step)
 
     async def _expire(self) -> None:
@@ -243,7 +253,8 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
     async def _tidy(self) -> None:
         for step in (self.cache.doomed.delete, self.cache.index_pending, self.cache.shrink, self._find_fresh):
             await self._guarded(step)
-        self._unembedded.set()  # the embedder may have been away
+        if self._pictures.look_again():  # the embedder was away, or failed on one
+            self._unembedded.set()
         # with other processes around, a fact may have gone to one that led a moment ago, or with its broker
         if self._behind or not self._leadership.alone:
             await self.catch_up()
@@ -254,18 +265,19 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             self._finished.put_nowait(await self._finished.get())  # wait for one, and leave it there
             await asyncio.sleep(self._settings.cache_batch_s)
             await self._guarded(self.flush)
-            self._unembedded.set()
 
     async def _embed_pictures(self) -> None:
-        """Beside the batches: whoever refines a picture next starts from its latents, and does not wait for this."""
+        """Beside the batches, and many together: whoever refines a picture next starts from its latents, and need not
+        share the machine with this."""
         while True:
             await self._unembedded.wait()
+            await asyncio.sleep(self._settings.picture_batch_s)
             self._unembedded.clear()
             await self._guarded(self._embed_all)
 
     async def _embed_all(self) -> None:
         if self.cache.pictures is not None:
-            await self._pictures.embed_all(self.cache)
+            await self._pictures.embed_waiting(self.cache)
 
     async def _every(
         self, period_s: float, work: Callable[[], Awaitable[Any]], *, first_s: float | None = None

@@ -13,6 +13,9 @@ class Setbacks:
     def __init__(self) -> None:
         self._jobs: dict[str, tuple[int, float]] = {}
 
+    def __len__(self) -> int:
+        return len(self._jobs)
+
     def due(self, job_id: str, now: float) -> bool:
         return self._jobs.get(job_id, (0, now))[1] <= now
 

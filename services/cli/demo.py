@@ -65,7 +65,8 @@ def demo(
     console = wide()
     with tempfile.TemporaryDirectory(prefix="afterimage-demo-") as data:
         settings = settings_from(data_dir=Path(data), large=large, small=small, encoder=encoder, device=device)
-        rows = asyncio.run(_draw_session(settings, seed, steps, console))
+        at_once = settings.model_copy(update={"picture_batch_s": 0.0})  # each prompt waits for all that came before
+        rows = asyncio.run(_draw_session(at_once, seed, steps, console))
     _write(out, rows)
     console.print(session_table(rows, console.width))
     if said := early_starts(rows):

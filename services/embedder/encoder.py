@@ -7,7 +7,7 @@ import io
 import threading
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,14 @@ class Embedded:
     vector: bytes
     unknown_words: tuple[str, ...] = ()
     truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A decoded picture, scaled and normalised for the image tower: (1, 3, side, side). Equal pictures are equal."""
+
+    sha256: bytes
+    pixels: Any = field(compare=False, repr=False)
 
 
 def encoder_folder(name: str) -> Path:
@@ -124,9 +132,17 @@ class Encoder:
 
     def images(self, images: Sequence[bytes]) -> list[Embedded]:
         """One unit vector per PNG or JPEG."""
-        pictures = [decoded(data) for data in images]
+        return self.seen([self.look(data) for data in images])
+
+    def look(self, image: bytes) -> Seen:
+        """A PNG or JPEG as the image tower takes it; from any thread. InvalidRequestError for anything else."""
+        pixels = self._processor(images=[decoded(image)], return_tensors="pt")["pixel_values"]
+        return Seen(hashlib.sha256(image).digest(), pixels)
+
+    def seen(self, images: Sequence[Seen]) -> list[Embedded]:
+        """One unit vector per picture that was looked at."""
         with self._torch.inference_mode():
-            pixels = self._processor(images=pictures, return_tensors="pt")["pixel_values"]
+            pixels = self._torch.cat([image.pixels for image in images])
             rows = _unit(self._model.get_image_features(pixel_values=pixels).pooler_output.numpy())
         return [Embedded(row.tobytes()) for row in rows]
 

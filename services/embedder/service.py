@@ -13,7 +13,7 @@ import grpc
 from protos import embedder_pb2 as pb
 from protos import embedder_pb2_grpc as pb_grpc
 from services.embedder.batching import MicroBatcher
-from services.embedder.encoder import Embedded, Encoder, decoded, encoder_folder, single_threaded
+from services.embedder.encoder import Embedded, Encoder, Seen, encoder_folder, single_threaded
 from services.embedder.remembered import Remembered
 from shared.errors import InvalidRequestError
 from shared.service import Context
@@ -42,8 +42,8 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
             lambda batch: self._encode("embed_forward", self._encoder.texts, batch), seats=seats, wait_s=wait_s
         )
         # on one thread together is hardly faster, and a prompt that comes in between waits for one picture, not for all
-        self._images: MicroBatcher[bytes, Answer] = MicroBatcher(
-            lambda batch: self._encode("embed_picture_forward", self._encoder.images, batch), seats=1
+        self._images: MicroBatcher[Seen, Answer] = MicroBatcher(
+            lambda batch: self._encode("embed_picture_forward", self._encoder.seen, batch), seats=1
         )
         await self._texts.submit(["warm"])  # the first pass through the weights is several times slower
 
@@ -80,13 +80,13 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
     async def EmbedImage(self, request: pb.EmbedImageRequest, context: Any) -> pb.EmbedImageResponse:
         images = list(request.images)
         _check_count("images", len(images), MAX_IMAGES)
-        # one broken picture must fail its own call, not the batch it would have shared
-        await asyncio.gather(*(asyncio.to_thread(decoded, data) for data in images))
-        answers = await self._images.submit(images)
+        # all before the first is encoded: one that is broken fails its call. One after the other: nobody waits for it
+        seen = [await asyncio.to_thread(self._encoder.look, data) for data in images]
+        answers = await self._images.submit(seen)
         return pb.EmbedImageResponse(
             embeddings=[_message(embedded) for embedded, _ in answers],
             encoder_hash=self._encoder.hash,
-            encode_s=sum({image: seconds for image, (_, seconds) in zip(images, answers, strict=True)}.values()),
+            encode_s=sum({image: seconds for image, (_, seconds) in zip(seen, answers, strict=True)}.values()),
         )
 
     async def _encode(

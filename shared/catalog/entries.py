@@ -43,6 +43,11 @@ _FOUND = sa.or_(_HAS_LATENT, sa.and_(_HAS_PICTURE, _IS_EMBEDDED))
 _IDS: Any = sa.bindparam("ids", expanding=True)
 _BY_IDS = sa.select(entries).where(e.id.in_(_IDS))
 _STATES_OF = sa.select(states).where(s.entry_id.in_(_IDS)).order_by(s.entry_id, s.step)
+_LIVE_OF = sa.select(e.id, _HAS_LATENT, sa.and_(_HAS_PICTURE, _IS_EMBEDDED)).where(e.id.in_(_IDS), _FOUND)
+_VECTORS_OF = sa.select(vectors).where(v.entry_id.in_(_IDS))
+_ENCODERS_OF = sa.select(e.id, e.encoder_hash).where(e.id.in_(_IDS), _HAS_PICTURE)
+_SET_ENCODER = sa.update(entries).where(e.id.in_(_IDS)).values(encoder_hash=sa.bindparam("by"))
+_DROP_IMAGES = sa.delete(vectors).where(v.entry_id.in_(_IDS), v.name == IMAGE)
 _ADD_STATES, _ADD_VECTORS = sa.insert(states), sa.insert(vectors)
 _ANSWERED = sa.delete(captured).where(captured.c.job_id == sa.bindparam("of_job"))
 _COUNT_ENTRIES = sa.select(sa.func.count()).select_from(entries)
@@ -225,15 +230,12 @@ def _states(connection: sa.Connection) -> list[State]:
 
 
 def _items(connection: sa.Connection, after: str, limit: int) -> list[IndexItem]:
-    query = sa.select(entries).where(e.id > after, _FOUND).order_by(e.id).limit(limit)
-    return _as_items(connection, connection.execute(query).all())
+    rows = connection.execute(sa.select(entries).where(e.id > after, _FOUND).order_by(e.id).limit(limit)).all()
+    return _as_items(connection, rows, _live(connection, [row.id for row in rows]))
 
 
 def _items_of(connection: sa.Connection, ids: Sequence[str]) -> list[IndexItem]:
-    rows = [
-        row for some in _chunks(ids) for row in connection.execute(sa.select(entries).where(e.id.in_(some), _FOUND))
-    ]
-    return _as_items(connection, rows)
+    return _placed(connection, ids)[0]
 
 
 def _live_ids(connection: sa.Connection, after: str, limit: int) -> list[str]:
@@ -244,27 +246,25 @@ def _live_ids(connection: sa.Connection, after: str, limit: int) -> list[str]:
 def _live(connection: sa.Connection, ids: Sequence[str]) -> dict[str, frozenset[str]]:
     found: dict[str, frozenset[str]] = {}
     for some in _chunks(ids):
-        query = sa.select(e.id, _HAS_LATENT, sa.and_(_HAS_PICTURE, _IS_EMBEDDED)).where(e.id.in_(some), _FOUND)
-        for entry_id, latent, picture in connection.execute(query):
+        for entry_id, latent, picture in connection.execute(_LIVE_OF, {"ids": some}):
             found[entry_id] = frozenset({PROMPT} if latent else ()) | frozenset({IMAGE} if picture else ())
     return found
 
 
-def _as_items(connection: sa.Connection, rows: Sequence[Any]) -> list[IndexItem]:
-    live = _live(connection, [row.id for row in rows])
+def _placed(connection: sa.Connection, ids: Sequence[str]) -> tuple[list[IndexItem], dict[str, frozenset[str]]]:
+    live = _live(connection, ids)
+    rows = [row for some in _chunks(sorted(live)) for row in connection.execute(_BY_IDS, {"ids": some})]
+    return _as_items(connection, rows, live), live
+
+
+def _as_items(connection: sa.Connection, rows: Sequence[Any], live: Mapping[str, frozenset[str]]) -> list[IndexItem]:
     named: dict[str, dict[str, Any]] = {row.id: {} for row in rows}
     for ids in _chunks(named):
-        for row in connection.execute(sa.select(vectors).where(v.entry_id.in_(ids))):
+        for row in connection.execute(_VECTORS_OF, {"ids": ids}):
             if (IMAGE if row.name == IMAGE else PROMPT) in live.get(row.entry_id, ()):
                 named[row.entry_id][row.name] = vector_from(row.data)
     return [
-        IndexItem(
-            entry_id=row.id,
-            vectors=named[row.id],
-            compat=str(_compat_of(row)),
-            owner=row.owner,
-            encoder_hash=row.encoder_hash,
-        )
+        IndexItem(row.id, named[row.id], compat=str(_compat_of(row)), owner=row.owner, encoder_hash=row.encoder_hash)
         for row in rows
     ]
 
@@ -274,16 +274,17 @@ def _unembedded(connection: sa.Connection, limit: int, after: str) -> list[Entry
     return _with_states(connection, connection.execute(query).all())
 
 
-def _embedded(connection: sa.Connection, entry_id: str, vector: bytes, encoder_hash: str) -> bool | None:
-    row = connection.execute(sa.select(e.encoder_hash).where(e.id == entry_id, _HAS_PICTURE)).first()
-    if row is None:
-        return None
-    if row.encoder_hash not in ("", encoder_hash):
-        return False
-    connection.execute(sa.update(entries).where(e.id == entry_id).values(encoder_hash=encoder_hash))
-    connection.execute(sa.delete(vectors).where(v.entry_id == entry_id, v.name == IMAGE))
-    connection.execute(_ADD_VECTORS, [{"entry_id": entry_id, "name": IMAGE, "data": vector}])
-    return True
+def _embedded(connection: sa.Connection, named: Mapping[str, bytes], encoder_hash: str) -> dict[str, bool]:
+    rows = (row for some in _chunks(named) for row in connection.execute(_ENCODERS_OF, {"ids": some}))
+    by = {row.id: row.encoder_hash for row in rows}
+    kept = [entry_id for entry_id in named if by.get(entry_id) in ("", encoder_hash)]
+    for some in _chunks(entry_id for entry_id in kept if not by[entry_id]):
+        connection.execute(_SET_ENCODER, {"ids": some, "by": encoder_hash})
+    for some in _chunks(kept):
+        connection.execute(_DROP_IMAGES, {"ids": some})
+        images = [{"entry_id": entry_id, "name": IMAGE, "data": named[entry_id]} for entry_id in some]
+        connection.execute(_ADD_VECTORS, images)
+    return {entry_id: entry_id in kept for entry_id in by}
 
 
 def _page(connection: sa.Connection, limit: int, after: str) -> tuple[list[Entry], str]:
@@ -360,6 +361,10 @@ class Entries:
         """The same for these entries; those that are found by nothing are left out."""
         return await self._database.read(_items_of, ids)
 
+    async def placed(self, ids: Sequence[str]) -> tuple[list[IndexItem], dict[str, frozenset[str]]]:
+        """`items_of` these entries, and what was `live` of them just before."""
+        return await self._database.read(_placed, ids)
+
     async def live_ids(self, after: str = "", limit: int = 1000) -> list[str]:
         """A page, in order, of the ids of what the index must hold."""
         return await self._database.read(_live_ids, after, limit)
@@ -372,10 +377,10 @@ class Entries:
         """A page, by entry id, of those whose picture can be started from but is not embedded yet."""
         return await self._database.read(_unembedded, limit, after)
 
-    async def embedded(self, entry_id: str, vector: bytes, encoder_hash: str) -> bool | None:
-        """Keeps the embedding of the entry's picture (float32, little endian). None when entry or picture are gone;
-        False, and nothing kept, when the entry's prompt was embedded by another encoder."""
-        return await self._database.write_lazily(_embedded, entry_id, vector, encoder_hash)
+    async def embedded(self, vectors: Mapping[str, bytes], encoder_hash: str) -> dict[str, bool]:
+        """Keeps the embeddings of these entries' pictures, id → float32, little endian. False, and nothing kept, where
+        the prompt was embedded by another encoder; those whose entry or picture is gone are left out."""
+        return await self._database.write_lazily(_embedded, vectors, encoder_hash)
 
     async def spent(self, limit: int = 1000) -> list[str]:
         """Ids of entries with no state left whose job expired: nothing can be had from them any more."""

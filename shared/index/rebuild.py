@@ -40,8 +40,7 @@ async def reconcile(catalog: Catalog, index: Index, entry_ids: Iterable[str]) ->
     """Adds those of these entries that something can be had from, each under what it has, and removes the others."""
     pending = set(entry_ids)
     while pending:
-        before = await catalog.entries.live(sorted(pending))
-        items = await catalog.entries.items_of(sorted(before))
+        items, before = await catalog.entries.placed(sorted(pending))
         if items:
             await index.add(items)
         if gone := sorted(pending - {item.entry_id for item in items}):

@@ -19,6 +19,11 @@ def with_picture(steps: tuple[int, ...] = (5,), **fields: str) -> Entry:
     return dataclasses.replace(entry, states=(picture, *entry.states))
 
 
+def seven(*entry_ids: str) -> dict[str, bytes]:
+    """The same embedding for each."""
+    return dict.fromkeys(entry_ids, vector_bytes(a_vector(7)))
+
+
 async def add(catalog: Catalog, entry: Entry) -> Entry:
     named = {"whole": vector_bytes(a_vector(1))} if entry.latents else {}
     assert await catalog.entries.add(entry, named)
@@ -43,30 +48,31 @@ async def test_pictures_wait_for_their_embedding_in_order(catalog: Catalog) -> N
     await add(catalog, an_entry(id="e4"))  # has none
     assert [one.id for one in await catalog.entries.unembedded(2)] == ["e1", "e2"]
     assert [one.id for one in await catalog.entries.unembedded(2, "e2")] == ["e3"]
-    assert await catalog.entries.embedded("e1", vector_bytes(a_vector(7)), "clip-1") is True
+    assert await catalog.entries.embedded(seven("e1"), "clip-1") == {"e1": True}
     assert [one.id for one in await catalog.entries.unembedded()] == ["e2", "e3"]
     await catalog.entries.drop_states([("e2", PICTURE_STEP)])
     assert [one.id for one in await catalog.entries.unembedded()] == ["e3"]
-    assert await catalog.entries.embedded("e2", vector_bytes(a_vector(7)), "clip-1") is None
-    assert await catalog.entries.embedded("nope", vector_bytes(a_vector(7)), "clip-1") is None
+    assert await catalog.entries.embedded(seven("e2", "nope"), "clip-1") == {}
+    assert await catalog.entries.embedded({}, "clip-1") == {}
 
 
 async def test_a_picture_of_another_encoder_than_the_prompts_is_not_kept(catalog: Catalog) -> None:
     entry = await add(catalog, with_picture())
-    assert await catalog.entries.embedded(entry.id, vector_bytes(a_vector(7)), "clip-2") is False
-    assert [one.id for one in await catalog.entries.unembedded()] == [entry.id]
     bare = await add(catalog, dataclasses.replace(with_picture(steps=()), encoder_hash=""))
-    assert await catalog.entries.embedded(bare.id, vector_bytes(a_vector(7)), "clip-2") is True
+    assert await catalog.entries.embedded(seven(entry.id, bare.id), "clip-2") == {entry.id: False, bare.id: True}
+    assert [one.id for one in await catalog.entries.unembedded()] == [entry.id]
     assert (await catalog.entries.get(bare.id)).encoder_hash == "clip-2"
 
 
 async def test_an_entry_is_indexed_under_what_can_be_had_from_it(catalog: Catalog) -> None:
     entry = await add(catalog, with_picture(id="e1"))
     assert await catalog.entries.live(["e1", "nope"]) == {"e1": {"prompt"}}
-    await catalog.entries.embedded("e1", vector_bytes(a_vector(7)), "clip-1")
-    await catalog.entries.embedded("e1", vector_bytes(a_vector(8)), "clip-1")  # again, and newer
+    await catalog.entries.embedded(seven("e1"), "clip-1")
+    await catalog.entries.embedded({"e1": vector_bytes(a_vector(8))}, "clip-1")  # again, and newer
     assert await catalog.entries.live(["e1"]) == {"e1": {"prompt", "image"}}
-    (item,) = await catalog.entries.items_of(["e1"])
+    (item,), live = await catalog.entries.placed(["nope", "e1"])
+    assert live == {"e1": {"prompt", "image"}}
+    assert [one.entry_id for one in await catalog.entries.items_of(["e1"])] == [item.entry_id]
     assert set(item.vectors) == {"whole", "image"}
     np.testing.assert_array_equal(item.vectors["image"], a_vector(8))
 
@@ -84,7 +90,7 @@ async def test_a_picture_without_latents_is_indexed_once_it_is_embedded(catalog:
     await add(catalog, with_picture(steps=(), id="e1"))
     assert await catalog.entries.items() == []
     assert await catalog.entries.live_ids() == []
-    await catalog.entries.embedded("e1", vector_bytes(a_vector(7)), "clip-1")
+    await catalog.entries.embedded(seven("e1"), "clip-1")
     assert await catalog.entries.live_ids() == ["e1"]
 
 

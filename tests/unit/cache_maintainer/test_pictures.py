@@ -75,7 +75,7 @@ class Home:
 
 @contextlib.asynccontextmanager
 async def home(settings: Settings, **changes: Any) -> AsyncIterator[Home]:
-    changes = {"large": MODEL, "cache_batch_s": 0.0, **changes}
+    changes = {"large": MODEL, "cache_batch_s": 0.0, "picture_batch_s": 0.0, **changes}
     maintainer = CacheMaintainerService()
     async with running([maintainer, EmbedderService()], settings.model_copy(update=changes)) as process:
         stub = EmbedderServiceStub(process.context.channel("embedder"))
@@ -225,6 +225,90 @@ async def test_what_the_embedder_fails_on_costs_only_itself_and_is_put_off(
         assert calls == [4, 2, 2, 1, 1]
         assert await here.maintainer._pictures.embed_all(here.maintainer.cache) == 0
         assert len(calls) == 5
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many pictures each call to the embedder holds, from now on."""
+    calls, embed = list[int](), EmbedderService.EmbedImage
+
+    async def counting(self: EmbedderService, request: embedder_pb2.EmbedImageRequest, context: Any) -> Any:
+        calls.append(len(request.images))
+        return await embed(self, request, context)
+
+    monkeypatch.setattr(EmbedderService, "EmbedImage", counting)
+    return calls
+
+
+async def looked_through(here: Home) -> None:
+    """Until the catalog was asked what waits, as it is at a start."""
+
+    async def is_not_behind() -> bool:
+        return not here.maintainer._pictures.behind
+
+    await here.until(is_not_behind)
+
+
+async def test_pictures_that_come_together_are_embedded_together_and_the_catalog_is_not_asked_which(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = counted(monkeypatch)
+    async with home(settings, picture_batch_s=0.5) as here:
+        await looked_through(here)
+        monkeypatch.setattr(here.maintainer._pictures, "embed_all", None)
+        jobs = [await here.finish(f"p{seed}", seed) for seed in (1, 2, 3)]
+        assert calls == []  # they wait for each other
+        await here.embedded()
+        assert calls == [3]
+        assert [await here.found(seed) for seed in (1, 2, 3)] == [[job.id] for job in jobs]
+
+
+async def test_more_pictures_than_are_remembered_are_looked_for_in_the_catalog(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.cache_maintainer.pictures.REMEMBERED", 1)
+    async with home(settings, picture_batch_s=0.5) as here:
+        await looked_through(here)
+        jobs = [await here.finish(f"p{seed}", seed) for seed in (1, 2, 3)]
+        await here.embedded()
+        assert [await here.found(seed) for seed in (1, 2, 3)] == [[job.id] for job in jobs]
+
+
+async def test_a_picture_that_leaves_while_it_waits_is_not_embedded(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = counted(monkeypatch)
+    async with home(settings, picture_batch_s=0.5, picture_max_count=1) as here:
+        await looked_through(here)
+        for seed in (1, 2):
+            await here.finish(f"p{seed}", seed)
+        await here.embedded()
+        assert calls == [1]
+        assert len(await here.found(2)) == 1
+
+
+async def test_what_waited_while_the_embedder_was_away_is_embedded_when_the_cache_is_tidied(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_away, embed = True, EmbedderService.EmbedImage
+
+    async def sometimes(self: EmbedderService, request: embedder_pb2.EmbedImageRequest, context: Any) -> Any:
+        if is_away:
+            raise UnavailableError
+        return await embed(self, request, context)
+
+    monkeypatch.setattr(EmbedderService, "EmbedImage", sometimes)
+    async with home(settings) as here:
+        await looked_through(here)
+        job = await here.finish("a", 1)
+
+        async def is_behind() -> bool:
+            return here.maintainer._pictures.behind
+
+        await here.until(is_behind)
+        is_away = False
+        await here.maintainer._tidy()
+        await here.embedded()
+        assert await here.found(1) == [job.id]
 
 
 async def test_an_embedder_that_is_away_is_asked_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,9 @@ from shared.clock import ManualClock
 from shared.errors import InvalidRequestError, NotFoundError
 from shared.messages import EntriesCached, EntriesEvicted, JobSucceeded, StateUsed
 from shared.settings import Settings
+from shared.telemetry import METRICS
 from shared.types import CacheMode, PlanSource
-from tests.unit.cache_maintainer.house import house
+from tests.unit.cache_maintainer.house import House, house
 from tests.unit.cached import MODEL, finished_job, request, unit
 
 
@@ -26,6 +27,30 @@ async def test_a_finished_job_becomes_an_entry_that_can_be_found(small: Settings
         stats = await home.stub.Stats(pb.StatsRequest(), timeout=5)
         assert (stats.entries, stats.states, stats.bytes, stats.inserted) == (1, 5, 500, 5)
         assert dict(stats.states_by_step) == {5: 1, 10: 1, 15: 1, 20: 1, 25: 1}
+
+
+async def test_the_gauges_say_what_the_catalog_counts_and_it_is_not_asked_after_each_batch(
+    small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def shown(home: House) -> bool:
+        totals = await home.backends.catalog.entries.totals()
+        gauges = (METRICS.cache_entries, METRICS.cache_states, METRICS.cache_bytes, METRICS.cache_pictures)
+        values = [one._value.get() for one in gauges]
+        return values == [totals.entries, totals.states, totals.bytes, totals.pictures] and totals.entries > 0
+
+    async with house(small) as home:
+        with monkeypatch.context() as patched:
+            patched.setattr(home.service.cache, "measure", None)
+            first = await home.finish(request("a"), 1)
+            assert await shown(home)
+            for number in (2, 3, 4):  # the first ones' states are evicted
+                await home.finish(request(str(number)), number)
+            assert await shown(home)
+            await home.stub.Purge(pb.PurgeRequest(entry_id=first), timeout=5)
+            assert await shown(home)
+        METRICS.cache_entries.set(0)
+        await home.service.collect()
+        assert await shown(home)
 
 
 async def test_hearing_twice_changes_nothing(small: Settings) -> None:

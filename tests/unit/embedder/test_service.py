@@ -9,10 +9,11 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from PIL import Image
 
 from protos import embedder_pb2 as pb
 from protos.embedder_pb2_grpc import EmbedderServiceStub
-from services.embedder.encoder import Embedded, encoder_hash
+from services.embedder.encoder import Embedded, Seen, decoded, encoder_hash
 from services.embedder.service import MAX_TEXTS, EmbedderService
 from shared import rpc
 from shared.errors import InvalidRequestError
@@ -87,6 +88,35 @@ async def test_pictures(settings: Settings, clip_folder: Path) -> None:
         assert reply.embeddings[0].vector != reply.embeddings[1].vector
 
 
+async def test_a_picture_is_decoded_once_and_equal_ones_are_encoded_once(
+    settings: Settings, clip_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decodings, encoded = list[int](), list[int]()
+    async with house(settings, clip_folder) as (service, stub):
+        seen = service._encoder.seen
+
+        def decode(data: bytes) -> Image.Image:
+            decodings.append(len(data))
+            return decoded(data)
+
+        def watch(batch: Sequence[Seen]) -> list[Embedded]:
+            encoded.append(len(batch))
+            return seen(batch)
+
+        monkeypatch.setattr("services.embedder.encoder.decoded", decode)
+        monkeypatch.setattr(service._encoder, "seen", watch)
+        three = [picture(1), picture(2), picture(1)]
+        reply = await rpc.call(stub.EmbedImage, pb.EmbedImageRequest(images=three), timeout_s=10)
+        assert decodings == [len(data) for data in three]
+        assert encoded == [1, 1]
+        one, two, again = (embedding.vector for embedding in reply.embeddings)
+        assert one == again != two
+        broken = pb.EmbedImageRequest(images=[picture(1), b"no picture"])
+        with pytest.raises(InvalidRequestError, match="images"):
+            await rpc.call(stub.EmbedImage, broken, timeout_s=10)
+        assert encoded == [1, 1]
+
+
 async def test_pictures_have_a_stage_of_their_own(settings: Settings, clip_folder: Path) -> None:
     """A request's time is told apart from what is embedded behind its back."""
 
@@ -104,9 +134,9 @@ async def test_a_text_waits_for_one_picture_not_for_all(
     settings: Settings, clip_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with house(settings, clip_folder) as (service, stub):
-        ran, images, texts, asked = list[str](), service._encoder.images, service._encoder.texts, threading.Event()
+        ran, images, texts, asked = list[str](), service._encoder.seen, service._encoder.texts, threading.Event()
 
-        def watch_images(batch: Sequence[bytes]) -> list[Embedded]:
+        def watch_images(batch: Sequence[Seen]) -> list[Embedded]:
             ran.append("image")
             asked.wait(5)
             return images(batch)
@@ -115,7 +145,7 @@ async def test_a_text_waits_for_one_picture_not_for_all(
             ran.append("text")
             return texts(batch)
 
-        monkeypatch.setattr(service._encoder, "images", watch_images)
+        monkeypatch.setattr(service._encoder, "seen", watch_images)
         monkeypatch.setattr(service._encoder, "texts", watch_texts)
         pictures = pb.EmbedImageRequest(images=[picture(1), picture(2), picture(3)])
         first = asyncio.ensure_future(rpc.call(stub.EmbedImage, pictures, timeout_s=10))

@@ -236,7 +236,7 @@ async def test_after_a_gap_in_the_facts_it_knows_what_the_catalog_knows(noop: Se
 async def test_an_entry_that_kept_its_picture_alone_is_predicted_no_more(noop: Settings) -> None:
     async with house(noop) as home:
         spent, entries = await home.cache(request(), unit(1)), home.backends.catalog.entries
-        await entries.embedded(spent, vector_bytes(unit(3)), ENCODER)
+        await entries.embedded({spent: vector_bytes(unit(3))}, ENCODER)
         latents = (await entries.get(spent)).latents
         await entries.drop_states([(spent, state.step) for state in latents])  # and nobody said so
         assert [set(item.vectors) for item in await entries.items()] == [{"image"}]
