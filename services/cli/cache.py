@@ -101,7 +101,9 @@ def entries_table(entries: Sequence[pb.Entry], width: int = WIDE) -> Table:
             datetime.fromtimestamp(entry.created_at).strftime("%m-%d %H:%M:%S"),
             entry.model,
             f"{entry.width}x{entry.height}",
-            " ".join(f"{state.step}({state.uses})" for state in entry.states) + f" of {entry.steps}",
+            " ".join([*(f"{state.step}({state.uses})" for state in entry.states), f"of {entry.steps}"])
+            if entry.states
+            else "–",
             f"yes({entry.picture.uses})" if entry.HasField("picture") else "–",
             Text(entry.prompt),
         )

@@ -100,7 +100,7 @@ def _summary(answer: pb.AllocationResponse) -> Panel:
     ]
     if answer.kept:
         lines.append(f"not switched: {answer.kept}")
-    return Panel("\n".join(lines), title="global monitor", title_align="left", highlight=False)
+    return Panel("\n".join(lines), title="global monitor", title_align="left", highlight=False, expand=False)
 
 
 def _lanes(answer: pb.AllocationResponse) -> Table:

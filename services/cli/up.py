@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from services.cli.embedded import all_services, announced, settings_from
+from services.cli.words import wide
 from shared import telemetry
 from shared.models.card import served_cards
 
@@ -80,7 +80,7 @@ def up(
     telemetry.configure_logging(settings.log_level)
     names = ", ".join(served_cards(settings))  # a wrong name is said before anything is started
     with contextlib.ExitStack() as stack:
-        out = Console()
+        out = wide()
         out.print("[dim]starting …[/dim]")
 
         def ready(process: Running) -> None:

@@ -9,12 +9,15 @@ from typing import Any
 
 import grpc
 import pytest
+from rich.console import Console
 
 from protos import global_monitor_pb2 as pb
 from protos.global_monitor_pb2_grpc import (
     GlobalMonitorServiceServicer,
     add_GlobalMonitorServiceServicer_to_server,
 )
+from services.cli.monitor import shown
+from services.cli.tables import WIDE
 from tests.unit.cli.test_app import run
 
 
@@ -45,3 +48,12 @@ def test_where_no_monitor_is_it_says_how_to_name_one(
 ) -> None:
     code, said = run(monkeypatch, capfd, "monitor", "--once", "--target", "127.0.0.1:1")
     assert (code, "nothing listens on 127.0.0.1:1" in said) == (os.EX_UNAVAILABLE, True)
+
+
+def test_in_a_pipe_no_line_is_longer_than_what_it_says() -> None:
+    console = Console(width=WIDE, force_terminal=False)
+    answer = pb.AllocationResponse(mode="throughput", set_mode="throughput", period_s=180, why="the first period")
+    with console.capture() as text:
+        console.print(shown(answer))
+    assert "mode throughput, every 180 s" in text.get()
+    assert max(map(len, text.get().splitlines())) < 120

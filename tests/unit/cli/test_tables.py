@@ -69,6 +69,8 @@ def test_ids_of_entries_are_whole_and_their_states_all_there(width: int) -> None
     assert ID in text
     assert all(f"{step}(1)" in text for step in (5, 10, 15, 20, 25))
     assert " of" in text
+    hit = pb.Entry(id=ID, model="small", steps=50, picture=pb.State(uses=1), prompt=PROMPT)
+    assert " of 50" not in "\n".join(lines(entries_table([hit], width), width))
 
 
 @pytest.mark.parametrize("width", [48, 80, 400])
