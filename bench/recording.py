@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -58,9 +59,19 @@ def record(
         "settings": settings,
         "machine": on or machine(),
     }
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(_strict(content), indent=1, ensure_ascii=False, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
     print(f"\nwrote {path}")
     return path
+
+
+def _strict(value: Any) -> Any:
+    """The same with null for nan and infinities, of which JSON knows none: what was not measured."""
+    if isinstance(value, Mapping):
+        return {key: _strict(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def quantile(values: Sequence[float], share: float) -> float:

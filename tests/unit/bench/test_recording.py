@@ -36,5 +36,15 @@ def test_a_record_says_figures_settings_and_machine(tmp_path: Path) -> None:
     assert on["packages"]["torch"] != "not installed"
 
 
+def test_what_was_not_measured_is_null_since_json_knows_no_nan(tmp_path: Path) -> None:
+    figures = {"refusal_p50_ms": quantile([], 0.5), "rounds": [{"worst": math.inf}, {"worst": 1.0}]}
+    path = record("tried", figures, {}, on={"cores": 2}, folder=tmp_path)
+    assert "NaN" not in path.read_text()
+    assert json.loads(path.read_text())["figures"] == {
+        "refusal_p50_ms": None,
+        "rounds": [{"worst": None}, {"worst": 1.0}],
+    }
+
+
 def test_a_table_is_markdown() -> None:
     assert table(["a", "b"], [["x", 0.12345]]).splitlines() == ["| a | b |", "| --- | ---: |", "| x | 0.123 |"]
