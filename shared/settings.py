@@ -59,16 +59,15 @@ class Settings(BaseSettings):
     embedder_address: str = Field(
         "", description="host:port of a service that runs as its own process; replicas: ip:port,ip:port or one name."
     )
-    match_predictor_address: str = ""
-    retriever_address: str = ""
-    cache_maintainer_address: str = ""
-    gpu_worker_address: str = ""
+    match_predictor_address: str = Field("", description="The same.")
+    retriever_address: str = Field("", description="The same.")
+    cache_maintainer_address: str = Field("", description="Whom `afterimage cache` asks.")
     global_monitor_address: str = Field("", description="Where `afterimage monitor` asks a monitor of its own process.")
     catalog_timeout_s: Seconds = Field(
         3.0, description="How long a gateway waits for one answer of a catalog on a server, before it says UNAVAILABLE."
     )
     connect_wait_s: float = Field(30.0, ge=0, description="How long a start waits for servers that do not answer yet.")
-    max_message_bytes: int = Field(64 * 2**20, ge=2**16)
+    max_message_bytes: int = Field(64 * 2**20, ge=2**16, description="Of one gRPC message, its picture included.")
 
     # ---- models ----
     large: str = Field("bundled:large", description="Model that draws: a name of `models list`, a folder, or a hub id.")
@@ -117,16 +116,16 @@ class Settings(BaseSettings):
     )
 
     # ---- requests ----
-    max_prompt_chars: int = Field(2000, ge=1)
-    max_steps: int = Field(1000, ge=1)
+    max_prompt_chars: int = Field(2000, ge=1, description="Of a prompt, and of a negative prompt.")
+    max_steps: int = Field(1000, ge=1, description="T that may be asked for; a model's card may allow fewer.")
     max_queued: int = Field(256, ge=1, description="Jobs waiting before new ones are refused with a retry delay.")
     min_free_bytes: int = Field(64 * 2**20, ge=0, description="Free disk below which new jobs are refused.")
-    idempotency_keep_s: Seconds = 24 * 3600.0
-    results_keep_s: Seconds = 7 * 24 * 3600.0
+    idempotency_keep_s: Seconds = Field(24 * 3600.0, description="How long an idempotency key holds.")
+    results_keep_s: Seconds = Field(7 * 24 * 3600.0, description="How long a job that ended keeps its row and picture.")
 
     # ---- jobs ----
     lease_s: Seconds = Field(15.0, description="A running job not renewed for this long goes to another worker.")
-    max_attempts: int = Field(3, ge=1)
+    max_attempts: int = Field(3, ge=1, description="Errors of a job's own, after which it has failed for good.")
     checkpoint_every_steps: int = Field(
         -1, ge=-1, description="Crash checkpoints every m steps; 0: off; -1: 10 over a broker, off in one process."
     )
@@ -141,11 +140,13 @@ class Settings(BaseSettings):
     fetch_timeout_s: Seconds = Field(
         5.0, description="Limit of reading one cached state or picture; beyond it the picture is drawn without it."
     )
-    progress_per_s: float = Field(5.0, gt=0, le=60)
+    progress_per_s: float = Field(5.0, gt=0, le=60, description="Steps of one job that are told, at most.")
 
     # ---- cache ----
-    cache_max_bytes: int = Field(1 * 2**30, ge=0)
-    eviction_policy: Literal["lcbfu", "lru", "lfu", "fifo"] = "lcbfu"
+    cache_max_bytes: int = Field(1 * 2**30, ge=0, description="Byte budget of the cached latents.")
+    eviction_policy: Literal["lcbfu", "lru", "lfu", "fifo"] = Field(
+        "lcbfu", description="Which latent leaves first; lcbfu is NIRVANA's (§5.4)."
+    )
     image_tier: Literal["all", "large", "off"] = Field(
         "all", description="Whose finished pictures any model may start from: all, the large model's only, or none."
     )
@@ -159,11 +160,13 @@ class Settings(BaseSettings):
     )
     picture_max_age_s: float = Field(0.0, ge=0, description="A picture older than this leaves; 0: at no age.")
     capture_steps: Steps = Field((5, 10, 15, 20, 25), description="K kept, of T = 50 (NIRVANA §5.3).")
-    state_codec: Literal["fp16", "fp32", "int8"] = "fp16"
+    state_codec: Literal["fp16", "fp32", "int8"] = Field(
+        "fp16", description="How latents are stored: the smaller, the more of them fit and the less exact they are."
+    )
     insert_on_hit: bool = Field(True, description="Keep the states after a hit's start step too.")
     blob_grace_s: Seconds = Field(60.0, description="An evicted blob lives this much longer than its index entry.")
     cache_batch_s: float = Field(0.05, ge=0, description="Entries are inserted in batches at most this far apart.")
-    cache_batch_max: int = Field(64, ge=1)
+    cache_batch_max: int = Field(64, ge=1, description="Entries of one batch, at most.")
     maintainer_lease_s: Seconds = Field(
         15.0, description="A cache maintainer not heard of for this long is replaced by one that stands by."
     )
@@ -180,7 +183,9 @@ class Settings(BaseSettings):
     ] = 0.95
     candidates: int = Field(8, ge=1, le=200, description="Nearest entries the planner looks at.")
     epsilon: Share = Field(0.0, description="Share of hits drawn from noise all the same (NIRVANA §9).")
-    predictor: Literal["sketch", "svm", "always"] = "sketch"
+    predictor: Literal["sketch", "svm", "always"] = Field(
+        "sketch", description="What says whether a lookup is worth it; svm is NIRVANA's (§5.2), always asks nobody."
+    )
     sample_predicted_misses: Share = Field(0.05, description="Predicted misses looked up anyway, to know recall.")
     sketch_margin: float = Field(
         0.01, ge=0, le=1, description="Cosine below the K table's lowest threshold that the sketch still calls a hit."
@@ -193,7 +198,7 @@ class Settings(BaseSettings):
     embed_cache: int = Field(4096, ge=0, description="Texts whose embedding is remembered.")
     call_timeout_s: Seconds = Field(2.0, description="Limit of one call to embedder, predictor or retriever.")
 
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least that is logged.")
 
     @model_validator(mode="after")
     def _derived_urls(self) -> Settings:
