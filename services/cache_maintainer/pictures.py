@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 
 from protos import embedder_pb2 as pb
@@ -18,9 +19,12 @@ from shared.errors import (
     InvalidRequestError,
     UnavailableError,
 )
+from shared.models.card import served_cards
+from shared.models.k_table import MODM_DIM, Profiles, load_image_tables, measured_on
 from shared.service import Context
+from shared.settings import Settings
 from shared.telemetry import METRICS, log
-from shared.types import Entry
+from shared.types import Entry, vector_from
 
 AT_A_TIME = 16
 TIMEOUT_S = 30.0
@@ -31,11 +35,18 @@ REMEMBERED = 1024
 
 class Pictures:
     """Works through the pictures that it heard of, and through those that the catalog lists as not embedded where it
-    may not have heard of all: at the start, and when something went wrong. What fails is listed again."""
+    may not have heard of all: at the start, and when something went wrong. What fails is listed again.
+
+    Where no served model may start from a served one's pictures, nothing is embedded until one may: then all are.
+    """
 
     def __init__(self, context: Context, backends: Backends) -> None:
         self._backends = backends
-        self._clock = context.clock
+        self._clock, self._settings = context.clock, context.settings
+        self._start_something: bool | None = None
+        """Whether a picture can start anything here; None: not looked up yet."""
+        self._dim = 0
+        """Length of the encoder's embeddings; 0: not asked yet."""
         self._setbacks = Setbacks()
         self._max_bytes = context.settings.max_message_bytes // 2
         self._heard: dict[str, Entry] = {}
@@ -49,7 +60,7 @@ class Pictures:
 
     def hear(self, entries: Iterable[Entry]) -> bool:
         """Entries that came into the cache; whether one of them has a picture to embed."""
-        if self._embedder is None:
+        if self._embedder is None or self._start_something is False:
             return False
         with_picture = {entry.id: entry for entry in entries if entry.picture is not None}
         if len(self._heard) + len(with_picture) > REMEMBERED:
@@ -65,6 +76,9 @@ class Pictures:
 
     async def embed_waiting(self, cache: Cache) -> int:
         """Those that were heard of, or all that the catalog knows of; how many were embedded."""
+        if self._embedder is None or not await self._wanted(self._embedder):
+            self._heard, self.behind = {}, True
+            return 0
         heard, self._heard = list(self._heard.values()), {}
         if self.behind:
             return await self.embed_all(cache)
@@ -97,6 +111,24 @@ class Pictures:
             self.behind = True
             raise
         return done
+
+    async def _wanted(self, embedder: EmbedderServiceStub) -> bool:
+        if not self._start_something:
+            if not self._dim:
+                reply = await rpc.call(
+                    embedder.EmbedText, pb.EmbedTextRequest(texts=["a picture"]), timeout_s=TIMEOUT_S
+                )
+                self._dim = len(vector_from(reply.embeddings[0].vector))
+            before = self._start_something
+            self._start_something = self._dim == MODM_DIM or await pictures_start(
+                self._backends.catalog.profiles, self._settings
+            )
+            if before is None and not self._start_something:
+                log("cache_maintainer").info(
+                    "pictures are not embedded: no served model was measured on pictures of one",
+                    rule="afterimage profile --model MODEL --images-from MODEL",
+                )
+        return bool(self._start_something)
 
     async def _embed_page(self, page: Sequence[Entry], cache: Cache) -> int:
         now = self._clock.monotonic()
@@ -150,6 +182,17 @@ class Pictures:
         if len(reply.embeddings) != len(pictures):
             raise AfterimageError(f"embedder: {len(reply.embeddings)} embeddings of {len(pictures)} pictures")
         return reply
+
+
+async def pictures_start(profiles: Profiles, settings: Settings) -> bool:
+    """Whether any model that these settings serve was measured on pictures of one (MoDM §5.2)."""
+    cards = await asyncio.to_thread(served_cards, settings)
+    await asyncio.to_thread(lambda: [card.weights_hash for card in cards.values()])  # hashing takes a moment
+    for card in cards.values():
+        tables = await load_image_tables(profiles, card, list(cards), settings.image_k_table_alpha)
+        if measured_on(tables, card, cards.values()):
+            return True
+    return False
 
 
 def calls(entries: Iterable[Entry], max_bytes: int) -> list[list[Entry]]:

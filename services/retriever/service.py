@@ -141,11 +141,12 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
 
     def _refiners(self, asked: Known, question: Question, dim: int) -> tuple[Refiner, ...]:
         """The model that the request names, else every one that is served and draws such a request."""
-        request = question.request
+        request, served = question.request, self._tables.served
+        drawers = [one.card for one in (*served, asked)]
         able = [
             one
-            for one in ([asked] if request.names_a_model else self._tables.served)
-            if one.may_refine(question.encoder_hash, dim) and one.card.draws(request.size, request.steps)
+            for one in ([asked] if request.names_a_model else served)
+            if one.may_refine(question.encoder_hash, dim, drawers) and one.card.draws(request.size, request.steps)
         ]
         return tuple(
             Refiner(

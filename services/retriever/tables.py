@@ -17,6 +17,7 @@ from shared.models.k_table import (
     image_table,
     load_image_tables,
     load_k_table,
+    measured_on,
 )
 from shared.models.latency import Latency, read_latency
 from shared.settings import Settings
@@ -39,12 +40,10 @@ class Known:
         """What this model may do with pictures, by who drew them."""
         return lambda model, weights: image_table(self.pictures, self.card, (model, weights), encoder_hash, dim)
 
-    def may_refine(self, encoder_hash: str, dim: int) -> bool:
-        """Whether any picture at all could be started from by similarities of this encoder."""
-        return dim == MODM_DIM or any(
-            table.levels and table.encoder_hash == encoder_hash and table.weights_hash == self.card.weights_hash
-            for table in self.pictures
-        )
+    def may_refine(self, encoder_hash: str, dim: int, sources: Iterable[ModelCard]) -> bool:
+        """Whether it could start from any picture of `sources` at all, by similarities of this encoder."""
+        tables = measured_on(self.pictures, self.card, sources)
+        return dim == MODM_DIM or any(table.encoder_hash == encoder_hash for table in tables)
 
 
 class Tables:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -210,6 +210,18 @@ async def load_image_tables(profiles: Profiles, card: ModelCard, sources: Sequen
             table = table_from_json(value, f"profile of {name}, alpha {alpha:g}")
             found[table.images_from, table.images_weights_hash] = table
     return list(found.values())
+
+
+def measured_on(tables: Iterable[KTable], card: ModelCard, sources: Iterable[ModelCard]) -> list[KTable]:
+    """The tables by which `card` may start from pictures of `sources`, these weights from those."""
+    pairs = {(source.name, source.weights_hash) for source in sources}
+    return [
+        table
+        for table in tables
+        if table.levels
+        and table.weights_hash == card.weights_hash
+        and (table.images_from, table.images_weights_hash) in pairs
+    ]
 
 
 @dataclass(frozen=True, slots=True)

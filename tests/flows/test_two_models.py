@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from services.cache_maintainer.service import CacheMaintainerService
 from services.embedder.encoder import encoder_hash
 from services.gateway.roster import Roster
 from services.gateway.service import GatewayService
@@ -151,3 +152,5 @@ async def _measured(home: House) -> None:
     await home.backends.catalog.profiles.put(kind, profile_of(table), table.weights_hash, table_to_json(table))
     retriever = next(service for service in home.process.services if isinstance(service, RetrieverService))
     await retriever._tables.open()  # which it does by itself every half minute
+    maintainer = next(service for service in home.process.services if isinstance(service, CacheMaintainerService))
+    maintainer._unembedded.set()  # and this one too

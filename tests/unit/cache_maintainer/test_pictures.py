@@ -19,8 +19,11 @@ from protos.embedder_pb2_grpc import EmbedderServiceStub
 from services.cache_maintainer.service import CacheMaintainerService
 from services.embedder.service import EmbedderService
 from shared.backends import Backends
+from shared.catalog import open_catalog
 from shared.errors import BlobMissingError, DeadlineError, NotFoundError, UnavailableError
 from shared.messages import JobSucceeded, StateUsed
+from shared.models.card import find_card
+from shared.models.k_table import KTable, Level, profile_kind, profile_of, table_to_json
 from shared.service import running
 from shared.settings import Settings
 from shared.types import IndexFilter, Job, vector_from
@@ -73,11 +76,25 @@ class Home:
         return [hit.entry_id for hit in hits if hit.similarity > 0.9999]
 
 
+async def measured(settings: Settings) -> None:
+    """The model may start from its own pictures."""
+    hashed = find_card(MODEL).weights_hash
+    table = KTable((Level(5, 0.5),), model="noop", weights_hash=hashed, images_from="noop", images_weights_hash=hashed)
+    kind = profile_kind(settings.image_k_table_alpha, images=True)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    catalog = await open_catalog(settings.catalog_url)
+    await catalog.profiles.put(kind, profile_of(table), hashed, table_to_json(table))
+    await catalog.close()
+
+
 @contextlib.asynccontextmanager
-async def home(settings: Settings, **changes: Any) -> AsyncIterator[Home]:
+async def home(settings: Settings, *, may_start: bool = True, **changes: Any) -> AsyncIterator[Home]:
     changes = {"large": MODEL, "cache_batch_s": 0.0, "picture_batch_s": 0.0, **changes}
+    settings = settings.model_copy(update=changes)
+    if may_start:
+        await measured(settings)
     maintainer = CacheMaintainerService()
-    async with running([maintainer, EmbedderService()], settings.model_copy(update=changes)) as process:
+    async with running([maintainer, EmbedderService()], settings) as process:
         stub = EmbedderServiceStub(process.context.channel("embedder"))
         yield Home(maintainer, process.context.backends, stub)
 
@@ -92,6 +109,16 @@ async def test_a_picture_is_found_by_what_it_shows_also_without_latents(settings
         assert job.result is not None
         assert (entry.picture.key, entry.latents) == (job.result.picture_key, ())
         assert entry.encoder_hash  # the prompt was never embedded: the picture says by whom
+
+
+async def test_nothing_is_embedded_until_a_served_model_may_start_from_it_and_then_all_is(settings: Settings) -> None:
+    async with home(settings, may_start=False, blob_grace_s=0.1) as here:
+        jobs = [await here.finish(f"{seed}", seed) for seed in (1, 2)]
+        await asyncio.sleep(0.3)
+        assert len(await here.backends.catalog.entries.unembedded()) == 2
+        await measured(here.maintainer._settings)
+        await here.embedded()
+        assert [await here.found(seed) for seed in (1, 2)] == [[job.id] for job in jobs]
 
 
 async def test_an_evicted_picture_leaves_the_index_and_stays_the_jobs(settings: Settings) -> None:
@@ -130,8 +157,7 @@ async def test_an_expired_result_leaves_the_cached_picture_and_an_evicted_one_is
 
 
 async def test_only_the_large_models_pictures_where_that_is_wanted(settings: Settings) -> None:
-    changes = {"image_tier": "large", "small": "noop:?name=small"}
-    async with home(settings, **changes) as here:
+    async with home(settings, image_tier="large", small="noop:?name=small") as here:
         large, small = await here.finish("a", 1), await here.finish("b", 2, model="small")
         entries = await here.backends.catalog.entries.by_ids([large.id, small.id])
         assert entries[large.id].picture is not None
