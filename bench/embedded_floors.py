@@ -69,7 +69,7 @@ class _Bare(EmbedderServiceServicer):
 async def _serving(servicer: _Bare, address: str) -> AsyncIterator[Callable[[], Awaitable[object]]]:
     """Calls the servicer as services are called: the same options, guard and timeout."""
     options = rpc.channel_options(MESSAGE_BYTES)
-    server = grpc.aio.server(interceptors=(rpc.ErrorInterceptor(),), options=[*options, *rpc.OPTIONS])
+    server = rpc.server([*options, *rpc.OPTIONS])
     add_EmbedderServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port(address)
     await server.start()

@@ -41,6 +41,8 @@ from shared.types import PlanSource
 
 GOAL_P50_S, GOAL_P99_S = 0.005, 0.020
 WARM_UP = 20
+TOLD_EVERY = 100
+"""Requests between two lines of progress: a thousand with the real denoiser take a quarter of an hour."""
 QUANTILES = ("p10_ms", "p50_ms", "p90_ms", "p99_ms")
 DENOISING = ("embedding", "encode_s", "forwards", "decode_s")
 """What overhead is counted beyond."""
@@ -125,6 +127,7 @@ async def run(
     card = served_card(settings)
     width, height = MAIN_SIZE
     async with service(settings) as (client, backends):
+        begun = time.monotonic()
         for number in range(-WARM_UP, count):
             row = rows[number % len(rows)]
             lap = max(number, 0) // len(rows)
@@ -142,6 +145,9 @@ async def run(
                     "cpu_s": cpu_s,
                 }
                 samples.append(sample(hit, total_s, stages(picture), **spent))
+            if number > 0 and number % TOLD_EVERY == 0:
+                left_s = (time.monotonic() - begun) / (number + WARM_UP) * (count - number)
+                print(f"{card.name}: {number} of {count} requests, {left_s:.0f} s left", flush=True)
             await asyncio.sleep(pause_s * pauses.uniform(0.5, 1.5))
         if floors:
             drawn = await backends.catalog.jobs.get(picture.job.id)

@@ -159,10 +159,7 @@ def _server(
     services: Sequence[Service], settings: Settings, health_servicer: Any, needs: dict[str, frozenset[str]]
 ) -> grpc.aio.Server:
     """A server with these services, health and reflection; notes by the services' full names what they need."""
-    server = grpc.aio.server(
-        interceptors=(rpc.ErrorInterceptor(),),
-        options=[*rpc.channel_options(settings.max_message_bytes), *rpc.OPTIONS],
-    )
+    server = rpc.server([*rpc.channel_options(settings.max_message_bytes), *rpc.OPTIONS])
     own = {
         name: getattr(service, "needs", frozenset[str]())
         for service in services

@@ -146,8 +146,8 @@ def from_candidates(
     Never a K above the one its own similarity allows, never a state of another scope or encoder, never a latent of
     another compatibility key.
     """
-    request, entries = question.request, found.entries
-    latents = [_weigh(question, rules, hit, entries.get(hit.entry_id), step_in) for hit in found.latents or ()]
+    request, entries, scales = question.request, found.entries, _Scales.of(question, rules, step_in)
+    latents = [_weigh(scales, hit, entries.get(hit.entry_id)) for hit in found.latents or ()]
     pictures = [weigh_picture(request, rules.refiners, hit, entries.get(hit.entry_id)) for hit in found.pictures or ()]
     doubts = [doubt for one in pictures for doubt in one.doubts]
     base = replace(
@@ -210,17 +210,35 @@ def _capture(question: Question, rules: Rules, start: int) -> tuple[int, ...]:
     return captured(rules.capture_steps, question.request.steps, start, insert_on_hit=rules.insert_on_hit)
 
 
-def _weigh(question: Question, rules: Rules, hit: Hit, entry: Entry | None, step_in: StepIn) -> WeighedHit:
+@dataclass(frozen=True, slots=True)
+class _Scales:
+    """What every latent of a question is weighed with."""
+
+    question: Question
+    rules: Rules
+    ladder: Ladder
+    owners: frozenset[str]
+    compat: str
+    step_in: StepIn
+
+    @classmethod
+    def of(cls, question: Question, rules: Rules, step_in: StepIn) -> _Scales:
+        request = question.request
+        ladder = Ladder(rules.table, request.steps, request.savings)
+        owners = frozenset(visible_owners(request.tenant, request.user))
+        return cls(question, rules, ladder, owners, str(question.compat), step_in)
+
+
+def _weigh(scales: _Scales, hit: Hit, entry: Entry | None) -> WeighedHit:
     """What this candidate's latents could do."""
-    request = question.request
-    refused = _refused(question, entry)
+    request = scales.question.request
+    refused = _refused(scales, entry)
     if refused or entry is None:
         return WeighedHit(Candidate(hit.entry_id, "latent", hit.similarity, 0, 0, reason=refused))
-    at = {step_in(state.step, entry.compat.steps): state for state in entry.latents}
-    ladder = Ladder(rules.table, request.steps, request.savings)
-    start, _, _, wished = weigh(ladder, hit.entry_id, hit.similarity, at)
+    at = {scales.step_in(state.step, entry.compat.steps): state for state in entry.latents}
+    start, _, _, wished = weigh(scales.ladder, hit.entry_id, hit.similarity, at)
     if wished == 0:
-        reason = _too_different(hit.similarity, rules, request)
+        reason = _too_different(hit.similarity, scales.rules, request)
     elif start == 0:
         reason = f"step {wished} is allowed, but no state at or before it is there"
     else:
@@ -232,20 +250,18 @@ def _weigh(question: Question, rules: Rules, hit: Hit, entry: Entry | None, step
     if not start:
         return WeighedHit(one)
     cost = cost_of(Pace(), request.steps, start, picture=False)
-    return WeighedHit(one, Offer(one, at[start], (ModelPlan(question.model, start),), cost))
+    return WeighedHit(one, Offer(one, at[start], (ModelPlan(scales.question.model, start),), cost))
 
 
-def _refused(question: Question, entry: Entry | None) -> str:
+def _refused(scales: _Scales, entry: Entry | None) -> str:
     """Why this entry may not be used at all; empty when it may."""
     if entry is None:
         return "no longer in the cache"
-    if owner_key(entry.scope, entry.tenant, entry.user) not in visible_owners(
-        question.request.tenant, question.request.user
-    ):
+    if owner_key(entry.scope, entry.tenant, entry.user) not in scales.owners:
         return "not visible to this caller"
-    if str(entry.compat) != str(question.compat):
+    if entry.compat != scales.question.compat and str(entry.compat) != scales.compat:  # which leaves out T
         return "drawn with other weights, sampler, number format or size"
-    if entry.encoder_hash != question.encoder_hash:
+    if entry.encoder_hash != scales.question.encoder_hash:
         return "embedded by another encoder"
     return ""
 

@@ -14,6 +14,7 @@ from shared.models import tiny
 
 def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(overhead, "WARM_UP", 1)
+    monkeypatch.setattr(overhead, "TOLD_EVERY", 2)
     clip = tiny.build(tmp_path / "models") / "clip"
     given = {"count": 3, "real-count": 0, "floors": 3, "pause-s": 0.01, "encoder": clip, "out": tmp_path}
     overhead.main([part for name, value in given.items() for part in (f"--{name}", str(value))])
@@ -22,7 +23,9 @@ def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     floors = found["floors"]
     assert floors.keys() == {*(name for name, _ in FLOORS), WHOLE, "sum"}
     assert all(one[kind] > 0 for one in floors.values() for kind in ("warm_ms", "paused_ms"))
-    assert f"| all in order: {WHOLE} |" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "noop: 2 of 3 requests, " in said
+    assert f"| all in order: {WHOLE} |" in said
 
 
 def test_a_request_counts_what_it_does_twice_twice() -> None:

@@ -41,7 +41,7 @@ class Failing(retriever_pb2_grpc.RetrieverServiceServicer):
 
 @pytest.fixture
 async def stub() -> AsyncIterator[tuple[Failing, retriever_pb2_grpc.RetrieverServiceStub]]:
-    server = grpc.aio.server(interceptors=(rpc.ErrorInterceptor(),))
+    server = rpc.server()
     servicer = Failing()
     retriever_pb2_grpc.add_RetrieverServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
