@@ -39,6 +39,8 @@ class JobQueued:
     steps: int = 50
     """T: `start_step` of it are saved."""
     modality: Modality = Modality.IMAGE
+    only: str = ""
+    """Of an image hit in `refine`: the one model that may draw it; empty: several may."""
 
 
 @dataclass(frozen=True, slots=True)

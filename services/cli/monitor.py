@@ -88,12 +88,12 @@ def shown(answer: pb.AllocationResponse) -> RenderableType:
 def _summary(answer: pb.AllocationResponse) -> Panel:
     large = sum(one.role == "large" for one in answer.assignments)
     fell_back = "" if answer.mode == answer.set_mode else f" (set: {answer.set_mode})"
-    shares = "  ".join(f"{k}: {share:.0%}" for k, share in sorted(answer.share_by_step.items()))
+    shares = "  ".join(f"{k}: {share:.0%}" for k, share in sorted(answer.share_by_step.items())) or "–"
     lines = [
         f"mode {answer.mode}{fell_back}, every {answer.period_s:g} s" + ("" if answer.leads else ", standing by"),
-        f"demand {60 * answer.requests_per_s:.1f} requests/min, hit rate {answer.hit_rate:.0%}; K of 50: {shares or 0}",
+        f"demand {60 * answer.requests_per_s:.1f} requests/min, hit rate {answer.hit_rate:.0%}; K of 50: {shares}",
         f"work in full generations/min: misses {60 * answer.miss_work:.2f}, hits {60 * answer.hit_work:.2f}"
-        + (f", for small by name {60 * answer.small_work:.2f}" if answer.small_work else ""),
+        + (f", for small models alone {60 * answer.small_work:.2f}" if answer.small_work else ""),
         f"large {large} of {len(answer.assignments)}, others {answer.small_model or '–'}; wanted {answer.target:.2f}: "
         f"{answer.why}",
         f"PID output {answer.pid_output:.2f}, error {answer.pid_error:+.2f}, integral {answer.pid_integral:+.2f}",

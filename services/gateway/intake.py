@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from protos import common_pb2 as pb
 from services.gateway.admission import FinishRate, QueueLength, SentAway, check_disk, check_queue
 from services.gateway.idempotency import body_hash
-from services.gateway.lanes import instead, lane_for
+from services.gateway.lanes import instead, lane_for, only_model
 from services.gateway.lookup import Lookup, Planned
 from services.gateway.roster import Roster
 from services.gateway.sweeper import Confirmer, task_of
@@ -186,6 +186,7 @@ def _queued(job: Job) -> JobQueued:
         sampled=plan.sampled,
         steps=job.request.steps,
         modality=job.request.modality,
+        only=only_model(plan),
     )
 
 

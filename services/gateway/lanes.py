@@ -17,6 +17,12 @@ def lane_for(request: Request, plan: Plan, served: Collection[str]) -> str:
     return refine_lane(request.modality) if shared else lane_of(plan.model)
 
 
+def only_model(plan: Plan) -> str:
+    """The one model that may draw this image hit, which the monitor must not take for work of the others too; empty:
+    several may, or it is no image hit."""
+    return plan.may_run[0].model if plan.source is PlanSource.IMAGE and len(plan.may_run) == 1 else ""
+
+
 def instead(plan: Plan, assigned: Collection[str] | None) -> Plan:
     """The plan's fallback where nobody runs its model, so that it can wait in `refine`; else the plan itself.
 

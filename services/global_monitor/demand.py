@@ -6,7 +6,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shared.messages import JobQueued
+from shared.messages import JobQueued, lane_of
 
 GENERATION = 50
 """Steps of the paper's full generation: work is counted in so many, whatever T a request asks for."""
@@ -16,7 +16,7 @@ LEAST_WINDOW_S = 1.0
 """Right after the start a rate is over at least so long."""
 
 Lane = tuple[str, str]
-"""(lane, modality)."""
+"""(lane, modality); a hit in `refine` that one model alone may draw counts as waiting in that model's lane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,9 @@ class DemandWindow:
     def queued(self, fact: JobQueued, at: float) -> None:
         left = max(fact.steps - fact.start_step, 0) / GENERATION
         k = round(fact.start_step * GENERATION / max(fact.steps, 1))
-        asked = _Asked(at, (fact.lane, str(fact.modality)), left, k)
+        # what one model alone may draw is that model's work, wherever it waits
+        lane = lane_of(fact.only) if fact.only else fact.lane
+        asked = _Asked(at, (lane, str(fact.modality)), left, k)
         self.ended(fact.job_id)
         self._asked.append(asked)
         self._open[fact.job_id] = asked

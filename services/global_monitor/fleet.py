@@ -44,7 +44,7 @@ def capacity(groups: Sequence[Group], split: Split) -> Capacity:
 
 
 def feasible(has: Capacity, work: Workload) -> bool:
-    """Eqs. 7 and 9, and that what names a small model is done by small ones."""
+    """Eqs. 7 and 9, and that what only small models may draw is done by them."""
     return (
         has.large * (1 + CLOSE) >= work.miss
         and has.small * (1 + CLOSE) >= work.small

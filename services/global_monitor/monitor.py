@@ -249,9 +249,11 @@ class GlobalMonitor:
 
     def _better(self, wanted: Mapping[str, str], target: Target) -> bool:
         """Whether pictures are: a better small model, or the same and more large ones."""
-        smalls = list(self.rules.smalls)
-        now = (smalls.index(self._small), -self._count_large(self._models)) if smalls else (0, 0)
-        return bool(smalls) and (smalls.index(target.small), -self._count_large(wanted)) < now
+        smalls = self.rules.smalls
+        if target.small not in smalls:  # nobody can run one: all are large
+            return True
+        now = smalls.index(self._small), -self._count_large(self._models)
+        return (smalls.index(target.small), -self._count_large(wanted)) < now
 
     def _capacity(self, workers: Sequence[Worker], models: Mapping[str, str]) -> Capacity:
         large = self.rules.large
@@ -278,7 +280,7 @@ class GlobalMonitor:
         self._asked_at = {name: at for name, at in self._asked_at.items() if name in decision.models}
         self._models, self.urgent = dict(decision.models), False
         self._mode = decision.target.mode
-        if not decision.kept:
-            self._small = decision.target.small
+        if not decision.kept:  # while nobody can run a small one, the last that was wanted stays in mind
+            self._small = decision.target.small or self._small
         self._last = replace(decision, mode=self._mode, switches=switches)
         return self._last

@@ -19,9 +19,10 @@ class Workload:
     miss: float = 0.0
     """W_miss: what waits in the large model's lane. Latent hits are in it with the steps they have left."""
     hit: float = 0.0
-    """W_hit (eq. 8): image hits that any model may refine."""
+    """W_hit (eq. 8): image hits that the large model may refine too."""
     small: float = 0.0
-    """What names a small model; not in the paper, where no request names one."""
+    """What names a small model, and image hits that it alone may refine, its table proving more than the large one's;
+    not in the paper, where no request names a model and one table serves all."""
 
     @property
     def total(self) -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from services.gateway import rerouting
-from services.gateway.lanes import instead, lane_for
+from services.gateway.lanes import instead, lane_for, only_model
 from services.gateway.rerouting import reroute
 from services.gateway.roster import Roster
 from shared.backends import open_backends
@@ -39,6 +39,12 @@ def test_what_only_one_model_may_run_waits_in_its_lane(
     plan: Plan, quality: str, served: tuple[str, ...], lane: str
 ) -> None:
     assert lane_for(replace(REQUEST, quality=quality), plan, served) == lane
+
+
+def test_a_hit_that_one_model_alone_may_draw_says_so() -> None:
+    assert only_model(replace(IMAGE, may_run=IMAGE.may_run[:1])) == "small"
+    assert only_model(IMAGE) == ""
+    assert only_model(LATENT) == ""
 
 
 def test_a_latent_hit_becomes_its_image_plan_where_nobody_runs_its_model() -> None:

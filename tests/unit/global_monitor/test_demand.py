@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from services.global_monitor.demand import FORGOTTEN_S, DemandWindow
@@ -34,6 +36,14 @@ def test_rates_hit_rate_and_k_histogram_per_lane() -> None:
     assert demand.share_by_k == pytest.approx({0: 0.2, 10: 0.4, 25: 0.2, 30: 0.2})
     assert refine.work_per_s == pytest.approx((0.8 + 0.8 + 0.4) / 100)
     assert large.work_per_s == pytest.approx(1.5 / 100)
+
+
+def test_a_hit_that_only_a_small_model_may_refine_is_its_work_wherever_it_waits() -> None:
+    hit = queued("both", refine_lane(), 10)
+    demand = window(hit, replace(hit, job_id="one", only="small"), queued("m", LARGE)).demand(100.0)
+    assert [lane.lane for lane in demand.lanes] == [LARGE, refine_lane(), SMALL]
+    work = workload(demand, "large", ("small",))
+    assert (work.miss, work.hit, work.small) == pytest.approx((0.01, 0.008, 0.008))
 
 
 def test_other_schedules_count_by_their_steps() -> None:

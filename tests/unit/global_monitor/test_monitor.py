@@ -216,6 +216,24 @@ def test_nobody_gets_a_model_it_cannot_run() -> None:
     }
 
 
+def test_small_models_that_nobody_could_run_are_used_once_somebody_can() -> None:
+    town = Town(workers=3)
+    town.rates = {name: {"large": P["large"]} for name in town.models}
+    last = town.run(minutes=9, per_minute=5)
+    assert (last.count("large"), last.target.small) == (3, "")
+    town.rates = {}  # their folders were mended, say
+    last = town.run(minutes=12, per_minute=5)
+    assert (last.count("large"), last.count("sdxl")) == (2, 1)
+
+
+def test_workers_that_measured_nothing_yet_do_not_stop_it() -> None:
+    town = Town(workers=2)
+    town.rates = {name: {} for name in town.models}
+    town.models["w01"] = "sana"
+    last = town.run(minutes=9, per_minute=6)
+    assert last.count("large") == 2  # who nobody knows to be able to run a small model
+
+
 def test_payback_by_hand() -> None:
     """Two large workers of 1 generation a minute; 1 miss and 4 hits a minute. One becomes small (4 a minute), a minute
     is lost: 2 · 3 = 6 before; 1 · 3 + 4 · 2 = 11 after, of which misses 3 and hits 8."""
