@@ -1,4 +1,4 @@
-"""Runs every benchmark with its defaults, one after the other: `python -m bench` (about an hour on two cores)."""
+"""Runs every benchmark with its defaults, one after the other: `python -m bench` (about two hours on two cores)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ COMMANDS: dict[str, list[str]] = {
     "weaviate_lookup": ["bench.weaviate_lookup"],
     "cluster_overhead": ["bench.cluster_overhead"],
     "overload": ["bench.overload"],
+    "trace_plans": ["bench.trace_plans"],
+    "two_models": ["bench.two_models"],
+    "slo_latency": ["bench.slo_latency"],
+    "paper_rates": ["bench.paper_rates"],
     "monitor_ramp": ["bench.monitor_ramp"],
+    "two_processes": ["bench.two_processes"],
 }
-"""Name → what `python -m` is given; `k_quality` shows what the profile before it measured."""
+"""Name → what `python -m` is given; `k_quality` shows what the profile before it measured, what follows `trace_plans`
+begins from its hits. `two_model_quality` takes hours and is left out."""
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -72,6 +73,17 @@ def _strict(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_strict(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def settings_of(given: argparse.Namespace) -> dict[str, Any]:
+    """What a benchmark was told, without the folders of the machine that it ran on."""
+    return {name: value for name, value in vars(given).items() if not isinstance(value, Path)}
+
+
+def read_results(name: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """What `record` wrote."""
+    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    return found
 
 
 def quantile(values: Sequence[float], share: float) -> float:

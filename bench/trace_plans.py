@@ -1,0 +1,155 @@
+"""What the project decides for every request of a session trace: MoDM's, NIRVANA's and retrieval's hits, with their k.
+
+    python -m bench.trace_plans                   (about 10 minutes of one core; goes on where it was broken off)
+
+The cache begins with pictures that the large model drew of the trace's first requests (uncounted), as in MoDM §6; then
+every request is planned by the real retriever over the real cache, index and CLIP pair, with the tables that ship.
+MoDM's pictures are really drawn, by the model that its plan names in throughput mode, because the next prompts are
+compared with them; NIRVANA's latents and the handed-out pictures are found by prompts alone, so nothing is drawn for
+them. Figures in virtual time (bench.two_models and others) begin from this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from bench.judging import open_encoder
+from bench.painting import Blank, Painter, Paints
+from bench.quiet import quiet
+from bench.recording import RESULTS, machine, read_results, record, table
+from bench.remaining import Remaining
+from bench.traced_systems import Served, System, SystemRun, main_size, same_work
+from load.sessions import SHIPPED_SEED, make_trace
+from shared.models.card import served_cards
+from shared.settings import Settings
+from shared.types import PlanSource
+
+MODM = System("modm", "MoDM", cached=True, changes={"small": "bundled:small"})
+NIRVANA = System("nirvana", "NIRVANA", cached=True, changes={"image_tier": "off"})
+RETRIEVAL = System("retrieval", "retrieval only", cached=True, changes={"image_tier": "off"}, hands_out=True)
+NAME = "trace_plans"
+GENERATION = 50
+
+
+@dataclass(frozen=True)
+class Hits:
+    """What one system decided: a row per counted request, in the trace's order."""
+
+    served: tuple[Served, ...]
+
+    @property
+    def rate(self) -> float:
+        return fmean(one.source != PlanSource.NOISE for one in self.served)
+
+    @property
+    def k_histogram(self) -> dict[int, int]:
+        """Requests by K of 50; 0 is a miss."""
+        return dict(sorted(Counter(one.start_step * GENERATION // one.steps for one in self.served).items()))
+
+    @property
+    def share_skipped(self) -> float:
+        """Of a hit's steps, on average; 0 without hits."""
+        hits = [one.start_step / one.steps for one in self.served if one.source != PlanSource.NOISE]
+        return fmean(hits) if hits else 0.0
+
+
+def hits_of(run: SystemRun, warm: int, count: int) -> Hits:
+    answers = run.answers()
+    return Hits(tuple(answers[index] for index in range(warm, warm + count)))
+
+
+def load_hits(name: str, folder: Path = RESULTS) -> Hits:
+    """Of `modm`, `nirvana` or `retrieval`, as they were recorded."""
+    kept = read_results(NAME, folder)["figures"]["plans"][name]
+    return Hits(tuple(_unpacked(index, line) for index, line in enumerate(kept)))
+
+
+def packed(served: Served) -> str:
+    """One line of the results: source, model, start step, similarity, and who may run it."""
+    may_run = " ".join(f"{model}@{step}" for model, step in served.may_run)
+    return ",".join((served.source, served.model, str(served.start_step), f"{served.similarity:.4f}", may_run))
+
+
+def _unpacked(index: int, line: str) -> Served:
+    source, model, start_step, similarity, able = line.split(",")
+    may_run = tuple((name, int(step)) for name, step in (one.rsplit("@", 1) for one in able.split()))
+    return Served(index, source, model, int(start_step), GENERATION, float(similarity), may_run)
+
+
+def figures_of(hits: Mapping[str, Hits]) -> dict[str, Any]:
+    systems = {
+        name: {
+            "hit_rate": one.rate,
+            "share_skipped": one.share_skipped,
+            "k_histogram": {str(k): n for k, n in one.k_histogram.items()},
+            "by_source": dict(Counter(each.source for each in one.served)),
+            "by_model": dict(Counter(each.model or "nobody" for each in one.served)),
+            "who_may_run": dict(Counter(" ".join(f"{m}@{k}" for m, k in each.may_run) for each in one.served)),
+        }
+        for name, one in hits.items()
+    }
+    return {"systems": systems, "plans": {name: [packed(each) for each in one.served] for name, one in hits.items()}}
+
+
+def report(figures: Mapping[str, Any]) -> str:
+    rows = [
+        [name, f"{one['hit_rate']:.1%}", f"{one['share_skipped']:.3f}",
+         ", ".join(f"{k}: {n}" for k, n in one["k_histogram"].items())]
+        for name, one in figures["systems"].items()
+    ]  # fmt: skip
+    return table(["system", "hits", "share of a hit's steps skipped", "K of 50: requests"], rows)
+
+
+async def measure(given: argparse.Namespace) -> None:
+    settings, on = Settings(log_level="error", predictor="always", device="cpu"), machine()
+    if given.fresh:
+        shutil.rmtree(given.work, ignore_errors=True)
+    rows = main_size(make_trace(given.warm + given.count, SHIPPED_SEED))
+    encoder, hits = open_encoder(settings.encoder), {}
+    cards = served_cards(settings.model_copy(update=dict(MODM.changes)))
+    facts = {
+        "warm": given.warm, "count": given.count, "trace_seed": SHIPPED_SEED, "encoder_hash": encoder.hash,
+        "weights_hashes": {name: card.weights_hash for name, card in cards.items()},
+        "alpha": settings.k_table_alpha, "image_alpha": settings.image_k_table_alpha,
+        "pictures": "drawn, 64×64, T = 50, MoDM's in throughput mode; nothing is drawn for the other two",
+    }  # fmt: skip
+    same_work(given.work, facts)
+    painters: dict[str, Paints] = {"nirvana": Blank(), "retrieval": Blank()}
+    for system in (RETRIEVAL, NIRVANA, MODM):
+        run = SystemRun(given.work, system)
+        left = len(rows) - len(run.answers())
+        if left:
+            painter = painters.get(system.name) or Painter(
+                settings.model_copy(update=dict(system.changes)), given.threads
+            )
+            progress = Remaining(system.title, left)
+            await run.draw(rows, given.warm, settings, encoder, painter, progress.advance)
+        hits[system.name] = hits_of(run, given.warm, given.count)
+    figures = figures_of(hits)
+    print(report(figures))
+    record(NAME, figures, facts, on=on, folder=given.out)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--warm", type=int, default=200, help="requests that the large model draws first, uncounted")
+    parser.add_argument("--count", type=int, default=1000, help="requests after them")
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--work", type=Path, default=Path("out/bench/trace_plans"), help="answers and pictures so far")
+    parser.add_argument("--fresh", action="store_true", help="forget an earlier run")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args(arguments)
+    quiet()
+    asyncio.run(measure(given))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""How good pictures are with two models, where it can fail: in throughput mode (MoDM §7.3, Table 2, Fig. 14).
+
+    python -m bench.two_model_quality                       (two hours of one core; goes on where it was broken off)
+    python -m bench.two_model_quality --draw-only --systems vanilla nirvana_saving       (beside it, for a second core)
+
+Fréchet distance in CLIP features (the bundled encoder's), CLIP score, and what the judge net reads off the pictures,
+for the same requests served by each system. The reference is what the large model draws of the same prompts at other
+seeds; vanilla is scored against it likewise, so its distance is what chance alone leaves. Beside it the throughput of
+each (bench.two_models) makes the Pareto plot of Fig. 14. The cache begins with `--warm` pictures of the large model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from bench.frechet import Features, bootstrapped, frechet_distance
+from bench.judging import JUDGE, Verdict, accuracy, judge_pictures, open_encoder
+from bench.painting import Painter
+from bench.plotting import pyplot_or_none
+from bench.quiet import quiet
+from bench.recording import RESULTS, machine, read_results, record, table
+from bench.remaining import Remaining
+from bench.trace_plans import MODM, NIRVANA, RETRIEVAL
+from bench.traced_systems import Served, System, SystemRun, main_size, same_work
+from bench.two_models import FEWER_STEPS
+from bench.virtual_systems import bundled_speeds
+from bench.virtual_workers import STEPS, Speed
+from load.sessions import SHIPPED_SEED, Prompt, make_trace
+from services.embedder.encoder import Encoder
+from shared.models.card import served_cards
+from shared.settings import Settings
+from shared.types import PlanSource, vector_from
+
+REFERENCE = System("reference", "large at other seeds", other_seeds=True)
+SYSTEMS = (
+    REFERENCE,
+    System("vanilla", "vanilla large"),
+    System("small", "small alone", model="small", changes={"small": "bundled:small"}),
+    System("fewer_steps", f"large with {FEWER_STEPS} steps", steps=FEWER_STEPS),
+    NIRVANA,
+    replace(NIRVANA, name="nirvana_saving", title="NIRVANA at the most saving", savings=1.0),
+    RETRIEVAL,
+    MODM,
+)
+USUAL = ("reference", "vanilla", "small", "fewer_steps", "nirvana_saving", "modm")
+NEEDED = frozenset({"reference", "vanilla", "small", "modm"})
+"""Without which there is nothing to say about the goals."""
+AT_A_TIME = 32
+GOAL_CLIP, GOAL_ACCURACY = 0.95, 0.03
+GOALS = (
+    "distance below small alone's",
+    f"CLIP score at least {GOAL_CLIP:g} of vanilla's",
+    f"object accuracy within {GOAL_ACCURACY:g} of vanilla's",
+    f"background accuracy within {GOAL_ACCURACY:g} of vanilla's",
+)
+ASSUMPTIONS = (
+    "All at 64×64 and T = 50 (the fewer-steps baseline apart), batches of up to eight; windows of requests drawn "
+    "together do not see each other's pictures.",
+    "Equal saving: NIRVANA cannot save what a small model saves. Its second row has the savings knob at its end, "
+    "`cost` beside each says what was spent: a worker's seconds a request in full batches by the measured latency, "
+    "vanilla's = 1.",
+    "The distance is biased by the number of pictures (it is above 0 for two sets of one model), and alike for all: "
+    "every system has the same number, against one reference.",
+)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What one system came to."""
+
+    served: Mapping[int, Served]
+    features: Features
+    verdicts: Mapping[int, Verdict]
+
+
+def features_of(run: SystemRun, indices: Sequence[int], encoder: Encoder) -> Features:
+    """Kept beside the pictures, as the encoder's hash says."""
+    path = run.folder / f"features-{encoder.hash}-{len(indices)}.npy"
+    if path.is_file():
+        kept: Features = np.load(path)
+        return kept
+    rows = []
+    for start in range(0, len(indices), AT_A_TIME):
+        some = indices[start : start + AT_A_TIME]
+        rows += [vector_from(one.vector) for one in encoder.images([run.picture(index) for index in some])]
+    found = np.stack(rows).astype(np.float64)
+    np.save(path, found)
+    return found
+
+
+def cost(served: Iterable[Served], speeds: Mapping[str, Speed], rows: int = 8) -> float:
+    """Seconds of a worker's time a request, in vanilla's."""
+    full = speeds["large"].share(rows)
+    return fmean(_seconds(one, speeds, rows) for one in served) / full
+
+
+def _seconds(one: Served, speeds: Mapping[str, Speed], rows: int) -> float:
+    if one.source == PlanSource.EXACT:
+        return 0.0
+    speed = speeds[one.model]
+    encoded = speed.decode_s if one.source == PlanSource.IMAGE else 0.0
+    return speed.share(rows, one.steps_run) + encoded
+
+
+def figures_of(scored: Mapping[str, Scored], speeds: Mapping[str, Speed]) -> dict[str, Any]:
+    reference = scored["reference"].features
+    systems: dict[str, dict[str, Any]] = {}
+    for name, one in scored.items():
+        if name == "reference":
+            continue
+        low, high = bootstrapped(one.features, reference)
+        systems[name] = {
+            "distance": frechet_distance(one.features, reference),
+            "distance_of_halves": [low, high],
+            "clip": fmean(verdict.clip for verdict in one.verdicts.values()),
+            "accuracy": accuracy(one.verdicts.values()),
+            "cost": cost(one.served.values(), speeds),
+            "hit_rate": fmean(each.source != PlanSource.NOISE for each in one.served.values()),
+            "steps_run": fmean(
+                0 if each.source == PlanSource.EXACT else each.steps_run for each in one.served.values()
+            ),
+        }  # fmt: skip
+    for figures in systems.values():
+        figures["clip_ratio"] = figures["clip"] / systems["vanilla"]["clip"]
+    return {"systems": systems, "goals": goals(systems), "pictures": len(scored["vanilla"].served)}
+
+
+def goals(systems: Mapping[str, Any]) -> dict[str, bool]:
+    modm, vanilla = systems["modm"], systems["vanilla"]
+    near = {
+        name: abs(modm["accuracy"].get(name, 0.0) - vanilla["accuracy"].get(name, 1.0)) <= GOAL_ACCURACY
+        for name in ("object", "background")
+    }
+    met = (modm["distance"] < systems["small"]["distance"], modm["clip_ratio"] >= GOAL_CLIP, *near.values())
+    return dict(zip(GOALS, met, strict=True))
+
+
+def report(figures: Mapping[str, Any]) -> str:
+    titles = {one.name: one.title for one in SYSTEMS}
+    rows = [
+        [titles[name], f"{1000 * one['distance']:.2f}",
+         "{:.2f}–{:.2f}".format(*(1000 * value for value in one["distance_of_halves"])),
+         f"{one['clip_ratio']:.3f}", *(f"{one['accuracy'].get(key, float('nan')):.3f}" for key in
+         ("object", "background", "all")), f"{one['cost']:.3f}", f"{one['hit_rate']:.1%}"]
+        for name, one in figures["systems"].items()
+    ]  # fmt: skip
+    heads = ["system", "distance × 1000", "of halves, 5–95 %", "CLIP ÷ vanilla's", "object", "background", "all",
+             "cost", "hits"]  # fmt: skip
+    said = "\n".join(f"{goal}: {'met' if met else 'missed'}" for goal, met in figures["goals"].items())
+    return f"{figures['pictures']} pictures each\n\n{table(heads, rows)}\n\nMoDM in throughput mode: {said}"
+
+
+def throughput(figures: Mapping[str, Any], folder: Path) -> dict[str, float]:
+    """Of the largest fleet of bench.two_models, vanilla's = 1; of what it lacks what the cost allows."""
+    names = {"modm": "modm_throughput"}
+    systems = read_results("two_models", folder)["figures"]["fleets"][-1]["systems"]
+    return {
+        name: systems[names.get(name, name)]["speedup"] if names.get(name, name) in systems else 1 / one["cost"]
+        for name, one in figures["systems"].items()
+    }
+
+
+def plot(figures: Mapping[str, Any], speedups: Mapping[str, float], path: Path) -> None:
+    """Distance against 1/throughput: lower and further left is better (Fig. 14)."""
+    pyplot = pyplot_or_none()
+    if pyplot is None:
+        return
+    titles = {one.name: one.title for one in SYSTEMS}
+    points = {name: (1 / speedups[name], 1000 * one["distance"]) for name, one in figures["systems"].items()}
+    figure, axes = pyplot.subplots(figsize=(6.5, 4.5), layout="constrained")
+    for name, (x, y) in points.items():
+        axes.plot(x, y, "o")
+        axes.annotate(titles[name], (x, y), textcoords="offset points", xytext=(5, 4), fontsize=8)
+    front = sorted(point for point in points.values() if not any(_beats(other, point) for other in points.values()))
+    axes.plot(*zip(*front, strict=True), color="grey", linestyle=":", linewidth=1, label="Pareto front")
+    axes.set(xlabel="1 / throughput, vanilla = 1", ylabel="Fréchet distance in CLIP features × 1000", xlim=(0, None))
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one != other and one[0] <= other[0] and one[1] <= other[1]
+
+
+def chosen(given: argparse.Namespace) -> list[System]:
+    return [system for system in SYSTEMS if system.name in given.systems]
+
+
+async def draw(given: argparse.Namespace, rows: Sequence[Prompt], settings: Settings, encoder: Encoder) -> None:
+    for system in chosen(given):
+        run = SystemRun(given.work, system)
+        first = 0 if system.cached else given.warm
+        left = len(rows) - first - sum(index >= first for index in run.answers())
+        if left <= 0:
+            continue
+        painter = Painter(settings.model_copy(update=dict(system.changes)), given.threads)
+        await run.draw(rows, given.warm, settings, encoder, painter, Remaining(system.title, left).advance)
+
+
+def score(given: argparse.Namespace, rows: Sequence[Prompt], encoder: Encoder) -> dict[str, Scored]:
+    indices = list(range(given.warm, len(rows)))
+    prompts, scenes, found = [row.prompt for row in rows], [row.scene for row in rows], {}
+    for system in chosen(given):
+        run, begun = SystemRun(given.work, system), time.monotonic()
+        answers = run.answers()
+        found[system.name] = Scored(
+            {index: answers[index] for index in indices},
+            features_of(run, indices, encoder),
+            {} if system is REFERENCE else judge_pictures(run.pictures(indices), prompts, scenes, encoder, given.judge),
+        )
+        print(f"{system.title}: scored in {time.monotonic() - begun:.0f} s", flush=True)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=2048, help="requests that count")
+    parser.add_argument("--warm", type=int, default=256, help="requests that the large model draws first, uncounted")
+    parser.add_argument("--systems", nargs="+", choices=[one.name for one in SYSTEMS], default=list(USUAL))
+    parser.add_argument("--draw-only", action="store_true", help="no scores: another process draws other systems")
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--judge", type=Path, default=JUDGE, help="folder of the judge net")
+    parser.add_argument("--work", type=Path, default=Path("out/bench/two_model_quality"), help="pictures so far")
+    parser.add_argument("--throughput", type=Path, default=RESULTS, help="folder of two_models.json")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args(arguments)
+    if not given.draw_only and (lacking := NEEDED - set(given.systems)):
+        parser.error(f"--systems: {', '.join(sorted(lacking))} must be among them, or --draw-only")
+    quiet()
+    settings, on = Settings(log_level="error", predictor="always", device="cpu"), machine()
+    rows = main_size(make_trace(given.warm + given.count, SHIPPED_SEED))
+    encoder, speeds = open_encoder(settings.encoder), bundled_speeds()
+    cards = served_cards(settings.model_copy(update=dict(MODM.changes)))
+    facts = {
+        "count": given.count, "warm": given.warm, "trace_seed": SHIPPED_SEED, "steps": STEPS,
+        "encoder_hash": encoder.hash, "weights_hashes": {name: card.weights_hash for name, card in cards.items()},
+        "alpha": settings.k_table_alpha, "image_alpha": settings.image_k_table_alpha,
+    }  # fmt: skip
+    same_work(given.work, facts)
+    asyncio.run(draw(given, rows, settings, encoder))
+    if given.draw_only:
+        return
+    figures = figures_of(score(given, rows, encoder), speeds)
+    speedups = throughput(figures, given.throughput)
+    print(report(figures))
+    given.out.mkdir(parents=True, exist_ok=True)
+    plot(figures, speedups, given.out / "two_model_quality.png")
+    told = {**facts, "assumptions": ASSUMPTIONS}
+    record("two_model_quality", {**figures, "throughput": speedups}, told, on=on, folder=given.out)
+
+
+if __name__ == "__main__":
+    main()

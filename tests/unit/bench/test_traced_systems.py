@@ -1,0 +1,122 @@
+"""The trace served by the real planner and cache, broken off and taken up again; what quality figures are made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench import two_model_quality as quality
+from bench import two_processes
+from bench.judging import Verdict, open_encoder
+from bench.painting import Blank, Planned, claimed_by_small
+from bench.trace_plans import NIRVANA, RETRIEVAL, hits_of
+from bench.traced_systems import Served, System, SystemRun, main_size, same_work, windows
+from bench.two_processes import Answer
+from bench.virtual_workers import Speed
+from load.sessions import make_trace
+from shared.errors import ConfigurationError
+from shared.settings import Settings
+from shared.types import ModelPlan, Plan, PlanSource, Request, Size
+
+ROWS = main_size(make_trace(30, 65))
+SETTINGS = Settings(log_level="error", predictor="always", device="cpu")
+
+
+@pytest.mark.parametrize("system", [NIRVANA, RETRIEVAL])
+async def test_a_run_goes_on_where_it_was_broken_off(tmp_path: Path, system: System) -> None:
+    encoder = open_encoder(SETTINGS.encoder)
+    run, seen = SystemRun(tmp_path, system), list[int]()
+    await run.draw(ROWS[:14], 4, SETTINGS, encoder, Blank(), seen.append)
+    first = run.answers()
+    assert sorted(first) == list(range(14))
+    assert sum(seen) == 14
+    with (run.folder / "answers.jsonl").open("a") as file:
+        file.write('{"index": 14, "sour')  # killed in the middle of a line
+        file.write("\n")
+    await SystemRun(tmp_path, system).draw(ROWS, 4, SETTINGS, encoder, Blank())
+    answers = run.answers()
+    assert sorted(answers) == list(range(30))
+    assert {index: answers[index] for index in first} == first
+    hits = hits_of(run, 4, 26)
+    assert {one.source for one in hits.served} <= {"noise", "exact" if system is RETRIEVAL else "latent"}
+    assert all(answers[index].source == "noise" for index in range(4))
+    if system is NIRVANA:  # what was drawn before the break is still there to start from
+        assert any(answers[index].source == "latent" for index in range(14, 30))
+
+
+def test_a_folder_that_was_drawn_with_something_else_is_refused(tmp_path: Path) -> None:
+    same_work(tmp_path, {"count": 3, "hashes": {"large": "a"}})
+    same_work(tmp_path, {"count": 3, "hashes": {"large": "a"}})
+    with pytest.raises(ConfigurationError, match="other hashes"):
+        same_work(tmp_path, {"count": 3, "hashes": {"large": "b"}})
+
+
+def test_nobody_is_in_a_window_twice() -> None:
+    found = list(windows(range(30), ROWS, most=4))
+    assert [index for window in found for index in window] == list(range(30))
+    assert all(len({ROWS[index].user for index in window}) == len(window) <= 4 for window in found)
+
+
+def test_in_throughput_mode_small_models_take_what_waits_in_refine() -> None:
+    families: Any = {name: SimpleNamespace(card=SimpleNamespace(weights_hash=name)) for name in ("large", "small")}
+    request = Request("a fox", Size(64, 64), 50, 1.0, 7)
+
+    def drawn(plan: Plan) -> tuple[str, int, str]:
+        taken = claimed_by_small(families, request, plan)
+        return taken.model, taken.start_step, taken.weights_hash
+
+    hit = Plan(PlanSource.IMAGE, "large", 10, may_run=(ModelPlan("large", 10), ModelPlan("small", 5)))
+    assert drawn(hit) == ("small", 5, "small")
+    assert drawn(replace(hit, may_run=hit.may_run[:1])) == ("large", 10, "large")
+    assert drawn(Plan(PlanSource.LATENT, "large", 20, may_run=(ModelPlan("large", 20),)))[:2] == ("large", 20)
+
+
+def test_a_blank_leaves_the_states_that_its_plan_asks_for() -> None:
+    request = Request("a fox", Size(64, 64), 50, 1.0, 7)
+    plan = Plan(PlanSource.LATENT, "large", 20, capture_steps=(25,))
+    (drawing,) = Blank().draw([Planned("a", request, plan)]).values()
+    assert (drawing.model, list(drawing.states), drawing.steps_run) == ("large", [25], 30)
+
+
+def test_what_quality_figures_are_made_of() -> None:
+    rng = np.random.default_rng(0)
+    served = {n: Served(n, "image", "small", 10, 50, 0.6, (("small", 10),)) for n in range(40)}
+    speeds = {"large": Speed({1: 1.0, 8: 4.0}, 1.0), "small": Speed({1: 0.25, 8: 1.0}, 1.0)}
+    # of a full batch each row takes .5 and .125 s a step, and the picture is decoded and was encoded
+    assert quality.cost(served.values(), speeds) == pytest.approx((40 * 0.125 + 1 + 1) / (50 * 0.5 + 1))
+    handed_out = [Served(0, "exact", "", 50, 50, 0.99, ())]
+    assert quality.cost(handed_out, speeds) == 0
+
+    def scored(shift: float, clip: float, wrong: int) -> quality.Scored:
+        rights = {n: n >= wrong for n in range(40)}
+        names = ("object", "background", "style", "light", "colour", "size", "position", "count")
+        verdicts = {n: Verdict(clip, dict.fromkeys(names, right)) for n, right in rights.items()}
+        return quality.Scored(served, rng.standard_normal((40, 4)) + shift, verdicts)
+
+    names = ("reference", "vanilla", "small", "modm")
+    values = ((0.0, 0.3, 0), (0.0, 0.3, 0), (3.0, 0.29, 4), (1.0, 0.29, 1))
+    found = quality.figures_of({n: scored(*v) for n, v in zip(names, values, strict=True)}, speeds)
+    assert all(found["goals"].values())
+    assert found["systems"]["modm"]["clip_ratio"] == pytest.approx(0.29 / 0.3)
+    assert found["systems"]["vanilla"]["distance"] < 1 < found["systems"]["modm"]["distance"]
+    worse = {**found["systems"], "modm": found["systems"]["small"]}
+    assert list(quality.goals(worse).values()) == [False, True, False, False]
+
+
+def test_the_middle_of_a_run_with_real_processes() -> None:
+    answers = [Answer(float(at), 1.0, "image" if at % 2 else "noise", "small", 10 * (at % 2), 50) for at in range(20)]
+    some = two_processes.middle(answers, settle=0.25)
+    assert [one.at for one in some] == [float(at) for at in range(5, 19)]
+    figures = two_processes.figures_of(two_processes.WAYS[4], answers, 0.25, {})
+    assert figures["per_s"] == 1.0
+    assert (figures["hit_rate"], figures["share_skipped"]) == (0.5, 0.2)
+    systems = {"vanilla": {**figures, "per_s": 0.5}, "modm": figures, "modm_shared": dict(figures)}
+    found = two_processes.with_bounds(systems, users=32)["systems"]
+    assert found["modm"]["speedup"] == 2.0
+    assert found["modm"]["bound"] == pytest.approx(1.0)  # 1 / (2·(1 − h)): one of two workers stays large
+    assert found["modm_shared"]["bound"] > 1.5

@@ -1,0 +1,116 @@
+"""Bounds by hand, the virtual figures at a small size, and late answers by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import paper_rates, slo_latency, two_models
+from bench.remaining import EVERY_S, Remaining
+from bench.trace_plans import Hits, figures_of, load_hits
+from bench.traced_systems import Served
+from bench.virtual_systems import miss
+from bench.virtual_workers import Done, Request
+
+
+def image(index: int, k: int, *models: str) -> Served:
+    return Served(index, "image", models[0], k, 50, 0.6, tuple((model, k) for model in models))
+
+
+def noise(index: int) -> Served:
+    return Served(index, "noise", "large", 0, 50, 0.0, (("large", 0),))
+
+
+HITS = {
+    "modm": Hits((image(0, 10, "small", "large"), image(1, 5, "small"), image(2, 10, "small", "large"), noise(3))),
+    "nirvana": Hits((Served(0, "latent", "large", 25, 50, 0.9, (("large", 25),)), *map(noise, (1, 2, 3)))),
+    "retrieval": Hits((Served(0, "exact", "", 50, 50, 0.99, ()), *map(noise, (1, 2, 3)))),
+}
+
+
+@pytest.fixture
+def plans(tmp_path: Path) -> Path:
+    (tmp_path / "trace_plans.json").write_text(json.dumps({"figures": figures_of(HITS)}))
+    return tmp_path
+
+
+def test_decisions_survive_being_written_down(plans: Path) -> None:
+    assert {name: load_hits(name, plans) for name in HITS} == HITS
+    modm = HITS["modm"]
+    assert modm.rate == 0.75
+    assert modm.k_histogram == {0: 1, 5: 1, 10: 2}
+    assert modm.share_skipped == pytest.approx((0.2 + 0.1 + 0.2) / 3)
+
+
+def test_bounds_by_hand() -> None:
+    bound = two_models.Bound(hit_rate=0.8, skipped=0.5, ratio=0.25)
+    assert bound.fractional == pytest.approx(1 / (0.2 + 0.8 * 0.5 * 0.25))
+    # of two workers one stays large: the misses are the limit, 1 / (2·(1 − h))
+    assert bound.whole(2) == pytest.approx(1 / (2 * 0.2))
+    # and without misses the hits on the other one
+    assert two_models.Bound(1.0, 0.5, 0.25).whole(2) == pytest.approx(1 / (2 * 0.5 * 0.25))
+    assert bound.whole(3) == pytest.approx(min(2 / 0.2, 1 / 0.1) / 3)
+    assert bound.whole(1000) == pytest.approx(bound.fractional, rel=0.01)
+
+
+def test_throughput_of_a_small_fleet(plans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    times = ["--minutes", "6", "--settle-min", "3", "--period-s", "30"]
+    two_models.main(["--workers", "3", "--plans", str(plans), "--out", str(tmp_path), *times])
+    (fleet,) = json.loads((tmp_path / "two_models.json").read_text())["figures"]["fleets"]
+    speedups = {name: one["speedup"] for name, one in fleet["systems"].items()}
+    assert speedups["vanilla"] == 1
+    assert speedups["vanilla"] < speedups["nirvana"] < speedups["modm_throughput"] < speedups["small"]
+    assert speedups["retrieval"] == pytest.approx(4 / 3, rel=0.1)  # a quarter is handed out
+    best = fleet["systems"]["modm_throughput"]
+    assert 0.7 < best["of_whole_bound"] <= 1.03
+    assert best["hits_among_served"] == pytest.approx(0.75, abs=0.1)
+    assert set(best["refined_by"]) == {"small"}
+    assert "of that with whole workers" in capsys.readouterr().out
+    assert (tmp_path / "two_models.png").stat().st_size > 0
+
+
+def test_late_answers_and_the_tail_by_hand() -> None:
+    done = [Done(Request(n, 0.0, miss("large")), at, "w", "large", 50) for n, at in ((1, 11.0), (2, 25.0), (3, 45.0))]
+    found = slo_latency.judged(done, {1: 10.0, 2: 10.0, 3: 20.0, 4: 99.0}, until=100.0, alone_s=5.0)
+    # 1, 15 and 25 seconds, and one that waits since one second: it is not there, so it is late
+    assert (found["late_2x"], found["late_4x"]) == (0.75, 0.5)
+    assert found["seconds_p50"] == 8.0
+    levels = [
+        {"offered": rate, "systems": {"modm": {"late_2x": late}}} for rate, late in ((1, 0.0), (2, 0.2), (3, 0.0))
+    ]
+    assert slo_latency.highest_within(levels, "modm", "late_2x") == 1
+
+
+def test_late_answers_of_a_small_fleet(plans: Path, tmp_path: Path) -> None:
+    some = ["--workers", "2", "--rows", "1", "--rates", "0.4", "2", "--minutes", "6", "--settle-min", "3"]
+    slo_latency.main([*some, "--period-s", "30", "--plans", str(plans), "--out", str(tmp_path)])
+    (fleet,) = json.loads((tmp_path / "slo_latency.json").read_text())["figures"]["fleets"]
+    few, many = (one["systems"] for one in fleet["levels"])
+    assert few["modm"]["late_4x"] < 0.05
+    assert many["vanilla"]["late_2x"] > many["modm"]["late_2x"]
+    assert many["vanilla"]["seconds_p99"] > many["modm"]["seconds_p99"]
+    assert (tmp_path / "slo_latency.png").stat().st_size > 0
+
+
+def test_the_paper_s_regimes(plans: Path, tmp_path: Path) -> None:
+    some = ["--rates", "8", "16", "28", "--hours", "2", "--plans", str(plans), "--out", str(tmp_path)]
+    paper_rates.main(some)
+    figures = json.loads((tmp_path / "paper_rates.json").read_text())["figures"]
+    assert figures["most_served_per_min"]["vanilla"] == pytest.approx(10, rel=0.05)
+    assert [paper_rates.regime(one) for one in figures["levels"]] == ["sd3.5-large", "sdxl", "sana"]
+    assert figures["highest_sustained_per_min"]["modm"] == 28
+    assert (tmp_path / "paper_rates.png").stat().st_size > 0
+
+
+def test_what_is_left_is_said_now_and_then() -> None:
+    now, said = [0.0], list[str]()
+    progress = Remaining("vanilla", 10, clock=lambda: now[0], say=said.append)
+    progress.advance(2)
+    assert said == []
+    now[0] = EVERY_S
+    progress.advance(3)
+    assert said == ["vanilla: 5 of 10, 15 s left"]
+    progress.advance(5)
+    assert said[-1] == "vanilla: 10 of 10, 0 s left"
