@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 from shared.types import Job, JobState, Plan, Request, Result, from_json, to_json
+
+_read = lru_cache(maxsize=256)(from_json)
+"""A picture's row is read when it is claimed, answered and cached; what it says is frozen, and parsed once."""
 
 
 def job_of(row: Any) -> Job:
     """The row as a value."""
     return Job(
         id=row.id,
-        request=from_json(Request, row.request),
-        plan=from_json(Plan, row.plan),
+        request=_read(Request, row.request),
+        plan=_read(Plan, row.plan),
         state=JobState(row.state),
         attempt=row.attempt,
         failures=row.failures,
@@ -21,7 +25,7 @@ def job_of(row: Any) -> Job:
         worker=row.worker,
         lane=row.lane,
         error=row.error,
-        result=from_json(Result, row.result) if row.result else None,
+        result=_read(Result, row.result) if row.result else None,
         created_at=row.created_at,
         updated_at=row.updated_at,
         lease_until=row.lease_until,
@@ -31,8 +35,8 @@ def job_of(row: Any) -> Job:
         checkpoint_key=row.checkpoint_key or "",
         checkpoint_step=row.checkpoint_step,
         warnings=tuple(json.loads(row.warnings)) if row.warnings else (),
-        confirmed=row.confirmed,
-        buried=row.buried,
+        confirmed=bool(row.confirmed),
+        buried=bool(row.buried),
     )
 
 

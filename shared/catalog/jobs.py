@@ -14,6 +14,7 @@ from shared.catalog.database import Database
 from shared.catalog.idempotency import forget_expired, job_of_key, named_by, take_key
 from shared.catalog.job_rows import job_of, row_of
 from shared.catalog.lanes import Lanes
+from shared.catalog.prepared import Prepared
 from shared.catalog.tables import captured, entries, jobs, now_s
 from shared.errors import NotFoundError
 from shared.types import Job, JobState, Plan, Result, to_json
@@ -33,9 +34,9 @@ _MINE = sa.and_(_ID, c.state == RUNNING, c.attempt == sa.bindparam("of_attempt")
 _NOW: Any = now_s()
 _ENDED = {"updated_at": _NOW, "lease_until": 0.0, "checkpoint_key": None, "checkpoint_step": 0}
 
-_GET = sa.select(jobs).where(_ID)
-_INSERT = sa.insert(jobs).values(created_at=_NOW, updated_at=_NOW).returning(c.created_at, c.updated_at)
-_CLAIM = (
+_GET = Prepared(sa.select(jobs).where(_ID))
+_INSERT = Prepared(sa.insert(jobs).values(created_at=_NOW, updated_at=_NOW).returning(c.created_at, c.updated_at))
+_CLAIM = Prepared(
     sa.update(jobs)
     .where(_ID, sa.or_(c.state == QUEUED, sa.and_(c.state == RUNNING, c.lease_until < _NOW)))
     .values(
@@ -64,7 +65,8 @@ _FINISH = (
 )  # fmt: skip
 _FINISH_REPLANNED = _FINISH.values(plan=sa.bindparam("as_run"))
 _FINISH_AT_ONCE, _FINISH_REPLANNED_AT_ONCE = at_once.finishing(_FINISH), at_once.finishing(_FINISH_REPLANNED)
-_CAPTURE = sa.insert(captured)
+_FINISH_FIRST, _FINISH_REPLANNED_FIRST = Prepared(_FINISH), Prepared(_FINISH_REPLANNED)
+_CAPTURE = Prepared(sa.insert(captured))
 _NO_LATENTS = "none:"
 """Begins what stands in place of a blob key for a job that captured nothing."""
 _BACK = {"state": QUEUED, "worker": "", "lease_until": 0.0, "updated_at": _NOW}
@@ -117,7 +119,7 @@ def _accept(
         first = take_key(connection, job.id, caller, idempotency_key, body_hash, key_lifetime_s)
         if first:
             return _get(connection, first), False
-    return _accepted(job, connection.execute(_INSERT, row_of(job)).one()), True
+    return _accepted(job, _INSERT.first(connection, row_of(job))), True
 
 
 def _accepted(job: Job, at: Any) -> Job:
@@ -140,7 +142,7 @@ def _first(connection: sa.Connection, caller: str, key: str, body_hash: str) -> 
 
 
 def _get(connection: sa.Connection, job_id: str) -> Job:
-    row = connection.execute(_GET, {"job_id": job_id}).first()
+    row = _GET.first(connection, {"job_id": job_id})
     if row is None:
         raise NotFoundError(f"job {job_id!r}: no such job; it never existed or its result expired")
     return job_of(row)
@@ -165,7 +167,7 @@ def _set(connection: sa.Connection, statement: sa.Update, parameters: dict[str, 
 
 
 def _claim(connection: sa.Connection, job_id: str, worker: str, lease_s: float) -> Job | None:
-    row = connection.execute(_CLAIM, {"job_id": job_id, "by_worker": worker, "lease_s": lease_s}).first()
+    row = _CLAIM.first(connection, {"job_id": job_id, "by_worker": worker, "lease_s": lease_s})
     return None if row is None else job_of(row)
 
 
@@ -183,9 +185,9 @@ def _finish(connection: sa.Connection, job_id: str, attempt: int, result: Result
     if connection.dialect.name == "postgresql":
         statement = _FINISH_AT_ONCE if plan is None else _FINISH_REPLANNED_AT_ONCE
         return connection.execute(statement, {**parameters, "keys": keys}).first() is not None
-    if not _set(connection, _FINISH if plan is None else _FINISH_REPLANNED, parameters):
+    if not (_FINISH_FIRST if plan is None else _FINISH_REPLANNED_FIRST).changed(connection, parameters):
         return False
-    connection.execute(_CAPTURE, [{"key": key, "job_id": job_id} for key in keys])
+    _CAPTURE.many(connection, [{"key": key, "job_id": job_id} for key in keys])
     return True
 
 
