@@ -24,6 +24,8 @@ CLUSTER_CHECKPOINT_STEPS = 10
 """About what a killed worker costs in steps, where others can go on."""
 CLUSTER_CHECKPOINT_GAP_S = 1.0
 """And in seconds: steps that are faster than a checkpoint is written are drawn again instead."""
+AFTERIMAGE_LEVELS = 10
+"""Its tables have an entry for every set of levels that may be there."""
 
 
 class Settings(BaseSettings):
@@ -144,8 +146,8 @@ class Settings(BaseSettings):
 
     # ---- cache ----
     cache_max_bytes: int = Field(1 * 2**30, ge=0, description="Byte budget of the cached latents.")
-    eviction_policy: Literal["lcbfu", "lru", "lfu", "fifo"] = Field(
-        "lcbfu", description="Which latent leaves first; lcbfu is NIRVANA's (§5.4)."
+    eviction_policy: Literal["lcbfu", "lru", "lfu", "fifo", "lrbu", "afterimage"] = Field(
+        "lcbfu", description="Which latents leave first, and which are let in; lcbfu is NIRVANA's (§5.4)."
     )
     image_tier: Literal["all", "large", "off"] = Field(
         "all", description="Whose finished pictures any model may start from: all, the large model's only, or none."
@@ -160,7 +162,7 @@ class Settings(BaseSettings):
     )
     picture_max_age_s: float = Field(0.0, ge=0, description="A picture older than this leaves; 0: at no age.")
     capture_steps: Steps = Field((5, 10, 15, 20, 25), description="K kept, of T = 50 (NIRVANA §5.3).")
-    state_codec: Literal["fp16", "fp32", "int8"] = Field(
+    state_codec: Literal["fp16", "fp32", "int8", "fp8", "int6", "int4"] = Field(
         "fp16", description="How latents are stored: the smaller, the more of them fit and the less exact they are."
     )
     insert_on_hit: bool = Field(True, description="Keep the states after a hit's start step too.")
@@ -171,7 +173,9 @@ class Settings(BaseSettings):
         15.0, description="A cache maintainer not heard of for this long is replaced by one that stands by."
     )
     collect_s: Seconds = Field(600.0, description="How often results expire and blobs that nothing names are sought.")
-    lcbfu_initial_uses: float = Field(1.0, ge=0, description="Uses f that a state is credited with at birth: f·K.")
+    lcbfu_initial_uses: float = Field(
+        1.0, ge=0, description="Uses f that a state is credited with at birth: f·K (lrbu too)."
+    )
     lcbfu_tie: Literal["oldest_use", "oldest", "smallest_k"] = Field(
         "oldest_use", description="Which of equally valuable states is evicted first."
     )
@@ -219,4 +223,9 @@ class Settings(BaseSettings):
             raise ValueError(f"monitor_gains: none below 0, P or I above it (got {self.monitor_gains})")
         if any(not 0 < k < 50 for k in self.capture_steps):
             raise ValueError(f"capture_steps: every K lies between 1 and 49 of 50 (got {self.capture_steps})")
+        if self.eviction_policy == "afterimage" and len(set(self.capture_steps)) > AFTERIMAGE_LEVELS:
+            raise ValueError(
+                f"capture_steps: eviction_policy afterimage learns of {AFTERIMAGE_LEVELS} K at most "
+                f"(got {len(set(self.capture_steps))})"
+            )
         return self

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from services.cache_maintainer.eviction import Offer, Wish
+from services.cache_maintainer.expected import of_50
 from shared.exact import entry_of
-from shared.types import PICTURE_CODEC, PICTURE_STEP, Entry, Job, Result, State
+from shared.types import PICTURE_CODEC, PICTURE_STEP, Entry, Job, PlanSource, Result, State
 
 
 def admit(job: Job, *, picture: bool = False) -> Entry | None:
@@ -27,6 +29,25 @@ def admit(job: Job, *, picture: bool = False) -> Entry | None:
     if picture and result.picture_key:
         states += (_picture(job.id, result),)
     return replace(entry, states=tuple(sorted(states, key=lambda state: state.step)))
+
+
+def wishes_of(job: Job) -> list[Wish]:
+    """What its lookup thought of each entry's latents, in K of 50."""
+    steps = job.request.steps
+    return [
+        Wish(one.entry_id, of_50(one.wished_step, steps), of_50(one.start_step, steps))
+        for one in job.plan.candidates
+        if one.kind == "latent"
+    ]
+
+
+def offer_of(entry: Entry, job: Job, at: float) -> Offer:
+    """Its latents, for the eviction policy to choose from; they are of one size. The user is one tenant's."""
+    steps = tuple(state.step for state in entry.latents)
+    largest = max((state.bytes for state in entry.latents), default=0)
+    user = f"{entry.tenant}/{entry.user}" if entry.user else ""
+    start = 0 if job.plan.source is PlanSource.IMAGE else job.plan.start_step
+    return Offer(entry.id, user, start, steps, largest, at, job.request.steps)
 
 
 def _picture(entry_id: str, result: Result) -> State:

@@ -92,12 +92,14 @@ class Cache:
             admitted = self._admitted(jobs)
             await self._refuse([job_id for job_id, entry in admitted.items() if entry is None])
             kept = fitting([entry for entry in admitted.values() if entry is not None], self._max_bytes)
+            by_id = {job.id: job for job in jobs}
+            kept = [self.held.worth_keeping(entry, by_id[entry.id], self._clock.now()) for entry in kept]
             if self.pictures is not None:
                 kept = with_room(kept, self.pictures.limits)
             await self._evict(
                 self.held.make_room(self._clock.now(), [state for entry in kept for state in entry.states])
             )
-            return await self._add(kept, {job.id: job for job in jobs})
+            return await self._add(kept, by_id)
 
     def holds_picture(self, entry_id: str) -> bool:
         """Whether its picture can be started from, once it is embedded."""

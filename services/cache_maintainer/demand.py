@@ -32,14 +32,15 @@ FORGET = 0.98
 class Demand:
     """Counts by (kind, silence, K wished, K there otherwise), and the worths fitted to them."""
 
-    def __init__(self, levels: Sequence[int], ranks: int, kinds_per_rank: int) -> None:
-        """levels: the K whose states are kept; kind = rank · kinds_per_rank + the rest."""
+    def __init__(self, levels: Sequence[int], ranks: int, kinds_per_rank: int, *, whole: bool = False) -> None:
+        """levels: the K whose states are kept; kind = rank · kinds_per_rank + the rest; whole: an entry has all of them
+        or none, and its highest level stands for it."""
         self.levels = tuple(sorted(levels))
         self._shape = ranks, kinds_per_rank
         size = len(self.levels) + 1
         self._asked = np.zeros((ranks * kinds_per_rank, SILENCES, size, size))
         self._waited = np.zeros((ranks * kinds_per_rank, SILENCES))
-        self._gains = _gains(self.levels)
+        self._gains = _gains(self.levels, whole=whole)
         self._belief = _belief(size)
         count = len(self.levels)
         self._worth = np.zeros((ranks * kinds_per_rank, SILENCES, count, count + 1, count + 1))
@@ -109,17 +110,20 @@ def _belief(size: int) -> Floats:
     return rates
 
 
-def _gains(levels: Sequence[int]) -> Floats:
-    """Steps lost without the state, shape (place, below, above, K wished, K otherwise) by places."""
+def _gains(levels: Sequence[int], *, whole: bool) -> Floats:
+    """Steps lost without the state (`whole`: without its entry), shape (place, below, above, K wished, K otherwise) by
+    places."""
     count = len(levels)
     steps = (0, *levels)
     gains = np.zeros((count, count + 1, count + 1, count + 1, count + 1))
     for place in range(count):
         for below in range(place + 1):
             for above in range(place + 1, count + 1):
-                for wished in range(place + 1, above + 1):  # above that the higher state is taken
+                # above `above` the higher state is taken
+                for wished in range(1 if whole else place + 1, above + 1):
                     for other in range(count + 1):
-                        gain = steps[place + 1] - max(steps[below], steps[other])
+                        kept = steps[wished] if whole else steps[place + 1]
+                        gain = kept - max(steps[below], steps[other])
                         gains[place, below, above, wished, other] = max(0, gain)
     return gains
 

@@ -1,4 +1,5 @@
-"""Which states leave when the cache is full: four policies over one running heap (NIRVANA §5.4)."""
+"""Which states leave when the cache is full: the shelf that every policy fills and clears, and four policies over one
+running heap (NIRVANA §5.4)."""
 
 from __future__ import annotations
 
@@ -30,6 +31,8 @@ class Offer:
     state_bytes: int
     """Of each."""
     at: float
+    total: int = 50
+    """T: steps of the whole run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ FIT_EVERY = 2000
 """Lookups between two fits."""
 AT_ONCE = 0.02
 """Share of the states that are put in line to leave each time the line is empty."""
+OF = 50
+"""Steps of the run that levels count; those of a shorter or longer one are brought to it."""
 LEAST_WORTH = 1.3
 """A new state must be expected to save so many times what the last one that left was: it may still be wrong."""
 
@@ -64,13 +66,15 @@ class _Entries:
         """Bit p: the state at the p-th level is there."""
         self.bytes = np.ones(1024, np.int64)
         """Of one state."""
+        self.total = np.full(1024, OF, np.int64)
+        """Steps of its whole run."""
         self._free = list(range(1023, -1, -1))
 
     def take(self, name: str) -> int:
         if not self._free:
             count = len(self.names)
             self.names += [""] * count
-            for column in ("user", "newer", "start", "uses", "held", "bytes"):
+            for column in ("user", "newer", "start", "uses", "held", "bytes", "total"):
                 setattr(self, column, np.concatenate([getattr(self, column), np.zeros(count, np.int64)]))
             self._free = list(range(2 * count - 1, count - 1, -1))
         slot = self._free.pop()
@@ -100,28 +104,37 @@ class ExpectedShelf(Shelf):
     state as good, so that what a newer near-duplicate covers is soon worth little.
     """
 
-    def __init__(self, levels: Sequence[int], states: Iterable[State] = ()) -> None:
-        self.demand = Demand(levels, ranks=max(RANKS) + 1, kinds_per_rank=STARTS * USES * MOODS)
+    def __init__(self, levels: Sequence[int], states: Iterable[State] = (), *, whole: bool = False) -> None:
+        """`whole`: an entry is one thing that holds every level, shelved as its highest (equal entries, MoDM §7.1)."""
+        self.demand = Demand(levels, ranks=max(RANKS) + 1, kinds_per_rank=STARTS * USES * MOODS, whole=whole)
         self._entries, self._users = _Entries(), _Users()
+        self._steps: dict[str, dict[int, list[int]]] = {}
+        """Entry → place of a level → its states' steps, of entries whose steps are not the levels themselves."""
         self._slot: dict[str, int] = {}
         self._below, self._above = _beside(len(self.demand.levels))
         self._line: Iterator[tuple[str, int, float]] = iter(())
         self._least = 0.0
         """Worth per byte of what left last."""
         self._looked = 0
-        self._counted_at = 0.0
+        self._counted_at: float | None = None
+        """Until when the entries' time was counted; None before anything was heard."""
         super().__init__(Expected(), states)
 
     # ---- what is heard ----
 
     def looked_up(self, wishes: Sequence[Wish], at: float) -> None:
+        if self._counted_at is None:
+            self._counted_at = at
         best, second = _two_best(wishes)
+        chosen = next((wish.entry_id for wish in wishes if 0 < wish.start_step == best), "")
         for wish in wishes:
             slot = self._slot.get(wish.entry_id)
             otherwise = second if wish.start_step == best else best
             if slot is not None and wish.wished_step > otherwise:
                 silent_s = at - self._users.last_at[self._entries.user[slot]]
                 self.demand.asked(self._kind(slot), silent_s, wish.wished_step, otherwise)
+        if chosen in self._slot:  # counted here and not when it is used: what was asked of it was asked before
+            self._entries.uses[self._slot[chosen]] += 1
         self._looked += 1
         fits = self._looked % FIT_EVERY == 0
         if fits:
@@ -130,17 +143,11 @@ class ExpectedShelf(Shelf):
         if fits or self._looked % self._batch() == 0:
             self._line_up(at)
 
-    def use(self, key: Key, at: float) -> None:
-        super().use(key, at)
-        slot = self._slot.get(key[0])
-        if slot is not None:
-            self._entries.uses[slot] += 1
-
     def admit(self, offer: Offer, max_bytes: int) -> tuple[int, ...]:
         """Fewer levels where room is dear: a state that would be worth less than what leaves for it is left out."""
         user = self._users.of(offer.user or offer.entry_id)
         highest = self.demand.levels[-1]
-        mood = min(offer.start_step / highest, 1.0)
+        mood = min(offer.start_step * OF / offer.total / highest, 1.0)
         self._users.mood[user] += MOOD_WEIGHT * (mood - self._users.mood[user])
         self._users.last_at[user] = max(offer.at, self._users.last_at[user])
         steps = super().admit(offer, max_bytes)
@@ -149,7 +156,7 @@ class ExpectedShelf(Shelf):
                 self._count_time(offer.at)
                 self.demand.fit()
             steps = self._worth_it(offer, user, steps)
-        if steps:
+        if steps and offer.entry_id not in self._slot:
             self._open(offer, user)
         return steps
 
@@ -158,8 +165,14 @@ class ExpectedShelf(Shelf):
         slot = self._slot.get(state.entry_id)
         if slot is None:  # nobody said whose it is
             offer = Offer(state.entry_id, "", 0, (state.step,), state.bytes, state.created_at)
-            slot = self._open(offer, self._users.of(state.entry_id))
-        self._entries.held[slot] |= 1 << self._place(state.step)
+            user = self._users.of(state.entry_id)
+            self._users.last_at[user] = max(state.used_at, state.created_at)
+            slot = self._open(offer, user)
+        place = self._place_of(state.step, int(self._entries.total[slot]))
+        self._entries.held[slot] |= 1 << place
+        if state.step != self.demand.levels[place]:
+            of_entry = self._steps.setdefault(state.entry_id, {})
+            of_entry.setdefault(place, []).append(state.step)
 
     def remove(self, key: Key) -> None:
         known = key in self
@@ -167,8 +180,13 @@ class ExpectedShelf(Shelf):
         if not known:
             return
         slot = self._slot[key[0]]
-        self._entries.held[slot] &= ~(1 << self._place(key[1]))
+        place = self._place_of(key[1], int(self._entries.total[slot]))
+        if key[0] in self._steps and key[1] in self._steps[key[0]].get(place, ()):
+            self._steps[key[0]][place].remove(key[1])
+        if not any((key[0], step) in self for step in self._steps_at(key[0], place)):
+            self._entries.held[slot] &= ~(1 << place)
         if not self.alive(key[0]):
+            self._steps.pop(key[0], None)
             self._users.entries[self._entries.user[slot]].remove(slot)
             del self._slot[key[0]]
             self._entries.give_back(slot)
@@ -177,7 +195,8 @@ class ExpectedShelf(Shelf):
         slot = self._slot[offer.entry_id] = self._entries.take(offer.entry_id)
         entries = self._entries
         entries.user[slot], entries.bytes[slot] = user, max(offer.state_bytes, 1)
-        entries.start[slot] = self._begun(offer.start_step)
+        entries.total[slot] = max(offer.total, 1)
+        entries.start[slot] = self._begun(offer)
         mine = self._users.entries[user]
         for older in mine[1 - len(RANKS) :]:
             entries.newer[older] = min(entries.newer[older] + 1, len(RANKS) - 1)
@@ -192,10 +211,11 @@ class ExpectedShelf(Shelf):
     def _leaving(self, now: float) -> Iterator[State]:
         while True:
             for name, place, worth in self._line:
-                state = self._states.get((name, self.demand.levels[place]))
-                if state is not None:
-                    self._least = worth
-                    yield state
+                for step in self._steps_at(name, place):
+                    state = self._states.get((name, step))
+                    if state is not None:
+                        self._least = worth
+                        yield state
             self._line_up(now)
 
     def _line_up(self, now: float) -> None:
@@ -222,11 +242,11 @@ class ExpectedShelf(Shelf):
         return [(names[slots[one // count]], int(one % count), float(flat[one])) for one in chosen.tolist()]
 
     def _worth_it(self, offer: Offer, user: int, steps: tuple[int, ...]) -> tuple[int, ...]:
-        kind = self._kind_of(0, self._begun(offer.start_step), 0, user)
+        kind = self._kind_of(0, self._begun(offer), 0, user)
         left, least = list(steps), LEAST_WORTH * self._least * offer.state_bytes
         while left:
-            held = sum(1 << self._place(step) for step in left)
-            places = [self._place(step) for step in left]
+            places = [self._place_of(step, offer.total) for step in left]
+            held = sum(1 << place for place in set(places))
             worths = [
                 self.demand.worth_of(kind, 0.0, place, int(self._below[held, place]), int(self._above[held, place]))
                 for place in places
@@ -260,7 +280,7 @@ class ExpectedShelf(Shelf):
         return slots, kinds, now - self._users.last_at[users]
 
     def _count_time(self, now: float) -> None:
-        if self._slot and now > self._counted_at:
+        if self._slot and self._counted_at is not None and now > self._counted_at:
             _, kinds, silent_s = self._live(now)
             self.demand.waited(kinds, silent_s, now - self._counted_at)
         self._counted_at = now
@@ -268,12 +288,26 @@ class ExpectedShelf(Shelf):
     def _batch(self) -> int:
         return max(64, int(AT_ONCE * len(self)))
 
-    def _place(self, step: int) -> int:
-        return max(self.demand.place(step) - 1, 0)
+    def _place_of(self, step: int, total: int) -> int:
+        """Of the level that this step of a run of `total` was kept for."""
+        return max(self.demand.place(of_50(step, total)) - 1, 0)
 
-    def _begun(self, start_step: int) -> int:
+    def _steps_at(self, name: str, place: int) -> Sequence[int]:
+        """The steps whose states an entry may have at the place of a level."""
+        level = self.demand.levels[place]
+        odd = self._steps.get(name)
+        return (level,) if odd is None else (level, *odd.get(place, ()))
+
+    def _begun(self, offer: Offer) -> int:
         """From noise, from a small K, or from one in the upper two fifths."""
-        return 0 if start_step == 0 else 1 if 5 * start_step <= 3 * self.demand.levels[-1] else 2
+        if offer.start_step == 0:
+            return 0
+        return 1 if 5 * of_50(offer.start_step, offer.total) <= 3 * self.demand.levels[-1] else 2
+
+
+def of_50(step: int, total: int) -> int:
+    """The K of 50 that a step of a run of `total` was scaled from: k·T/50 is rounded down, so this is rounded up."""
+    return step if total == OF else -(-step * OF // total)
 
 
 def _two_best(wishes: Sequence[Wish]) -> tuple[int, int]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from services.cache_maintainer.admission import offer_of, wishes_of
 from services.cache_maintainer.eviction import Shelf
 from services.cache_maintainer.window import Window
-from shared.types import PICTURE_STEP, State
+from shared.types import PICTURE_STEP, Entry, Job, State
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,19 @@ class Holdings:
     def make_room(self, now: float, incoming: Sequence[State] = ()) -> list[State]:
         """What leaves before these come, latents for latents and pictures for pictures."""
         latents = [state for state in incoming if not state.is_picture]
-        victims = self.latents.make_room(len(latents), sum(state.bytes for state in latents), self.max_bytes)
+        victims = self.latents.make_room(len(latents), sum(state.bytes for state in latents), self.max_bytes, now)
         if self.pictures is not None:
             coming = [state for state in incoming if state.is_picture]
             victims += self.pictures.make_room(len(coming), sum(state.bytes for state in coming), now)
         return victims
+
+    def worth_keeping(self, entry: Entry, job: Job, at: float) -> Entry:
+        """The entry with those of its latents that the policy lets in, which first hears what was looked up for it."""
+        self.latents.looked_up(wishes_of(job), at)
+        if not entry.latents:
+            return entry
+        kept = self.latents.admit(offer_of(entry, job, at), self.max_bytes)
+        return replace(entry, states=tuple(one for one in entry.states if one.is_picture or one.step in kept))
 
     def put(self, state: State) -> None:
         if not state.is_picture:

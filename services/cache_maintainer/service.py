@@ -17,10 +17,12 @@ from protos import cache_maintainer_pb2_grpc as pb_grpc
 from services.cache_maintainer.cache import Cache
 from services.cache_maintainer.collector import collect_orphans
 from services.cache_maintainer.eviction import POLICIES, Lcbfu, Policy, Shelf
+from services.cache_maintainer.expected import OF
 from services.cache_maintainer.fresh import NEWEST
 from services.cache_maintainer.leadership import NAME as LEASE
 from services.cache_maintainer.leadership import Leadership
 from services.cache_maintainer.pictures import Pictures
+from services.cache_maintainer.shelves import SHELVES
 from services.cache_maintainer.window import Limits, Window
 from shared.bus import Subscription
 from shared.errors import AfterimageError, InvalidRequestError, UnavailableError, passes
@@ -83,7 +85,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         # asked once: a card may have to be looked for
         self._large = (await asyncio.to_thread(served_card, settings)).name if settings.image_tier == "large" else ""
         states = await context.backends.catalog.entries.states()
-        shelf = Shelf(policy_of(settings.eviction_policy, settings), [one for one in states if not one.is_picture])
+        shelf = shelf_of(settings, [one for one in states if not one.is_picture])
         self._pictures = Pictures(context, self._backends)
         self.cache = Cache(
             self._backends,
@@ -381,6 +383,14 @@ def policy_of(name: str, settings: Settings) -> Policy:
     if name == "lcbfu":
         return Lcbfu(settings.lcbfu_initial_uses, settings.lcbfu_tie)
     return POLICIES[name]()
+
+
+def shelf_of(settings: Settings, states: Sequence[State]) -> Shelf:
+    """The latents' shelf under the policy of the settings."""
+    if settings.eviction_policy in POLICIES:
+        return Shelf(policy_of(settings.eviction_policy, settings), states)
+    levels = settings.capture_steps or (OF // 2,)
+    return SHELVES[settings.eviction_policy](settings.lcbfu_initial_uses, states, levels)
 
 
 def window_of(settings: Settings, states: Sequence[State]) -> Window | None:

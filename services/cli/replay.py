@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # numpy and the encoder are imported when a trace is replayed
 Optional = typer.Option
 DEFAULT_POLICIES = "nirvana,flexcache,afterimage"
 SHOWN = ("policy", "steps saved", "of the bound", "hits", "evicted", "decisions/s")
+SHOWN_TIMED = ("p50 s", "p99 s", "in 2× alone", "in 4× alone", "busy")
 
 
 def replay(
@@ -33,9 +34,19 @@ def replay(
     ] = DEFAULT_POLICIES,
     states: Annotated[str, Optional(help="Budgets as latents of 512×512, e.g. 1000,10000.")] = "",
     budget_bytes: Annotated[str, Optional("--bytes", help="Budgets in bytes, instead of --states.")] = "",
+    entries: Annotated[
+        str, Optional(help="Budgets in entries instead: one picture, or one prompt with all its states (MoDM Fig. 9).")
+    ] = "",
     decisions_only: Annotated[
-        bool, Optional("--decisions-only", help="Must be said: a replay decides and draws nothing.")
+        bool, Optional("--decisions-only", help="Decide and keep at once, request by request; else name --workers.")
     ] = False,
+    workers: Annotated[
+        int, Optional(min=0, max=4096, help="Workers in virtual time: latency, queueing and SLO are in the report.")
+    ] = 0,
+    profile: Annotated[
+        str, Optional(help="Whose measured latency they have: bundled:NAME, a model's folder, or a latency.json.")
+    ] = "bundled:large",
+    max_rows: Annotated[int, Optional(min=1, max=512, help="Requests that share a worker's step batch.")] = 8,
     out: Annotated[Path, Optional("--out", "-o", help="Folder of summary.json, plots and index.html.")] = Path(
         "out/replay"
     ),
@@ -70,14 +81,17 @@ def replay(
     """Offer one trace to many cache policies, and write one folder that compares them.
 
     Each request is decided by the code that serves: K table, choice among candidates, what is kept, what leaves.
-    Nothing is drawn, the cache holds names; every picture would take T = 50 steps. Embeddings and neighbour lists
-    stay on disk, so that a run can be broken off and the next one is fast.
+    Nothing is drawn, the cache holds names; every picture would take T = 50 steps. With --workers each request comes
+    at its time and is drawn in virtual time, and what it leaves is there once it is finished. Embeddings and neighbour
+    lists stay on disk, so that a run can be broken off and the next one is fast.
 
     [bold]Examples[/bold]
 
       afterimage replay load/traces/sessions_1200.jsonl --decisions-only --states 100,300,1000
 
       afterimage replay --compare out/replay out/replay-with-another-table
+
+      afterimage replay load/traces/sessions_1200.jsonl --states 300 --workers 2 --rate 3
 
       afterimage replay trace.parquet --policies flexcache,afterimage --states 10000 --decisions-only --encoder minilm
     """
@@ -89,13 +103,17 @@ def replay(
     from services.replay import report
     from services.replay.policy import read_policy
     from services.replay.study import Asked, study
+    from services.replay.timed import Fleet
+    from services.replay.workers import read_profile
 
-    if not decisions_only:
-        raise ConfigurationError("a replay decides and draws nothing: say so with --decisions-only")
+    if decisions_only == bool(workers):
+        raise ConfigurationError("say --decisions-only, or --workers for virtual time, one of the two")
     asked = Asked(
         trace=trace,
         policies=[(_short(name), read_policy(name)) for name in _names(policies)],
-        states=_budgets(states, budget_bytes),
+        states=_budgets(states, budget_bytes, entries),
+        entries=bool(entries),
+        fleet=Fleet(read_profile(profile), workers, max_rows) if workers else None,
         encoder=encoder,
         table=table,
         table_encoder=table_encoder,
@@ -145,21 +163,24 @@ def _short(name: str) -> str:
     return Path(name).stem if name.endswith(".toml") else name
 
 
-def _budgets(states: str, in_bytes: str) -> list[int]:
-    """Budgets in states; a budget in bytes is as many states as fit."""
+def _budgets(states: str, in_bytes: str, entries: str) -> list[int]:
+    """Budgets in states or entries; a budget in bytes is as many states as fit."""
     from services.replay.run import state_bytes
     from services.replay.trace import DEFAULT_SIZE
 
-    if bool(states) == bool(in_bytes):
-        raise InvalidRequestError("states", "say --states or --bytes, one of the two", states or in_bytes)
+    given = {"states": states, "bytes": in_bytes, "entries": entries}
+    said = [(name, text) for name, text in given.items() if text]
+    if len(said) != 1:
+        raise InvalidRequestError("states", "say --states, --bytes or --entries, one of them", states)
+    (name, text) = said[0]
     try:
-        values = [int(part.replace("_", "")) for part in (states or in_bytes).split(",")]
+        values = [int(part.replace("_", "")) for part in text.split(",")]
     except ValueError:
         values = []
-    each = 1 if states else state_bytes(DEFAULT_SIZE)
+    each = state_bytes(DEFAULT_SIZE) if name == "bytes" else 1
     if not values or min(values) < each:
-        least = "numbers from 1 on" if states else f"numbers from {each} on, what one state takes"
-        raise InvalidRequestError("states" if states else "bytes", f"{least}, with commas between", states or in_bytes)
+        least = f"numbers from {each} on, what one state takes" if name == "bytes" else "numbers from 1 on"
+        raise InvalidRequestError(name, f"{least}, with commas between", text)
     return [value // each for value in values]
 
 
@@ -181,8 +202,10 @@ def _bars(console: Console) -> Iterator[Bar]:
 def _show(console: Console, summary: dict[str, Any]) -> None:
     timings = summary["timings"]
     for budget in summary["budgets"]:
-        shown = Table(title=f"{budget['states']:,} states, {budget['max_bytes'] / 1e6:,.1f} MB", title_justify="left")
-        for place, name in enumerate(SHOWN):
+        size = f", {budget['max_bytes'] / 1e6:,.1f} MB" if budget["max_bytes"] else ""
+        shown = Table(title=f"{budget['states']:,} {budget['of']}{size}", title_justify="left")
+        timed = any(one["timed"] for one in budget["policies"].values())
+        for place, name in enumerate((*SHOWN, *(SHOWN_TIMED if timed else ()))):
             shown.add_column(name, justify="left" if place == 0 else "right")
         for row in _rows(budget):
             shown.add_row(*row)
@@ -206,7 +229,13 @@ def _rows(budget: dict[str, Any]) -> Sequence[Sequence[str]]:
             f"{one['hit_rate']:.2%}",
             f"{one['evictions']:,}",
             f"{one['decisions_per_s']:,.0f}",
+            *(_timed(one["timed"]) if one["timed"] else ()),
         )
         for name, one in budget["policies"].items()
     ]
     return [*rows, ("offline bound", f"{upper:.2%}", "100.0%", "", "", "")] if upper else rows
+
+
+def _timed(one: dict[str, Any]) -> Sequence[str]:
+    slo = [f"{share:.1%}" for share in one["slo"].values()]
+    return (f"{one['latency_s']['p50']:.2f}", f"{one['latency_s']['p99']:.2f}", *slo, f"{one['busy']:.0%}")

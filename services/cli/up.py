@@ -53,7 +53,9 @@ def up(
         str | None,
         Optional(help="Whose pictures any model may start from: all, large (those that the large model drew) or off."),
     ] = None,
-    eviction_policy: Annotated[str | None, Optional(help="lcbfu (NIRVANA §5.4), lru, lfu or fifo.")] = None,
+    eviction_policy: Annotated[
+        str | None, Optional(help="lcbfu (NIRVANA §5.4), lru, lfu, fifo, lrbu (FlexCache) or afterimage.")
+    ] = None,
     k_table_alpha: Annotated[float | None, Optional(help="Quality a hit must keep: picks the K table.")] = None,
     predictor: Annotated[str | None, Optional(help="sketch, svm (NIRVANA §5.2) or always.")] = None,
     metrics_listen: Annotated[str | None, Optional(help="host:port of /metrics; '' switches it off.")] = None,

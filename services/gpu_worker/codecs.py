@@ -6,8 +6,10 @@ import io
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
@@ -27,16 +29,52 @@ class Codec:
     unpack: Callable[[Arrays], Latent]
 
 
-def _pack_int8(latent: Latent) -> Arrays:
-    scale = np.abs(latent).max(axis=(1, 2), keepdims=True).astype(np.float32) / 127
-    levels = np.round(latent / np.where(scale == 0, 1, scale)).astype(np.int8)
-    packed = np.frombuffer(zlib.compress(levels.tobytes(), 6), dtype=np.uint8)
-    return {"levels": packed, "scale": scale, "shape": np.array(latent.shape, dtype=np.int32)}
+def _levels(bits: int) -> Codec:
+    """Whole levels of the channel's largest value, half a level off at most, packed by how often each occurs."""
+    most = 2 ** (bits - 1) - 1
+
+    def pack(latent: Latent) -> Arrays:
+        scale = np.abs(latent).max(axis=(1, 2), keepdims=True).astype(np.float32) / most
+        levels = np.round(latent / np.where(scale == 0, 1, scale)).astype(np.int8)
+        return {"levels": _deflated(levels), "scale": scale, "shape": np.array(latent.shape, dtype=np.int32)}
+
+    def unpack(arrays: Arrays) -> Latent:
+        return _inflated(arrays["levels"], np.int8).reshape(arrays["shape"]).astype(np.float32) * arrays["scale"]
+
+    return Codec(pack, unpack)
 
 
-def _unpack_int8(arrays: Arrays) -> Latent:
-    levels = np.frombuffer(zlib.decompress(arrays["levels"].tobytes()), dtype=np.int8)
-    return levels.reshape(arrays["shape"]).astype(np.float32) * arrays["scale"]
+def _fp8_values() -> npt.NDArray[np.float32]:
+    """What the 127 finite codes of E4M3 without a sign stand for, rising (Micikevicius et al. 2022, table 1)."""
+    code = np.arange(127)
+    exponent, mantissa = code >> 3, code & 7
+    values = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7))
+    return values.astype(np.float32)
+
+
+FP8 = _fp8_values()
+
+
+def _pack_fp8(latent: Latent) -> Arrays:
+    """The channel's largest value becomes the format's largest."""
+    scale = np.abs(latent).max(axis=(1, 2), keepdims=True).astype(np.float32) / FP8[-1]
+    size = np.abs(latent) / np.where(scale == 0, 1, scale)
+    codes = np.searchsorted((FP8[1:] + FP8[:-1]) / 2, size).astype(np.uint8) | (latent < 0).astype(np.uint8) << 7
+    return {"codes": _deflated(codes), "scale": scale, "shape": np.array(latent.shape, dtype=np.int32)}
+
+
+def _unpack_fp8(arrays: Arrays) -> Latent:
+    codes = _inflated(arrays["codes"], np.uint8).reshape(arrays["shape"])
+    values: Latent = np.where(codes >> 7, -1, 1) * FP8[np.minimum(codes & 127, 126)] * arrays["scale"]
+    return values.astype(np.float32)
+
+
+def _deflated(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(zlib.compress(values.tobytes(), 6), dtype=np.uint8)
+
+
+def _inflated(packed: npt.NDArray[np.uint8], dtype: type[np.generic]) -> npt.NDArray[Any]:
+    return np.frombuffer(zlib.decompress(packed.tobytes()), dtype=dtype)
 
 
 CODECS = {
@@ -49,8 +87,10 @@ CODECS = {
         pack=lambda latent: {"latent": np.ascontiguousarray(latent, dtype=np.float32)},
         unpack=lambda arrays: arrays["latent"].astype(np.float32),
     ),
-    # half a level of 127 per channel off at most
-    "int8": Codec(pack=_pack_int8, unpack=_unpack_int8),
+    "int8": _levels(8),
+    "fp8": Codec(pack=_pack_fp8, unpack=_unpack_fp8),
+    "int6": _levels(6),
+    "int4": _levels(4),
 }
 """By the name a State carries; a new format is one more line."""
 

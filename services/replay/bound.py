@@ -12,6 +12,16 @@ state of every earlier request is there. A stretch is taken since the last reque
 state, which is never longer than since the last one that did. (The idea is PFOO's: Berger, Beckmann and Harchol-Balter,
 "Practical Bounds on Optimal Caching with Variable Object Sizes", 2018, for caches that answer exact keys.) A request
 with more neighbours than its list holds may start for nothing at what its last listed similarity allows.
+
+`tightened` does not let the stretches of one state be paid for one by one: who wants the last pays for all before it.
+For any v ≥ 0, one number per request, what request i saves is at most v_i + (K − v_i)⁺ of the state it starts from, and
+a state that is last started from by its n-th possible user is held for all stretches up to there, so that
+
+    λ · budget · requests + Σ_i v_i + Σ_states max over n ≥ 0 of Σ_{m ≤ n} ((K − v_{i(m)})⁺ − λ · bytes · stretch_m)
+
+is not below what any policy saves either: it is the dual of the same problem with each state's stretches in order. With
+v_i = the first dual's own best option of i no bracket is above 0, so the second starts where the first ends, and a
+subgradient descent over v and λ lowers it; wherever that stops is a bound.
 """
 
 from __future__ import annotations
@@ -49,16 +59,30 @@ class Options:
     held: Floats
     free: Floats
     """(counted,): steps that a request may save for nothing."""
+    chain: Ints
+    """Which state, rising: of the options in order by state and then by time."""
+    place: Ints
+    """Where each of the above is in that order."""
 
     def value(self, price: float) -> float:
         """Σ_i of the best option at this price, 0 for none."""
+        return float(self.best(price).sum())
+
+    def best(self, price: float) -> Floats:
+        """(counted,): each request's best option at this price."""
         best = self.free.copy()
         if len(self.request):
             starts = np.flatnonzero(np.r_[True, self.request[1:] != self.request[:-1]])
             own = np.maximum.reduceat(self.k - price * self.held, starts)
             who = self.request[starts]
             best[who] = np.maximum(best[who], own)
-        return float(best.sum())
+        return best
+
+    def by_state(self) -> tuple[Ints, Floats, Floats]:
+        """Requests, K and what is held, by state and then by time."""
+        request, k, held = np.empty_like(self.request), np.empty_like(self.k), np.empty_like(self.held)
+        request[self.place], k[self.place], held[self.place] = self.request, self.k, self.held
+        return request, k, held
 
 
 def options_of(
@@ -69,7 +93,7 @@ def options_of(
     request, place = np.nonzero(listed)
     source = neighbours.indices[request, place].astype(np.int64)
     wished = _wished(ladder, neighbours.similarities[request, place])
-    rows, ks, held = [], [], []
+    rows, ks, held, chains, states = [], [], [], [], 0
     for k in levels:
         able = wished >= k
         who, state = request[able], source[able]
@@ -81,12 +105,14 @@ def options_of(
         rows.append(who[counts] - counted_from)
         ks.append(np.full(int(counts.sum()), float(k)))
         held.append((stretch * state_bytes[state])[counts].astype(np.float64))
+        chains.append(state[counts] + states)
+        states += len(neighbours)
     last = np.maximum(listed.sum(axis=1) - 1, 0)
     allowed = _wished(ladder, neighbours.similarities[np.arange(len(last)), last])
     free = np.where(neighbours.cut, _at_most(levels, allowed), 0)[counted_from:].astype(np.float64)
-    row = np.concatenate(rows)
+    row, chain = np.concatenate(rows), np.concatenate(chains)
     order = np.argsort(row, kind="stable")
-    return Options(row[order], np.concatenate(ks)[order], np.concatenate(held)[order], free)
+    return Options(row[order], np.concatenate(ks)[order], np.concatenate(held)[order], free, chain, order)
 
 
 def bound(options: Options, max_bytes: int, steps: int, rounds: int = 60) -> Bound:
@@ -115,6 +141,60 @@ def bound(options: Options, max_bytes: int, steps: int, rounds: int = 60) -> Bou
         smallest = min(smallest, (at_left, left), (at_right, right))
     total = steps * counted
     return Bound(smallest[0] / total, infinite / total, smallest[1])
+
+
+class _Chains:
+    """The second dual: options by state, and what their best prefixes are worth."""
+
+    def __init__(self, options: Options, room: float) -> None:
+        self._request, self._k, self._held = options.by_state()
+        self._free, self._room = options.free, room
+        self._starts = np.flatnonzero(np.r_[True, options.chain[1:] != options.chain[:-1]])
+        self._number = np.cumsum(np.r_[False, options.chain[1:] != options.chain[:-1]])
+        self._position = np.arange(len(self._request))
+
+    def at(self, v: Floats, price: float) -> tuple[float, Floats, float]:
+        """The dual's value, and a subgradient of it in v and in the price."""
+        gain = np.maximum(self._k - v[self._request], 0)
+        total = np.cumsum(gain - price * self._held)
+        before = np.r_[0.0, total[self._starts[1:] - 1]]
+        total -= before[self._number]
+        most = np.maximum.reduceat(total, self._starts)
+        # the longest of the best prefixes; none where it is worth nothing
+        ends = np.maximum.reduceat(np.where(total >= most[self._number], self._position, -1), self._starts)
+        ends = np.where(most > 0, ends, -1)
+        taken = self._position <= ends[self._number]
+        started = np.bincount(self._request[taken & (gain > 0)], minlength=len(v))
+        value = price * self._room + float(v.sum()) + float(most[most > 0].sum())
+        return value, 1.0 - started, self._room - float(self._held[taken].sum())
+
+
+def tightened(options: Options, first: Bound, max_bytes: int, steps: int, rounds: int = 150) -> Bound:
+    """The second dual from where the first one ended, by subgradients with Polyak's step towards a little less than the
+    best so far; any (v, λ) it comes by gives a bound."""
+    counted = len(options.free)
+    if not len(options.request) or not first.price:
+        return first
+    room = float(max_bytes) * counted
+    chains = _Chains(options, room)
+    v, price = options.best(first.price), first.price
+    scale = first.price
+    """What a step in the price counts beside one in v: both change the dual about alike."""
+    best, aim = (first.steps_saved * steps * counted, price), 0.05
+    for _ in range(rounds):
+        value, by_v, by_price = chains.at(v, price)
+        if value < best[0]:
+            best = (value, price)
+        else:
+            aim = max(aim * 0.9, 1e-4)
+        by_v = np.where((v <= options.free) & (by_v > 0), 0.0, by_v)
+        length = float(by_v @ by_v) + scale * by_price**2 / room
+        if not length:
+            break
+        step = (value - (1 - aim) * best[0]) / length
+        v = np.maximum(v - step * by_v, options.free)
+        price = max(price - step * scale * by_price / room, 0.0)
+    return Bound(min(best[0] / (steps * counted), first.steps_saved), first.infinite, best[1])
 
 
 def _wished(ladder: Ladder, similarities: npt.NDArray[np.float32]) -> Ints:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from services.replay.compare import interval
 from services.replay.simulation import Decisions
+from services.replay.timed import Fleet, Served, timed_figures
 from services.replay.trace import Trace
 
 AGES_S = (10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14_400, 28_800, 57_600)
@@ -26,14 +27,17 @@ class Run:
     policy: str
     title: str
     bounded: bool
-    """Whether the offline bound is above it: not where pictures are handed out, or states are packed smaller."""
-    max_bytes: int
+    """Whether the offline bound is above it: it is one of decisions alone, on states as they are."""
+    room: int
+    """Bytes, or entries."""
     decisions: Decisions
     seconds: float
     """Of deciding: neither embedding nor finding neighbours is in it."""
+    served: Served | None = None
+    """None: decisions alone."""
 
 
-def figures(run: Run, trace: Trace, warmup: int, steps: int) -> dict[str, Any]:
+def figures(run: Run, trace: Trace, warmup: int, steps: int, fleet: Fleet | None = None) -> dict[str, Any]:
     """The policy's entry in summary.json; counts are of the requests after the warm-up."""
     made = run.decisions
     start = made.start_step[warmup:].astype(np.int64)
@@ -51,7 +55,7 @@ def figures(run: Run, trace: Trace, warmup: int, steps: int) -> dict[str, Any]:
         "evictions": int(made.evicted[warmup:].sum()),
         "states": int(made.states[-1]) if len(made.states) else 0,
         "bytes": int(made.bytes[-1]) if len(made.bytes) else 0,
-        "max_bytes": run.max_bytes,
+        "room": run.room,
         "reuse_age_s": {str(q): float(np.quantile(ages, q)) for q in (0.1, 0.5, 0.9, 0.99)} if len(ages) else {},
         "reuse_age_histogram": np.histogram(ages, (0, *AGES_S, np.inf))[0].tolist(),
         "own_user": float(own_user(made, trace, warmup)),
@@ -60,6 +64,7 @@ def figures(run: Run, trace: Trace, warmup: int, steps: int) -> dict[str, Any]:
         "searched": made.searched,
         "seconds": run.seconds,
         "decisions_per_s": len(trace) / run.seconds if run.seconds else 0.0,
+        "timed": timed_figures(run.served, trace, warmup, steps, fleet) if run.served and fleet else None,
     }
 
 

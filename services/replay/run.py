@@ -11,13 +11,17 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from services.replay.bound import Bound, bound, options_of
+from services.replay.bound import Bound, bound, options_of, tightened
 from services.replay.embeddings import EmbeddingStore, embed
 from services.replay.encoders import Rows, TextEncoder
 from services.replay.figures import Run
+from services.replay.load import Load
 from services.replay.neighbours import Neighbours, find_neighbours, load_neighbours
 from services.replay.policy import PolicySettings
-from services.replay.simulation import Load, Replay
+from services.replay.simulation import Replay
+from services.replay.surrogate import BYTES_PER_PIXEL as PICTURE_BYTES_PER_PIXEL
+from services.replay.surrogate import Curve, picture_load
+from services.replay.timed import Fleet, TimedReplay
 from services.replay.trace import DEFAULT_SIZE, Trace
 from services.retriever.selection import Ladder
 from shared.models.k_table import KTable
@@ -44,6 +48,12 @@ class Options:
     width: int = 64
     """Neighbours listed per request."""
     honour_sizes: bool = False
+    pictures: tuple[Curve, tuple[float, float]] | None = None
+    """The surrogate's curve and ends; None: no policy looks for pictures."""
+
+
+PICTURE_FLOOR = 0.0
+"""Similarity of prompts below which no picture is looked at: far lower than what a latent needs."""
 
 
 @dataclass
@@ -73,10 +83,18 @@ def prepare(trace: Trace, encoder: TextEncoder, store_folder: Path, options: Opt
     groups = group_of if options.honour_sizes else None
     start = time.monotonic()
     folder = store_folder / encoder.hash
-    near, timings.neighbours_kept = _neighbours(trace, vectors, text_of, groups, folder, options, bar)
+    floor = options.table.lowest_similarity
+    near, timings.neighbours_kept = _neighbours(trace, vectors, text_of, groups, folder, options, floor, bar)
+    drawn = [size if options.honour_sizes else DEFAULT_SIZE for size in sizes]
+    pictures = None
+    if options.pictures is not None:  # a picture may be brought to any size (MoDM §5.2), so groups do not matter
+        curve, ends = options.pictures
+        wide, _ = _neighbours(trace, vectors, text_of, None, folder, options, PICTURE_FLOOR, bar)
+        each = np.array([round(size.width * size.height * PICTURE_BYTES_PER_PIXEL) for size in drawn])[group_of]
+        pictures = picture_load(curve, ends, text_of, wide, each)
     timings.neighbours_s = time.monotonic() - start
-    per_size = [state_bytes(size) if options.honour_sizes else state_bytes(DEFAULT_SIZE) for size in sizes]
-    load = Load(trace, vectors, text_of, near, options.table, np.array(per_size)[group_of], groups, STEPS)
+    each = np.array([state_bytes(size) for size in drawn])[group_of]
+    load = Load(trace, vectors, text_of, near, options.table, each, groups, STEPS, pictures)
     return Prepared(load, timings)
 
 
@@ -108,11 +126,11 @@ def _neighbours(
     groups: Ints | None,
     folder: Path,
     options: Options,
+    floor: float,
     bar: Bar,
 ) -> tuple[Neighbours, bool]:
-    """The lists, and whether they were on disk."""
-    floor = options.table.lowest_similarity
-    kind = "sizes" if options.honour_sizes else "all"
+    """The lists above `floor`, and whether they were on disk."""
+    kind = "all" if groups is None else "sizes"
     path = folder / f"neighbours-{trace.digest}-{len(trace)}-{kind}-{options.width}-{floor:.6f}.npz"
     if path.is_file():
         return load_neighbours(path), True
@@ -122,17 +140,31 @@ def _neighbours(
     return near, False
 
 
-def replay(
-    load: Load, policies: Sequence[tuple[str, PolicySettings]], budgets: Sequence[int], bar: Bar
-) -> Iterator[Run]:
-    """Every policy at every budget (bytes), in turn."""
-    for max_bytes in budgets:
+@dataclass(frozen=True)
+class Offered:
+    """How every policy is offered the load."""
+
+    budgets: Sequence[int]
+    """In bytes, or in entries."""
+    entries: bool = False
+    fleet: Fleet | None = None
+    """None: decisions alone, each kept before the next request."""
+
+
+def replay(load: Load, policies: Sequence[tuple[str, PolicySettings]], offered: Offered, bar: Bar) -> Iterator[Run]:
+    """Every policy at every budget, in turn."""
+    for room in offered.budgets:
         for name, policy in policies:
             advance = bar(name, len(load.trace))
             start = time.monotonic()
-            made = Replay(load, policy, max_bytes).run(advance)
-            bounded = policy.reuses == "latent" and policy.state_codec == "fp16"
-            yield Run(name, policy.title, bounded, max_bytes, made, time.monotonic() - start)
+            one = Replay(load, policy, room, entries=offered.entries)
+            if offered.fleet is None:
+                made, served = one.run(advance), None
+            else:
+                made, served = TimedReplay(one, load.trace, load.steps, offered.fleet).run(advance)
+            plain = policy.reuses == "latent" and policy.state_codec == "fp16"
+            bounded = plain and not offered.entries and served is None
+            yield Run(name, policy.title, bounded, room, made, time.monotonic() - start, served)
 
 
 def bounds(load: Load, budgets: Sequence[int], warmup: int) -> list[Bound]:
@@ -140,4 +172,5 @@ def bounds(load: Load, budgets: Sequence[int], warmup: int) -> list[Bound]:
     levels = sorted({level.k * load.steps // load.table.steps for level in load.table.levels})
     ladder = Ladder(load.table, load.steps)
     options = options_of(load.neighbours, ladder, levels, load.state_bytes, warmup)
-    return [bound(options, max_bytes, load.steps) for max_bytes in budgets]
+    firsts = [bound(options, max_bytes, load.steps) for max_bytes in budgets]
+    return [tightened(options, first, room, load.steps) for first, room in zip(firsts, budgets, strict=True)]

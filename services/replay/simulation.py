@@ -1,4 +1,4 @@
-"""One policy over one trace on decisions alone: the serving code decides, time and denoiser are left out."""
+"""One policy over one trace: the serving code decides; the denoiser is left out, and time where nobody asks for it."""
 
 from __future__ import annotations
 
@@ -11,36 +11,21 @@ import numpy as np
 import numpy.typing as npt
 
 from services.cache_maintainer.eviction import Offer, Shelf, Wish
+from services.cache_maintainer.expected import ExpectedShelf
 from services.cache_maintainer.shelves import SHELVES
-from services.replay.encoders import Rows
-from services.replay.neighbours import Neighbours, similarity
+from services.replay.load import LiveRows, Load
+from services.replay.neighbours import Neighbours
 from services.replay.policy import CODEC_SHARE, PolicySettings
 from services.replay.predicted import Gate
-from services.replay.trace import Trace
 from services.retriever.selection import Ladder, Weighed, captured, preference, scaled, weigh
+from shared.errors import ConfigurationError
 from shared.models.k_table import KTable, Level
 from shared.types import State, Vector
 
 UNLIMITED = 2**62
 NOTHING = Weighed(0, 0.0, "", 0)
-
-
-@dataclass(frozen=True)
-class Load:
-    """What every policy is offered alike."""
-
-    trace: Trace
-    vectors: Rows
-    """One unit row per text."""
-    text_of: npt.NDArray[np.int64]
-    """(requests,): each one's row of `vectors`."""
-    neighbours: Neighbours
-    table: KTable
-    state_bytes: npt.NDArray[np.int64]
-    """(requests,): what one state of each takes."""
-    group_of: npt.NDArray[np.int64] | None = None
-    """(requests,): only a request of the same group is compatible; None: all are."""
-    steps: int = 50
+Row = tuple[Sequence[int], Sequence[float], bool]
+"""A request's listed neighbours, their similarities, and whether the list was cut."""
 
 
 @dataclass(frozen=True)
@@ -65,88 +50,70 @@ class Decisions:
     """Requests whose listed neighbours did not decide, so that all live entries were compared."""
 
 
+def nothing_decided(count: int) -> Decisions:
+    """To be filled in."""
+    return Decisions(
+        np.zeros(count, np.int16), np.full(count, -1, np.int32), np.zeros(count, np.float32),
+        np.zeros(count, np.int32), np.zeros(count, np.int32), np.zeros(count, np.int64),
+        np.ones(count, np.bool_), np.zeros(count, np.bool_),
+    )  # fmt: skip
+
+
+class Looked(NamedTuple):
+    """What the lookup of one request decided."""
+
+    start_step: int
+    similarity: float
+    entry_id: str
+    predicted: bool
+    found: bool
+    wishes: Sequence[Wish]
+
+
 class Decided(NamedTuple):
-    """One request's decision."""
+    """One request, once the cache has taken in what it left."""
 
     start_step: int
     similarity: float
     entry_id: str
     evicted: int
-    predicted: bool
-    found: bool
-
-
-class LiveRows:
-    """The live entries' vectors in one matrix, for the searches that the neighbour lists cannot answer."""
-
-    def __init__(self, load: Load) -> None:
-        self._load = load
-        self._rows = np.empty((1024, load.vectors.shape[1]), np.float32)
-        self._requests = np.empty(1024, np.int64)
-        self._place: dict[int, int] = {}
-
-    def add(self, request: int) -> None:
-        place = len(self._place)
-        if place == len(self._rows):
-            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
-            self._requests = np.concatenate([self._requests, np.empty_like(self._requests)])
-        self._place[request] = place
-        self._rows[place] = self._load.vectors[self._load.text_of[request]]
-        self._requests[place] = request
-
-    def remove(self, request: int) -> None:
-        place, last = self._place.pop(request), len(self._place)
-        if place != last:
-            moved = int(self._requests[last])
-            self._rows[place], self._requests[place] = self._rows[last], moved
-            self._place[moved] = place
-
-    def nearest(self, request: int, limit: int, floor: float) -> list[tuple[int, float]]:
-        """(request, cosine) of the nearest live entries above the floor, best first, equal ones the latest first."""
-        requests = self._requests[: len(self._place)]
-        scores = similarity(self._rows[: len(self._place)], self._load.vectors[self._load.text_of[request]])
-        kept = scores > floor
-        if self._load.group_of is not None:
-            kept &= self._load.group_of[requests] == self._load.group_of[request]
-        requests, scores = requests[kept], scores[kept]
-        order = np.lexsort((-requests, -scores))[:limit]
-        return list(zip(requests[order].tolist(), scores[order].tolist(), strict=True))
 
 
 class Replay:
-    """A cache that holds nothing but the names of states."""
+    """A cache that holds nothing but the names of states.
 
-    def __init__(self, load: Load, policy: PolicySettings, max_bytes: int) -> None:
+    `entries`: the budget counts entries, each with all that was kept of it (MoDM §7.1, Fig. 9), and not bytes.
+    """
+
+    def __init__(self, load: Load, policy: PolicySettings, room: int, *, entries: bool = False) -> None:
         self._load, self._policy = load, policy
-        self._max_bytes = UNLIMITED if policy.unlimited else max_bytes
+        self.room = UNLIMITED if policy.unlimited else room
+        """Bytes, or entries."""
+        self._whole = entries or policy.reuses == "refine"
+        self._table, self._neighbours = _by(load, policy)
         levels = scaled(policy.capture_steps, load.steps) or (load.steps,)
-        self._shelf: Shelf = SHELVES[policy.evict](policy.initial_uses, (), levels)
+        self._shelf = _shelf(policy, levels, whole=self._whole and policy.reuses == "latent")
         self._names = [f"{request:09d}" for request in range(len(load.trace))]
+        self._users = list(map(str, load.trace.users.tolist()))
         self._present: dict[int, list[int]] = {}
-        share = CODEC_SHARE[policy.state_codec]
-        self._state_bytes = [max(1, round(size * share)) for size in load.state_bytes.tolist()]
+        self._state_bytes = [1] * len(load.trace) if entries else _bytes(load, policy)
         self._live = LiveRows(load)
         self._of_text: dict[tuple[int, int], int] = {}
         """(text, group) → the latest live request for it."""
         self._gate = Gate(self._vector, policy.refit_requests) if policy.predictor == "svm" else None
-        self._ladder = Ladder(_table(load, policy), load.steps)
+        self._ladder = Ladder(self._table, load.steps)
         self.searched = 0
         self._captured: Callable[[int], tuple[int, ...]] = cache(self._steps_kept)
 
     def run(self, advance: Callable[[int], None] = lambda _: None) -> Decisions:
-        """Every request in order; `advance` hears of every 1,024."""
+        """Every request in order, each kept before the next one comes; `advance` hears of every 1,024."""
         count = len(self._load.trace)
-        made = Decisions(
-            np.zeros(count, np.int16), np.full(count, -1, np.int32), np.zeros(count, np.float32),
-            np.zeros(count, np.int32), np.zeros(count, np.int32), np.zeros(count, np.int64),
-            np.ones(count, np.bool_), np.zeros(count, np.bool_),
-        )  # fmt: skip
-        for request, one in enumerate(self.decided()):
-            if one.start_step:
-                made.start_step[request], made.similarity[request] = one.start_step, one.similarity
-                made.source[request] = int(one.entry_id)
-            made.predicted[request], made.found[request] = one.predicted, one.found
-            made.evicted[request] = one.evicted
+        made = nothing_decided(count)
+        times = self._load.trace.arrival_s.tolist()
+        for request, row in enumerate(self.rows()):
+            looked = self.look(request, row, times[request])
+            self.note(made, request, looked)
+            made.evicted[request] = self.keep(request, looked, times[request])
             made.states[request], made.bytes[request] = len(self._shelf), self._shelf.bytes
             if request % 1024 == 1023:
                 advance(1024)
@@ -154,31 +121,70 @@ class Replay:
         return replace(made, searched=self.searched)
 
     def decided(self) -> Iterator[Decided]:
-        """Each request's decision, once the cache has taken in what it leaves."""
+        """The same, one at a time."""
         times = self._load.trace.arrival_s.tolist()
-        users = list(map(str, self._load.trace.users.tolist()))
-        for request, (near, cosines, cut) in enumerate(self._load.neighbours.rows()):
-            chosen, predicted = self._start(request, near, cosines, cut, times[request]), True
-            found = chosen is not None
-            if self._gate is not None and not self._gate.opens(request):
-                chosen, predicted = None, False
-            start, similarity, name, _ = chosen or NOTHING
-            if start:
-                self._shelf.use((name, start), times[request])
-            evicted = self._keep(request, users[request], start, times[request])
-            yield Decided(start, similarity, name, evicted, predicted, found)
+        for request, row in enumerate(self.rows()):
+            looked = self.look(request, row, times[request])
+            yield Decided(*looked[:3], self.keep(request, looked, times[request]))
+
+    def rows(self) -> Iterator[Row]:
+        """Each request's listed neighbours."""
+        return self._neighbours.rows()
+
+    def look(self, request: int, row: Row, now: float) -> Looked:
+        """What this request starts from, of what is there now; that is used."""
+        (chosen, wishes), predicted = self._start(request, row), True
+        found = chosen is not None
+        if self._gate is not None and not self._gate.opens(request):
+            chosen, predicted = None, False
+        start, similarity, name, _ = chosen or NOTHING
+        if start:
+            self._shelf.use((name, self._shelved(self._present[int(name)])[-1] if self._whole else start), now)
+        return Looked(start, similarity, name, predicted, found, wishes)
+
+    def keep(self, request: int, looked: Looked, now: float) -> int:
+        """Inserts the states of its picture, as the cache maintainer does; how many had to leave for them."""
+        name, size = self._names[request], self._state_bytes[request]
+        self._shelf.looked_up(looked.wishes, now)
+        kept = self._captured(looked.start_step)
+        offer = Offer(name, self._users[request], looked.start_step, self._shelved(kept), size, now)
+        steps = self._shelf.admit(offer, self.room)
+        if not steps:
+            return 0
+        victims = self._shelf.make_room(len(steps), len(steps) * size, self.room, now)
+        for victim in victims:
+            self._drop(victim)
+        for step in steps:
+            self._shelf.insert(State(name, step, "", size, "", "", 0, now, now))
+        self._present[request] = list(kept if self._whole else steps)
+        self._live.add(request)
+        self._of_text[self._text(request)] = request
+        if self._gate is not None:
+            self._gate.add(name, request)
+        return len(victims)
+
+    def note(self, made: Decisions, request: int, looked: Looked) -> None:
+        """Writes one request's row."""
+        if looked.start_step:
+            made.start_step[request], made.similarity[request] = looked.start_step, looked.similarity
+            made.source[request] = int(looked.entry_id)
+        made.predicted[request], made.found[request] = looked.predicted, looked.found
+
+    @property
+    def holds(self) -> tuple[int, int]:
+        """States (or entries) and bytes."""
+        return len(self._shelf), self._shelf.bytes
 
     def held(self) -> dict[str, list[int]]:
         """The steps whose states each entry holds."""
         return {self._names[request]: list(steps) for request, steps in self._present.items()}
 
-    def _start(
-        self, request: int, near: Sequence[int], cosines: Sequence[float], cut: bool, now: float
-    ) -> Weighed | None:
+    def _start(self, request: int, row: Row) -> tuple[Weighed | None, Sequence[Wish]]:
         if self._policy.lookup == "none":
-            return None
+            return None, ()
         if self._policy.lookup == "text":
-            return self._repeat(request)
+            return self._repeat(request), ()
+        near, cosines, cut = row
         limit, present = self._policy.candidates, self._present
         weighed = []
         for other, cosine in zip(near, cosines, strict=True):
@@ -188,13 +194,20 @@ class Replay:
                 if len(weighed) == limit:
                     break
         chosen = best(weighed)
-        if cut and len(weighed) < limit and self._ladder.wished(cosines[-1]) > (chosen.start_step if chosen else 0):
+        beyond = cosines[-1] if cosines else 1.0  # of what is not listed; nothing is known of a list without pictures
+        if cut and len(weighed) < limit and self._ladder.wished(beyond) > (chosen.start_step if chosen else 0):
             self.searched += 1
-            found = self._live.nearest(request, limit, self._load.neighbours.floor)
+            found = self._nearest(request, limit)
             weighed = [weigh(self._ladder, self._names[one], cosine, present[one]) for one, cosine in found]
             chosen = best(weighed)
-        self._shelf.looked_up([Wish(one.entry_id, one.wished_step, one.start_step) for one in weighed], now)
-        return chosen
+        return chosen, [Wish(one.entry_id, one.wished_step, one.start_step) for one in weighed]
+
+    def _nearest(self, request: int, limit: int) -> list[tuple[int, float]]:
+        pictures = self._load.pictures
+        if self._policy.reuses != "refine" or pictures is None:
+            return self._live.nearest(request, limit, self._neighbours.floor)
+        near = self._live.nearest(request, self._neighbours.indices.shape[1], pictures.text_floor)
+        return pictures.best(request, near)[:limit]
 
     def _repeat(self, request: int) -> Weighed | None:
         """The same words again: the stored picture."""
@@ -210,34 +223,25 @@ class Replay:
         return int(self._load.text_of[request]), -1 if groups is None else int(groups[request])
 
     def _steps_kept(self, start: int) -> tuple[int, ...]:
-        """What is kept of a picture that started after `start` steps."""
+        """What is there of a picture that started after `start` steps."""
         if self._policy.reuses == "picture":
             return () if start else (self._load.steps,)
+        if self._policy.reuses == "refine":  # a finished picture can be brought to any noise level
+            return () if start and not self._policy.insert_on_hit else tuple(level.k for level in self._table.levels)
         ks = self._policy.capture_steps
         return captured(ks, self._load.steps, start, insert_on_hit=self._policy.insert_on_hit)
 
-    def _keep(self, request: int, user: str, start: int, now: float) -> int:
-        """Inserts the request's states, as the cache maintainer does; how many had to leave for them."""
-        name, size = self._names[request], self._state_bytes[request]
-        steps = self._shelf.admit(Offer(name, user, start, self._captured(start), size, now), self._max_bytes)
-        if not steps:
-            return 0
-        victims = self._shelf.make_room(len(steps), len(steps) * size, self._max_bytes, now)
-        for victim in victims:
-            self._drop(victim)
-        for step in steps:
-            self._shelf.insert(State(name, step, "", size, "", "", 0, now, now))
-        self._present[request] = list(steps)
-        self._live.add(request)
-        self._of_text[self._text(request)] = request
-        if self._gate is not None:
-            self._gate.add(name, request)
-        return len(victims)
+    def _shelved(self, steps: Sequence[int]) -> tuple[int, ...]:
+        """The steps that stand on the shelf: where an entry counts as one, its last stands for all."""
+        return tuple(steps[-1:] if self._whole else steps)
 
     def _drop(self, state: State) -> None:
         request = int(state.entry_id)
         left = self._present[request]
-        left.remove(state.step)
+        if self._whole:
+            left.clear()
+        else:
+            left.remove(state.step)
         if not left:
             del self._present[request]
             self._live.remove(request)
@@ -252,7 +256,26 @@ def best(weighed: Iterable[Weighed]) -> Weighed | None:
     return max((one for one in weighed if one.start_step), key=preference, default=None)
 
 
-def _table(load: Load, policy: PolicySettings) -> KTable:
+def _by(load: Load, policy: PolicySettings) -> tuple[KTable, Neighbours]:
+    """The table, and the lists of what it is asked about."""
     if policy.reuses == "picture":
-        return KTable((Level(load.steps, policy.min_similarity),), load.steps)
-    return load.table
+        return KTable((Level(load.steps, policy.min_similarity),), load.steps), load.neighbours
+    if policy.reuses == "latent":
+        return load.table, load.neighbours
+    if load.pictures is None:
+        raise ConfigurationError(f"policy {policy.title!r}: similarities to pictures were not prepared")
+    return load.pictures.table, load.pictures.neighbours
+
+
+def _bytes(load: Load, policy: PolicySettings) -> list[int]:
+    """Of one state of each request, or of its picture."""
+    if policy.reuses == "refine" and load.pictures is not None:
+        return load.pictures.picture_bytes.tolist()
+    share = CODEC_SHARE[policy.state_codec]
+    return [max(1, round(size * share)) for size in load.state_bytes.tolist()]
+
+
+def _shelf(policy: PolicySettings, levels: Sequence[int], *, whole: bool) -> Shelf:
+    if whole and policy.evict == "afterimage":
+        return ExpectedShelf(levels, whole=True)
+    return SHELVES[policy.evict](policy.initial_uses, (), levels)

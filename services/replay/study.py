@@ -17,11 +17,13 @@ from services.replay.bound import Bound
 from services.replay.encoders import TextEncoder, open_encoder
 from services.replay.figures import Run, figures
 from services.replay.policy import PolicySettings
-from services.replay.run import Bar, Options, Prepared, Timings, bounds, embedded, prepare, replay, state_bytes
+from services.replay.run import Bar, Offered, Options, Prepared, Timings, bounds, embedded, prepare, replay, state_bytes
+from services.replay.surrogate import MODM_ENDS, read_curve
 from services.replay.thresholds import k_table, matched, nearest_earlier
+from services.replay.timed import Fleet
 from services.replay.trace import DEFAULT_SIZE, Trace, poisson, read_trace
 from shared.errors import InvalidRequestError
-from shared.models.k_table import KTable
+from shared.models.k_table import MODM, KTable
 
 WARMUP = 10_000
 PACKAGES = ("afterimage", "numpy", "torch", "transformers", "usearch", "scikit-learn")
@@ -34,7 +36,10 @@ class Asked:
     trace: Path
     policies: Sequence[tuple[str, PolicySettings]]
     states: Sequence[int]
-    """Budgets as latents of the default size."""
+    """Budgets as latents of the default size, or (`entries`) as entries."""
+    entries: bool = False
+    fleet: Fleet | None = None
+    """None: decisions alone."""
     encoder: str = "bundled:clip"
     table: str = ""
     """See `k_table`."""
@@ -64,12 +69,16 @@ def study(asked: Asked, bar: Bar) -> tuple[dict[str, Any], dict[str, npt.NDArray
         raise InvalidRequestError("warmup", f"below the {len(trace):,} requests of the trace", warmup)
     encoder = open_encoder(asked.encoder)
     table, thresholds = _thresholds(asked, trace, encoder, bar)
-    options = Options(table, warmup, asked.neighbours, asked.honour_sizes)
+    refines = any(policy.reuses == "refine" for _, policy in asked.policies)
+    pictures = (read_curve()[0], MODM_ENDS) if refines else None
+    options = Options(table, warmup, asked.neighbours, asked.honour_sizes, pictures)
     prepared = prepare(trace, encoder, asked.embeddings, options, bar)
-    budgets = [states * state_bytes(DEFAULT_SIZE) for states in asked.states]
-    runs = list(replay(prepared.load, asked.policies, budgets, bar))
+    each = 1 if asked.entries else state_bytes(DEFAULT_SIZE)
+    budgets = [states * each for states in asked.states]
+    runs = list(replay(prepared.load, asked.policies, Offered(budgets, asked.entries, asked.fleet), bar))
     start = time.monotonic()
-    upper = bounds(prepared.load, budgets, warmup) if asked.bound else []
+    bounded = asked.bound and any(run.bounded for run in runs)
+    upper = bounds(prepared.load, budgets, warmup) if bounded else []
     prepared.timings.bound_s = time.monotonic() - start
     about = {
         "name": asked.trace.name,
@@ -80,9 +89,7 @@ def study(asked: Asked, bar: Bar) -> tuple[dict[str, Any], dict[str, npt.NDArray
         "arrivals": arrivals,
     }
     summary = _summary(asked, about, encoder, table, thresholds, prepared, runs, upper)
-    kept = {
-        f"{run.max_bytes // state_bytes(DEFAULT_SIZE)}/{run.policy}": run.decisions.start_step[warmup:] for run in runs
-    }
+    kept = {f"{run.room // each}/{run.policy}": run.decisions.start_step[warmup:] for run in runs}
     return summary, {"users": trace.users[warmup:], **kept}
 
 
@@ -125,10 +132,11 @@ def _summary(
     budgets = [
         {
             "states": states,
-            "max_bytes": states * state_bytes(DEFAULT_SIZE),
+            "of": "entries" if asked.entries else "states",
+            "max_bytes": None if asked.entries else states * state_bytes(DEFAULT_SIZE),
             "bound": asdict(upper[place]) if upper else None,
             "policies": {
-                run.policy: figures(run, load.trace, about["warmup"], load.steps)
+                run.policy: figures(run, load.trace, about["warmup"], load.steps, asked.fleet)
                 for run in runs[place * each : (place + 1) * each]
             },
         }
@@ -143,6 +151,8 @@ def _summary(
         "skip": asked.skip,
         "limit": asked.limit,
         "seed": asked.seed,
+        "fleet": asdict(asked.fleet) if asked.fleet else None,
+        "surrogate": _surrogate() if load.pictures is not None else None,
     }
     return {
         "policies": budgets[0]["policies"],
@@ -157,6 +167,13 @@ def _summary(
         "versions": {name: _version(name) for name in PACKAGES},
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def _surrogate() -> dict[str, Any]:
+    """What stands for similarities of text and picture, and how well it did where there are pictures."""
+    _, measured = read_curve()
+    kept = ("similarity", "share", "spread", "check", "pictures", "model", "weights_hash")
+    return {"table": MODM.source, "ends": MODM_ENDS, **{name: measured[name] for name in kept}}
 
 
 def machine() -> dict[str, Any]:

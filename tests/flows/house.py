@@ -14,6 +14,7 @@ from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
 from services.cli.embedded import all_services
 from shared.client import AsyncClient, Picture
+from shared.clock import Clock
 from shared.service import Running, Service, running
 from shared.settings import Settings
 from shared.types import CacheMode, PlanSource
@@ -57,12 +58,12 @@ class House:
 
 @contextlib.asynccontextmanager
 async def house(
-    settings: Settings, *, without: Sequence[str] = (), plus: Sequence[Service] = ()
+    settings: Settings, *, without: Sequence[str] = (), plus: Sequence[Service] = (), clock: Clock | None = None
 ) -> AsyncIterator[House]:
     """Everything but the services named in `without`, and those in `plus` instead."""
     services = [service for service in all_services(settings.workers) if service.name not in without]
     async with (
-        running([*services, *plus], settings) as process,
+        running([*services, *plus], settings, clock=clock) as process,
         AsyncClient(process.address, retry_s=0.0) as client,
     ):
         yield House(process, client)

@@ -9,10 +9,12 @@ import pytest
 
 from services.gpu_worker.codecs import encode_state
 from services.replay.encoders import open_encoder
+from services.replay.load import Load
 from services.replay.neighbours import find_neighbours
 from services.replay.policy import PolicySettings
-from services.replay.simulation import Decisions, Load, Replay
+from services.replay.simulation import Decisions, Replay
 from services.replay.trace import Trace, read_trace
+from shared.clock import ManualClock
 from shared.models.card import find_card
 from shared.models.k_table import FIG_10
 from tests.flows.conftest import Make
@@ -24,12 +26,15 @@ ROOM_BYTES = 240_000
 """About a hundred states: less than a third of what these requests make."""
 
 
-async def served(trace: Trace, it: House) -> tuple[list[int], list[int]]:
-    """(K, source request or −1) of each, every entry indexed before the next request."""
+async def served(trace: Trace, it: House, clock: ManualClock) -> tuple[list[int], list[int]]:
+    """(K, source request or −1) of each at its time, every entry indexed before the next request."""
     ids: dict[str, int] = {}
     steps, sources = [], []
     for request, (prompt, size) in enumerate(zip(trace.prompts, trace.sizes, strict=True)):
-        picture = await it.generate(prompt, width=size.width, height=size.height, steps=50)
+        clock.advance(trace.arrival_s[request] - trace.arrival_s[max(request - 1, 0)])
+        picture = await it.generate(
+            prompt, width=size.width, height=size.height, steps=50, user=f"u{trace.users[request]}"
+        )
         assert not picture.plan.degraded
         ids[picture.job.id] = request
         steps.append(picture.plan.start_step)
@@ -49,14 +54,23 @@ def replayed(trace: Trace, encoder: str, policy: PolicySettings) -> Decisions:
         for size in trace.sizes
     ]
     state_bytes = np.array([len(encode_state(latent, "fp16")) for latent in latents])
-    # few neighbours: some requests must fall back on the exact search
-    near = find_neighbours(vectors, text_of, group_of, floor=FIG_10.lowest_similarity, width=6)
+    # few neighbours: some requests must fall back on the exact search. What `afterimage` hears of a lookup is all its
+    # candidates, so its lists must hold them
+    width = 64 if policy.evict == "afterimage" else 6
+    near = find_neighbours(vectors, text_of, group_of, floor=FIG_10.lowest_similarity, width=width)
     load = Load(trace, vectors, text_of, near, FIG_10, state_bytes, group_of)
     return Replay(load, policy, ROOM_BYTES).run()
 
 
 @pytest.mark.parametrize(
-    ("eviction", "insert_on_hit", "candidates"), [("lcbfu", True, 8), ("fifo", False, 1), ("lru", True, 3)]
+    ("eviction", "insert_on_hit", "candidates"),
+    [
+        ("lcbfu", True, 8),
+        ("fifo", False, 1),
+        ("lru", True, 3),
+        ("lrbu", True, 1),
+        ("afterimage", True, 8),
+    ],
 )
 async def test_serving_and_replaying_decide_alike(
     make: Make, eviction: str, insert_on_hit: bool, candidates: int
@@ -72,8 +86,9 @@ async def test_serving_and_replaying_decide_alike(
         cache_max_bytes=ROOM_BYTES,
         cache_batch_s=0.0,
     )
-    async with house(settings) as it:
-        steps, sources = await served(trace, it)
+    clock = ManualClock()
+    async with house(settings, clock=clock) as it:
+        steps, sources = await served(trace, it, clock)
     policy = PolicySettings(
         title="as served", source="", evict=eviction, insert_on_hit=insert_on_hit, candidates=candidates
     )  # fmt: skip

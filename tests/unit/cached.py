@@ -61,13 +61,14 @@ async def finished_job(
     picture: bytes = b"",
     model: str = "noop",
     encoder: str = ENCODER,
+    plan: Plan | None = None,
 ) -> Job:
     """A succeeded job with its blobs and row, as a worker leaves it; `vector` None: the embedder was away."""
     compat = find_card(MODEL if model == "noop" else f"noop:?name={model}").compat(asked.size, asked.steps)
     job = Job(
         id=new_id(),
         request=asked,
-        plan=Plan(source, model),
+        plan=plan or Plan(source, model),
         state=JobState.QUEUED,
         lane="generate.noop",
         vector=vector_bytes(vector) if vector is not None else b"",

@@ -37,7 +37,7 @@ def test_one_command_leaves_a_folder_that_compares(tmp_path: Path) -> None:
             assert sum(one["k_histogram"].values()) == one["requests"] == 240
             hits = 240 - one["k_histogram"].get("0", 0)
             assert one["hit_rate"] == pytest.approx(hits / 240)
-            assert one["bytes"] <= budget["max_bytes"] or name == "infinite"
+            assert one["bytes"] <= one["room"] == budget["max_bytes"] or name == "infinite"
             assert one["decisions_per_s"] > 0
             assert one["bounded"] == (name != "exact")  # whole pictures are no states
             assert len(one["parts"]) == 10
@@ -75,12 +75,15 @@ def test_two_replays_side_by_side(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("--states", "100"), "--decisions-only"),
-        (("--decisions-only",), "--states or --bytes"),
+        (("--states", "100"), "--decisions-only, or --workers"),
+        (("--states", "100", "--decisions-only", "--workers", "2"), "one of the two"),
+        (("--states", "100", "--workers", "2", "--profile", "nowhere.json"), "no measured latency"),
+        (("--decisions-only",), "--states, --bytes or --entries"),
+        (("--decisions-only", "--states", "9", "--entries", "9"), "one of them"),
         (("--decisions-only", "--states", "1,x"), "numbers from 1 on"),
         (("--decisions-only", "--bytes", "10"), "what one state takes"),
         (("--decisions-only", "--states", "9", "--policies", "lru,lru"), "each once"),
-        (("--decisions-only", "--states", "9", "--policies", "modm"), "no pictures"),
+        (("--decisions-only", "--states", "9", "--policies", "modm"), "modm-cache-all"),
         (("--decisions-only", "--states", "9", "--warmup", "1200"), "below the 1,200"),
         (("--decisions-only", "--states", "9", "--table", "nowhere.json"), "no such file"),
     ],

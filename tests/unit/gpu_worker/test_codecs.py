@@ -31,20 +31,32 @@ def test_codecs_are_as_exact_as_they_say(seed: int, scale: float) -> None:
     peak = np.abs(values).max(axis=(1, 2), keepdims=True)
     assert np.array_equal(decode_state(encode_state(values, "fp32"), "fp32"), values)
     np.testing.assert_allclose(decode_state(encode_state(values, "fp16"), "fp16"), values, rtol=1e-3, atol=1e-6)
-    off = np.abs(decode_state(encode_state(values, "int8"), "int8") - values)
-    assert (off <= peak / 127 * 0.51).all()
+    for codec, levels in (("int8", 127), ("int6", 31), ("int4", 7)):
+        off = np.abs(decode_state(encode_state(values, codec), codec) - values)
+        assert (off <= peak / levels * 0.51).all()
+    off = np.abs(decode_state(encode_state(values, "fp8"), "fp8") - values)
+    assert (off <= np.maximum(np.abs(values) / 16, peak / 448 * 2.0**-9) * 1.01).all()  # half of three bits' last
 
 
 def test_smaller_codecs_are_smaller() -> None:
     sizes = {codec: len(encode_state(latent(), codec)) for codec in CODECS}
     assert sizes["fp16"] < 0.6 * sizes["fp32"]
     assert sizes["int8"] < 0.7 * sizes["fp16"]
+    assert sizes["int4"] < sizes["int6"] < sizes["fp8"] < sizes["int8"]
 
 
-def test_a_channel_of_zeros_survives_int8() -> None:
+@pytest.mark.parametrize("codec", sorted(CODECS))
+def test_a_channel_of_zeros_survives(codec: str) -> None:
     values = latent()
     values[2] = 0
-    assert not decode_state(encode_state(values, "int8"), "int8")[2].any()
+    kept = decode_state(encode_state(values, codec), codec)
+    assert not kept[2].any()
+    assert kept.dtype == np.float32
+
+
+def test_fp8_holds_its_own_values_exactly() -> None:
+    whole = np.array([448, -448, 0, 1.125, -0.0625, 2**-9], np.float32).reshape(1, 2, 3)
+    assert np.array_equal(decode_state(encode_state(whole, "fp8"), "fp8"), whole)
 
 
 @pytest.mark.parametrize("codec", sorted(CODECS))

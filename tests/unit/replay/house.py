@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from services.replay.load import Load
 from services.replay.neighbours import find_neighbours
 from services.replay.policy import PolicySettings
-from services.replay.simulation import Load
+from services.replay.surrogate import Curve, picture_load
 from services.replay.trace import DEFAULT_SIZE, Trace
 from shared.models.k_table import FIG_10, KTable
 
+PICTURES = Curve((0.0, 0.8, 1.0), (0.0, 0.8, 1.0), (0.1, 0.1, 0.05))
 STATE = 100
 """Bytes of every state."""
 
@@ -43,7 +45,8 @@ def load_of(
     text_of = np.array([texts[prompt] for prompt in prompts])
     group_of = np.arange(len(prompts)) % groups if groups else None
     near = find_neighbours(vectors, text_of, group_of, floor=table.lowest_similarity, width=width)
-    return Load(trace_of(prompts), vectors, text_of, near, table, np.full(len(prompts), STATE), group_of)
+    pictures = picture_load(PICTURES, (0.1, 0.3), text_of, near, np.full(len(prompts), STATE))
+    return Load(trace_of(prompts), vectors, text_of, near, table, np.full(len(prompts), STATE), group_of, 50, pictures)
 
 
 def policy(**fields: object) -> PolicySettings:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.replay.bound import bound, options_of
+from services.replay.bound import bound, options_of, tightened
 from services.replay.neighbours import Neighbours
 from services.retriever.selection import Ladder
 from shared.models.k_table import KTable, Level
@@ -50,11 +50,13 @@ def best_possible(cosines: list[list[float]], room: int) -> int:
     return from_here(0, frozenset())
 
 
-def bound_of(cosines: list[list[float]], room: int, width: int) -> tuple[float, float]:
-    """(bound, infinite cache) in steps."""
+def bound_of(cosines: list[list[float]], room: int, width: int) -> tuple[float, float, float]:
+    """(tightened bound, bound, infinite cache) in steps."""
     options = options_of(neighbours_of(cosines, width), LADDER, LEVELS, np.ones(len(cosines), np.int64), 0)
     found = bound(options, room, steps=4)
-    return found.steps_saved * 4 * len(cosines), found.infinite * 4 * len(cosines)
+    closer = tightened(options, found, room, steps=4)
+    total = 4 * len(cosines)
+    return closer.steps_saved * total, found.steps_saved * total, found.infinite * total
 
 
 traces = st.integers(2, 5).flatmap(
@@ -68,9 +70,9 @@ traces = st.integers(2, 5).flatmap(
 @given(cosines=traces, room=st.integers(1, 2), width=st.integers(1, 5))
 def test_no_cache_is_better_than_the_bound(cosines: list[list[float]], room: int, width: int) -> None:
     possible = best_possible(cosines, room)
-    upper, infinite = bound_of(cosines, room, width)
-    assert possible <= upper + 1e-6
-    assert upper <= infinite + 1e-6
+    closer, upper, infinite = bound_of(cosines, room, width)
+    assert possible <= closer + 1e-6
+    assert closer <= upper + 1e-6 <= infinite + 2e-6
 
 
 def test_it_is_reached_where_one_state_serves_everyone() -> None:
@@ -83,10 +85,26 @@ def test_a_small_cache_is_bounded_below_the_infinite_one() -> None:
     # four pairs, each far apart: one state at a time can be held for one pair only
     count = 8
     cosines = [[0.9 if i - j == 4 else 0.0 for j in range(i)] for i in range(count)]
-    upper, infinite = bound_of(cosines, 1, 5)
+    _, upper, infinite = bound_of(cosines, 1, 5)
     assert infinite == 8
     assert best_possible(cosines, 1) == 2
     assert upper == pytest.approx(4)  # held for 8 gaps at most, and a pair takes 4: two of them
+
+
+def test_who_wants_a_state_late_pays_for_all_the_time_it_is_held() -> None:
+    cosines = [
+        [],
+        [0.9],
+        [0.9, 0.0],
+        [0.0, 0.9, 0.6],
+        [0.9, 0.6, 0.6, 0.9],
+        [0.9, 0.6, 0.9, 0.6, 0.0],
+        [0.0, 0.6, 0.9, 0.6, 0.6, 0.6],
+    ]
+    closer, upper, _ = bound_of(cosines, 1, 7)
+    assert best_possible(cosines, 1) == 9
+    assert upper == pytest.approx(12)
+    assert 10 <= closer < 10.1
 
 
 def test_what_was_held_before_counting_is_free() -> None:

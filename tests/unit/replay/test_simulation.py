@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from services.cache_maintainer.shelves import SHELVES
+from services.replay.load import Load
 from services.replay.policy import read_policy, shipped
-from services.replay.simulation import Load, Replay
+from services.replay.simulation import Replay
 from services.retriever.selection import Ladder, preference, weigh
 from shared.errors import ConfigurationError
 from shared.index.memory import MemoryIndex
@@ -96,8 +97,19 @@ def test_the_svm_stands_in_front_of_the_lookup() -> None:
     assert (gated.start_step[~gated.predicted] == 0).all()
 
 
-def test_modm_is_refused_without_pictures() -> None:
-    with pytest.raises(ConfigurationError, match="no pictures"):
-        read_policy("modm")
+@pytest.mark.parametrize("name", ["afterimage", "flexcache", "lru-hits", "modm-cache-all"])
+def test_an_entry_counts_as_one_with_all_that_was_kept_of_it(name: str) -> None:
+    load = load_of(*topics(300))
+    replay = Replay(load, read_policy(name), 6, entries=True)
+    for _ in replay.decided():
+        assert replay.holds[0] == replay.holds[1] == len(replay.held()) <= 6
+    made = Replay(load, read_policy(name), 6, entries=True).run()
+    assert made.evicted.any()
+    assert made.start_step.any()
+    if name != "modm-cache-all":
+        assert all(steps[-1] == 25 for steps in replay.held().values())
+
+
+def test_an_unknown_policy_is_told_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match="nirvana"):
         read_policy("nothing-like-that")

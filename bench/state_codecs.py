@@ -1,0 +1,154 @@
+"""What a smaller format of the kept states costs in quality, and saves in bytes, on a bundled model.
+
+    python -m bench.state_codecs --pairs 100
+
+Each second prompt of a scene pair (`afterimage profile`'s) is drawn from noise, and from every K of the first one's
+states, once per format: the same pair, seed and K, so that what differs is the format alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from bench.judging import Verdict, judge_pictures, open_encoder
+from bench.recording import RESULTS, machine, record, table
+from services.cli.pairs import ScenePair, scene_pairs
+from services.gpu_worker.codecs import decode_state, encode_png, encode_state
+from services.gpu_worker.engine import Engine
+from services.gpu_worker.events import Finished, LatentCaptured, Left
+from services.gpu_worker.families import Family, load_family
+from services.gpu_worker.rows import FromNoise, FromState, Start, Task
+from services.retriever.planning import fresh_seed
+from services.retriever.profile import ratio_bounds
+from shared.errors import CancelledError
+from shared.models.card import find_card
+
+CODECS = ("fp16", "int8", "fp8", "int6", "int4")
+KS = (10, 25)
+STEPS = 50
+AT_ONCE = 12
+"""Pairs that share batches."""
+
+Pictures = dict[tuple[int, int, str], bytes]
+"""PNG by (pair, K, format); K = 0 from noise."""
+
+
+def draw(family: Family, pairs: Sequence[ScenePair], sizes: dict[tuple[int, str], list[int]]) -> Pictures:
+    """Every picture of these pairs; `sizes` takes in each state's bytes by (K, format)."""
+    engine = Engine({family.card.name: family}, max_rows=8, tell_every_s=0.0)
+    pictures: Pictures = {}
+    by_number = {str(pair.number): pair for pair in pairs}
+    for pair in pairs:
+        engine.submit(_task(family, f"{pair.number}/before", pair.before_text, pair.before_seed, capture=KS))
+        engine.submit(_task(family, f"{pair.number}/0/noise", pair.after_text, pair.after_seed))
+    while not engine.idle:
+        for event in engine.step():
+            match event:
+                case LatentCaptured(id=name, step=k, latent=latent):
+                    pair = by_number[name.split("/")[0]]
+                    for codec in CODECS:
+                        data = encode_state(latent, codec)
+                        sizes[k, codec].append(len(data))
+                        start = FromState(decode_state(data, codec), k, 0.0, fresh_seed(pair.after_seed, name))
+                        number = f"{pair.number}/{k}/{codec}"
+                        engine.submit(_task(family, number, pair.after_text, pair.after_seed, start))
+                    if k == max(KS):
+                        engine.cancel(name)
+                case Finished(id=name, pixels=pixels):
+                    number, k, codec = name.split("/")
+                    pictures[int(number), int(k), codec] = encode_png(pixels)
+                case Left(error=error) if not isinstance(error, CancelledError):
+                    raise error
+    return pictures
+
+
+def _task(
+    family: Family, name: str, prompt: str, seed: int, start: Start | None = None, capture: tuple[int, ...] = ()
+) -> Task:
+    card = family.card
+    return Task(
+        name, card.name, prompt, card.default_size, STEPS, card.default_guidance, seed=seed,
+        start=start or FromNoise(), capture_steps=capture,
+    )  # fmt: skip
+
+
+def figures_of(
+    pairs: Sequence[ScenePair], verdicts: dict[tuple[int, int, str], Verdict], sizes: dict[tuple[int, str], list[int]]
+) -> Iterator[dict[str, Any]]:
+    """One row per K and format: CLIP against noise and fp16 (95 % one-sided bounds), attributes right."""
+    numbers = [pair.number for pair in pairs]
+    noise = [verdicts[number, 0, "noise"] for number in numbers]
+    for k in KS:
+        plain = [verdicts[number, k, "fp16"] for number in numbers]
+        for codec in CODECS:
+            own = [verdicts[number, k, codec] for number in numbers]
+            # a CLIP score is never below 0 (Hessel et al., CLIPScore)
+            clip, clip16, clip0 = ([max(one.clip, 0.0) for one in some] for some in (own, plain, noise))
+            size, size16 = fmean(sizes[k, codec]), fmean(sizes[k, "fp16"])
+            yield {
+                "k": k,
+                "codec": codec,
+                "pairs": len(numbers),
+                "bytes": size,
+                "bytes_of_fp16": size / size16,
+                "clip_of_noise": sum(clip) / sum(clip0),
+                "clip_of_fp16": sum(clip) / sum(clip16),
+                "clip_of_fp16_bounds": ratio_bounds(clip, clip16) if codec != "fp16" else (1.0, 1.0),
+                "right": _right(own),
+                "right_from_noise": _right(noise),
+                "judged_otherwise_than_fp16": _differ(own, plain),
+            }
+
+
+def _right(verdicts: Sequence[Verdict]) -> float:
+    """Share of all attributes that came out as asked."""
+    return fmean(fmean(one.right.values()) for one in verdicts) if verdicts[0].right else float("nan")
+
+
+def _differ(own: Sequence[Verdict], plain: Sequence[Verdict]) -> dict[str, int]:
+    """Attributes that only one of the two got right."""
+    both = [(one.right[name], two.right[name]) for one, two in zip(own, plain, strict=True) for name in one.right]
+    return {"lost": sum(b and not a for a, b in both), "gained": sum(a and not b for a, b in both), "of": len(both)}
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="bundled:large")
+    parser.add_argument("--pairs", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    asked = parser.parse_args(given)
+    torch.set_num_threads(asked.threads)
+    on, card = machine(), find_card(asked.model)
+    family = load_family(card, device="cpu")
+    pairs = list(scene_pairs(asked.pairs, asked.seed))
+    sizes: dict[tuple[int, str], list[int]] = defaultdict(list)
+    pictures: Pictures = {}
+    for first in range(0, len(pairs), AT_ONCE):
+        pictures |= draw(family, pairs[first : first + AT_ONCE], sizes)
+        print(f"{min(first + AT_ONCE, len(pairs))} of {len(pairs)} pairs", flush=True)
+    keys = sorted(pictures)
+    places = {pair.number: pair for pair in pairs}
+    found = judge_pictures(
+        {place: pictures[key] for place, key in enumerate(keys)},
+        [places[key[0]].after_text for key in keys],
+        [places[key[0]].after for key in keys],
+        open_encoder("bundled:clip"),
+    )
+    rows = list(figures_of(pairs, {key: found[place] for place, key in enumerate(keys)}, sizes))
+    shown = ("k", "codec", "bytes", "bytes_of_fp16", "clip_of_noise", "clip_of_fp16", "right", "right_from_noise")
+    print(table(shown, [[row[name] for name in shown] for row in rows]))
+    settings = {"model": card.name, "weights_hash": card.weights_hash, "pairs": asked.pairs, "seed": asked.seed}
+    record("state_codecs", {"rows": rows}, settings | {"steps": STEPS}, on=on, folder=asked.out)
+
+
+if __name__ == "__main__":
+    main()

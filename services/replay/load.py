@@ -1,0 +1,71 @@
+"""What every policy is offered alike, and the exact search among live entries that neighbour lists cannot answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.replay.encoders import Rows
+from services.replay.neighbours import Neighbours, similarity
+from services.replay.surrogate import PictureLoad
+from services.replay.trace import Trace
+from shared.models.k_table import KTable
+
+
+@dataclass(frozen=True)
+class Load:
+    """What every policy is offered alike."""
+
+    trace: Trace
+    vectors: Rows
+    """One unit row per text."""
+    text_of: npt.NDArray[np.int64]
+    """(requests,): each one's row of `vectors`."""
+    neighbours: Neighbours
+    table: KTable
+    state_bytes: npt.NDArray[np.int64]
+    """(requests,): what one state of each takes."""
+    group_of: npt.NDArray[np.int64] | None = None
+    """(requests,): only a request of the same group is compatible; None: all are."""
+    steps: int = 50
+    pictures: PictureLoad | None = None
+    """What stands for similarities to pictures; None: no policy asks for them."""
+
+
+class LiveRows:
+    """The live entries' vectors in one matrix, for the searches that the neighbour lists cannot answer."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._rows = np.empty((1024, load.vectors.shape[1]), np.float32)
+        self._requests = np.empty(1024, np.int64)
+        self._place: dict[int, int] = {}
+
+    def add(self, request: int) -> None:
+        place = len(self._place)
+        if place == len(self._rows):
+            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
+            self._requests = np.concatenate([self._requests, np.empty_like(self._requests)])
+        self._place[request] = place
+        self._rows[place] = self._load.vectors[self._load.text_of[request]]
+        self._requests[place] = request
+
+    def remove(self, request: int) -> None:
+        place, last = self._place.pop(request), len(self._place)
+        if place != last:
+            moved = int(self._requests[last])
+            self._rows[place], self._requests[place] = self._rows[last], moved
+            self._place[moved] = place
+
+    def nearest(self, request: int, limit: int, floor: float) -> list[tuple[int, float]]:
+        """(request, cosine) of the nearest live entries above the floor, best first, equal ones the latest first."""
+        requests = self._requests[: len(self._place)]
+        scores = similarity(self._rows[: len(self._place)], self._load.vectors[self._load.text_of[request]])
+        kept = scores > floor
+        if self._load.group_of is not None:
+            kept &= self._load.group_of[requests] == self._load.group_of[request]
+        requests, scores = requests[kept], scores[kept]
+        order = np.lexsort((-requests, -scores))[:limit]
+        return list(zip(requests[order].tolist(), scores[order].tolist(), strict=True))

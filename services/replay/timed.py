@@ -1,0 +1,99 @@
+"""One policy over one trace in virtual time: what is kept is there once its picture is finished, and not before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.replay.simulation import Decisions, Looked, Replay, nothing_decided
+from services.replay.trace import Trace
+from services.replay.workers import Profile, Workers, slo_s
+
+SLO_TIMES = (2.0, 4.0)
+"""Of a picture drawn alone from noise (MoDM §6)."""
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Who draws."""
+
+    profile: Profile
+    workers: int
+    max_rows: int
+
+
+@dataclass(frozen=True)
+class Served:
+    """When each request began and ended; seconds of virtual time."""
+
+    joined_at: Floats
+    done_at: Floats
+    busy_s: float
+    row_s: float
+    ended_at: float
+    longest_queue: int
+
+
+class TimedReplay:
+    """The same decisions as `Replay`, each at the time of its arrival, on workers that take their time."""
+
+    def __init__(self, replay: Replay, trace: Trace, steps: int, fleet: Fleet) -> None:
+        self._replay, self._trace, self._steps = replay, trace, steps
+        count = len(trace)
+        self._made = nothing_decided(count)
+        self._joined, self._done = np.zeros(count), np.zeros(count)
+        self._in_hand: dict[int, Looked] = {}
+        self._workers = Workers(fleet.profile, fleet.workers, fleet.max_rows, self._finished)
+
+    def run(self, advance: Callable[[int], None] = lambda _: None) -> tuple[Decisions, Served]:
+        """Until the last picture is drawn; `advance` hears of every 1,024 arrivals."""
+        times = self._trace.arrival_s.tolist()
+        for request, row in enumerate(self._replay.rows()):
+            self._workers.until(times[request])
+            looked = self._in_hand[request] = self._replay.look(request, row, times[request])
+            self._replay.note(self._made, request, looked)
+            self._workers.arrive(request, self._steps - looked.start_step)
+            if request % 1024 == 1023:
+                advance(1024)
+        self._workers.finish()
+        advance(len(times) % 1024)
+        workers = self._workers.workers
+        served = Served(
+            self._joined, self._done, sum(one.busy_s for one in workers), sum(one.row_s for one in workers),
+            self._workers.now, self._workers.longest,
+        )  # fmt: skip
+        return replace(self._made, searched=self._replay.searched), served
+
+    def _finished(self, request: int, joined_at: float, at: float) -> None:
+        self._joined[request], self._done[request] = joined_at, at
+        self._made.evicted[request] = self._replay.keep(request, self._in_hand.pop(request), at)
+        self._made.states[request], self._made.bytes[request] = self._replay.holds
+
+
+def timed_figures(served: Served, trace: Trace, warmup: int, steps: int, fleet: Fleet) -> dict[str, Any]:
+    """Latency, queueing, throughput and SLO of the requests that count."""
+    arrived, done = trace.arrival_s[warmup:], served.done_at[warmup:]
+    latency, queued = done - arrived, served.joined_at[warmup:] - arrived
+    limits = slo_s(fleet.profile, steps, SLO_TIMES)
+    lasted = max(float(done.max() - arrived[0]), 1e-9)
+    return {
+        "latency_s": _quantiles(latency),
+        "queued_s": _quantiles(queued),
+        "served_per_s": len(done) / lasted,
+        "offered_per_s": len(arrived) / max(float(arrived[-1] - arrived[0]), 1e-9),
+        "slo": {f"{times:g}": float((latency <= limit).mean()) for times, limit in zip(SLO_TIMES, limits, strict=True)},
+        "slo_s": {f"{times:g}": limit for times, limit in zip(SLO_TIMES, limits, strict=True)},
+        "busy": served.busy_s / (fleet.workers * served.ended_at),
+        "rows": served.row_s / max(served.busy_s, 1e-9),
+        "longest_queue": served.longest_queue,
+        "curve": [float(value) for value in np.quantile(latency, np.linspace(0, 1, 101))],
+    }
+
+
+def _quantiles(values: Floats) -> dict[str, float]:
+    return {"mean": float(values.mean()), **{f"p{q}": float(np.quantile(values, q / 100)) for q in (50, 95, 99)}}
