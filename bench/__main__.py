@@ -12,6 +12,7 @@ COMMANDS: dict[str, list[str]] = {
     "overhead": ["bench.overhead"],
     "profile": ["services", "profile", "--out", str(PROFILE), "--no-store"],
     "k_quality": ["bench.k_quality", "--profile", str(PROFILE)],
+    "state_codecs": ["bench.state_codecs"],
     "session_trace": ["bench.session_trace"],
     "blobs_latency": ["bench.blobs_latency"],
     "weaviate_lookup": ["bench.weaviate_lookup"],

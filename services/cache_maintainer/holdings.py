@@ -30,10 +30,9 @@ class Holdings:
         return victims
 
     def worth_keeping(self, entry: Entry, job: Job, at: float) -> Entry:
-        """The entry with those of its latents that the policy lets in, which first hears what was looked up for it."""
+        """The entry with those of its latents that the policy lets in, which first hears what was looked up for it, and
+        who asked even where there are none."""
         self.latents.looked_up(wishes_of(job), at)
-        if not entry.latents:
-            return entry
         kept = self.latents.admit(offer_of(entry, job, at), self.max_bytes)
         return replace(entry, states=tuple(one for one in entry.states if one.is_picture or one.step in kept))
 

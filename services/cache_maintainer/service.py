@@ -16,14 +16,11 @@ from protos import cache_maintainer_pb2 as pb
 from protos import cache_maintainer_pb2_grpc as pb_grpc
 from services.cache_maintainer.cache import Cache
 from services.cache_maintainer.collector import collect_orphans
-from services.cache_maintainer.eviction import POLICIES, Lcbfu, Policy, Shelf
-from services.cache_maintainer.expected import OF
 from services.cache_maintainer.fresh import NEWEST
 from services.cache_maintainer.leadership import NAME as LEASE
 from services.cache_maintainer.leadership import Leadership
 from services.cache_maintainer.pictures import Pictures
-from services.cache_maintainer.shelves import SHELVES
-from services.cache_maintainer.window import Limits, Window
+from services.cache_maintainer.shelves import shelf_of, window_of
 from shared.bus import Subscription
 from shared.errors import AfterimageError, InvalidRequestError, UnavailableError, passes
 from shared.ids import new_id
@@ -377,28 +374,6 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
     def _shown_state(self, state: State) -> pb.State:
         score = self.cache.held.score(state)
         return pb.State(step=state.step, bytes=state.bytes, uses=state.uses, codec=state.codec, score=score)
-
-
-def policy_of(name: str, settings: Settings) -> Policy:
-    if name == "lcbfu":
-        return Lcbfu(settings.lcbfu_initial_uses, settings.lcbfu_tie)
-    return POLICIES[name]()
-
-
-def shelf_of(settings: Settings, states: Sequence[State]) -> Shelf:
-    """The latents' shelf under the policy of the settings."""
-    if settings.eviction_policy in POLICIES:
-        return Shelf(policy_of(settings.eviction_policy, settings), states)
-    levels = settings.capture_steps or (OF // 2,)
-    return SHELVES[settings.eviction_policy](settings.lcbfu_initial_uses, states, levels)
-
-
-def window_of(settings: Settings, states: Sequence[State]) -> Window | None:
-    """None where no picture starts another."""
-    if settings.image_tier == "off":
-        return None
-    limits = Limits(settings.picture_max_count, settings.picture_max_bytes, settings.picture_max_age_s)
-    return Window(policy_of(settings.picture_policy, settings), limits, states)
 
 
 def _in_words(work: Callable[[], Awaitable[Any]]) -> str:

@@ -33,6 +33,8 @@ class Run:
     decisions: Decisions
     seconds: float
     """Of deciding: neither embedding nor finding neighbours is in it."""
+    processor_s: float
+    """The same in processor time: what a busy machine does not change much."""
     served: Served | None = None
     """None: decisions alone."""
 
@@ -64,6 +66,7 @@ def figures(run: Run, trace: Trace, warmup: int, steps: int, fleet: Fleet | None
         "searched": made.searched,
         "seconds": run.seconds,
         "decisions_per_s": len(trace) / run.seconds if run.seconds else 0.0,
+        "decisions_per_processor_s": len(trace) / run.processor_s if run.processor_s else 0.0,
         "timed": timed_figures(run.served, trace, warmup, steps, fleet) if run.served and fleet else None,
     }
 

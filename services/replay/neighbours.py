@@ -15,6 +15,8 @@ AT_A_TIME = 256
 """Requests compared together, with blocks of …"""
 BLOCK = 16_384
 """… earlier ones: 16 MB of similarities at a time, whatever the trace's length."""
+SAVED = 100 * AT_A_TIME
+"""Requests between two writes of lists that are not finished."""
 SPARE = 8
 """More than are listed, since the matrix product and the exact score may order near equals differently."""
 
@@ -73,12 +75,14 @@ def find_neighbours(
     floor: float,
     width: int,
     advance: Callable[[int], None] = lambda _: None,
+    begun: Path | None = None,
 ) -> Neighbours:
     """The `width` nearest earlier requests of each request above `floor`.
 
     vectors: unit rows, one per text; text_of: each request's row of it; group_of: only requests of the same group are
     neighbours (a latent fits one size only), None: all are. A matrix product finds them, and `similarity` re-scores
-    them, so that the numbers are the live index's to the last bit.
+    them, so that the numbers are the live index's to the last bit. `begun`: where what is done is kept every SAVED
+    requests, so that a run that was broken off goes on; removed at the end.
     """
     count = len(text_of)
     found = Neighbours(
@@ -87,8 +91,17 @@ def find_neighbours(
         np.zeros(count, np.bool_),
         floor,
     )
-    points = vectors[text_of]
-    for start in range(0, count, AT_A_TIME):
+    points, done = vectors[text_of], 0
+    if begun is not None and begun.is_file():
+        before = load_neighbours(begun)
+        done = len(before)
+        found.indices[:done], found.similarities[:done], found.cut[:done] = (
+            before.indices,
+            before.similarities,
+            before.cut,
+        )
+        advance(done)
+    for start in range(done, count, AT_A_TIME):
         stop = min(start + AT_A_TIME, count)
         rows, others, scores = _above(points, group_of, start, stop, floor - 1e-5, width + SPARE + 1)
         ends = np.searchsorted(rows, np.arange(stop - start + 1))
@@ -96,6 +109,10 @@ def find_neighbours(
             part = slice(ends[row], ends[row + 1])
             found.cut[start + row] = _keep(found, start + row, points, others[part], scores[part])
         advance(stop - start)
+        if begun is not None and stop % SAVED == 0 and stop < count:
+            found[:stop].save(begun)
+    if begun is not None:
+        begun.unlink(missing_ok=True)
     return found
 
 

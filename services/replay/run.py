@@ -135,7 +135,8 @@ def _neighbours(
     if path.is_file():
         return load_neighbours(path), True
     advance = bar("neighbours", len(trace))
-    near = find_neighbours(vectors, text_of, groups, floor=floor, width=options.width, advance=advance)
+    begun = path.with_name(f"{path.stem}-begun.npz")
+    near = find_neighbours(vectors, text_of, groups, floor=floor, width=options.width, advance=advance, begun=begun)
     near.save(path)
     return near, False
 
@@ -156,7 +157,7 @@ def replay(load: Load, policies: Sequence[tuple[str, PolicySettings]], offered: 
     for room in offered.budgets:
         for name, policy in policies:
             advance = bar(name, len(load.trace))
-            start = time.monotonic()
+            start, processor = time.monotonic(), time.process_time()
             one = Replay(load, policy, room, entries=offered.entries)
             if offered.fleet is None:
                 made, served = one.run(advance), None
@@ -164,7 +165,8 @@ def replay(load: Load, policies: Sequence[tuple[str, PolicySettings]], offered: 
                 made, served = TimedReplay(one, load.trace, load.steps, offered.fleet).run(advance)
             plain = policy.reuses == "latent" and policy.state_codec == "fp16"
             bounded = plain and not offered.entries and served is None
-            yield Run(name, policy.title, bounded, room, made, time.monotonic() - start, served)
+            seconds = time.monotonic() - start, time.process_time() - processor
+            yield Run(name, policy.title, bounded, room, made, *seconds, served)
 
 
 def bounds(load: Load, budgets: Sequence[int], warmup: int) -> list[Bound]:

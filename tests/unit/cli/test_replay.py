@@ -98,3 +98,29 @@ def test_every_shipped_policy_says_where_it_is_from() -> None:
 
     assert {"none", "exact", "retrieval", "nirvana", "flexcache", "fifo", "infinite"} <= set(shipped())
     assert all(read_policy(name).title and read_policy(name).source for name in shipped())
+
+
+def test_virtual_time_reports_latency_and_slo(tmp_path: Path) -> None:
+    (tmp_path / "latency.json").write_text('{"step_s": {"1": 0.02, "8": 0.08}, "decode_s": 0.01}')
+    given = ("--states", "200", "--workers", "2", "--rate", "3", "--profile", str(tmp_path / "latency.json"))
+    said = run(tmp_path, *given, "--policies", "none,flexcache,modm-cache-all")
+    assert "in 2× alone" in said
+    summary: dict[str, Any] = json.loads((tmp_path / "out" / "summary.json").read_text())
+    timed = {name: one["timed"] for name, one in summary["policies"].items()}
+    assert all(one["latency_s"]["p50"] > 0.1 and 0 < one["busy"] <= 1 for one in timed.values())
+    assert timed["flexcache"]["latency_s"]["mean"] < timed["none"]["latency_s"]["mean"]
+    assert timed["none"]["slo_s"] == {"2": pytest.approx(2.02), "4": pytest.approx(4.04)}
+    assert summary["budgets"][0]["bound"] is None
+    assert summary["settings"]["fleet"]["workers"] == 2
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "requests a second in virtual time" in page
+    assert "surrogate" in page
+    assert (tmp_path / "out" / "latency_200.png").stat().st_size > 0
+
+
+def test_equal_entries(tmp_path: Path) -> None:
+    run(tmp_path, "--entries", "20", "--decisions-only", "--policies", "flexcache,modm-cache-all")
+    summary: dict[str, Any] = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["budgets"][0]["of"] == "entries"
+    assert [one["states"] for one in summary["policies"].values()] == [20, 20]
+    assert not any(one["bounded"] for one in summary["policies"].values())

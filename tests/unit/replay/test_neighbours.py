@@ -43,3 +43,28 @@ def test_saved_and_loaded_they_are_the_same(tmp_path: Path) -> None:
     again = load_neighbours(tmp_path / "sub" / "near.npz")
     assert list(again.rows()) == list(near.rows())
     assert again.floor == near.floor
+
+
+def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "AT_A_TIME", 10)
+    monkeypatch.setattr(neighbours, "SAVED", 40)
+    said, rows = topics(130)
+    text_of = load_of(said, rows).text_of
+    begun, heard = tmp_path / "begun.npz", list[int]()
+
+    def broken(count: int) -> None:
+        heard.append(count)
+        if sum(heard) == 100:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        find_neighbours(rows, text_of, None, floor=0.5, width=8, advance=broken, begun=begun)
+    assert len(load_neighbours(begun)) == 80
+    heard.clear()
+    resumed = find_neighbours(rows, text_of, None, floor=0.5, width=8, advance=heard.append, begun=begun)
+    assert heard == [80, 10, 10, 10, 10, 10]
+    assert not begun.exists()
+    whole = find_neighbours(rows, text_of, None, floor=0.5, width=8)
+    assert np.array_equal(resumed.indices, whole.indices)
+    assert np.array_equal(resumed.similarities, whole.similarities)
+    assert np.array_equal(resumed.cut, whole.cut)

@@ -1,0 +1,37 @@
+"""What the comparison of formats says of given verdicts, and that the recorded one covers every format."""
+
+from __future__ import annotations
+
+import json
+
+from bench.judging import Verdict
+from bench.recording import RESULTS
+from bench.state_codecs import CODECS, KS, figures_of
+from services.cli.pairs import scene_pairs
+from services.replay.policy import CODEC_SHARE
+
+
+def test_formats_are_held_against_fp16_and_noise() -> None:
+    pairs = list(scene_pairs(4, 1))
+    right, wrong = {"object": True, "style": True}, {"object": True, "style": False}
+    verdicts = {(pair.number, 0, "noise"): Verdict(0.5, right) for pair in pairs}
+    for pair in pairs:
+        for k in KS:
+            for codec in CODECS:
+                worse = codec == "int4" and k == KS[-1]
+                verdicts[pair.number, k, codec] = Verdict(0.2 if worse else 0.4, wrong if worse else right)
+    sizes = {(k, codec): [100 if codec == "fp16" else 30] for k in KS for codec in CODECS}
+    rows = {(row["k"], row["codec"]): row for row in figures_of(pairs, verdicts, sizes)}
+    assert len(rows) == len(KS) * len(CODECS)
+    same, worse = rows[KS[0], "int8"], rows[KS[-1], "int4"]
+    assert (same["clip_of_fp16"], same["bytes_of_fp16"], same["clip_of_noise"]) == (1.0, 0.3, 0.8)
+    assert same["judged_otherwise_than_fp16"] == {"lost": 0, "gained": 0, "of": 8}
+    assert worse["clip_of_fp16"] == 0.5
+    assert worse["judged_otherwise_than_fp16"] == {"lost": 4, "gained": 0, "of": 8}
+    assert worse["right"] == 0.5
+
+
+def test_what_was_recorded_is_of_every_format_that_replays_know() -> None:
+    rows = json.loads((RESULTS / "state_codecs.json").read_text())["figures"]["rows"]
+    assert {row["codec"] for row in rows} == set(CODECS) == set(CODEC_SHARE)
+    assert all(row["pairs"] >= 60 for row in rows)
