@@ -62,8 +62,8 @@ def draw(family: Family, pairs: Sequence[ScenePair], sizes: dict[tuple[int, str]
                     if k == max(KS):
                         engine.cancel(name)
                 case Finished(id=name, pixels=pixels):
-                    number, k, codec = name.split("/")
-                    pictures[int(number), int(k), codec] = encode_png(pixels)
+                    of_pair, of_k, codec = name.split("/")
+                    pictures[int(of_pair), int(of_k), codec] = encode_png(pixels)
                 case Left(error=error) if not isinstance(error, CancelledError):
                     raise error
     return pictures

@@ -166,7 +166,8 @@ class _Chains:
         taken = self._position <= ends[self._number]
         started = np.bincount(self._request[taken & (gain > 0)], minlength=len(v))
         value = price * self._room + float(v.sum()) + float(most[most > 0].sum())
-        return value, 1.0 - started, self._room - float(self._held[taken].sum())
+        by_v: Floats = 1.0 - started.astype(np.float64)
+        return value, by_v, self._room - float(self._held[taken].sum())
 
 
 def tightened(options: Options, first: Bound, max_bytes: int, steps: int, rounds: int = 150) -> Bound:

@@ -23,12 +23,12 @@ def test_formats_are_held_against_fp16_and_noise() -> None:
     sizes = {(k, codec): [100 if codec == "fp16" else 30] for k in KS for codec in CODECS}
     rows = {(row["k"], row["codec"]): row for row in figures_of(pairs, verdicts, sizes)}
     assert len(rows) == len(KS) * len(CODECS)
-    same, worse = rows[KS[0], "int8"], rows[KS[-1], "int4"]
+    same, lesser = rows[KS[0], "int8"], rows[KS[-1], "int4"]
     assert (same["clip_of_fp16"], same["bytes_of_fp16"], same["clip_of_noise"]) == (1.0, 0.3, 0.8)
     assert same["judged_otherwise_than_fp16"] == {"lost": 0, "gained": 0, "of": 8}
-    assert worse["clip_of_fp16"] == 0.5
-    assert worse["judged_otherwise_than_fp16"] == {"lost": 4, "gained": 0, "of": 8}
-    assert worse["right"] == 0.5
+    assert lesser["clip_of_fp16"] == 0.5
+    assert lesser["judged_otherwise_than_fp16"] == {"lost": 4, "gained": 0, "of": 8}
+    assert lesser["right"] == 0.5
 
 
 def test_what_was_recorded_is_of_every_format_that_replays_know() -> None:
