@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from shared.bus import Bus
 from shared.catalog import Catalog
-from shared.catalog.jobs import NEVER_S
+from shared.catalog.sweeping import NEVER_S
 from shared.clock import Clock, SystemClock
 from shared.errors import AfterimageError
 from shared.messages import GenerateImage
@@ -17,12 +17,15 @@ from shared.types import Job
 
 SLEPT_S = 5.0
 """The clock on the wall this far ahead of the monotonic one: the machine was suspended, or its clock was set."""
+ANSWER_S = 5.0
+"""A catalog that takes longer to say that it is there is away."""
 
 
 class Sweeper:
     """Duplicates that it sends lose the claim, so sending once too often costs nothing but the message.
 
-    lease_s: how long workers get to renew after a suspend, in which leases ran out but nobody crashed.
+    lease_s: how long workers get to renew after a suspend or with the catalog back, when leases ran out but nobody
+    crashed.
     resend_s: a job that waits for longer is sent again whatever the broker confirmed: its task may have been buried.
     reroute: moves what waits where nobody takes it; after each sweep, and whether or not that failed.
     """
@@ -40,6 +43,7 @@ class Sweeper:
         reroute: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self._reroute = reroute or _nothing
+        self._asked, self._away = catalog.within(ANSWER_S), False
         self._catalog, self._bus, self._every_s, self._on_requeued = catalog, bus, every_s, on_requeued
         self._lease_s, self._clock = lease_s, clock or SystemClock()
         # a bus of this process loses nothing while the process lives
@@ -61,9 +65,25 @@ class Sweeper:
             lead_s = self._clock.now() - self._clock.monotonic()
             await asyncio.sleep(self._every_s)
             if self._clock.now() - self._clock.monotonic() - lead_s > SLEPT_S:
-                log("gateway").info("slept; workers renew their leases first", wait_s=self._lease_s)
-                await asyncio.sleep(self._lease_s)
-            await self._go_round()
+                await self._let_renew("slept")
+            if await self._catalog_is_there():
+                await self._go_round()
+
+    async def _let_renew(self, why: str) -> None:
+        log("gateway").info(f"{why}; workers renew their leases first", wait_s=self._lease_s)
+        await asyncio.sleep(self._lease_s)
+
+    async def _catalog_is_there(self) -> bool:
+        try:
+            await self._asked.ping()
+        except AfterimageError as error:
+            self._away = True
+            log("gateway").warning("sweep put off", error=str(error))
+            return False
+        if self._away:
+            self._away = False
+            await self._let_renew("the catalog was away")
+        return True
 
     async def _go_round(self) -> None:
         away = ""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
-from shared.catalog.database import Database, Operation, P, R
+from shared.catalog.around import DatabaseAround, Run
+from shared.catalog.database import Database, R
 from shared.errors import UnavailableError
 
 RETRY_AFTER_S = 1.0
 
 
-class BoundedDatabase:
+class BoundedDatabase(DatabaseAround):
     """Gives each transaction so many seconds, from asking for a connection to the answer of its commit.
 
     A transaction that is given up may have been committed, as one whose connection broke may: whoever asked must look,
@@ -20,8 +22,8 @@ class BoundedDatabase:
     """
 
     def __init__(self, database: Database, limit_s: float) -> None:
-        self._database, self._limit_s = database, limit_s
-        self.process_local = database.process_local
+        super().__init__(database)
+        self._limit_s = limit_s
 
     @asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
@@ -29,36 +31,13 @@ class BoundedDatabase:
             async with asyncio.timeout(self._limit_s):
                 yield
         except TimeoutError as error:
-            said = f"the catalog did not answer within {self._limit_s:g} s (catalog_timeout_s)"
+            said = f"the catalog did not answer within {self._limit_s:g} s"
             raise UnavailableError(said, retry_after_s=RETRY_AFTER_S) from error
 
-    async def write(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    async def _asked(self, run: Run, operation: Callable[..., R], args: Any, kwargs: Any) -> R:
         async with self._bounded():
-            return await self._database.write(operation, *args, **kwargs)
-
-    async def write_statement(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        async with self._bounded():
-            return await self._database.write_statement(operation, *args, **kwargs)
-
-    async def write_lazily(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        async with self._bounded():
-            return await self._database.write_lazily(operation, *args, **kwargs)
-
-    async def write_row(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        async with self._bounded():
-            return await self._database.write_row(operation, *args, **kwargs)
-
-    async def read(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        async with self._bounded():
-            return await self._database.read(operation, *args, **kwargs)
-
-    async def read_row(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        async with self._bounded():
-            return await self._database.read_row(operation, *args, **kwargs)
+            return await super()._asked(run, operation, args, kwargs)
 
     async def ping(self) -> None:
         async with self._bounded():
-            await self._database.ping()
-
-    async def close(self) -> None:
-        """The database is its owner's to close."""
+            await super().ping()

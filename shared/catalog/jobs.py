@@ -15,13 +15,13 @@ from shared.catalog.idempotency import forget_expired, job_of_key, named_by, tak
 from shared.catalog.job_rows import job_of, row_of
 from shared.catalog.lanes import Lanes
 from shared.catalog.prepared import Prepared
+from shared.catalog.sweeping import Sweeping
 from shared.catalog.tables import captured, entries, jobs, now_s
 from shared.errors import NotFoundError
 from shared.types import Job, JobState, Plan, Result, to_json
 
 URGENT = 5
 """Priorities from here up are the first of a lane's two bands."""
-NEVER_S = 1e12
 CHUNK = 500
 """Rows per statement where a list of keys is bound: far below every driver's limit."""
 
@@ -91,21 +91,6 @@ _REOPEN = (
     .values(error="", failures=0, crashes=0, confirmed=False, buried=False, **_BACK)
 )  # fmt: skip
 _BURIED = sa.update(jobs).where(_ID, c.state == FAILED).values(buried=True)
-_CRASHED = {**_BACK, "crashes": c.crashes + 1, "confirmed": False}
-_EXPIRED_LEASES = sa.update(jobs).where(c.state == RUNNING, c.lease_until < _NOW).values(**_CRASHED).returning(jobs)
-_UNCONFIRMED = (
-    sa.update(jobs)
-    .where(
-        c.state == QUEUED,
-        sa.or_(
-            sa.and_(sa.not_(c.confirmed), c.updated_at < _NOW - sa.bindparam("after_s", type_=sa.Double)),
-            c.updated_at < _NOW - sa.bindparam("anyhow_s", type_=sa.Double),
-        ),
-    )
-    # not confirmed either: if this sending fails as well, the next sweep tries again, however long resending waits
-    .values(updated_at=_NOW, confirmed=False)
-    .returning(jobs)
-)
 _CONFIRM = sa.update(jobs).where(c.id.in_(sa.bindparam("ids", expanding=True))).values(confirmed=True)
 _COUNT_QUEUED = sa.select(sa.func.count()).select_from(jobs).where(c.state == QUEUED)
 
@@ -216,29 +201,6 @@ def _position(connection: sa.Connection, job_id: str) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def _in_order(rows: Sequence[Any]) -> list[Job]:
-    return [job_of(row) for row in sorted(rows, key=lambda row: str(row.id))]
-
-
-def _to_requeue(connection: sa.Connection, unconfirmed_after_s: float, anyhow_after_s: float) -> list[Job]:
-    after = {"after_s": unconfirmed_after_s, "anyhow_s": anyhow_after_s}
-    lost = connection.execute(_UNCONFIRMED, after).all()
-    return _in_order([*connection.execute(_EXPIRED_LEASES).all(), *lost])
-
-
-def _recover(connection: sa.Connection, worker_prefix: str) -> list[Job]:
-    running = sa.update(jobs).where(c.state == RUNNING).values(**_CRASHED)
-    if worker_prefix:
-        running = running.where(c.worker.startswith(worker_prefix, autoescape=True))
-    connection.execute(running)
-    # whatever a bus that died with its process had been told, it has forgotten
-    return _in_order(
-        connection.execute(
-            sa.update(jobs).where(c.state == QUEUED).values(confirmed=False, updated_at=_NOW).returning(jobs)
-        ).all()
-    )
-
-
 def _expire(connection: sa.Connection, older_than_s: float) -> list[str]:
     forget_expired(connection)
     old = sa.delete(jobs).where(c.state.in_(FINAL), c.updated_at < _NOW - older_than_s).returning(c.picture_key)
@@ -264,7 +226,7 @@ def _drop_captured(connection: sa.Connection, job_ids: Sequence[str]) -> list[st
     return sorted(key for key in keys if not key.startswith(_NO_LATENTS))
 
 
-class Jobs(Lanes):
+class Jobs(Lanes, Sweeping):
     """The jobs of a catalog. `attempt` is a fencing token: it only grows, and only the newest may write."""
 
     def __init__(self, database: Database) -> None:
@@ -364,16 +326,6 @@ class Jobs(Lanes):
     async def position(self, job_id: str) -> int:
         """Queued jobs that its lane serves before it; 0 when it is not queued."""
         return await self._database.read(_position, job_id)
-
-    async def to_requeue(self, *, unconfirmed_after_s: float, anyhow_after_s: float = NEVER_S) -> builtins.list[Job]:
-        """Jobs whose task must be sent again: never confirmed, or running under a lease that ran out (now queued
-        again, crashes + 1), or waiting for `anyhow_after_s` since they were last sent, whose task a broker may have
-        lost or buried. Only one caller gets each; call `confirm` when sent."""
-        return await self._database.write(_to_requeue, unconfirmed_after_s, anyhow_after_s)
-
-    async def recover(self, worker_prefix: str = "") -> builtins.list[Job]:
-        """Embedded start: every running job back to queued (crashes + 1); all queued jobs, oldest first."""
-        return await self._database.write(_recover, worker_prefix)
 
     async def expire(self, older_than_s: float) -> builtins.list[str]:
         """Deletes final jobs; the picture keys that no job and no entry names any more."""

@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+from shared.catalog.around import DatabaseAround, Run
 from shared.catalog.database import Database, Operation, P, R
 from shared.catalog.tables import leases, now_s
 from shared.errors import UnavailableError
@@ -54,37 +55,19 @@ def _fenced(
     return operation(connection, *args, **kwargs)
 
 
-class FencedDatabase:
+class FencedDatabase(DatabaseAround):
     """Writes only what a holder of a lease may write: each transaction begins by looking, and nobody takes the lease
     over before it ends. UnavailableError when it is not held any more."""
 
     def __init__(self, database: Database, name: str, holder: str) -> None:
-        self._database, self._name, self._holder = database, name, holder
-        self.process_local = database.process_local
+        super().__init__(database)
+        self._name, self._holder = name, holder
 
-    async def write(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._database.write(_fenced, self._name, self._holder, operation, args, kwargs)
+    async def _written(self, run: Run, operation: Callable[..., R], args: Any, kwargs: Any) -> R:
+        return await self._asked(run, _fenced, (self._name, self._holder, operation, args, kwargs), {})
 
     async def write_statement(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self.write(operation, *args, **kwargs)
-
-    async def write_lazily(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._database.write_lazily(_fenced, self._name, self._holder, operation, args, kwargs)
-
-    async def write_row(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._database.write_row(_fenced, self._name, self._holder, operation, args, kwargs)
-
-    async def read(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._database.read(operation, *args, **kwargs)
-
-    async def read_row(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._database.read_row(operation, *args, **kwargs)
-
-    async def ping(self) -> None:
-        await self._database.ping()
-
-    async def close(self) -> None:
-        """The database is its owner's to close."""
+        return await self.write(operation, *args, **kwargs)  # two statements, with the look
 
 
 class Leases:

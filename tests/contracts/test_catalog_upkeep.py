@@ -54,10 +54,28 @@ async def test_an_embedded_start_queues_what_was_running(catalog: Catalog) -> No
     await catalog.jobs.claim("job3", "box:1", LEASE_S)
     await catalog.jobs.cancel("job3")
     await catalog.jobs.confirm([job.id for job in jobs])
-    recovered = await catalog.jobs.recover("box:")
-    assert [(job.id, job.crashes) for job in recovered] == [("job0", 1), ("job2", 0)]
-    assert [job.id for job in await catalog.jobs.recover("other%")] == ["job0", "job1", "job2"]
-    assert {job.state for job in await catalog.jobs.recover()} == {JobState.QUEUED}
+    recovered = await catalog.jobs.recover()
+    assert [(job.id, job.crashes) for job in recovered] == [("job0", 1), ("job1", 1), ("job2", 0)]
+    assert {job.state for job in recovered} == {JobState.QUEUED}
+
+
+async def test_a_worker_that_was_taken_for_dead_and_lives_takes_its_crash_back(
+    catalog: Catalog, replica: Catalog
+) -> None:
+    job = await accepted(catalog)
+    slow = await catalog.jobs.claim(job.id, "slow", EXPIRED_S)
+    assert slow is not None
+    assert not await catalog.jobs.survived(job.id, slow.crashes)  # nothing was counted yet
+    crashed = await replica.jobs.claim(job.id, "crashes", EXPIRED_S)
+    assert crashed is not None
+    again = await replica.jobs.claim(job.id, "third", LEASE_S)
+    assert again is not None
+    assert (crashed.crashes, again.crashes) == (1, 2)
+    assert await catalog.jobs.survived(job.id, slow.crashes)
+    row = await replica.jobs.get(job.id)
+    assert (row.state, row.attempt, row.crashes) == (JobState.RUNNING, 3, 1)  # the other's counts on
+    await replica.jobs.cancel(job.id)
+    assert not await catalog.jobs.survived(job.id, slow.crashes)  # it has ended as it has
 
 
 async def test_expiry_returns_the_pictures_nobody_names(catalog: Catalog) -> None:

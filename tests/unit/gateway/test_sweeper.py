@@ -12,7 +12,7 @@ import pytest
 from services.gateway.sweeper import Confirmer, Sweeper
 from shared.bus.inprocess import InProcessBus
 from shared.catalog import open_catalog
-from shared.catalog.jobs import NEVER_S
+from shared.catalog.sweeping import NEVER_S
 from shared.clock import ManualClock
 from shared.errors import ConfigurationError, UnavailableError
 from shared.messages import GenerateImage
@@ -197,5 +197,38 @@ async def test_after_a_suspend_workers_renew_before_leases_count_as_run_out(tmp_
     assert (kept.state, kept.attempt, kept.crashes) == (JobState.RUNNING, 1, 0)
     assert requeued == ["dead"]  # whoever does not renew is dead all the same
     assert (await catalog.jobs.get("dead")).crashes == 1
+    await bus.close()
+    await catalog.close()
+
+
+async def test_after_an_outage_of_the_catalog_workers_renew_before_leases_count_as_run_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog, bus = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/c.sqlite3"), InProcessBus()
+    requeued: list[str] = []
+    sweeper = Sweeper(catalog, bus, 0.02, lambda job: requeued.append(job.id), lease_s=0.5)
+    for name in ("renewed", "dead"):
+        await catalog.jobs.accept(job(name), key_lifetime_s=60.0)
+        assert await catalog.jobs.claim(name, "w1", -1.0)  # it ran out meanwhile
+    asked = asyncio.Event()
+
+    async def away() -> None:
+        asked.set()
+        raise UnavailableError("the catalog is away")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(catalog, "ping", away)
+        sweeping = asyncio.create_task(sweeper.run())
+        await asyncio.wait_for(asked.wait(), 10)
+    await asyncio.sleep(0.1)  # it is back, and several sweeps are due
+    assert await catalog.jobs.renew("renewed", 1, 60.0)
+    async with asyncio.timeout(10):
+        while "dead" not in requeued:
+            await asyncio.sleep(0.02)
+    sweeping.cancel()
+    await asyncio.wait([sweeping])
+    assert requeued == ["dead"]
+    kept = await catalog.jobs.get("renewed")
+    assert (kept.state, kept.attempt, kept.crashes) == (JobState.RUNNING, 1, 0)
     await bus.close()
     await catalog.close()
