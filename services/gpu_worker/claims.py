@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Iterator
 
 from shared.catalog import Jobs
+from shared.errors import NotFoundError
 from shared.ids import new_id
 from shared.types import Job, JobState
 
 REMEMBERED = 1000
-"""Claims without an answer, the latest of them; of an older one the lease runs out."""
+"""Claims without an answer, the latest of them; of an older one the lease runs out, and counts as a crash."""
 
 
 class Claims:
@@ -26,7 +27,8 @@ class Claims:
         self._holder = f"{new_id()}-{worker}"
         self._held: list[str] = []
         """Ids of jobs, once for each delivery that claims or holds one at this moment."""
-        self._unanswered: deque[str] = deque(maxlen=REMEMBERED)
+        self._unanswered: dict[str, float] = {}
+        """When each was last tried, by the event loop's clock."""
 
     @contextlib.contextmanager
     def holding(self, job_id: str) -> Iterator[None]:
@@ -42,12 +44,26 @@ class Claims:
         try:
             job = await self._jobs.claim(job_id, self._holder, self._lease_s)
         except Exception:
-            if job_id not in self._unanswered:
-                self._unanswered.append(job_id)
+            self._unanswered.pop(job_id, None)
+            self._unanswered[job_id] = asyncio.get_running_loop().time()
+            if len(self._unanswered) > REMEMBERED:
+                del self._unanswered[next(iter(self._unanswered))]
             raise
-        if job is not None and job_id in self._unanswered:
-            self._unanswered.remove(job_id)
+        if job is not None:
+            self._unanswered.pop(job_id, None)
         return job
+
+    async def repair(self) -> None:
+        """Hands back what claims without an answer left running, wherever its task is by now: another worker that has
+        it can but wait for the lease. Raises what the catalog raises."""
+        for job_id, tried_at in list(self._unanswered.items()):
+            if job_id in self._held:
+                continue
+            with contextlib.suppress(NotFoundError):
+                await self.hand_back(await self._jobs.get(job_id))
+            # one that was on its way for a lease is on its way no more
+            if asyncio.get_running_loop().time() - tried_at > self._lease_s:
+                self._unanswered.pop(job_id, None)
 
     async def hand_back(self, job: Job) -> bool:
         """Whether the row, as it was just read, was an unanswered claim's of this process, and is queued again."""

@@ -23,6 +23,7 @@ from services.gpu_worker.describing import described
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import BatchRan, Event
 from services.gpu_worker.moving import move
+from services.gpu_worker.renewal import Renewal
 from services.gpu_worker.resident import Resident
 from services.gpu_worker.runner import EngineThread
 from services.gpu_worker.taking import Taking
@@ -90,13 +91,14 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         self._attempts: dict[str, Attempt] = {}
         """By the engine's name for them."""
         self._claims = Claims(self._jobs, self.worker, settings.lease_s)
+        renewal = Renewal(context.backends.catalog, self._claims, self._attempts, settings.lease_s)
         self._turns = Turns()
         self._burial = Burial(context.backends, context.clock)
         self._finished = self._handed_back = 0
         self._draining = False
         self._subscription = await bus.subscribe([JobCancelled], self._on_cancelled)
         await self._assignment.begin(self._thread.serve)
-        self._renewing = asyncio.create_task(self._renew())
+        self._renewing = asyncio.create_task(renewal.run())
 
     def register(self, server: grpc.aio.Server) -> str | None:
         if self._number > 1:
@@ -168,21 +170,6 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         """One, or more when this worker slept longer than a lease and then claimed its own job again."""
         return [attempt for attempt in self._attempts.values() if attempt.job.id == job_id]
 
-    async def _renew(self) -> None:
-        """Keeps the leases of running jobs; a job that is no longer ours stops being drawn."""
-        away = False
-        while True:
-            await asyncio.sleep(self._context.settings.lease_s / 3)
-            for attempt in list(self._attempts.values()):
-                try:
-                    if not await self._jobs.renew(attempt.job.id, attempt.job.attempt, self._context.settings.lease_s):
-                        attempt.cancel()
-                    away = False
-                except Exception as error:  # the lease outlives a catalog that is away for a moment
-                    if not away:
-                        log("gpu_worker").warning("lease not renewed", job=attempt.job.id, error=repr(error))
-                    away = True
-
     async def _handle(self, delivery: Delivery) -> None:
         message = delivery.message
         if not isinstance(message, GenerateImage):
@@ -247,7 +234,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         try:
             if job.crashes >= CRASHES_TOGETHER + CRASHES_ALONE:
                 said = f"its worker crashed {job.crashes} times, the last {CRASHES_ALONE} alone"
-                await self._give_up(attempt, said, delivery)
+                await self._give_up(attempt, said, delivery, said)
             else:
                 await self._attempt(attempt, delivery)
         except asyncio.CancelledError:
@@ -301,6 +288,8 @@ class GpuWorkerService(GpuWorkerServiceServicer):
     async def _lost(self, attempt: Attempt, delivery: Delivery) -> None:
         """The row is no longer this attempt's: cancelled, or claimed by another worker; or it was committed as this
         attempt's by a catalog that could not say so any more."""
+        if attempt.unheard:  # the lease may have run out because nobody answered, not because its worker was dead
+            await self._jobs.survived(attempt.job.id, attempt.job.crashes)
         row = await self._not_ours(attempt.job.id, delivery, attempt.job.attempt)
         mine = row is not None and (row.state, row.attempt) == (JobState.SUCCEEDED, attempt.job.attempt)
         await attempt.settle(succeeded=mine, ended=row is None or row.state.final)
@@ -327,24 +316,27 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             await self._lost(attempt, delivery)
 
     async def _failed(self, attempt: Attempt, error: Exception, delivery: Delivery) -> None:
-        """The task's own error: tried again a few times, then kept on the job (design §8, Attempts)."""
-        job, said = attempt.job, f"{type(error).__name__}: {error}"
-        unexpected = None if isinstance(error, AfterimageError) else error
-        log("gpu_worker").error("attempt failed", job=job.id, attempt=job.attempt, error=said, exc_info=unexpected)
+        """The task's own error: tried again a few times, then kept on the job (design §8, Attempts), whose client reads
+        it; what names hosts or is a bug is for the log and the dead letter."""
+        job, name = attempt.job, type(error).__name__
+        said = f"{name}: {error.outside}" if isinstance(error, AfterimageError) else f"internal error: {name}"
+        reason, bug = f"{name}: {error}", None if isinstance(error, AfterimageError) else error
+        log("gpu_worker").error("attempt failed", job=job.id, attempt=job.attempt, error=reason, exc_info=bug)
         if job.failures + 1 >= self._context.settings.max_attempts:
-            await self._give_up(attempt, said, delivery)
+            await self._give_up(attempt, said, delivery, reason)
         elif await self._patiently(lambda: self._jobs.fail(job.id, job.attempt, said, final=False)):
             await delivery.reject(delay_s=RETRY_S * 2**job.failures, counts=False)
             await attempt.settle(succeeded=False, ended=False)
         else:
             await self._lost(attempt, delivery)
 
-    async def _give_up(self, attempt: Attempt, said: str, delivery: Delivery) -> None:
-        """First the row, then the burial: who dies in between leaves a task that is buried when it comes back."""
+    async def _give_up(self, attempt: Attempt, said: str, delivery: Delivery, reason: str) -> None:
+        """First the row, then the burial: who dies in between leaves a task that is buried when it comes back.
+        said: on the row; reason: on the dead letter."""
         job = attempt.job
         if await self._patiently(lambda: self._jobs.fail(job.id, job.attempt, said, final=True)):
             await self._context.backends.bus.publish(JobFailed(job.id, job.attempt, said))
-            await self._burial.bury(job, delivery, said)
+            await self._burial.bury(job, delivery, reason)
             await attempt.settle(succeeded=False, ended=True)
         else:
             await self._lost(attempt, delivery)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -43,6 +44,37 @@ async def test_a_row_that_an_unanswered_claim_left_running_is_queued_again(jobs:
     row = await jobs.get("job")
     assert (row.state, row.attempt, row.crashes, row.failures) == (JobState.QUEUED, 1, 0, 0)
     assert not await claims.hand_back(row)
+
+
+async def test_it_is_queued_again_wherever_its_task_went(jobs: Jobs) -> None:
+    """Another worker that has the task waits for the lease, which nobody renews."""
+    claims, other = Claims(jobs, "host-1", 60.0), Claims(jobs, "host-2", 60.0)
+    await _unanswered(claims, jobs, committed=True)
+    with claims.holding("job"):
+        await claims.repair()
+    assert await other.claim("job") is None
+    assert not await other.hand_back(await jobs.get("job"))
+    await claims.repair()
+    again = await other.claim("job")
+    assert again is not None
+    assert (again.attempt, again.crashes) == (2, 0)
+    await claims.repair()
+    assert (await jobs.get("job")).state is JobState.RUNNING
+
+
+async def test_a_claim_is_looked_for_until_it_can_come_no_more(jobs: Jobs) -> None:
+    """What was cut off on its way may arrive after the look."""
+    claims = Claims(jobs, "host-1", 0.2)
+    await _unanswered(claims, jobs, committed=False)
+    await claims.repair()
+    assert await Jobs.claim(jobs, "job", claims._holder, 60.0)
+    await claims.repair()
+    assert (await jobs.get("job")).state is JobState.QUEUED
+    await asyncio.sleep(0.25)
+    await claims.repair()
+    assert await Jobs.claim(jobs, "job", claims._holder, 60.0)
+    await claims.repair()
+    assert (await jobs.get("job")).state is JobState.RUNNING  # nothing of ours can be on its way by now
 
 
 async def test_a_row_whose_claim_was_answered_is_left_to_its_lease(jobs: Jobs) -> None:

@@ -170,7 +170,7 @@ async def crashed(bench: Bench, times: int) -> Job:
     job = await bench.accept(steps=20)
     for _ in range(times):
         assert await bench.jobs.claim(job.id, "dead", 60)
-        await bench.jobs.recover("dead")
+        await bench.jobs.recover()
     return job
 
 

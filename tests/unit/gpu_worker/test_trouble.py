@@ -16,7 +16,7 @@ from services.gpu_worker import service as service_module
 from services.gpu_worker.families.noop import NoopFamily
 from services.gpu_worker.families.unet import UNetFamily
 from shared.bus.inprocess import Parcel
-from shared.errors import StorageFullError, UnavailableError
+from shared.errors import ModelError, StorageFullError, UnavailableError
 from shared.messages import (
     GenerateImage,
     JobFailed,
@@ -133,6 +133,34 @@ async def test_the_tasks_own_error_is_tried_three_times_then_kept_on_the_job(
     assert set(await bench.keys()) == before
 
 
+@pytest.mark.usefixtures("plain_logs")
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            ModelError("no /srv/weights on gpu-7.internal", outside="its weights are gone"),
+            "ModelError: its weights are gone",
+        ),
+        (OSError("no route to gpu-7.internal"), "internal error: OSError"),
+    ],
+    ids=["known", "a bug"],
+)
+async def test_what_names_hosts_is_in_the_dead_letter_and_not_on_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+) -> None:
+    def fails(self: NoopFamily, latent: object) -> None:
+        raise error
+
+    async with running_worker(tmp_path, SLOW, max_attempts=1) as bench:
+        monkeypatch.setattr(NoopFamily, "decode", fails)
+        job = await bench.draw(steps=2)
+        await bench.idle()
+        (letter,) = await bench.backends.bus.dead_letters()
+        (fact,) = await bench.told(JobFailed)
+    assert (job.state, job.error, fact.error) == (JobState.FAILED, told, told)
+    assert "gpu-7.internal" in letter.reason
+
+
 async def test_a_full_disk_loses_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     put = bench.blobs.put
     refused: list[str] = []
@@ -176,6 +204,62 @@ async def test_a_full_catalog_delays_the_end_of_a_job_and_costs_no_picture(
         done = await bench.final(job.id)
         assert (done.state, done.attempt, done.crashes) == (JobState.SUCCEEDED, 1, 0)
         assert (await bench.picture(done)).shape == (64, 64, 3)
+
+
+async def test_a_worker_that_lives_through_an_outage_of_the_catalog_is_no_crash_of_its_job(
+    slow: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease runs out unrenewed, and somebody else notices before the worker does that the catalog is back."""
+    renew, tried = slow.jobs.renew, asyncio.Event()
+
+    async def away(*_: object) -> bool:
+        tried.set()
+        raise UnavailableError("the catalog is away")
+
+    monkeypatch.setattr(slow.jobs, "renew", away)
+    job = await slow.accept(steps=200)
+    await slow.send(job)
+    await asyncio.wait_for(tried.wait(), 20)
+    await _let_lease_run_out(slow, job.id)
+    (requeued,) = await slow.jobs.to_requeue(unconfirmed_after_s=60.0)
+    assert (requeued.id, requeued.crashes) == (job.id, 1)
+    monkeypatch.setattr(slow.jobs, "renew", renew)
+    await slow.until(lambda row: row.crashes == 0, job.id)
+    await slow.jobs.cancel(job.id)
+
+
+async def test_a_worker_that_was_heard_all_the_time_takes_no_crash_back(slow: Bench) -> None:
+    """What made it lose its lease may well be the job: it must count, or such a job goes round for ever."""
+    job = await slow.accept(steps=200)
+    await slow.send(job)
+    await slow.until(lambda row: bool(slow.heard(Progress, row.id)), job.id)
+    await _let_lease_run_out(slow, job.id)
+    assert await slow.jobs.to_requeue(unconfirmed_after_s=60.0)
+    async with asyncio.timeout(20):
+        while slow.service._attempts_at(job.id):
+            await asyncio.sleep(0.01)
+    await slow.jobs.cancel(job.id)
+    await slow.idle()
+    assert (await slow.jobs.get(job.id)).crashes == 1
+
+
+async def test_a_lost_claim_whose_task_does_not_come_back_is_repaired(
+    slow: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went to another worker, which can but wait for the lease."""
+    claim = slow.jobs.claim
+
+    async def connection_breaks(*given: Any) -> Job | None:
+        await claim(*given)
+        await slow.service._taking.pause()
+        raise UnavailableError("connection lost")
+
+    monkeypatch.setattr(slow.jobs, "claim", connection_breaks)
+    job = await slow.accept(steps=2)
+    await slow.send(job)
+    await slow.until(lambda row: row.state is JobState.RUNNING, job.id)
+    back = await slow.until(lambda row: row.state is JobState.QUEUED, job.id)
+    assert (back.attempt, back.crashes, back.failures) == (1, 0, 0)
 
 
 @pytest.mark.usefixtures("plain_logs")

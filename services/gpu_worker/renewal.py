@@ -1,0 +1,59 @@
+"""Keeps the leases of the jobs in this worker's hands; a job that is no longer its own stops being drawn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from services.gpu_worker.attempt import Attempt
+from services.gpu_worker.claims import Claims
+from shared.catalog import Catalog
+from shared.telemetry import log
+
+RENEWALS = 3
+"""In the time of a lease, so that it outlives a catalog that is away for a moment."""
+AGAIN_S = 1.0
+"""Between two tries while the catalog does not answer: with it back, leases are renewed before anybody is swept up."""
+
+
+class Renewal:
+    """Beside the leases it looks after claims that got no answer, which nobody else can tell from a crash."""
+
+    def __init__(self, catalog: Catalog, claims: Claims, attempts: Mapping[str, Attempt], lease_s: float) -> None:
+        """attempts: those in hand at any moment."""
+        self._claims, self._attempts, self._lease_s = claims, attempts, lease_s
+        self._every_s = lease_s / RENEWALS
+        self._jobs = catalog.within(self._every_s).jobs  # an answer after the lease is none
+        self._away = False
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await asyncio.sleep(min(self._every_s, AGAIN_S) if self._away else self._every_s)
+            answered = await asyncio.gather(*(self._renewed(attempt) for attempt in [*self._attempts.values()]))
+            self._away = not all([*answered, await self._repaired()])
+
+    async def _renewed(self, attempt: Attempt) -> bool:
+        """Whether the catalog answered."""
+        try:
+            if not await self._jobs.renew(attempt.job.id, attempt.job.attempt, self._lease_s):
+                attempt.cancel()
+        except Exception as error:
+            attempt.unheard = True
+            self._say(error, job=attempt.job.id)
+            return False
+        return True
+
+    async def _repaired(self) -> bool:
+        try:
+            async with asyncio.timeout(self._every_s):
+                await self._claims.repair()
+        except Exception as error:
+            self._say(error)
+            return False
+        return True
+
+    def _say(self, error: Exception, **of: str) -> None:
+        if not self._away:
+            log("gpu_worker").warning("lease not renewed", error=repr(error), **of)
+        self._away = True
