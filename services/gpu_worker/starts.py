@@ -201,7 +201,7 @@ class _Preparation:
         try:
             return Prepared(plan, await self._start(plan, family), family)
         except AfterimageError as error:
-            return await self._degraded(plan, family, f"blobs: {error}")
+            return await self._degraded(plan, family, f"blobs: {error.outside}")
 
     def _elsewhere(self, plan: Plan, assigned: Collection[str] | None) -> Prepared:
         """Of a plan that only models which are not here may run: the first of them that some worker runs, else a miss,

@@ -115,7 +115,7 @@ async def test_a_failing_cache_never_fails_a_request(
         plan, get = bench.hit(entry, 4), bench.blobs.get
 
         async def away(*_: object) -> Any:
-            raise BlobUnavailableError("input/output error", retry_after_s=30.0)
+            raise BlobUnavailableError("blobs.internal:9000: reset", retry_after_s=30.0, outside="does not answer")
 
         async def hangs(*_: object) -> bytes:
             await asyncio.sleep(60)
@@ -138,6 +138,7 @@ async def test_a_failing_cache_never_fails_a_request(
         assert job.result is not None, job.error
         assert (job.attempt, job.failures) == (1, 0)
         assert job.plan.degraded
+        assert "internal" not in f"{job.plan.degraded}{job.plan.reason}"  # clients read them
         assert job.result.steps_run == (STEPS - {"codec": 2, "beyond": 4}.get(trouble, 0))
         assert not bench.heard(StateLost)  # none of these says that the blob is gone for good
 
