@@ -164,7 +164,8 @@ class Intake:
             await self._backends.bus.send(job.lane, task_of(job), priority=job.request.priority)
         except ConfigurationError as error:  # until a person mends it, and then the sweeper's
             METRICS.unsent.inc()
-            raise ConfigurationError(f"{error}; job {job.id} is kept, and sent once that is mended") from error
+            kept = f"job {job.id} is kept, and sent once that is mended"
+            raise ConfigurationError(f"{error}; {kept}", outside=f"{error.outside}; {kept}") from error
         except AfterimageError as error:  # its row is committed and not confirmed: the sweeper's
             METRICS.unsent.inc()
             log("gateway").warning("task not sent; the sweeper sends it", job=job.id, error=str(error))

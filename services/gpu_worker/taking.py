@@ -30,7 +30,9 @@ class Taking:
 
     async def begin(self, lanes: tuple[str, ...]) -> None:
         """From these lanes from now on; what is in hand is finished meanwhile. Raises what the bus raises."""
-        receiver = await self._bus.receive(lanes, prefetch=self._most)
+        # beside what is in hand, tasks brought ahead would wait here though another worker has a free row
+        ahead = not (self.going_on or self.in_hand)
+        receiver = await self._bus.receive(lanes, prefetch=self._most, ahead=ahead)
         await self._end_loop()
         if self._receiver is not None:
             leaving = asyncio.create_task(_leave(self._receiver, set(self.in_hand)))

@@ -93,7 +93,11 @@ class Bus(Protocol):
         """Returns once the broker has it; after UnavailableError it may have it all the same."""
         ...
 
-    async def receive(self, lanes: Sequence[str], *, prefetch: int) -> Receiver: ...
+    async def receive(self, lanes: Sequence[str], *, prefetch: int, ahead: bool = True) -> Receiver:
+        """At most `prefetch` tasks of these lanes unsettled at a time; where the bus can, brought before they are asked
+        for. Not `ahead`: only what is asked for, one `get` a task, for who has tasks of another receiver in hand too.
+        """
+        ...
 
     async def publish(self, message: Message) -> None:
         """A fact, to everyone subscribed to its kind. Progress is not waited for when the broker is away."""

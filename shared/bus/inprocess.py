@@ -239,7 +239,8 @@ class InProcessBus:
         self._open()
         self.lane(lane).put(Parcel(lane, *encode(message), urgent=priority >= URGENT))
 
-    async def receive(self, lanes: Sequence[str], *, prefetch: int) -> _Receiver:
+    async def receive(self, lanes: Sequence[str], *, prefetch: int, ahead: bool = True) -> _Receiver:
+        """Nothing is ever brought ahead here."""
         self._open()
         if prefetch < 1:
             raise ValueError(f"prefetch: at least 1, got {prefetch}")

@@ -85,7 +85,7 @@ async def test_an_exchange_of_another_kind_is_refused_at_once(monkeypatch: pytes
 async def test_a_retry_queue_of_another_kind_is_named_and_its_task_does_not_spin(
     bus: RabbitBus, lane: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("shared.bus.rabbitmq.receiving.NOT_OURS_TASK_S", 0.5)
+    monkeypatch.setattr("shared.bus.rabbitmq.delivery.NOT_OURS_TASK_S", 0.5)
     name = queues.retry_queue(lane, 1.0).name
     receiver = await bus.receive([lane], prefetch=1)
     await bus.send(lane, GenerateImage("a"))

@@ -74,6 +74,30 @@ async def test_what_is_in_hand_is_finished_while_other_lanes_are_taken_from(bus:
     assert sorted(worker.drawn) == ["quick", "slow", "third"]
 
 
+async def test_beside_what_is_in_hand_nothing_is_brought_ahead(bus: Bus, lane: str) -> None:
+    """What would wait here is drawn by a worker that has a free row."""
+    worker, other = Worker(bus, 2), Worker(bus, 2)
+    worker.held.clear()
+    for n in range(2):
+        await bus.send(lane, GenerateImage(str(n)))
+    await worker.taking.begin((lane,))
+    await worker.until_begun(2)
+    await worker.taking.begin((f"{lane}-other",))
+    for n in range(2, 4):
+        await bus.send(f"{lane}-other", GenerateImage(str(n)))
+    await asyncio.sleep(0.2)  # time for a broker to bring them
+    await other.taking.begin((f"{lane}-other",))
+    await other.until_drawn(2)
+    worker.held.set()
+    await worker.until_drawn(2)
+    await other.taking.pause()
+    await bus.send(f"{lane}-other", GenerateImage("4"))
+    await worker.until_drawn(3)  # with a free row it takes from there
+    for one in (worker, other):
+        await one.taking.close(1.0)
+    assert (sorted(worker.drawn), sorted(other.drawn)) == (["0", "1", "4"], ["2", "3"])
+
+
 async def test_a_drain_takes_nothing_new_and_leaves_the_rest_to_others(bus: Bus, lane: str) -> None:
     worker, other = Worker(bus, 1), Worker(bus, 1)
     worker.held.clear()

@@ -13,11 +13,12 @@ from aio_pika.abc import AbstractIncomingMessage
 
 from shared.bus import DeadLetter, Handler, trace
 from shared.bus.rabbitmq.dead import AT, LANE, REASON, browse, letter_of, replay
+from shared.bus.rabbitmq.delivery import RETURNS, SEEN
 from shared.bus.rabbitmq.facts import RabbitSubscription
 from shared.bus.rabbitmq.link import Link
 from shared.bus.rabbitmq.publisher import Publisher, parcel
 from shared.bus.rabbitmq.queues import DEAD_LETTERS, facts_queue, lane_queue, retry_queue
-from shared.bus.rabbitmq.receiving import RETURNS, SEEN, RabbitReceiver
+from shared.bus.rabbitmq.receiving import RabbitReceiver
 from shared.errors import UnavailableError
 from shared.ids import new_id
 from shared.messages import Message, Progress, encode
@@ -81,14 +82,14 @@ class RabbitBus:
         task = parcel(kind, body, message_id=new_id(), priority=max(0, min(priority, MAX_PRIORITY)))
         await self._publisher.put(lane_queue(lane), task)
 
-    async def receive(self, lanes: Sequence[str], *, prefetch: int) -> RabbitReceiver:
+    async def receive(self, lanes: Sequence[str], *, prefetch: int, ahead: bool = True) -> RabbitReceiver:
         self._check_open()
         if prefetch < 1:
             raise ValueError(f"prefetch: at least 1, got {prefetch}")
         names = list(dict.fromkeys(lanes))
         for name in names:
             await self._publisher.declare(lane_queue(name))
-        return await self._started(RabbitReceiver(self._links[1], names, prefetch, self))
+        return await self._started(RabbitReceiver(self._links[1], names, prefetch, self, ahead=ahead))
 
     async def give_back(self, lane: str, task: AbstractIncomingMessage, delay_s: float, *, counts: bool) -> None:
         """A copy to the end of its lane, by way of a queue where it waits out the delay."""

@@ -10,10 +10,11 @@ from typing import Any
 from aio_pika.abc import AbstractIncomingMessage
 
 from shared.bus import DeadLetter
-from shared.bus.rabbitmq.link import GONE, close_channel, one_of
+from shared.bus.rabbitmq.channels import one_of
+from shared.bus.rabbitmq.delivery import RETURNS
+from shared.bus.rabbitmq.link import GONE, close
 from shared.bus.rabbitmq.publisher import Publisher, parcel
 from shared.bus.rabbitmq.queues import DEAD_LETTERS, lane_queue
-from shared.bus.rabbitmq.receiving import RETURNS
 
 LANE, REASON, AT = "afterimage-lane", "afterimage-reason", "afterimage-at-ms"
 
@@ -47,7 +48,7 @@ async def browse(publisher: Publisher) -> AsyncGenerator[AbstractIncomingMessage
     except GONE as error:
         raise publisher.link.unavailable(error) from error
     finally:
-        await close_channel(channel)
+        await close(channel)
 
 
 async def replay(publisher: Publisher, ids: Collection[str]) -> int:

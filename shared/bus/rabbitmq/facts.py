@@ -11,7 +11,8 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from shared.bus import Handler, trace
 from shared.bus.handling import hand_over
-from shared.bus.rabbitmq.link import GONE, Link, close_when_cancelled, ended, keep_serving
+from shared.bus.rabbitmq.channels import close_when_cancelled, keep_serving
+from shared.bus.rabbitmq.link import GONE, Link, ended
 from shared.bus.rabbitmq.publisher import facts_exchange
 from shared.bus.rabbitmq.queues import BACKLOG, facts_queue
 from shared.messages import decode

@@ -1,16 +1,15 @@
-"""A connection to the broker that comes back, and what runs on it again after it did."""
+"""A connection to the broker that comes back."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
 import aio_pika
-from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
-from aio_pika.exceptions import CONNECTION_EXCEPTIONS, ChannelPreconditionFailed, ProbableAuthenticationError
+from aio_pika.abc import AbstractChannel, AbstractConnection
+from aio_pika.exceptions import CONNECTION_EXCEPTIONS, ProbableAuthenticationError
 from yarl import URL
 
 from shared.errors import ConfigurationError, UnavailableError
@@ -21,20 +20,14 @@ HEARTBEAT_S = 5
 shorter ones take a busy machine for a dead one."""
 CONNECT_S = 5.0
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 2.0
-SERVE_AGAIN_S = 0.3
 CLOSE_S = 2.0
-CALL_S = 10.0
-"""How long the broker may take for an answer."""
 RETRY_AFTER_S = 2.0
 """What a caller is told while the broker is away."""
+AWAY = "the message broker does not answer; ask again in a moment"
 REFUSALS = 2
 """So often in a row a broker says no before it is believed: one that is ending breaks off like that as well."""
-NOT_OURS_S = 30.0
-"""Pause after a queue turned out to be another's: somebody has to mend that."""
 GONE = (*CONNECTION_EXCEPTIONS, TimeoutError)
 """What aio-pika raises when a channel or the connection under it is lost."""
-
-NOT_OURS = "exists with other arguments; delete it while nothing runs, or let bus_url name another vhost"
 
 _log = log("bus")
 
@@ -92,7 +85,7 @@ class Link:
             finally:
                 self._up.clear()
             _log.warning("broker_lost", broker=self.place, purpose=self._purpose)
-            await _close(connection)
+            await close(connection)
 
     async def ready(self, within_s: float | None) -> AbstractConnection:
         """The open connection; UnavailableError when there is none within `within_s`.
@@ -118,13 +111,13 @@ class Link:
         return await connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
 
     def unavailable(self, error: BaseException | None) -> UnavailableError:
-        said = f" ({error!r})" if error is not None else ""
-        return UnavailableError(f"the broker at {self.place} does not answer{said}", retry_after_s=RETRY_AFTER_S)
+        said = f"the broker at {self.place} does not answer" + (f" ({error!r})" if error is not None else "")
+        return UnavailableError(said, retry_after_s=RETRY_AFTER_S, outside=AWAY)
 
     async def close(self) -> None:
         await ended(self._keeping)
         if self._connection is not None:
-            await _close(self._connection)
+            await close(self._connection)
 
 
 async def _lost(connection: AbstractConnection) -> None:
@@ -139,41 +132,11 @@ async def _lost(connection: AbstractConnection) -> None:
         await gone.wait()
 
 
-async def _close(closing: AbstractConnection | AbstractChannel) -> None:
+async def close(closing: AbstractConnection | AbstractChannel) -> None:
+    """Of a channel: what was delivered on it and not acknowledged goes back to its queues."""
     with suppress(*GONE):
         async with asyncio.timeout(CLOSE_S):
             await closing.close()
-
-
-async def keep_serving(link: Link, serve: Callable[[AbstractChannel], Coroutine[Any, Any, None]], what: str) -> None:
-    """Runs `serve` on a channel, and again on a new one whenever that is lost, until it returns by itself."""
-    while True:
-        try:
-            if await _served(await link.channel(), serve):
-                return
-            _log.warning("channel_lost", what=what)
-        except (
-            ChannelPreconditionFailed
-        ) as error:  # remade by someone else while we ran: no reason to end, nor to hurry
-            _log.error("not_ours", what=what, error=str(error), rule=NOT_OURS, again_in_s=NOT_OURS_S)
-            await asyncio.sleep(NOT_OURS_S)
-        except GONE as error:
-            _log.warning("channel_lost", what=what, error=repr(error))
-        await asyncio.sleep(SERVE_AGAIN_S)
-
-
-async def _served(channel: AbstractChannel, serve: Callable[[AbstractChannel], Coroutine[Any, Any, None]]) -> bool:
-    """False when the channel was lost before `serve` returned."""
-    lost = asyncio.ensure_future(channel.closed())
-    serving = asyncio.create_task(serve(channel))
-    try:
-        await asyncio.wait((lost, serving), return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            serving.result()
-        return serving.done()
-    finally:
-        await ended(lost, serving)
-        await close_channel(channel)
 
 
 async def ended(*tasks: asyncio.Future[Any]) -> None:
@@ -183,24 +146,3 @@ async def ended(*tasks: asyncio.Future[Any]) -> None:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=1.0)
-
-
-async def one_of(queue: AbstractQueue) -> AbstractIncomingMessage | None:
-    """The queue's next message, if it has one; TimeoutError when the broker does not say."""
-    async with asyncio.timeout(CALL_S):
-        return await queue.get(fail=False, timeout=None)
-
-
-async def close_when_cancelled(channel: AbstractChannel) -> None:
-    """Closes the channel when the broker takes a consumer from it (its queue was deleted): then all begins anew."""
-    closing: set[asyncio.Task[None]] = set()
-
-    def taken(_frame: object) -> None:
-        closing.add(asyncio.create_task(close_channel(channel)))
-
-    (await channel.get_underlay_channel()).on_consumer_cancel_callbacks.add(taken)
-
-
-async def close_channel(channel: AbstractChannel) -> None:
-    """What was delivered on it and not acknowledged goes back to its queues."""
-    await _close(channel)

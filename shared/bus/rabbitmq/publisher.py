@@ -11,7 +11,8 @@ from aio_pika.abc import AbstractChannel, AbstractExchange
 from aio_pika.exceptions import ChannelNotFoundEntity, ChannelPreconditionFailed, PublishError
 
 from shared.bus import trace
-from shared.bus.rabbitmq.link import FIRST_RETRY_S, GONE, NOT_OURS, Link, close_channel
+from shared.bus.rabbitmq.channels import NOT_OURS
+from shared.bus.rabbitmq.link import FIRST_RETRY_S, GONE, Link, close
 from shared.bus.rabbitmq.queues import FACTS, Queue, settling_queue
 from shared.errors import ConfigurationError, InvalidRequestError
 
@@ -109,7 +110,8 @@ class Publisher:
                 async with asyncio.timeout_at(until):
                     return await once()
             except ChannelPreconditionFailed as error:
-                raise ConfigurationError(f"bus_url: {what} at {self.link.place} {NOT_OURS} ({error})") from error
+                said = f"bus_url: {what} at {self.link.place} {NOT_OURS} ({error})"
+                raise ConfigurationError(said, outside=f"bus_url: {what} {NOT_OURS}") from error
             except GONE as error:
                 if loop.time() >= until:
                     raise self.link.unavailable(last or error) from error
@@ -160,4 +162,4 @@ class Publisher:
         try:
             await work(channel)
         finally:
-            await close_channel(channel)
+            await close(channel)

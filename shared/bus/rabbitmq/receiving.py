@@ -1,96 +1,28 @@
-"""Taking tasks from lanes: pushed by the broker from one lane, pulled in order from several."""
+"""Taking tasks from lanes: pushed ahead by the broker from one lane, pulled in order from several."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from shared.bus import trace
-from shared.bus.rabbitmq.link import CALL_S, CLOSE_S, GONE, Link, close_when_cancelled, ended, keep_serving, one_of
+from shared.bus.rabbitmq.channels import CALL_S, close_when_cancelled, keep_serving, one_of
+from shared.bus.rabbitmq.delivery import RabbitDelivery, Returns, moved
+from shared.bus.rabbitmq.link import CLOSE_S, GONE, Link, ended
 from shared.bus.rabbitmq.queues import lane_queue
-from shared.errors import AfterimageError, ConfigurationError, UnavailableError
-from shared.messages import Message, decode
-from shared.telemetry import log
-
-RETURNS, SEEN = "afterimage-returns", "afterimage-seen"
-"""Headers of a copy: how often it was returned for a fault of its own, and that someone had it before."""
-
-NOT_OURS_TASK_S = 5.0
-"""How long a task stays in hand whose retry or dead-letter queue is another's, so that it does not spin."""
-
-_log = log("bus")
-
-
-class Returns(Protocol):
-    """What the bus does with tasks that were not done."""
-
-    async def give_back(self, lane: str, task: AbstractIncomingMessage, delay_s: float, *, counts: bool) -> None: ...
-
-    async def bury(self, lane: str, task: AbstractIncomingMessage, reason: str) -> None: ...
-
-
-class RabbitDelivery:
-    """A task on the channel it came by; when that is lost the broker gives the task to someone else by itself."""
-
-    __slots__ = ("_receiver", "_task", "lane", "message", "redelivered")
-
-    def __init__(self, receiver: RabbitReceiver, lane: str, task: AbstractIncomingMessage) -> None:
-        self.message: Message = decode(task.type or "", task.body)
-        self.redelivered = bool(task.redelivered or task.headers.get(SEEN))
-        self.lane = lane
-        self._receiver = receiver
-        self._task = task
-
-    async def ack(self) -> None:
-        if self._receiver.settle(self._task):
-            with suppress(*GONE):
-                await self._task.ack()
-
-    async def reject(self, *, delay_s: float = 0.0, counts: bool = True) -> None:
-        if self._receiver.settle(self._task):
-            await moved(self._task, self._receiver.returns.give_back(self.lane, self._task, delay_s, counts=counts))
-
-    async def bury(self, reason: str) -> bool:
-        if not self._receiver.settle(self._task):
-            return False
-        return await moved(self._task, self._receiver.returns.bury(self.lane, self._task, reason))
-
-
-async def moved(task: AbstractIncomingMessage, copying: Awaitable[None]) -> bool:
-    """Whether the broker took the copy. First that, confirmed, then the acknowledgement: in between the task is there
-    twice, never not at all.
-
-    What the broker does not take now goes back to its lane, undelayed; after a pause where it never will.
-    """
-    try:
-        await copying
-    except ConfigurationError as error:
-        _log.error("task_returned", task=task.message_id, error=str(error), again_in_s=NOT_OURS_TASK_S)
-        await asyncio.sleep(NOT_OURS_TASK_S)
-        with suppress(*GONE):
-            await task.nack(requeue=True)
-    except AfterimageError as error:
-        _log.warning("task_returned", task=task.message_id, error=str(error))
-        with suppress(*GONE):
-            await task.nack(requeue=True)
-    else:
-        with suppress(*GONE):
-            await task.ack()
-        return True
-    return False
+from shared.errors import UnavailableError
 
 
 class RabbitReceiver:
     """At most `prefetch` tasks of its lanes are in its hands at a time."""
 
-    def __init__(self, link: Link, lanes: Sequence[str], prefetch: int, returns: Returns) -> None:
+    def __init__(self, link: Link, lanes: Sequence[str], prefetch: int, returns: Returns, *, ahead: bool) -> None:
         self.returns = returns
         self._lanes = list(lanes)
-        self._prefetch = prefetch
+        self._prefetch, self._pushed_to = prefetch, ahead and len(lanes) == 1
         self._ready: list[tuple[int, AbstractIncomingMessage]] = []
         """(lane's place, task), brought and not yet asked for."""
         self._held: dict[int, AbstractIncomingMessage] = {}
@@ -162,13 +94,12 @@ class RabbitReceiver:
         self._quiet.clear()
         try:
             await close_when_cancelled(channel)
-            one = len(self._lanes) == 1
-            await channel.set_qos(prefetch_count=self._prefetch if one else 1)
+            await channel.set_qos(prefetch_count=self._prefetch if self._pushed_to else 1)
             queues = [
                 await channel.declare_queue(lane, durable=True, arguments=lane_queue(lane).declared_with)
                 for lane in self._lanes
             ]
-            await (self._pushed(queues[0]) if one else self._pull(queues))
+            await (self._push(queues[0]) if self._pushed_to else self._pull(queues))
             await self._keep_at_most(0)
             self._quiet.set()
             await asyncio.get_running_loop().create_future()  # what is in hand is settled on this channel
@@ -197,7 +128,7 @@ class RabbitReceiver:
         while len(self._ready) > count:
             await self._ready.pop()[1].nack(requeue=True)
 
-    async def _pushed(self, queue: AbstractQueue) -> None:
+    async def _push(self, queue: AbstractQueue) -> None:
         """Of one lane the broker brings as much as may be in hand."""
         tag = await self._consume(0, queue)
         self.started.set()
@@ -205,7 +136,8 @@ class RabbitReceiver:
         await _cancel(queue, tag)
 
     async def _pull(self, queues: Sequence[AbstractQueue]) -> None:
-        """Prefetch is per queue on the wire, so several lanes are asked in their order, one task at a time."""
+        """Prefetch is per queue on the wire, and counts nothing that is in hand from elsewhere: so lanes are asked in
+        their order, one task at a time."""
         self.started.set()
         while not self._stopping.is_set():
             if not self._waiting or self._ready or len(self._held) >= self._prefetch:
