@@ -1,6 +1,6 @@
 """Which entries came into the index a moment ago, and are looked for there once more.
 
-An index server that is killed forgets the places of its last second's entries (shared/index/weaviate_collection.py), a
+An index server that is killed forgets the places of its last second's entries (shared/index/weaviate/findable.py), a
 maintainer that is killed may have written its last ones to the catalog alone. Both would cost hits until the whole
 index is next checked; looking at the newest costs a query.
 """

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.errors import ConfigurationError, InvalidRequestError
+from shared.errors import BlobCorruptError, ConfigurationError, InvalidRequestError
 
 _PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}"
 _KEY = re.compile(rf"{_PART}(/{_PART})*")
@@ -58,6 +58,14 @@ class Blobs(Protocol):
 
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def check_content(key: str, found: str, *, stored: str, wanted: str) -> None:
+    """BlobCorruptError unless the hash that was `found` is the one it was stored under and, if any, the one wanted."""
+    if found != stored:
+        raise BlobCorruptError(f"blob {key}: its content does not have the hash it was stored under")
+    if wanted and found != wanted:
+        raise BlobCorruptError(f"blob {key}: has hash {found[:12]}…, expected {wanted[:12]}…")
 
 
 def check_key(key: str) -> str:

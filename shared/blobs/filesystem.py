@@ -14,9 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from shared.blobs import BlobInfo, check_key
+from shared.blobs import BlobInfo, check_content, check_key, digest
 from shared.errors import (
-    BlobCorruptError,
     BlobMissingError,
     BlobUnavailableError,
     ConfigurationError,
@@ -140,11 +139,8 @@ class FilesystemBlobs:
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
                 raise BlobMissingError(f"blob {key}: not there") from error
         data, trailer = stored[:-TRAILER], stored[-TRAILER:]
-        found = hashlib.sha256(data)
-        if trailer != MAGIC + found.digest():
-            raise BlobCorruptError(f"blob {key}: its content does not have the hash it was stored under")
-        if sha256 and found.hexdigest() != sha256:
-            raise BlobCorruptError(f"blob {key}: has hash {found.hexdigest()[:12]}…, expected {sha256[:12]}…")
+        stored_under = trailer[len(MAGIC) :].hex() if trailer.startswith(MAGIC) else ""
+        check_content(key, digest(data), stored=stored_under, wanted=sha256)
         return data
 
     async def delete(self, keys: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from shared.ids import new_id
 from shared.index import Index, open_index
 from shared.index.memory import MemoryIndex
 from shared.index.weaviate import WeaviateIndex
-from shared.index.weaviate_collection import COLLECTION
+from shared.index.weaviate.collection import COLLECTION
 from tests.contracts.servers import url_of
 
 
@@ -84,7 +84,7 @@ async def index(request: pytest.FixtureRequest) -> AsyncIterator[Index]:
 async def an_empty_weaviate(url: str) -> Index:
     opened = await open_index(url)
     assert isinstance(opened, WeaviateIndex)
-    await opened._client.collections.delete(COLLECTION)
+    await opened._connection.client.collections.delete(COLLECTION)
     return opened
 
 

@@ -16,7 +16,7 @@ from minio import Minio
 from urllib3.exceptions import ProtocolError
 
 from scripts.stack import minio
-from shared.blobs import Blobs, open_blobs
+from shared.blobs import Blobs, blocking, open_blobs
 from shared.blobs import minio as adapter
 from shared.blobs.address import address_of
 from shared.errors import BlobMissingError, BlobUnavailableError, ConfigurationError, StorageFullError
@@ -115,8 +115,8 @@ async def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_threads_that_hang_are_counted_until_they_are_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Callers leave early, their calls do not: who finds every thread busy hears so instead of queueing behind them."""
-    monkeypatch.setattr(adapter, "THREADS", 2)
-    monkeypatch.setattr(adapter, "FREE_S", 0.2)
+    monkeypatch.setattr(blocking, "THREADS", 2)
+    monkeypatch.setattr(blocking, "FREE_S", 0.2)
     monkeypatch.setattr(adapter, "READ_S", 0.1)
     blobs = adapter.MinioBlobs(address_of("minio://key:secret@127.0.0.1:9/bucket"))
     answered = threading.Event()
@@ -138,6 +138,7 @@ async def test_threads_that_hang_are_counted_until_they_are_free_again(monkeypat
         with pytest.raises(BlobUnavailableError, match=r"127\.0\.0\.1:9: all 2 connections hang") as busy:
             await blobs.get("pictures/a")
         assert busy.value.retry_after_s
+        assert "127.0.0.1" not in busy.value.outside
         assert time.monotonic() - begun < 5.0
         answered.set()
         assert await asyncio.wait_for(blobs.get("pictures/a"), 5.0) == b""
@@ -149,8 +150,8 @@ async def test_threads_that_hang_are_counted_until_they_are_free_again(monkeypat
 
 async def test_slow_uploads_on_every_thread_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes longer than a caller waits for a thread, and none longer than a server may take to answer."""
-    monkeypatch.setattr(adapter, "THREADS", 2)
-    monkeypatch.setattr(adapter, "FREE_S", 0.1)
+    monkeypatch.setattr(blocking, "THREADS", 2)
+    monkeypatch.setattr(blocking, "FREE_S", 0.1)
     blobs = adapter.MinioBlobs(address_of("minio://key:secret@127.0.0.1:9/bucket"))
 
     def slow(*_: object) -> str:

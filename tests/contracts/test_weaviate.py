@@ -15,7 +15,8 @@ from shared.errors import ConfigurationError, UnavailableError
 from shared.index import Hnsw, open_index
 from shared.index.rebuild import reconcile, repair_index
 from shared.index.weaviate import WeaviateIndex
-from shared.index.weaviate_collection import COLLECTION, FAMILY, client_of
+from shared.index.weaviate.collection import COLLECTION, FAMILY
+from shared.index.weaviate.connection import client_of
 from shared.types import PICTURE_STEP, IndexFilter, IndexItem
 from tests.contracts.conftest import an_empty_weaviate
 from tests.contracts.nouns import a_vector, an_entry
@@ -127,7 +128,7 @@ async def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_a_collection_lost_while_serving_is_made_again(index: WeaviateIndex) -> None:
     await index.add([item("a", 1)])
-    await index._client.collections.delete(COLLECTION)
+    await index._connection.client.collections.delete(COLLECTION)
     assert await ids_found(index, 1) == []
     assert await index.count() == 0
     await index.remove(["a"])
@@ -145,25 +146,25 @@ async def test_two_processes_that_make_the_collection_at_once(index: WeaviateInd
 
 
 async def test_a_collection_that_is_not_ours_is_said(index: WeaviateIndex) -> None:
-    await index._client.collections.create(COLLECTION)
+    await index._connection.client.collections.create(COLLECTION)
     with pytest.raises(ConfigurationError, match=f"index_url: the collection {COLLECTION} has no filter for compat"):
         await open_index(url_of("weaviate"))
     with pytest.raises(ConfigurationError, match="delete it"):
         await index.add([item("a", 1)])
-    await index._client.collections.delete(COLLECTION)
+    await index._connection.client.collections.delete(COLLECTION)
 
 
 async def test_an_index_of_another_version_is_left_alone_and_said(index: WeaviateIndex, logs: list[Any]) -> None:
     other = f"{FAMILY}0"
-    await index._client.collections.create(other)
+    await index._connection.client.collections.create(other)
     try:
         await (await open_index(url_of("weaviate"))).close()
         (said,) = [line for line in logs if "another version" in line["event"]]
         assert "rebuild-index" in said["event"]
         assert said["found"] == [other]
-        assert await index._client.collections.exists(other)
+        assert await index._connection.client.collections.exists(other)
     finally:
-        await index._client.collections.delete(other)
+        await index._connection.client.collections.delete(other)
 
 
 async def test_the_graphs_are_built_as_the_settings_say_and_searched_as_they_say_now(index: WeaviateIndex) -> None:

@@ -7,20 +7,19 @@ dimensions: less than 1e-6 off), so they are not computed again.
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 from weaviate import WeaviateAsyncClient
 from weaviate.classes.query import Filter, MetadataQuery
-from weaviate.exceptions import WeaviateBaseError, WeaviateDeleteManyError, WeaviateQueryError
+from weaviate.exceptions import WeaviateDeleteManyError, WeaviateQueryError
 
 from shared.errors import UnavailableError
 from shared.index import Hnsw, unit
-from shared.index.weaviate_collection import EntryCollection, client_of, object_of, space_of, uuid_of
+from shared.index.weaviate.collection import EntryCollection, object_of, space_of, uuid_of
+from shared.index.weaviate.connection import Connection, client_of
+from shared.index.weaviate.findable import findable
 from shared.telemetry import log
 from shared.types import Hit, IndexFilter, IndexItem, Vector
 
@@ -31,38 +30,22 @@ BATCH = 256
 PAGE = 1000
 
 
-@asynccontextmanager
-async def _told(what: str, limit_s: float) -> AsyncIterator[None]:
-    """The client's errors in our words, within a bounded time."""
-    try:
-        async with asyncio.timeout(limit_s):
-            yield
-    except TimeoutError as error:
-        raise UnavailableError(f"index: {what}: no answer within {limit_s:g} s", retry_after_s=1.0) from error
-    except (WeaviateBaseError, httpx.HTTPError, OSError) as error:
-        said = str(error) or type(error).__name__
-        away = f"index: {what}: the index server does not answer"
-        raise UnavailableError(f"index: {what}: {said[:300]}", retry_after_s=1.0, outside=away) from error
-
-
 class WeaviateIndex:
-    """Connects when first needed and again after every trouble; any number of processes may share the collection."""
+    """Any number of processes may share the collection."""
 
     process_local = False
 
     def __init__(self, client: WeaviateAsyncClient, hnsw: Hnsw) -> None:
-        self._client = client
+        self._connection = Connection(client)
         self._collection = EntryCollection(client, hnsw)
         self._objects = self._collection.objects
-        self._connecting = asyncio.Lock()
 
     @classmethod
     async def open(cls, url: str, hnsw: Hnsw) -> WeaviateIndex:
         """See `client_of`. A server that is away is met again later: the cache may fail, and services start without."""
         index = cls(client_of(url, connect_s=CONNECT_S, read_s=WRITE_S, write_s=WRITE_S), hnsw)
         try:
-            async with _told("connect", CONNECT_S + SEARCH_S):
-                await index._connect()
+            async with index._connection.within(CONNECT_S + SEARCH_S, "connect"):
                 await index._collection.adopt()
         except UnavailableError as error:
             log("index").warning("index away, it will be tried again", error=str(error))
@@ -71,24 +54,12 @@ class WeaviateIndex:
             raise
         return index
 
-    async def _connect(self) -> None:
-        if self._client.is_connected():
-            return
-        async with self._connecting:
-            if not self._client.is_connected():
-                try:
-                    await self._client.connect()
-                except BaseException:
-                    await self._client.close()  # half open
-                    raise
-
     async def search(self, name: str, vector: Vector, where: IndexFilter, limit: int) -> list[Hit]:
         query: Any = unit(vector, "vector")
         space = space_of(name, query)
         if limit <= 0:
             return []
-        async with _told("search", SEARCH_S):
-            await self._connect()
+        async with self._connection.within(SEARCH_S, "search"):
             try:
                 found = await self._objects.query.near_vector(
                     query,
@@ -115,11 +86,10 @@ class WeaviateIndex:
         if bare:  # as an entry it replaces what was there, and cannot be found
             await self.remove(bare)
         if full:
-            async with _told("preparing the collection", WRITE_S):
-                await self._connect()
+            async with self._connection.within(WRITE_S, "preparing the collection"):
                 await self._collection.ensure({space for each in full for space in each.vector})
         for at in range(0, len(full), BATCH):
-            async with _told("add", WRITE_S):
+            async with self._connection.within(WRITE_S, "add"):
                 done = await self._objects.data.insert_many(full[at : at + BATCH])
             if done.errors:
                 first = next(iter(done.errors.values())).message
@@ -128,8 +98,7 @@ class WeaviateIndex:
     async def remove(self, entry_ids: Sequence[str]) -> None:
         wanted = [uuid_of(entry_id) for entry_id in dict.fromkeys(entry_ids)]
         for at in range(0, len(wanted), PAGE):
-            async with _told("remove", WRITE_S):
-                await self._connect()
+            async with self._connection.within(WRITE_S, "remove"):
                 try:
                     done = await self._objects.data.delete_many(
                         where=Filter.by_id().contains_any(wanted[at : at + PAGE])
@@ -142,8 +111,7 @@ class WeaviateIndex:
                 raise UnavailableError(f"index: {done.failed} entries not removed", retry_after_s=1.0)
 
     async def count(self) -> int:
-        async with _told("count", SEARCH_S):
-            await self._connect()
+        async with self._connection.within(SEARCH_S, "count"):
             if await self._collection.spaces() is None:
                 return 0
             return (await self._objects.aggregate.over_all(total_count=True)).total_count or 0
@@ -151,8 +119,7 @@ class WeaviateIndex:
     async def ids(self) -> AsyncIterator[list[str]]:
         after: uuid.UUID | None = None
         while True:
-            async with _told("list", WRITE_S):
-                await self._connect()
+            async with self._connection.within(WRITE_S, "list"):
                 if await self._collection.spaces() is None:
                     return
                 page = await self._objects.query.fetch_objects(limit=PAGE, after=after, return_properties=["entry_id"])
@@ -165,13 +132,12 @@ class WeaviateIndex:
         found: set[str] = set()
         wanted = [*dict.fromkeys(entry_ids)]
         for at in range(0, len(wanted), PAGE):
-            async with _told("look for what is missing", WRITE_S):
-                await self._connect()
-                found |= await self._collection.findable(wanted[at : at + PAGE])
+            async with self._connection.within(WRITE_S, "look for what is missing"):
+                found |= await findable(self._collection, wanted[at : at + PAGE])
         return set(wanted) - found
 
     async def close(self) -> None:
-        await self._client.close()
+        await self._connection.close()
 
 
 def _filter(where: IndexFilter) -> Any:

@@ -1,19 +1,13 @@
-"""The collection behind the Weaviate index: on which server it is, what it is made of, and of which version."""
+"""The collection behind the Weaviate index: what it is made of, and of which version."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
 
 from weaviate import WeaviateAsyncClient
-from weaviate.auth import Auth
 from weaviate.classes.config import Configure, DataType, Property, Reconfigure, Tokenization, VectorDistances
 from weaviate.classes.data import DataObject
-from weaviate.classes.query import Filter
-from weaviate.config import AdditionalConfig, GrpcConfig, Timeout
-from weaviate.connect import ConnectionParams
 from weaviate.exceptions import UnexpectedStatusCodeError
 
 from shared.errors import ConfigurationError
@@ -26,34 +20,6 @@ VERSION = 1
 FAMILY = "Afterimage_v"
 COLLECTION = f"{FAMILY}{VERSION}"
 FILTERED = ("compat", "owner", "encoder_hash")
-_CHANNEL = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
-"""After a restart of the server it is found again within a second (by default that can take two minutes)."""
-
-
-def client_of(url: str, *, connect_s: float, read_s: float, write_s: float) -> WeaviateAsyncClient:
-    """`weaviate://host:port?grpc_port=50051`; `secure=true` for TLS, `weaviate://:KEY@host:port` for an API key.
-
-    ConfigurationError for anything else; it never quotes the URL, which may hold a key.
-    """
-    try:
-        parts = urlsplit(url)
-        wish = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-        host, secure = parts.hostname or "", wish.pop("secure", "false") == "true"
-        grpc_port = int(wish.pop("grpc_port", "50051"))
-        if wish:
-            raise ValueError(f"unknown parameters {sorted(wish)}")
-        at = ConnectionParams.from_params(host, parts.port or 8080, secure, host, grpc_port, secure)
-    except ValueError as error:
-        raise ConfigurationError("index_url: use weaviate://host:port?grpc_port=50051&secure=false") from error
-    return WeaviateAsyncClient(
-        at,
-        auth_client_secret=Auth.api_key(unquote(parts.password)) if parts.password else None,
-        additional_config=AdditionalConfig(
-            timeout=Timeout(init=connect_s, query=read_s, insert=write_s),
-            grpc_config=GrpcConfig(channel_options=_CHANNEL),
-        ),
-        skip_init_checks=True,  # they would ask a package registry for news
-    )
 
 
 def uuid_of(entry_id: str) -> uuid.UUID:
@@ -122,39 +88,6 @@ class EntryCollection:
             quantizer=Configure.VectorIndex.Quantizer.none(),
         )
         return Configure.Vectors.self_provided(name=name, vector_index_config=graph)
-
-    async def findable(self, entry_ids: Sequence[str]) -> set[str]:
-        """Which of these (at most 1,000) are found by searches in every space they have a vector for.
-
-        A server that is killed keeps every object it confirmed, but forgets the places in its graphs of those of the
-        last second (measured with 1.35.2); adding them again changes nothing there unless they are removed first.
-        """
-        known = await self.spaces()
-        if not known or not entry_ids:
-            return set()
-        them = Filter.by_id().contains_any([uuid_of(entry_id) for entry_id in entry_ids])
-        stored = await self.objects.query.fetch_objects(
-            filters=them, limit=len(entry_ids), return_properties=["entry_id", "spaces"]
-        )
-        spaces_of: dict[str, Any] = {
-            str(each.properties["entry_id"]): each.properties["spaces"] for each in stored.objects
-        }
-        found = set(spaces_of)
-        for space in {space for spaces in spaces_of.values() for space in spaces or ()}:
-            expected = {entry_id for entry_id, spaces in spaces_of.items() if space in (spaces or ())}
-            found -= expected - (await self._in_graph(space, expected) if space in known else set())
-        return found
-
-    async def _in_graph(self, space: str, entry_ids: set[str]) -> set[str]:
-        anywhere = [1.0] + [0.0] * (int(space.rpartition("_")[2]) - 1)
-        found = await self.objects.query.near_vector(
-            anywhere,
-            target_vector=space,
-            filters=Filter.by_id().contains_any([uuid_of(entry_id) for entry_id in entry_ids]),  # few: exact
-            limit=len(entry_ids),
-            return_properties=["entry_id"],
-        )
-        return {str(each.properties["entry_id"]) for each in found.objects}
 
     async def adopt(self) -> None:
         """Says when what is stored is of another version, and brings what can be changed to the settings."""

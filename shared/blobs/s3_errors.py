@@ -1,0 +1,54 @@
+"""An S3 client's errors in our words; none of them carries a key of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from minio.error import MinioException, S3Error
+from urllib3.exceptions import HTTPError
+
+from shared.errors import BlobMissingError, BlobUnavailableError, ConfigurationError, StorageFullError
+
+RETRY_AFTER_S = 5.0
+_FULL = ("XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "QuotaExceeded", "InsufficientStorage")
+_NO_SPACE = "no space left on device"
+"""So says MinIO on a small disk; SeaweedFS says only that something is wrong, which is BlobUnavailableError."""
+_REFUSED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
+
+
+def away(what: str, said: object) -> BlobUnavailableError:
+    """`said` may name the server, and is for the log."""
+    outside = f"{what}: the blob store does not answer; ask again in a moment"
+    return BlobUnavailableError(f"{what}: {said}", retry_after_s=RETRY_AFTER_S, outside=outside)
+
+
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """`what` was asked for, for the message."""
+    try:
+        yield
+    except S3Error as error:
+        said = f"{what}: {error.code} ({error.message})"
+        if error.code == "NoSuchKey":
+            raise BlobMissingError(f"{what}: not there") from error
+        if error.code in _FULL or error.response.status == 507 or _NO_SPACE in (error.message or ""):
+            raise StorageFullError(said, retry_after_s=RETRY_AFTER_S) from error
+        raise BlobUnavailableError(said, retry_after_s=RETRY_AFTER_S) from error
+    except (MinioException, HTTPError) as error:
+        raise away(what, error) from error
+
+
+@contextmanager
+def told_at_open(bucket: str) -> Iterator[None]:
+    """ConfigurationError where the keys are refused; that somebody else made the bucket meanwhile is fine."""
+    try:
+        with told(f"bucket {bucket!r}"):
+            yield
+    except BlobUnavailableError as error:
+        code = getattr(error.__cause__, "code", "")
+        if code in _REFUSED:
+            said = f"blobs_url: bucket {bucket!r}: the server says {code}; check the keys"
+            raise ConfigurationError(said) from error
+        if code != "BucketAlreadyOwnedByYou":
+            raise

@@ -1,0 +1,43 @@
+"""Which entries searches really find: a server that was killed keeps objects that its graphs have forgotten.
+
+It keeps every object it confirmed, but forgets the places in its graphs of those of the last second (measured with
+1.35.2); adding them again changes nothing there unless they are removed first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weaviate.classes.query import Filter
+
+from shared.index.weaviate.collection import EntryCollection, uuid_of
+
+
+async def findable(collection: EntryCollection, entry_ids: Sequence[str]) -> set[str]:
+    """Which of these (at most 1,000) are found by searches in every space they have a vector for."""
+    known = await collection.spaces()
+    if not known or not entry_ids:
+        return set()
+    them = Filter.by_id().contains_any([uuid_of(entry_id) for entry_id in entry_ids])
+    stored = await collection.objects.query.fetch_objects(
+        filters=them, limit=len(entry_ids), return_properties=["entry_id", "spaces"]
+    )
+    spaces_of: dict[str, Any] = {str(each.properties["entry_id"]): each.properties["spaces"] for each in stored.objects}
+    found = set(spaces_of)
+    for space in {space for spaces in spaces_of.values() for space in spaces or ()}:
+        expected = {entry_id for entry_id, spaces in spaces_of.items() if space in (spaces or ())}
+        found -= expected - (await _in_graph(collection, space, expected) if space in known else set())
+    return found
+
+
+async def _in_graph(collection: EntryCollection, space: str, entry_ids: set[str]) -> set[str]:
+    anywhere = [1.0] + [0.0] * (int(space.rpartition("_")[2]) - 1)
+    found = await collection.objects.query.near_vector(
+        anywhere,
+        target_vector=space,
+        filters=Filter.by_id().contains_any([uuid_of(entry_id) for entry_id in entry_ids]),  # few: exact
+        limit=len(entry_ids),
+        return_properties=["entry_id"],
+    )
+    return {str(each.properties["entry_id"]) for each in found.objects}
