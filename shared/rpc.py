@@ -251,8 +251,11 @@ async def _abort(error: Exception, context: Any, method: str, timed: _Timed) -> 
 async def call(method: Callable[..., Any], request: Any, *, timeout_s: float) -> Any:
     """One unary call to another service; raises the server's own AfterimageError, UnavailableError when it is away."""
     try:
-        return await method(request, timeout=timeout_s)
+        reply = await method(request, timeout=timeout_s)
     except grpc.RpcError as error:
         raise from_rpc_error(error) from error
     except asyncio.InvalidStateError as error:  # the channel was closed under the call
         raise UnavailableError(str(error)) from error
+    if reply is None:  # so grpc.aio says that it could not be parsed
+        raise AfterimageError("what it answered is no message of this method")
+    return reply

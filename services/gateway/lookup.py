@@ -122,7 +122,7 @@ class Lookup:
         if planned.predicted_hit is not None:
             message.predicted_hit = planned.predicted_hit
         reply = await self._call(self._retriever.Plan, message)
-        return check_plan(plan_from_proto(reply.plan), planned.request, planned.card, self._served)
+        return check_plan(plan_from_proto(reply.plan), planned.request, planned.card, self._served, exact=exact)
 
     async def _call(self, method: Callable[..., Awaitable[Any]], message: Any) -> Any:
         # the client's own timer too: a peer that accepts and then hangs must not hold the request

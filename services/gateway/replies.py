@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import inf
 
 import numpy as np
 
@@ -28,24 +29,46 @@ def check_vector(vector: bytes) -> bytes:
     return vector
 
 
-def check_plan(plan: Plan, request: Request, card: ModelCard, served: Collection[str] = ()) -> Plan:
+def check_plan(
+    plan: Plan, request: Request, card: ModelCard, served: Collection[str] = (), *, exact: bool = True
+) -> Plan:
     """The plan, if this request, made for this model, can be drawn by it; raises NonsenseError.
 
-    `served`: the models that may go on from a picture instead, where the request names none.
+    `served`: the models that may go on from a picture instead, where the request names none. `exact`: whether a stored
+    picture may be the answer.
     """
     if plan.source is PlanSource.IMAGE:
         _check_refiners(plan, request, card, () if request.names_a_model else served)
     elif plan.model != card.name:
         raise NonsenseError(f"a plan for model {plan.model!r} instead of {card.name!r}")
-    if plan.source is not PlanSource.EXACT and not 0 <= plan.start_step < request.steps:
-        raise NonsenseError(f"a start after step {plan.start_step} of {request.steps}")
+    if plan.miss_model not in ("", card.name, *served):
+        raise NonsenseError(f"a plan that {plan.miss_model!r} draws when its start is gone, which nobody runs")
+    _check_start(plan, request, exact)
     if plan.fallback is not None:
-        check_plan(plan.fallback, request, card, served)
-    if plan.source is not PlanSource.NOISE and not plan.state_key:
-        raise NonsenseError(f"a plan from {plan.source} that names nothing to start from")
+        check_plan(plan.fallback, request, card, served, exact=False)
     if any(not 0 < step < request.steps for step in plan.capture_steps):
         raise NonsenseError(f"capture steps {plan.capture_steps} of {request.steps}")
     return plan
+
+
+def _check_start(plan: Plan, request: Request, exact: bool) -> None:
+    match plan.source:
+        case PlanSource.NOISE:
+            first, last = 0, 0
+        case PlanSource.EXACT if exact:
+            first, last = 0, request.steps
+        case PlanSource.LATENT | PlanSource.IMAGE:
+            first, last = 1, request.steps - 1
+        case _:
+            raise NonsenseError(f"a plan from {plan.source}, which was not asked for")
+    if not first <= plan.start_step <= last:
+        raise NonsenseError(f"a start from {plan.source} after step {plan.start_step} of {request.steps}")
+    if plan.source is not PlanSource.NOISE and not plan.state_key:
+        raise NonsenseError(f"a plan from {plan.source} that names nothing to start from")
+    if not 0 <= plan.fresh_noise <= 1:  # also refuses nan
+        raise NonsenseError(f"{plan.fresh_noise} of the noise fresh")
+    if not all(one.guidance is None or 0 <= one.guidance < inf for one in plan.may_run):
+        raise NonsenseError(f"guidance {[one.guidance for one in plan.may_run]}")
 
 
 def _check_refiners(plan: Plan, request: Request, card: ModelCard, served: Collection[str]) -> None:

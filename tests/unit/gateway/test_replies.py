@@ -10,7 +10,7 @@ import pytest
 from services.gateway.replies import NonsenseError, check_plan, check_vector, noise_plan
 from shared.models.card import ModelCard
 from shared.settings import Settings
-from shared.types import CacheMode, Plan, PlanSource, Request, Size, vector_bytes
+from shared.types import CacheMode, ModelPlan, Plan, PlanSource, Request, Size, vector_bytes
 
 CARD = ModelCard(name="noop", path="noop:")
 REQUEST = Request(prompt="a fox", size=Size(64, 64), steps=25, guidance=2.0, seed=1)
@@ -33,10 +33,26 @@ def test_plans_that_cannot_be_drawn_are_refused() -> None:
         replace(PLAN, start_step=25),
         replace(PLAN, start_step=-1),
         replace(PLAN, state_key=""),
+        replace(PLAN, start_step=0),
+        replace(PLAN, source=PlanSource.NOISE),
+        replace(PLAN, source=PlanSource.STITCHED),
         replace(PLAN, capture_steps=(25,)),
+        replace(PLAN, miss_model="nobody's"),
+        replace(PLAN, fresh_noise=float("nan")),
+        replace(PLAN, may_run=(ModelPlan("noop", 5, guidance=float("nan")),)),
+        replace(PLAN, fallback=replace(PLAN, start_step=25)),
     ):
         with pytest.raises(NonsenseError):
             check_plan(wrong, REQUEST, CARD)
+
+
+def test_a_stored_picture_answers_only_where_it_may() -> None:
+    exact = Plan(PlanSource.EXACT, "noop", start_step=25, state_key="pictures/1")
+    assert check_plan(exact, REQUEST, CARD) is exact
+    with pytest.raises(NonsenseError):
+        check_plan(exact, REQUEST, CARD, exact=False)  # its picture could not be read a moment ago
+    with pytest.raises(NonsenseError):
+        check_plan(replace(PLAN, fallback=exact), REQUEST, CARD)
 
 
 def test_a_plan_from_noise_keeps_states_only_where_the_request_writes(settings: Settings) -> None:
