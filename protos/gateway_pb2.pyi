@@ -50,18 +50,20 @@ class Accepted(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., queue_position: _Optional[int] = ..., plan: _Optional[_Union[_common_pb2.Plan, _Mapping]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("job_id", "step", "steps", "preview", "queue_position")
+    __slots__ = ("job_id", "step", "steps", "preview", "queue_position", "waits_again")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PREVIEW_FIELD_NUMBER: _ClassVar[int]
     QUEUE_POSITION_FIELD_NUMBER: _ClassVar[int]
+    WAITS_AGAIN_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     step: int
     steps: int
     preview: bytes
     queue_position: int
-    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., preview: _Optional[bytes] = ..., queue_position: _Optional[int] = ...) -> None: ...
+    waits_again: str
+    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., preview: _Optional[bytes] = ..., queue_position: _Optional[int] = ..., waits_again: _Optional[str] = ...) -> None: ...
 
 class GetJobRequest(_message.Message):
     __slots__ = ("job_id", "picture")

@@ -77,6 +77,8 @@ class Progress:
     preview: bytes = b""
     """A small PNG made from the latent, when asked for."""
     queue_position: int = 0
+    waits_again: str = ""
+    """Why a job that was begun waits again: its worker is gone, say."""
 
 
 Event = Accepted | Progress | Picture
@@ -323,6 +325,6 @@ def _event(message: gateway_pb2.GenerateStreamResponse) -> Event:
             return Accepted(it.job_id, it.queue_position, plan_from_proto(it.plan))
         case "progress":
             step = message.progress
-            return Progress(step.job_id, step.step, step.steps, step.preview, step.queue_position)
+            return Progress(step.job_id, step.step, step.steps, step.preview, step.queue_position, step.waits_again)
         case _:
             return _picture(message.result.job, message.result.picture)

@@ -140,6 +140,8 @@ async def draw(
 
 
 def _moved(event: Accepted | Step) -> dict[str, Any]:
+    if isinstance(event, Step) and event.waits_again:
+        return {"description": event.waits_again}
     if event.queue_position:
         return {"description": f"{event.queue_position} ahead in the queue"}
     if isinstance(event, Accepted):

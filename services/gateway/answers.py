@@ -78,5 +78,20 @@ def progress_event(progress: Progress, preview: bytes = b"") -> gateway_pb2.Gene
 
 def waiting_event(job: Job, position: int) -> gateway_pb2.GenerateStreamResponse:
     return gateway_pb2.GenerateStreamResponse(
-        progress=gateway_pb2.Progress(job_id=job.id, step=0, steps=job.request.steps, queue_position=position)
+        progress=gateway_pb2.Progress(
+            job_id=job.id,
+            step=job.checkpoint_step,
+            steps=job.request.steps,
+            queue_position=position,
+            waits_again=_waits_again(job),
+        )
     )
+
+
+def _waits_again(job: Job) -> str:
+    """Why a queued job that was begun is queued; empty where it never was."""
+    if not job.attempt:
+        return ""
+    if job.crashes:
+        return "its worker is gone, another one goes on"
+    return "it failed and is tried again" if job.failures else "its worker handed it back, another one goes on"
