@@ -51,6 +51,7 @@ class Form:
             "cache_maintainer": 2.0,
             "match_predictor": 1.5,
             "embedder": 1.5,
+            "global_monitor": 1.5,
         }
     )
     """How often each kind is killed: a worker's death resumes jobs, an embedder's costs seconds of processor time."""
@@ -63,7 +64,7 @@ SHORT = Form(
     jobs=40, clients=10, step_ms=20.0, kills_until=0.6, servers=1, asked_again=10, redrawers=1, limit_s=150.0,
     most_kills=4, most_away=1,
     replicas={"gateway": 2, "gpu_worker": 2},
-    weights={"gpu_worker": 2.0, "gateway": 2.0, "retriever": 1.0},
+    weights={"gpu_worker": 2.0, "gateway": 2.0, "retriever": 1.0, "global_monitor": 1.0},
 )  # fmt: skip
 
 
