@@ -36,9 +36,10 @@ DataDir = Annotated[Path | None, typer.Option(help="Data directory of the Afteri
 app = typer.Typer(
     no_args_is_help=True,
     help=(
-        "Look into the cache of a data directory, and purge it.\n\n"
-        "Talks to the process that works there over its private socket (never over the public port), or to the cache "
-        "maintainer that AFTERIMAGE_CACHE_MAINTAINER_ADDRESS names; when none runs, opens the cache itself."
+        "Look into the cache, and purge it.\n\n"
+        "Of a data directory: talks to the process that works there over its private socket (never over the public "
+        "port); when none runs, opens the cache itself. With a catalog on a server: talks to the cache maintainer that "
+        "AFTERIMAGE_CACHE_MAINTAINER_ADDRESS names."
     ),
 )
 
@@ -215,6 +216,11 @@ async def _maintainer(settings: Settings) -> AsyncIterator[Any]:
         async with grpc.aio.insecure_channel(address) as channel:
             yield CacheMaintainerServiceStub(channel)
         return
+    if not settings.catalog_url.startswith("sqlite"):  # one started here would lead, with this shell's settings
+        raise ConfigurationError(
+            "cache_maintainer_address: a catalog on a server has its cache maintainer in a process of its own; name "
+            "that: AFTERIMAGE_CACHE_MAINTAINER_ADDRESS=host:port (`make stack-up` prints it)"
+        )
     data = settings.data_dir.absolute()
     if not data.exists() and str(data) in settings.catalog_url:  # nothing is made by asking
         raise NotFoundError(f"data_dir: there is no {data}; the first picture makes it")

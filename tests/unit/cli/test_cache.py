@@ -37,6 +37,17 @@ async def test_inspect_shows_as_many_entries_as_it_was_asked_for(
     assert "more: afterimage cache inspect" in shown.getvalue()
 
 
+async def test_with_a_catalog_on_a_server_its_own_maintainer_is_asked_and_none_is_started(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would lead, and evict down to what this shell's settings allow."""
+    monkeypatch.setenv("AFTERIMAGE_CATALOG_URL", "postgresql+asyncpg://user:secret@catalog.internal:5432/afterimage")
+    with pytest.raises(ConfigurationError, match="AFTERIMAGE_CACHE_MAINTAINER_ADDRESS=host:port") as said:
+        await asyncio.to_thread(cache.inspect, "", 5, "", settings.data_dir)
+    assert "internal" not in str(said.value)
+    assert not settings.data_dir.exists()
+
+
 async def test_an_index_inside_a_process_is_not_rebuilt_from_another(settings: Settings) -> None:
     with pytest.raises(ConfigurationError, match=r"index_url: memory: .* restart it instead"):
         await asyncio.to_thread(cache.rebuild_index, settings.data_dir)
