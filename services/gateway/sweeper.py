@@ -43,7 +43,7 @@ class Sweeper:
         reroute: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self._reroute = reroute or _nothing
-        self._asked, self._away = catalog.within(ANSWER_S), False
+        self._impatient, self._away = catalog.within(ANSWER_S), False
         self._catalog, self._bus, self._every_s, self._on_requeued = catalog, bus, every_s, on_requeued
         self._lease_s, self._clock = lease_s, clock or SystemClock()
         # a bus of this process loses nothing while the process lives
@@ -75,7 +75,7 @@ class Sweeper:
 
     async def _catalog_is_there(self) -> bool:
         try:
-            await self._asked.ping()
+            await self._impatient.ping()
         except AfterimageError as error:
             self._away = True
             log("gateway").warning("sweep put off", error=str(error))

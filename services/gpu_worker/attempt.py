@@ -74,7 +74,7 @@ class Attempt:
         self.id = f"{job.id}-{job.attempt}"
         """What the engine calls it: after a suspend this worker may hold two attempts at one job."""
         self.unheard = False
-        """Whether the catalog did not answer once when its lease was to be renewed."""
+        """Whether the catalog did not answer when its lease was last to be renewed."""
         self.plan = job.plan
         self._place = place
         self._card = place.families[job.plan.model].card if job.plan.model in place.families else place.card

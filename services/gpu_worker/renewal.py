@@ -36,7 +36,9 @@ class Renewal:
     async def _renewed(self, attempt: Attempt) -> bool:
         """Whether the catalog answered."""
         try:
-            if not await self._jobs.renew(attempt.job.id, attempt.job.attempt, self._lease_s):
+            if await self._jobs.renew(attempt.job.id, attempt.job.attempt, self._lease_s):
+                attempt.unheard = False
+            else:
                 attempt.cancel()
         except Exception as error:
             attempt.unheard = True

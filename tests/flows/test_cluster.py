@@ -34,6 +34,7 @@ LONG = 200
 LIMIT_S = 240.0
 EVERY = 10
 """Steps between two checkpoints."""
+LEASE_S = 10.0
 NEEDED = {"postgresql": postgresql, "rabbitmq": rabbitmq, "weaviate": weaviate}
 
 
@@ -50,7 +51,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         "batch_invariant": 2,
         "max_rows": 2,
         "checkpoint_every_steps": EVERY,
-        "lease_s": 10.0,
+        "lease_s": LEASE_S,
         "sweep_s": 1.0,
         "maintainer_lease_s": 5.0,
         "drain_s": 0.5,
@@ -329,6 +330,19 @@ async def test_a_server_that_dies_and_comes_back_costs_nothing_but_time(
     after = await _without_notes(clients[1], f"a sphere after {server}")  # no service was started again for that
     await _found(backends, after)
     assert (await _without_notes(clients[0], f"a sphere after {server}")).plan.source is PlanSource.LATENT
+
+
+async def test_a_catalog_that_is_away_for_longer_than_a_lease_is_nobodys_crash(
+    stack: Stack, clients: list[AsyncClient], backends: Backends
+) -> None:
+    waiting = Watched(clients[0], "a cone whose lease nobody can renew", seed=5, steps=LONG, cache="off")
+    await waiting.past(EVERY)
+    stack.kill("postgresql")
+    await asyncio.sleep(LEASE_S + 2.0)
+    await _again(stack, "postgresql")
+    await waiting.task
+    row = await backends.catalog.jobs.get(waiting.job_id)
+    assert (row.attempt, row.crashes, row.failures) == (1, 0, 0)
 
 
 async def _without_notes(client: AsyncClient, prompt: str) -> Picture:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from aio_pika import Message as Parcel
 from aio_pika.abc import AbstractIncomingMessage
 
-from shared.bus import DeadLetter, Handler, trace
+from shared.bus import DeadLetter, GapHandler, Handler, trace
 from shared.bus.rabbitmq.dead import AT, LANE, REASON, browse, letter_of, replay
 from shared.bus.rabbitmq.delivery import RETURNS, SEEN
 from shared.bus.rabbitmq.facts import RabbitSubscription
@@ -137,7 +137,7 @@ class RabbitBus:
         handler: Handler,
         *,
         queue: str = "",
-        on_gap: Callable[[], Awaitable[None]] | None = None,
+        on_gap: GapHandler | None = None,
     ) -> RabbitSubscription:
         self._check_open()
         names = [kind.__name__ for kind in kinds]

@@ -9,7 +9,7 @@ from functools import partial
 
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
-from shared.bus import Handler, trace
+from shared.bus import GapHandler, Handler, trace
 from shared.bus.handling import hand_over
 from shared.bus.rabbitmq.channels import close_when_cancelled, keep_serving
 from shared.bus.rabbitmq.link import GONE, Link, ended
@@ -34,7 +34,7 @@ class RabbitSubscription:
         kinds: Sequence[str],
         handler: Handler,
         queue: str,
-        on_gap: Callable[[], Awaitable[None]] | None,
+        on_gap: GapHandler | None,
     ) -> None:
         self._kinds = kinds
         self._handler = handler
