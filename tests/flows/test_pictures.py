@@ -109,21 +109,21 @@ async def test_a_waiting_stream_says_how_many_are_ahead(make: Make) -> None:
 async def test_a_stream_says_that_a_worker_is_gone_and_the_job_waits_for_another(make: Make) -> None:
     async with house(make(large=SLOW, sweep_s=600.0), without=["gpu_worker"]) as it:
         jobs, events = it.backends.catalog.jobs, it.client.generate_stream("a red fox", steps=50)
-        job_id = (await anext(events)).job_id
-        waiting = await anext(events)
+        accepted, waiting = await anext(events), await anext(events)
+        assert isinstance(accepted, Accepted)
         assert isinstance(waiting, Progress)
         assert (waiting.step, waiting.waits_again) == (0, "")
-        claimed = await jobs.claim(job_id, "killed", -1.0)
-        await jobs.checkpoint(job_id, claimed.attempt, "checkpoints/one", 20)
+        claimed = await jobs.claim(accepted.job_id, "killed", -1.0)
+        await jobs.checkpoint(accepted.job_id, claimed.attempt, "checkpoints/one", 20)
         await jobs.to_requeue(unconfirmed_after_s=600.0)
         async with asyncio.timeout(20):
-            async for event in events:
-                if isinstance(event, Progress) and event.waits_again:
-                    break
+            while not waiting.waits_again:
+                waiting = await anext(events)
+                assert isinstance(waiting, Progress)
         await events.aclose()
 
-    assert event.waits_again == "its worker is gone, another one goes on"
-    assert (event.step, event.steps) == (20, 50)
+    assert waiting.waits_again == "its worker is gone, another one goes on"
+    assert (waiting.step, waiting.steps) == (20, 50)
 
 
 async def test_jobs_are_listed_by_page_and_seen_by_their_tenant_only(make: Make) -> None:
