@@ -62,8 +62,9 @@ class Claims:
             with contextlib.suppress(NotFoundError):
                 await self.hand_back(await self._jobs.get(job_id))
             # one that was on its way for a lease is on its way no more
-            if asyncio.get_running_loop().time() - tried_at > self._lease_s:
-                self._unanswered.pop(job_id, None)
+            over = asyncio.get_running_loop().time() - tried_at > self._lease_s
+            if over and self._unanswered.get(job_id) == tried_at:
+                del self._unanswered[job_id]
 
     async def hand_back(self, job: Job) -> bool:
         """Whether the row, as it was just read, was an unanswered claim's of this process, and is queued again."""
