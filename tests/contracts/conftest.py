@@ -34,7 +34,7 @@ def bus_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def queues_are_trusted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test has new lanes, and none of these brokers is killed in the seconds that they need to settle."""
-    monkeypatch.setattr("shared.bus.rabbitmq.publisher.SETTLE_S", 0.0)
+    monkeypatch.setattr("shared.bus.rabbitmq.declaring.SETTLE_S", 0.0)
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ import contextlib
 
 import pytest
 
-from shared.bus.rabbitmq import RabbitBus, publisher
+from shared.bus.rabbitmq import RabbitBus, declaring
 from shared.bus.rabbitmq.link import REFUSALS
 from shared.errors import ConfigurationError, UnavailableError
 from shared.messages import GenerateImage, JobSucceeded, Progress
 from tests.contracts.servers import server_of, url_of
 from tests.contracts.test_bus import SOON_S, Heard, take, until
 
-SETTLE_S = publisher.SETTLE_S
+SETTLE_S = declaring.SETTLE_S
 BACK_S = 60.0
 """A broker that was killed is back within this; seconds on a quiet machine."""
 
@@ -118,7 +118,7 @@ async def test_what_was_sent_is_there_after_a_crash_and_who_was_refused_knows_it
 
     tasks = [asyncio.create_task(sender()), asyncio.create_task(worker())]
     await until(lambda: len(taken) >= 20)
-    monkeypatch.setattr(publisher, "SETTLE_S", SETTLE_S)
+    monkeypatch.setattr(declaring, "SETTLE_S", SETTLE_S)
     await patient.send(f"{lane}.new", GenerateImage("into a new lane"))
     await asyncio.to_thread(server.kill)
     waiting = asyncio.create_task(patient.send(lane, GenerateImage("patient")))

@@ -8,7 +8,7 @@ from typing import Any
 import aio_pika
 import pytest
 
-from shared.bus.rabbitmq import RabbitBus, publisher, queues
+from shared.bus.rabbitmq import RabbitBus, declaring, publisher, queues
 from shared.bus.rabbitmq.queues import RETURNS_BACKSTOP, delay_of
 from shared.errors import ConfigurationError
 from shared.messages import GenerateImage, JobSucceeded
@@ -103,7 +103,7 @@ async def test_a_retry_queue_of_another_kind_is_named_and_its_task_does_not_spin
 async def test_whoever_finds_a_young_queue_waits_until_it_has_settled_too(
     bus: RabbitBus, lane: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher, "SETTLE_S", 1.5)
+    monkeypatch.setattr(declaring, "SETTLE_S", 1.5)
     loop, second = asyncio.get_running_loop(), await RabbitBus(url_of("rabbitmq"), wait_s=10.0).open()
     await bus._publisher.declare(queues.lane_queue(lane))
     made = loop.time()

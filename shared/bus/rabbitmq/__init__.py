@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Collection, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from aio_pika import Message as Parcel
-from aio_pika.abc import AbstractIncomingMessage
-
-from shared.bus import DeadLetter, GapHandler, Handler, trace
-from shared.bus.rabbitmq.dead import AT, LANE, REASON, browse, letter_of, replay
-from shared.bus.rabbitmq.delivery import RETURNS, SEEN
+from shared.bus import DeadLetter, GapHandler, Handler
+from shared.bus.rabbitmq.dead import browse, letter_of, replay
 from shared.bus.rabbitmq.facts import RabbitSubscription
 from shared.bus.rabbitmq.link import Link
 from shared.bus.rabbitmq.publisher import Publisher, parcel
-from shared.bus.rabbitmq.queues import DEAD_LETTERS, facts_queue, lane_queue, retry_queue
+from shared.bus.rabbitmq.queues import DEAD_LETTERS, facts_queue, lane_queue
 from shared.bus.rabbitmq.receiving import RabbitReceiver
+from shared.bus.rabbitmq.returns import Returns
 from shared.errors import UnavailableError
 from shared.ids import new_id
 from shared.messages import Message, Progress, encode
-from shared.telemetry import log
 
 OPEN_S = 5.0
 """How long opening waits for the broker; who starts beside it tries again."""
@@ -32,8 +27,6 @@ MAX_PRIORITY = 9
 
 Listener = TypeVar("Listener", RabbitReceiver, RabbitSubscription)
 
-_log = log("bus")
-
 
 class RabbitBus:
     """Two connections: one publishes and may be held up by a full broker, one receives and acknowledges."""
@@ -42,10 +35,10 @@ class RabbitBus:
 
     def __init__(self, url: str, *, delivery_limit: int = 50, wait_s: float = WAIT_S) -> None:
         """A command rejected more often than `delivery_limit` (where that counts) is buried."""
-        self._delivery_limit = delivery_limit
         self._wait_s = wait_s
         self._links = (Link(url, "publishes"), Link(url, "receives"))
         self._publisher = Publisher(self._links[0], wait_s)
+        self._returns = Returns(self._publisher, delivery_limit)
         self._open: list[RabbitReceiver | RabbitSubscription] = []
         self._closed = False
 
@@ -89,22 +82,7 @@ class RabbitBus:
         names = list(dict.fromkeys(lanes))
         for name in names:
             await self._publisher.declare(lane_queue(name))
-        return await self._started(RabbitReceiver(self._links[1], names, prefetch, self, ahead=ahead))
-
-    async def give_back(self, lane: str, task: AbstractIncomingMessage, delay_s: float, *, counts: bool) -> None:
-        """A copy to the end of its lane, by way of a queue where it waits out the delay."""
-        returns = _returns_of(task) + counts
-        if returns > self._delivery_limit:
-            limit = f"returned {returns} times, more than the delivery limit of {self._delivery_limit}"
-            await self.bury(lane, task, limit)
-        else:
-            queue = lane_queue(lane) if delay_s <= 0 else retry_queue(lane, delay_s)
-            await self._publisher.put(queue, _copy(task, {RETURNS: returns, SEEN: True}))
-
-    async def bury(self, lane: str, task: AbstractIncomingMessage, reason: str) -> None:
-        _log.warning("dead_letter", lane=lane, kind=task.type, reason=reason)
-        headers = {LANE: lane, REASON: reason[:2000], AT: time.time_ns() // 1_000_000, RETURNS: _returns_of(task)}
-        await self._publisher.put(DEAD_LETTERS, _copy(task, headers))
+        return await self._started(RabbitReceiver(self._links[1], names, prefetch, self._returns, ahead=ahead))
 
     async def dead_letters(self, limit: int = 1000) -> list[DeadLetter]:
         self._check_open()
@@ -162,16 +140,3 @@ class RabbitBus:
         await asyncio.gather(*(listener.close() for listener in self._open))
         await self._publisher.close()
         await asyncio.gather(*(link.close() for link in self._links))
-
-
-def _returns_of(task: AbstractIncomingMessage) -> int:
-    returns = task.headers.get(RETURNS, 0)
-    return returns if isinstance(returns, int) else 0
-
-
-def _copy(task: AbstractIncomingMessage, headers: dict[str, Any]) -> Parcel:
-    """The same task with headers of ours only: what the broker wrote on the old one is about the old one."""
-    own = {name: task.headers[name] for name in trace.HEADERS if name in task.headers}
-    return parcel(
-        task.type or "", task.body, message_id=task.message_id, priority=task.priority or 0, headers={**own, **headers}
-    )

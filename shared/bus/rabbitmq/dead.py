@@ -11,12 +11,10 @@ from aio_pika.abc import AbstractIncomingMessage
 
 from shared.bus import DeadLetter
 from shared.bus.rabbitmq.channels import one_of
-from shared.bus.rabbitmq.delivery import RETURNS
 from shared.bus.rabbitmq.link import GONE, close
 from shared.bus.rabbitmq.publisher import Publisher, parcel
 from shared.bus.rabbitmq.queues import DEAD_LETTERS, lane_queue
-
-LANE, REASON, AT = "afterimage-lane", "afterimage-reason", "afterimage-at-ms"
+from shared.bus.rabbitmq.returns import AT, LANE, REASON, RETURNS
 
 
 def letter_of(task: AbstractIncomingMessage) -> DeadLetter:

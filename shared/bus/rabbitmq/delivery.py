@@ -10,25 +10,15 @@ from typing import Protocol
 from aio_pika.abc import AbstractIncomingMessage
 
 from shared.bus.rabbitmq.link import GONE
+from shared.bus.rabbitmq.returns import SEEN, Returns
 from shared.errors import AfterimageError, ConfigurationError
 from shared.messages import Message, decode
 from shared.telemetry import log
-
-RETURNS, SEEN = "afterimage-returns", "afterimage-seen"
-"""Headers of a copy: how often it was returned for a fault of its own, and that someone had it before."""
 
 NOT_OURS_TASK_S = 5.0
 """How long a task stays in hand whose retry or dead-letter queue is another's, so that it does not spin."""
 
 _log = log("bus")
-
-
-class Returns(Protocol):
-    """What the bus does with tasks that were not done."""
-
-    async def give_back(self, lane: str, task: AbstractIncomingMessage, delay_s: float, *, counts: bool) -> None: ...
-
-    async def bury(self, lane: str, task: AbstractIncomingMessage, reason: str) -> None: ...
 
 
 class Hands(Protocol):

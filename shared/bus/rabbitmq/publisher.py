@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from aio_pika import DeliveryMode, ExchangeType, Message
 from aio_pika.abc import AbstractChannel, AbstractExchange
-from aio_pika.exceptions import ChannelNotFoundEntity, ChannelPreconditionFailed, PublishError
+from aio_pika.exceptions import ChannelPreconditionFailed, PublishError
 
 from shared.bus import trace
 from shared.bus.rabbitmq.channels import NOT_OURS
-from shared.bus.rabbitmq.link import FIRST_RETRY_S, GONE, Link, close
-from shared.bus.rabbitmq.queues import FACTS, Queue, settling_queue
+from shared.bus.rabbitmq.declaring import Queues
+from shared.bus.rabbitmq.link import FIRST_RETRY_S, GONE, Link
+from shared.bus.rabbitmq.queues import FACTS, Queue
 from shared.errors import ConfigurationError, InvalidRequestError
 
 MAX_BODY = 256 * 1024
 """Bytes; commands and facts are names and numbers, and the largest (a thousand entry ids, a preview) stay below it."""
-
-SETTLE_S = 3.5
-"""How old a quorum queue is before what it confirms is kept: brokers (3.10 and 4.0 alike) write the names of new ones
-three seconds late, and after a SIGKILL before that such a queue is empty and has no leader (rabbitmq-server #15725).
-Whoever makes a queue first makes a marker that expires after as long; who finds the queue there looks for that, so that
-every process waits for a young queue and none for an old one."""
 
 
 def parcel(kind: str, body: bytes, *, durable: bool = True, **properties: Any) -> Message:
@@ -50,20 +45,18 @@ class Publisher:
         self._opening = asyncio.Lock()
         self._channel: AbstractChannel | None = None
         self._facts: AbstractExchange | None = None
-        self._declaring: dict[str, asyncio.Task[None]] = {}
-        self._settled_at: dict[str, float] = {}
+        self._queues = Queues(link, wait_s)
 
     async def put(self, queue: Queue, message: Message) -> None:
         """Into this queue; UnavailableError when the broker does not confirm in time (it may have it all the same)."""
 
         async def once() -> None:
-            await self._declared(queue)
-            await asyncio.sleep(self._settled_at.get(queue.name, 0.0) - asyncio.get_running_loop().time())
+            await self._queues.settled(queue)
             channel = await self._open()
             try:
                 await channel.default_exchange.publish(message, queue.name, mandatory=True)
             except PublishError:  # deleted behind our back
-                self._declaring.pop(queue.name, None)
+                self._queues.forget(queue)
                 raise
 
         await self._patiently(once, f"queue {queue.name!r}")
@@ -80,7 +73,7 @@ class Publisher:
 
     async def declare(self, queue: Queue) -> None:
         """ConfigurationError when it exists with other arguments."""
-        await self._patiently(lambda: self._declared(queue), f"queue {queue.name!r}")
+        await self._patiently(lambda: self._queues.made(queue), f"queue {queue.name!r}")
 
     async def prepare(self) -> None:
         """Makes sure of the facts' exchange; ConfigurationError when it is one of another kind."""
@@ -95,9 +88,7 @@ class Publisher:
         return await self.link.channel(self._wait_s)
 
     async def close(self) -> None:
-        for task in self._declaring.values():
-            task.cancel()
-        await asyncio.gather(*self._declaring.values(), return_exceptions=True)
+        await self._queues.close()
 
     async def _patiently(
         self, once: Callable[[], Coroutine[Any, Any, None]], what: str = f"exchange {FACTS!r}"
@@ -127,39 +118,3 @@ class Publisher:
                 self._facts = await facts_exchange(channel)
                 self._channel = channel
             return self._channel
-
-    async def _declared(self, queue: Queue) -> None:
-        """Once per queue, whoever asks first; a caller that gives up does not stop it for the others."""
-        task = self._declaring.get(queue.name)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._declaring[queue.name] = asyncio.create_task(self._declare(queue))
-        if not task.done():
-            await asyncio.shield(task)
-
-    async def _declare(self, queue: Queue) -> None:
-        settling = settling_queue(queue.name, SETTLE_S)
-        new = not await self._exists(queue.name)
-        if new and SETTLE_S:
-            await self._make(settling)
-        await self._make(queue)
-        if new or await self._exists(settling.name):
-            self._settled_at[queue.name] = asyncio.get_running_loop().time() + SETTLE_S
-
-    async def _exists(self, name: str) -> bool:
-        try:
-            await self._on_a_channel(lambda channel: channel.declare_queue(name, passive=True))
-        except ChannelNotFoundEntity:
-            return False
-        return True
-
-    async def _make(self, queue: Queue) -> None:
-        arguments = queue.declared_with
-        await self._on_a_channel(lambda channel: channel.declare_queue(queue.name, durable=True, arguments=arguments))
-
-    async def _on_a_channel(self, work: Callable[[AbstractChannel], Awaitable[object]]) -> None:
-        """On one of its own, because a refusal closes the channel."""
-        channel = await self.link.channel(self._wait_s)
-        try:
-            await work(channel)
-        finally:
-            await close(channel)

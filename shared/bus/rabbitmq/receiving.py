@@ -10,9 +10,10 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from shared.bus import trace
 from shared.bus.rabbitmq.channels import CALL_S, close_when_cancelled, keep_serving, one_of
-from shared.bus.rabbitmq.delivery import RabbitDelivery, Returns, moved
+from shared.bus.rabbitmq.delivery import RabbitDelivery, moved
 from shared.bus.rabbitmq.link import CLOSE_S, GONE, Link, ended
 from shared.bus.rabbitmq.queues import lane_queue
+from shared.bus.rabbitmq.returns import Returns
 from shared.errors import UnavailableError
 
 

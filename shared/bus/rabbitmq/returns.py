@@ -1,0 +1,56 @@
+"""Tasks that were not done: back to their lane, perhaps later, or to the dead letters; as copies that say so."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from aio_pika import Message as Parcel
+from aio_pika.abc import AbstractIncomingMessage
+
+from shared.bus import trace
+from shared.bus.rabbitmq.publisher import Publisher, parcel
+from shared.bus.rabbitmq.queues import DEAD_LETTERS, lane_queue, retry_queue
+from shared.telemetry import log
+
+RETURNS, SEEN = "afterimage-returns", "afterimage-seen"
+"""Headers of a copy: how often it was returned for a fault of its own, and that someone had it before."""
+LANE, REASON, AT = "afterimage-lane", "afterimage-reason", "afterimage-at-ms"
+"""Headers of a dead letter: where it was, and why and when it was buried."""
+
+_log = log("bus")
+
+
+class Returns:
+    """A task that is returned for a fault of its own more often than the limit is buried."""
+
+    def __init__(self, publisher: Publisher, delivery_limit: int) -> None:
+        self._publisher, self._delivery_limit = publisher, delivery_limit
+
+    async def give_back(self, lane: str, task: AbstractIncomingMessage, delay_s: float, *, counts: bool) -> None:
+        """A copy to the end of its lane, by way of a queue where it waits out the delay."""
+        returns = _returns_of(task) + counts
+        if returns > self._delivery_limit:
+            limit = f"returned {returns} times, more than the delivery limit of {self._delivery_limit}"
+            await self.bury(lane, task, limit)
+        else:
+            queue = lane_queue(lane) if delay_s <= 0 else retry_queue(lane, delay_s)
+            await self._publisher.put(queue, _copy(task, {RETURNS: returns, SEEN: True}))
+
+    async def bury(self, lane: str, task: AbstractIncomingMessage, reason: str) -> None:
+        _log.warning("dead_letter", lane=lane, kind=task.type, reason=reason)
+        headers = {LANE: lane, REASON: reason[:2000], AT: time.time_ns() // 1_000_000, RETURNS: _returns_of(task)}
+        await self._publisher.put(DEAD_LETTERS, _copy(task, headers))
+
+
+def _returns_of(task: AbstractIncomingMessage) -> int:
+    returns = task.headers.get(RETURNS, 0)
+    return returns if isinstance(returns, int) else 0
+
+
+def _copy(task: AbstractIncomingMessage, headers: dict[str, Any]) -> Parcel:
+    """The same task with headers of ours only: what the broker wrote on the old one is about the old one."""
+    own = {name: task.headers[name] for name in trace.HEADERS if name in task.headers}
+    return parcel(
+        task.type or "", task.body, message_id=task.message_id, priority=task.priority or 0, headers={**own, **headers}
+    )
