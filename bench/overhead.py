@@ -4,7 +4,9 @@
 
 One client draws one picture after the other from the all-in-one service in this process, over real gRPC. Overhead is
 what the client waits, less the encoder's forward, the denoiser's forwards, the worker's prompt encoding and the VAE,
-each timed where it runs. First with a denoiser that only waits a known time a step, then with the real one beside it.
+each timed where it runs. First with a denoiser that only waits a known time a step, then with the real one beside it;
+with --pictures-count also with that denoiser and every finished picture embedded and searched, as where two models are
+served, though nothing starts from one.
 Pauses between requests are random: a timer of the service that kept step with them would always, or never, be in their
 way. Last, in the same process, what the path waits for whatever it decides (bench/embedded_floors.py).
 """
@@ -31,10 +33,13 @@ from bench.quiet import quiet
 from bench.recording import machine, quantile, record, table
 from load.sessions import MAIN_SIZE, read_trace
 from services.cli.embedded import embedded
+from services.embedder.encoder import encoder_folder, encoder_hash
 from shared.backends import Backends
+from shared.catalog import open_catalog
 from shared.client import AsyncClient
 from shared.loop import run as run_on_loop
 from shared.models import served_card
+from shared.models.k_table import KTable, Level, profile_kind, profile_of, table_to_json
 from shared.settings import Settings
 from shared.telemetry import METRICS
 from shared.types import PlanSource
@@ -155,6 +160,19 @@ async def run(
     return samples, found
 
 
+async def let_pictures_start(settings: Settings) -> None:
+    """Leaves a table by which the model may start from its own pictures: those that show the prompt better than any."""
+    card = served_card(settings)
+    hashed, by = card.weights_hash, encoder_hash(encoder_folder(settings.encoder))
+    table = KTable((Level(5, 0.999),), model=card.name, weights_hash=hashed, encoder_hash=by,
+                   images_from=card.name, images_weights_hash=hashed)  # fmt: skip
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    catalog = await open_catalog(settings.catalog_url)
+    kind = profile_kind(settings.image_k_table_alpha, images=True)
+    await catalog.profiles.put(kind, profile_of(table), hashed, table_to_json(table))
+    await catalog.close()
+
+
 def _forwards(model: str) -> float:
     """Seconds inside the denoiser so far."""
     return float(METRICS.step_seconds.labels(model)._sum.get())
@@ -169,12 +187,19 @@ async def measure(arguments: argparse.Namespace) -> None:
     on = machine()
     found: dict[str, Any] = {}
     noop = f"noop:?step_ms={arguments.step_ms}"
-    for name, large, count in (("noop", noop, arguments.count), ("real", arguments.large, arguments.real_count)):
+    runs = (
+        ("noop", noop, arguments.count),
+        ("pictures", noop, arguments.pictures_count),
+        ("real", arguments.large, arguments.real_count),
+    )
+    for name, large, count in runs:
         if not count:
             continue
         folder = Path(tempfile.mkdtemp(prefix="afterimage-bench-"))
         try:
             own = Settings(data_dir=folder, log_level="error").model_copy(update=_given(large, arguments.encoder))
+            if name == "pictures":
+                await let_pictures_start(own)
             floors = arguments.floors if name == "noop" else 0
             samples, alone = await run(own, count, arguments.pause_s, floors)
         finally:
@@ -220,6 +245,7 @@ def report(name: str, found: dict[str, dict[str, Any]]) -> str:
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000, help="requests with the no-op denoiser; 0: none")
+    parser.add_argument("--pictures-count", type=int, default=0, help="with that and pictures embedded; 0: none")
     parser.add_argument("--real-count", type=int, default=200, help="requests with the real one; 0: none")
     parser.add_argument("--floors", type=int, default=100, help="times each thing they wait for, alone; 0: none")
     parser.add_argument("--step-ms", type=float, default=1.0, help="what a step of the no-op denoiser takes")
