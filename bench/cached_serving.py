@@ -13,7 +13,7 @@ from protos import retriever_pb2
 from protos.retriever_pb2_grpc import RetrieverServiceStub
 from services.cache_maintainer.cache import Cache
 from services.cache_maintainer.eviction import Shelf
-from services.cache_maintainer.service import policy_of, window_of
+from services.cache_maintainer.shelves import policy_of, window_of
 from services.embedder.encoder import Encoder
 from services.retriever.selection import captured
 from services.retriever.service import RetrieverService
