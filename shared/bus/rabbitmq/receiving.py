@@ -23,7 +23,7 @@ class RabbitReceiver:
     def __init__(self, link: Link, lanes: Sequence[str], prefetch: int, returns: Returns, *, ahead: bool) -> None:
         self.returns = returns
         self._lanes = list(lanes)
-        self._prefetch, self._pushed_to = prefetch, ahead and len(lanes) == 1
+        self._prefetch, self._pushed = prefetch, ahead and len(lanes) == 1
         self._ready: list[tuple[int, AbstractIncomingMessage]] = []
         """(lane's place, task), brought and not yet asked for."""
         self._held: dict[int, AbstractIncomingMessage] = {}
@@ -95,12 +95,12 @@ class RabbitReceiver:
         self._quiet.clear()
         try:
             await close_when_cancelled(channel)
-            await channel.set_qos(prefetch_count=self._prefetch if self._pushed_to else 1)
+            await channel.set_qos(prefetch_count=self._prefetch if self._pushed else 1)
             queues = [
                 await channel.declare_queue(lane, durable=True, arguments=lane_queue(lane).declared_with)
                 for lane in self._lanes
             ]
-            await (self._push(queues[0]) if self._pushed_to else self._pull(queues))
+            await (self._push(queues[0]) if self._pushed else self._pull(queues))
             await self._keep_at_most(0)
             self._quiet.set()
             await asyncio.get_running_loop().create_future()  # what is in hand is settled on this channel
