@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import comb, sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,6 +17,9 @@ from load.sessions import KINDS, Prompt
 Answers = Mapping[int, Drawn]
 Verdicts = Mapping[int, Verdict]
 SHOWN = ("object", "background", "style", "light", "colour", "all")
+
+
+_OTHERS = {"no_cache": "all steps from noise", "fewer_steps": "fewer steps"}
 
 
 def figures_of(
@@ -42,6 +46,9 @@ def figures_of(
         "cache_on_the_same_prompts": against(
             [index for index in hits if index in verdicts["fewer_steps"]], verdicts, "cache"
         ),
+        "cache_pair_by_pair": {
+            other: paired(hits, verdicts["cache"], verdicts[other]) for other in ("no_cache", "fewer_steps")
+        },
         "all_drawn_against_noise": against([answer.index for answer in drawn], verdicts, "cache"),
         "by_kind": _split(hits, verdicts, lambda index: rows[index].kind_of_edit, cache),
         "by_k": _split(hits, verdicts, lambda index: str(cache[index].start_step), cache),
@@ -77,6 +84,26 @@ def against(indices: Sequence[int], verdicts: Mapping[str, Verdicts], phase: str
         "clip_ratio": fmean(verdict.clip for verdict in own) / fmean(verdict.clip for verdict in noise),
         "accuracy": accuracy(own),
         "accuracy_from_noise": accuracy(noise),
+    }
+
+
+def paired(indices: Iterable[int], ours: Verdicts, theirs: Verdicts) -> dict[str, float]:
+    """How often all attributes came out in ours alone and in theirs alone, on the prompts that both drew: the shares'
+    difference, half of its 95 % interval, and McNemar's exact p of a difference by chance (two-sided)."""
+    both = [(ours[i].right, theirs[i].right) for i in indices if i in ours and i in theirs]
+    judged = [(all(one.values()), all(other.values())) for one, other in both if one and other]
+    if not judged:
+        return {"pictures": 0}
+    count = len(judged)
+    won, lost = sum(one and not other for one, other in judged), sum(other and not one for one, other in judged)
+    tail = sum(comb(won + lost, k) for k in range(min(won, lost) + 1)) / 2 ** (won + lost)
+    return {
+        "pictures": count,
+        "ours_alone": won,
+        "theirs_alone": lost,
+        "difference": (won - lost) / count,
+        "half_interval": 1.96 * sqrt(won + lost - (won - lost) ** 2 / count) / count,
+        "p": min(1.0, 2 * tail),
     }
 
 
@@ -120,11 +147,21 @@ def report(figures: Mapping[str, Any]) -> str:
             ],
         ),
         "",
+        *(_pairs(_OTHERS[name], found) for name, found in figures["cache_pair_by_pair"].items() if found["pictures"]),
+        "",
         _split_table("kind of change", figures["by_kind"], KINDS),
         "",
         _split_table("K", figures["by_k"], figures["k_histogram"]),
     ]
     return "\n".join(lines)
+
+
+def _pairs(other: str, found: Mapping[str, float]) -> str:
+    return (
+        f"all attributes, with the cache against {other}, picture by picture: {found['ours_alone']} to "
+        f"{found['theirs_alone']} of {found['pictures']}, {found['difference']:+.3f} ± {found['half_interval']:.3f} "
+        f"(95 %; by chance: p = {found['p']:.2g})"
+    )
 
 
 def _quality(name: str, found: Mapping[str, Any], *, noise: bool = True) -> list[list[object]]:

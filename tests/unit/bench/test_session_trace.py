@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.judging import Verdict
 from bench.session_trace import Phase, main, trace_rows
+from bench.trace_figures import paired
 from load.sessions import MAIN_SIZE, SHIPPED
 from shared.models.tiny import build
 from shared.settings import Settings
@@ -61,3 +63,17 @@ def test_sizes_the_model_cannot_draw_become_the_main_size(models: Path) -> None:
     rows, changed = trace_rows(SHIPPED, 50, settings, main_size_only=True)
     assert {(row.width, row.height) for row in rows} == {MAIN_SIZE}
     assert changed > 0
+
+
+def test_pair_by_pair_counts_where_only_one_came_out() -> None:
+    right, wrong = Verdict(1.0, {"object": True, "light": True}), Verdict(1.0, {"object": True, "light": False})
+    ours = {0: right, 1: right, 2: wrong, 3: right, 4: wrong, 5: Verdict(1.0), 6: right}
+    theirs = {0: right, 1: wrong, 2: right, 3: wrong, 4: wrong, 5: right}
+    found = paired(range(9), ours, theirs)  # 5 was not judged, 6 has no pair
+    assert (found["pictures"], found["ours_alone"], found["theirs_alone"]) == (5, 2, 1)
+    assert found["difference"] == pytest.approx(0.2)
+    assert found["half_interval"] == pytest.approx(1.96 * (3 - 1 / 5) ** 0.5 / 5)
+    assert found["p"] == 1.0
+    ten = dict.fromkeys(range(10), right)
+    assert paired(range(10), ten, dict.fromkeys(range(10), wrong))["p"] == pytest.approx(2 / 2**10)
+    assert paired([6], ours, theirs) == {"pictures": 0}
