@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from protos import embedder_pb2 as pb
 from protos.embedder_pb2_grpc import EmbedderServiceStub
@@ -54,7 +55,8 @@ class Pictures:
         """Whether the catalog must be asked."""
         self._embedder: EmbedderServiceStub | None = None
         try:
-            self._embedder = EmbedderServiceStub(context.channel("embedder"))
+            self._channel = context.channel("embedder")
+            self._embedder = EmbedderServiceStub(self._channel)
         except ConfigurationError as error:
             log("cache_maintainer").warning("pictures are not embedded, and start nothing", error=str(error))
 
@@ -115,6 +117,9 @@ class Pictures:
     async def _wanted(self, embedder: EmbedderServiceStub) -> bool:
         if not self._start_something:
             if not self._dim:
+                with suppress(TimeoutError):  # at a start it may be in this very process, which serves later
+                    async with asyncio.timeout(TIMEOUT_S):
+                        await self._channel.channel_ready()
                 reply = await rpc.call(
                     embedder.EmbedText, pb.EmbedTextRequest(texts=["a picture"]), timeout_s=TIMEOUT_S
                 )

@@ -8,8 +8,9 @@ import contextlib
 import io
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+import grpc
 import numpy as np
 import pytest
 from PIL import Image
@@ -24,7 +25,7 @@ from shared.errors import BlobMissingError, DeadlineError, NotFoundError, Unavai
 from shared.messages import JobSucceeded, StateUsed
 from shared.models.card import find_card
 from shared.models.k_table import KTable, Level, profile_kind, profile_of, table_to_json
-from shared.service import running
+from shared.service import Context, running
 from shared.settings import Settings
 from shared.types import IndexFilter, Job, vector_from
 from tests.unit.cached import MODEL, finished_job, request, unit
@@ -251,6 +252,36 @@ async def test_what_the_embedder_fails_on_costs_only_itself_and_is_put_off(
         assert calls == [4, 2, 2, 1, 1]
         assert await here.maintainer._pictures.embed_all(here.maintainer.cache) == 0
         assert len(calls) == 5
+
+
+class SlowStart:
+    """A service whose weights take longer to load than one attempt to connect may take."""
+
+    name: ClassVar[str] = "slow"
+    ports: ClassVar[frozenset[str]] = frozenset()
+
+    async def start(self, context: Context) -> None:
+        await asyncio.sleep(4.0)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        return None
+
+    async def drain(self) -> None:
+        return
+
+    async def stop(self) -> None:
+        return
+
+
+async def test_a_start_that_takes_long_puts_nothing_off(settings: Settings, logs: list[dict[str, Any]]) -> None:
+    await measured(settings)
+    maintainer = CacheMaintainerService()
+    changes = {"large": MODEL, "picture_batch_s": 0.0}
+    async with running([SlowStart(), EmbedderService(), maintainer], settings.model_copy(update=changes)):
+        async with asyncio.timeout(60):
+            while maintainer._pictures.behind:
+                await asyncio.sleep(0.01)
+    assert [one for one in logs if one["event"] == "cache maintenance put off"] == []
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
