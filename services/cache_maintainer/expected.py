@@ -107,6 +107,7 @@ class ExpectedShelf(Shelf):
     def __init__(self, levels: Sequence[int], states: Iterable[State] = (), *, whole: bool = False) -> None:
         """`whole`: an entry is one thing that holds every level, shelved as its highest (equal entries, MoDM §7.1)."""
         self.demand = Demand(levels, ranks=max(RANKS) + 1, kinds_per_rank=STARTS * USES * MOODS, whole=whole)
+        self._whole = whole
         self._entries, self._users = _Entries(), _Users()
         self._steps: dict[str, dict[int, list[int]]] = {}
         """Entry → place of a level → its states' steps, of entries whose steps are not the levels themselves."""
@@ -130,9 +131,10 @@ class ExpectedShelf(Shelf):
         for wish in wishes:
             slot = self._slot.get(wish.entry_id)
             otherwise = second if wish.start_step == best else best
-            if slot is not None and wish.wished_step > otherwise:
+            could = wish.start_step if self._whole else wish.wished_step  # a whole entry has what it has
+            if slot is not None and could > otherwise:
                 silent_s = at - self._users.last_at[self._entries.user[slot]]
-                self.demand.asked(self._kind(slot), silent_s, wish.wished_step, otherwise)
+                self.demand.asked(self._kind(slot), silent_s, could, otherwise)
         if chosen in self._slot:  # counted here and not when it is used: what was asked of it was asked before
             self._entries.uses[self._slot[chosen]] += 1
         self._looked += 1
