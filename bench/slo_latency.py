@@ -26,7 +26,7 @@ from shared.types import Plan
 
 LATE = (2.0, 4.0)
 """In latencies of the large model alone."""
-RATES = (0.3, 0.6, 0.8, 0.9, 1.0, 1.2, 1.6, 2.2, 3.0, 3.6, 4.2)
+RATES = (0.4, 0.8, 1.0, 1.2, 1.6, 2.2, 3.0, 3.6, 4.2)
 """Offered, in what vanilla serves at most."""
 TITLES = {"vanilla": "vanilla large", "nirvana": "NIRVANA", "modm": "MoDM"}
 ASSUMPTIONS = (
