@@ -19,7 +19,7 @@ from protos import cache_maintainer_pb2, match_predictor_pb2
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
 from services.cli.embedded import embedded, settings_from
-from services.cli.report import Row, Totals, contact_sheet, report_html, summary, totals
+from services.cli.report import Row, Totals, contact_sheet, nearest, report_html, summary, totals
 from services.cli.session import Prompt, session
 from services.cli.tables import WIDE, Column, fitted
 from services.cli.words import Bar, counted, wide
@@ -27,7 +27,7 @@ from shared import telemetry
 from shared.client import AsyncClient, Picture
 from shared.client import Progress as Step
 from shared.errors import AfterimageError
-from shared.types import Plan, PlanSource
+from shared.types import PlanSource
 
 if TYPE_CHECKING:
     from shared.service import Running
@@ -168,14 +168,6 @@ def session_table(rows: Sequence[Row], width: int = WIDE) -> Table:
         for number, row in enumerate(rows, 1)
     ]
     return fitted(columns, cells, width, styles=["dim" if row.exact else "" for row in rows])
-
-
-def nearest(plan: Plan) -> float | None:
-    """Similarity of what the picture started from, else of the nearest that it could not start from; None: nothing
-    was looked at."""
-    if plan.similarity:
-        return plan.similarity
-    return max((one.similarity for one in plan.candidates), default=None)
 
 
 def early_starts(rows: Sequence[Row]) -> str:

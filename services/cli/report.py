@@ -100,6 +100,14 @@ def started(plan: Plan, steps: int) -> str:
             return f"from step {plan.start_step} of {steps}"
 
 
+def nearest(plan: Plan) -> float | None:
+    """Similarity of what the picture started from, else of the nearest that it could not start from; None: nothing
+    was looked at."""
+    if plan.similarity:
+        return plan.similarity
+    return max((one.similarity for one in plan.candidates), default=None)
+
+
 def report_html(rows: Sequence[Row]) -> str:
     """One page without scripts or outside files: totals, then every request with its plan and every candidate."""
     drawn, repeats = totals(rows)
@@ -143,7 +151,7 @@ def _request(number: int, row: Row) -> dict[str, Any]:
         "prompt": row.prompt.text,
         "change": row.prompt.change,
         "source": plan.source.value,
-        "similarity": plan.similarity,
+        "similarity": nearest(plan),
         "start_step": plan.start_step,
         "steps": row.steps,
         "steps_run": row.picture.steps_run,

@@ -15,6 +15,7 @@ from services.cli.cache import entries_table
 from services.cli.dead_letters import letters_table
 from services.cli.demo import early_starts, session_table
 from services.cli.models import models_table
+from services.cli.report import summary
 from services.cli.session import session
 from services.cli.words import candidates_table, jobs_table
 from shared.bus import DeadLetter
@@ -111,6 +112,8 @@ def test_a_picture_from_noise_shows_how_near_the_nearest_was() -> None:
     noise = replace(missed, picture=replace(missed.picture, job=replace(missed.picture.job, plan=plan)))
     assert "0.761" in "\n".join(lines(session_table([noise]), 400))
     assert "–" in "\n".join(lines(session_table([missed]), 400))
+    written = [one["similarity"] for one in json.loads(summary([noise, missed]))["requests"]]
+    assert written == [0.761, None]
 
 
 def test_a_start_from_something_else_is_explained() -> None:
