@@ -22,6 +22,7 @@ from shared.types import (
     Size,
     Timings,
 )
+from shared.unread import told_once
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -165,7 +166,7 @@ def job_to_proto(job: Job) -> pb.Job:
         message.picture_bytes = job.result.picture_bytes
         message.picture_sha256 = job.result.picture_sha256
         del message.warnings[:]
-        message.warnings.extend(dict.fromkeys((*job.warnings, *job.result.warnings)))
+        message.warnings.extend(told_once((*job.warnings, *job.result.warnings)))
     return message
 
 

@@ -20,6 +20,7 @@ from shared.rpc_types import plan_from_proto, request_to_proto
 from shared.service import Context
 from shared.telemetry import METRICS, log
 from shared.types import CacheMode, Plan, Request, Timings, visible_owners
+from shared.unread import UNSEARCHED
 
 T = TypeVar("T")
 
@@ -96,7 +97,7 @@ class Lookup:
             words = ", ".join(embedding.unknown_words)
             planned.warnings.append(f"the model was never shown these words: {words}")
         if embedding.truncated:
-            planned.warnings.append("the prompt is longer than the encoder reads; its end is ignored")
+            planned.warnings.append(UNSEARCHED)
         return True
 
     async def _predict_hit(self, planned: Planned) -> bool:

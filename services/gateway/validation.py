@@ -62,9 +62,7 @@ def validate(message: pb.Request, models: Models, settings: Settings, tenant: st
     size = _size(message, card)
     steps = message.steps if message.HasField("steps") else card.default_steps
     guidance = message.guidance if message.HasField("guidance") else card.default_guidance
-    if steps > settings.max_steps:
-        raise InvalidRequestError("steps", f"must be at most {settings.max_steps}", steps)
-    card.check(size, steps, guidance)
+    card.check(size, steps, guidance, most_steps=settings.max_steps)
     if message.HasField("frames") and message.frames != 1:
         raise InvalidRequestError("frames", "must be 1 for an image", message.frames)
     if abs(message.priority) > _MAX_PRIORITY:

@@ -148,12 +148,14 @@ class ModelCard:
             return self.default_guidance
         return min(max(guidance, self.guidance_min), self.guidance_max)
 
-    def check(self, size: Size, steps: int, guidance: float) -> None:
-        """Raises InvalidRequestError naming the field and the rule that this model's request breaks."""
+    def check(self, size: Size, steps: int, guidance: float, most_steps: int | None = None) -> None:
+        """Raises InvalidRequestError naming the field and the rule that this model's request breaks; where it is served
+        with fewer steps than it takes, `most_steps` is how many."""
         if not self.sizes.allows(size):
             raise InvalidRequestError("size", f"model {self.name!r} draws {self.sizes}", size)
-        if not 1 <= steps <= self.max_steps:
-            raise InvalidRequestError("steps", f"model {self.name!r} takes 1 to {self.max_steps}", steps)
+        most = min(self.max_steps, most_steps or self.max_steps)
+        if not 1 <= steps <= most:
+            raise InvalidRequestError("steps", f"model {self.name!r} takes 1 to {most}", steps)
         if not self.guidance_min <= guidance <= self.guidance_max:  # also refuses nan
             rule = f"model {self.name!r} takes {self.guidance_min:g} to {self.guidance_max:g}"
             raise InvalidRequestError("guidance", rule, guidance)

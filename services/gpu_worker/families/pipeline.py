@@ -20,6 +20,7 @@ from shared.errors import ModelError
 from shared.models import ModelCard
 from shared.models.checkpoint import left_out
 from shared.types import Size
+from shared.unread import undrawn
 
 
 def load_pipeline(card: ModelCard, *classes: str) -> Any:
@@ -191,7 +192,7 @@ def read_to(prompt: str, tokenizer: Any, most: int, special: int) -> str:
     length = len(tokenizer(prompt).input_ids)
     if length <= most:
         return ""
-    return f"prompt: only the first {most - special} of {length - special} tokens were read"
+    return undrawn(most - special, length - special)
 
 
 def stacked(encodings: Sequence[PromptEncoding], dtype: torch.dtype) -> tuple[Tensor, Tensor]:

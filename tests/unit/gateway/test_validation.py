@@ -66,6 +66,14 @@ def test_a_size_is_answered_with_those_the_model_draws(settings: Settings) -> No
         checked(settings, width=64, height=96)
 
 
+@pytest.mark.parametrize("steps", [0, 201, 100_001])
+def test_whatever_steps_are_asked_for_the_answer_is_what_the_model_takes(settings: Settings, steps: int) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"steps: model 'large' takes 1 to 200 \(got '{steps}'\)"):
+        checked(settings, steps=steps)
+    with pytest.raises(InvalidRequestError, match="steps: model 'large' takes 1 to 20 "):
+        checked(settings.model_copy(update={"max_steps": 20}), steps=steps)
+
+
 def test_tabs_and_line_ends_are_text(settings: Settings) -> None:
     assert checked(settings, prompt="a fox\n\tin the snow").prompt == "a fox\n\tin the snow"
     with pytest.raises(InvalidRequestError, match=r"U\+0007 at position 1"):
