@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from protos import common_pb2 as pb
 from protos import gateway_pb2
-from services.gateway.deadlines import dropped_because
+from services.gateway.deadlines import dropped_because, late_because
 from shared.blobs import Blobs
 from shared.blobs.ahead import ReadAhead
 from shared.errors import BlobMissingError, NotFoundError
@@ -39,6 +39,8 @@ class Answers:
     def job(self, job: Job) -> pb.Job:
         message, known = job_to_proto(job), self._timings.get(job.id)
         message.error = job.error or dropped_because(job)
+        if late := late_because(job):
+            message.warnings.append(late)
         if known is not None and job.result is not None:
             _add(known, message.timings)
         return message

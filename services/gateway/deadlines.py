@@ -37,6 +37,18 @@ def dropped_because(job: Job) -> str:
     return f"deadline_s: {request.deadline_s:g} s passed before it was done" if late else ""
 
 
+def late_because(job: Job) -> str:
+    """The warning on a picture that came after the deadline that its client set, by the catalog's clock; else empty."""
+    request = job.request
+    if job.state is not JobState.SUCCEEDED or request.deadline_s is None:
+        return ""
+    late_s = job.updated_at - job.created_at - request.deadline_s
+    if late_s <= 0:
+        return ""
+    said = f"deadline_s: finished {late_s:.2f} s after the deadline of {request.deadline_s:g} s"
+    return said if request.drop_if_late else f"{said}; drop_if_late gives such requests up"
+
+
 class DropTimers:
     """One timer per job that may be dropped; a restart arms them again from the rows."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from services.gateway.deadlines import DropTimers, dropped_because, outcome_error, time_left_s
+from services.gateway.deadlines import DropTimers, dropped_because, late_because, outcome_error, time_left_s
 from shared.errors import AfterimageError, CancelledError, DeadlineError
 from shared.types import Job, JobState, Plan, PlanSource, Request, Size
 
@@ -34,6 +34,18 @@ def test_what_a_final_state_means_for_who_waits() -> None:
     failed = outcome_error(replace(JOB, state=JobState.FAILED, error="out of memory"))
     assert type(failed) is AfterimageError
     assert "out of memory" in str(failed)
+
+
+def test_a_picture_that_came_late_says_how_late() -> None:
+    drawn = replace(JOB, state=JobState.SUCCEEDED, updated_at=128.8)
+    patient = replace(REQUEST, drop_if_late=False)
+    said = "deadline_s: finished 23.80 s after the deadline of 5 s"
+    assert late_because(replace(drawn, request=patient)) == f"{said}; drop_if_late gives such requests up"
+    assert late_because(drawn) == said  # it was done before anyone could drop it
+    in_time = replace(drawn, updated_at=104.0)
+    without = replace(drawn, request=replace(patient, deadline_s=None))
+    for one in (in_time, without, replace(drawn, state=JobState.CANCELLED), replace(drawn, state=JobState.RUNNING)):
+        assert late_because(one) == ""
 
 
 async def test_a_timer_fires_once_unless_the_job_ends_first() -> None:
