@@ -91,7 +91,8 @@ class GatewayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelJob(self, request, context):
-        """Takes effect between two steps; the rest of the batch goes on.
+        """Takes effect between two steps; the rest of the batch goes on. The reply is the job as it is at that moment: what it
+        cost (steps_run, timings) its worker notes once it has stopped, and GetJob tells then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
