@@ -84,11 +84,24 @@ class Progress:
 Event = Accepted | Progress | Picture
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """A call found the gateway away or full (`error` says which) and is made again after `delay_s` seconds."""
+
+    error: AfterimageError
+    delay_s: float
+
+
+OnWait = Callable[[Waiting], None]
+"""Is told of each such wait as it begins, on the event loop (of a `Client`: in its own thread); must not block."""
+
+
 class AsyncClient:
     """Talks to a gateway.
 
     Every error is one of `shared.errors`. A call that finds the gateway away or full is tried again, after the delay
-    the gateway asked for, for at most `retry_s` seconds, under one idempotency key: it never draws twice.
+    the gateway asked for, for at most `retry_s` seconds, under one idempotency key: it never draws twice. `on_wait` is
+    told why a picture is waited for so, and for how long.
 
         async with AsyncClient("localhost:50051") as client:
             picture = await client.generate("a red fox in the snow", steps=50, seed=7)
@@ -114,7 +127,13 @@ class AsyncClient:
         await self._channel.close()
 
     async def generate(
-        self, prompt: str, *, timeout_s: float = 600.0, idempotency_key: str = "", **fields: Unpack[RequestFields]
+        self,
+        prompt: str,
+        *,
+        timeout_s: float = 600.0,
+        idempotency_key: str = "",
+        on_wait: OnWait | None = None,
+        **fields: Unpack[RequestFields],
     ) -> Picture:
         """The picture of `prompt`; `cache`, `scope` and `modality` may be given by name, e.g. `cache="off"`.
 
@@ -124,7 +143,7 @@ class AsyncClient:
         request = gateway_pb2.GenerateRequest(request=request_message(prompt, **fields))
         metadata = self._metadata(idempotency_key or uuid.uuid4().hex)
         reply = await self._retried(
-            lambda: _unary(self._stub.Generate, request, timeout_s=timeout_s, metadata=metadata)
+            lambda: _unary(self._stub.Generate, request, timeout_s=timeout_s, metadata=metadata), on_wait
         )
         return _picture(reply.job, reply.picture)
 
@@ -135,6 +154,7 @@ class AsyncClient:
         previews: bool = False,
         timeout_s: float = 600.0,
         idempotency_key: str = "",
+        on_wait: OnWait | None = None,
         **fields: Unpack[RequestFields],
     ) -> AsyncGenerator[Event, None]:
         """Accepted, then Progress, then the Picture. Broken off, it is taken up again where the job is.
@@ -156,7 +176,7 @@ class AsyncClient:
                     accepted = accepted or isinstance(event, Accepted)
                 return
             except grpc.RpcError as error:
-                await self._wait_or_raise(rpc.from_rpc_error(error), retries)
+                await self._wait_or_raise(rpc.from_rpc_error(error), retries, on_wait)
 
     async def get_job(self, job_id: str, *, timeout_s: float = 10.0) -> JobView:
         """The job as it is now; NotFoundError when there is none."""
@@ -179,7 +199,10 @@ class AsyncClient:
         return [_view(job) for job in reply.jobs], reply.next_page_token
 
     async def cancel(self, job_id: str, *, timeout_s: float = 10.0) -> JobView:
-        """Cancelled, or as it had already ended; takes effect between two steps."""
+        """Cancelled, or as it had already ended; takes effect between two steps.
+
+        `steps_run` and `timings` of a job that ran are 0 here: `get_job` has them once its worker has stopped.
+        """
         reply = await self._call(self._stub.CancelJob, gateway_pb2.CancelJobRequest(job_id=job_id), timeout_s)
         return _view(reply.job)
 
@@ -192,13 +215,13 @@ class AsyncClient:
     async def _call(self, method: Callable[..., Any], request: Any, timeout_s: float) -> Any:
         return await self._retried(lambda: _unary(method, request, timeout_s=timeout_s, metadata=self._metadata()))
 
-    async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _retried(self, attempt: Callable[[], Awaitable[T]], on_wait: OnWait | None = None) -> T:
         retries = self._delays()
         while True:
             try:
                 return await attempt()
             except AfterimageError as error:
-                await self._wait_or_raise(error, retries)
+                await self._wait_or_raise(error, retries, on_wait)
 
     def _delays(self) -> Iterator[float]:
         """Doubling, jittered seconds to wait, as long as `retry_s` has not passed."""
@@ -208,12 +231,17 @@ class AsyncClient:
             yield min(delay_s * self._random.uniform(0.5, 1.5), max(end - loop.time(), 0.01))
             delay_s = min(delay_s * 2, _MAX_DELAY_S)
 
-    async def _wait_or_raise(self, error: AfterimageError, delays: Iterator[float]) -> None:
+    async def _wait_or_raise(
+        self, error: AfterimageError, delays: Iterator[float], on_wait: OnWait | None = None
+    ) -> None:
         delay_s = next(delays, None)
         if delay_s is None or not isinstance(error, _RETRIED):
             raise error
         # the gateway's own delay, spread out so that everyone it sent away does not come back at once
-        await asyncio.sleep(max(delay_s, (error.retry_after_s or 0.0) * self._random.uniform(1.0, 1.3)))
+        delay_s = max(delay_s, (error.retry_after_s or 0.0) * self._random.uniform(1.0, 1.3))
+        if on_wait is not None:
+            on_wait(Waiting(error, delay_s))
+        await asyncio.sleep(delay_s)
 
 
 class Client:
@@ -244,10 +272,18 @@ class Client:
         self._loop.close()
 
     def generate(
-        self, prompt: str, *, timeout_s: float = 600.0, idempotency_key: str = "", **fields: Unpack[RequestFields]
+        self,
+        prompt: str,
+        *,
+        timeout_s: float = 600.0,
+        idempotency_key: str = "",
+        on_wait: OnWait | None = None,
+        **fields: Unpack[RequestFields],
     ) -> Picture:
         """See AsyncClient.generate."""
-        drawn = self._client.generate(prompt, timeout_s=timeout_s, idempotency_key=idempotency_key, **fields)
+        drawn = self._client.generate(
+            prompt, timeout_s=timeout_s, idempotency_key=idempotency_key, on_wait=on_wait, **fields
+        )
         return self._run(drawn)
 
     def generate_stream(
@@ -257,11 +293,17 @@ class Client:
         previews: bool = False,
         timeout_s: float = 600.0,
         idempotency_key: str = "",
+        on_wait: OnWait | None = None,
         **fields: Unpack[RequestFields],
     ) -> Iterator[Event]:
         """See AsyncClient.generate_stream."""
         events = self._client.generate_stream(
-            prompt, previews=previews, timeout_s=timeout_s, idempotency_key=idempotency_key, **fields
+            prompt,
+            previews=previews,
+            timeout_s=timeout_s,
+            idempotency_key=idempotency_key,
+            on_wait=on_wait,
+            **fields,
         )
         while (event := self._run(_next(events))) is not None:
             yield event

@@ -8,15 +8,15 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from services.cli.connection import connected_or_embedded
 from services.cli.embedded import settings_from
 from services.cli.words import Bar, candidates_table, hint, keep_picture, where_it_started, wide
-from shared.client import Accepted, AsyncClient, Picture
+from shared.client import Accepted, AsyncClient, Picture, Waiting
 from shared.client import Progress as Step
-from shared.errors import AfterimageError, InvalidRequestError, UnavailableError
+from shared.errors import AfterimageError, InvalidRequestError, OverloadedError, StorageFullError, UnavailableError
 
 Optional = typer.Option
 _SEED = (
@@ -122,7 +122,7 @@ async def draw(
     with bar:
         task = bar.add_task("asking", total=None, at="")
         try:
-            async for event in client.generate_stream(prompt, **fields):
+            async for event in client.generate_stream(prompt, on_wait=Waits(bar, task), **fields):
                 if isinstance(event, Picture):
                     return event
                 job_id = event.job_id
@@ -137,6 +137,34 @@ async def draw(
             again = f"afterimage jobs show {job_id} -o FILE" + (f" --target {target}" if target else "")
             raise UnavailableError(f"{error}; job {job_id} was accepted, look for its picture: {again}") from error
     raise AfterimageError("the stream ended without a picture")
+
+
+class Waits:
+    """Says why nothing is drawn yet and when it is asked for again: in the bar; where there is none, on stderr, once
+    per reason."""
+
+    def __init__(self, bar: Bar, task: TaskID) -> None:
+        self._bar, self._task = bar, task
+        self._told: set[str] = set()
+
+    def __call__(self, waiting: Waiting) -> None:
+        why = _why(waiting.error)
+        soon = f"{waiting.delay_s:.0f} s" if waiting.delay_s >= 1 else "a moment"
+        said = f"{why}: asking again in {soon}"
+        self._bar.update(self._task, description=said)
+        if not self._bar.console.is_interactive and why not in self._told:
+            self._told.add(why)
+            typer.echo(f"{said} ({waiting.error})", err=True)
+
+
+def _why(error: AfterimageError) -> str:
+    """Short enough for a bar."""
+    if isinstance(error, StorageFullError):
+        return "the disk is full"
+    # without a delay it is gRPC's own, of a message that is too large, say
+    if isinstance(error, OverloadedError) and error.retry_after_s is not None:
+        return "the queue is full"
+    return "not available for now"
 
 
 def _moved(event: Accepted | Step) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from typing import Any
 
 import pytest
 
-from shared.client import Accepted, AsyncClient, Picture, Progress
+from shared.client import Accepted, AsyncClient, Picture, Progress, Waiting
 from shared.errors import (
     CancelledError,
     DeadlineError,
@@ -83,6 +84,9 @@ async def test_a_late_job_is_dropped_only_if_its_client_asked_for_that(make: Mak
         views = {view.job.request.prompt: view for view in (await it.client.list_jobs())[0]}
 
     assert patient.steps_run == 30
+    (late,) = patient.job.warnings
+    assert re.fullmatch(r"deadline_s: finished \d+\.\d\d s after the deadline of 0\.1 s; drop_if_late .*", late)
+    assert views["late but wanted"].job.warnings == patient.job.warnings
     assert views["late"].job.error == "deadline_s: 0.3 s passed before it was done"
     assert 0 < views["late"].steps_run < 500
     assert views["late but wanted"].job.error == ""
@@ -132,6 +136,26 @@ async def test_a_full_disk_refuses_before_accepting(make: Make) -> None:
             await it.client.generate("no room")
         assert refused.value.retry_after_s
         assert (await it.client.list_jobs())[0] == []
+
+
+async def test_a_client_that_waits_for_a_full_disk_hears_why_and_for_how_long(make: Make) -> None:
+    heard: asyncio.Queue[Waiting] = asyncio.Queue()
+    async with (
+        house(make(large="noop:", min_free_bytes=2**60)) as it,
+        AsyncClient(it.process.address, retry_s=60.0) as patient,
+    ):
+        for asked in (
+            patient.generate("no room", on_wait=heard.put_nowait),
+            anext(patient.generate_stream("no room", on_wait=heard.put_nowait)),
+        ):
+            asking = asyncio.ensure_future(asked)
+            waiting = await asyncio.wait_for(heard.get(), 20)
+            assert not asking.done()
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            assert isinstance(waiting.error, StorageFullError)
+            assert 30.0 <= waiting.delay_s <= 39.0
 
 
 async def test_ending_the_process_finishes_what_runs_and_turns_new_calls_away(make: Make) -> None:

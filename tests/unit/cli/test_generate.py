@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from services.cli.generate import _moved, draw
-from shared.client import Accepted, Progress
-from shared.errors import UnavailableError
+from services.cli.generate import Waits, _moved, draw
+from services.cli.words import Bar
+from shared.client import Accepted, OnWait, Picture, Progress, Waiting
+from shared.errors import AfterimageError, OverloadedError, StorageFullError, UnavailableError
 from tests.unit.cli.views import picture
 
 
@@ -42,3 +43,44 @@ async def test_giving_up_says_where_the_picture_will_be() -> None:
     never: Any = GoesAway(accepts=False)
     with pytest.raises(UnavailableError, match=r"^away$"):
         await draw(never, "a fox", {}, Console(quiet=True))
+
+
+WAITS: tuple[tuple[AfterimageError, float], ...] = (
+    (StorageFullError("12 MiB left", retry_after_s=30.0), 31.2),
+    (StorageFullError("11 MiB left", retry_after_s=30.0), 33.0),
+    (OverloadedError("9 jobs are waiting", retry_after_s=0.4), 0.5),
+    (OverloadedError("message larger than max"), 0.2),
+    (UnavailableError("shutting down", retry_after_s=2.0), 2.1),
+)
+
+
+class Full:
+    """A gateway that takes a request at last."""
+
+    async def generate_stream(self, prompt: str, *, on_wait: OnWait, **_: object) -> AsyncIterator[Picture]:
+        for error, delay_s in WAITS:
+            on_wait(Waiting(error, delay_s))
+        yield picture(prompt)
+
+
+async def test_without_a_terminal_each_reason_to_wait_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    full: Any = Full()
+    assert (await draw(full, "a fox", {}, Console(force_terminal=False))).png
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "the disk is full: asking again in 31 s (12 MiB left)",
+        "the queue is full: asking again in a moment (9 jobs are waiting)",
+        "not available for now: asking again in a moment (message larger than max)",
+    ]
+
+
+def test_the_bar_says_why_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = Bar(console=Console(force_interactive=True, quiet=True))
+    task = bar.add_task("asking", total=None)
+    said = []
+    for error, delay_s in WAITS[:2]:
+        Waits(bar, task)(Waiting(error, delay_s))
+        said.append(bar.tasks[0].description)
+    assert said == ["the disk is full: asking again in 31 s", "the disk is full: asking again in 33 s"]
+    assert capsys.readouterr().err == ""
