@@ -23,6 +23,7 @@ from shared.settings import Settings
 from shared.types import IndexFilter, JobState
 from tests.flows.house import House, house
 from tests.flows.test_restart import free_port
+from tests.unit.cached import measured
 
 KILLS = 3
 CLIENTS = 4
@@ -41,6 +42,7 @@ def killed(tmp_path: Path) -> Settings:
         torch_threads=1,
         cache_max_bytes=16_000,
         cache_batch_s=0.01,
+        picture_batch_s=0.05,
         blob_grace_s=0.2,
         sweep_s=0.5,
         log_level="error",
@@ -110,6 +112,7 @@ async def test_kill_9_at_any_moment_loses_nothing(killed: Settings) -> None:
     moments = random.Random(0)
     enough = asyncio.Event()
     got: dict[str, Picture] = {}
+    await measured(killed)  # else no picture would be in the index
     async with lives(killed) as each:
         sending = [asyncio.create_task(keep_sending(killed.listen, name, enough, got)) for name in range(CLIENTS)]
         for _ in range(KILLS):
@@ -141,6 +144,9 @@ async def _cache_index_and_blobs_agree(home: House) -> None:
     await maintainer.collect()
     await maintainer.cache.doomed.delete()
     assert await catalog.jobs.to_cache() == []
+    async with asyncio.timeout(20):
+        while await catalog.entries.unembedded():
+            await asyncio.sleep(0.05)
 
     states = await catalog.entries.states()
     assert states

@@ -8,9 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from shared.backends import Backends
+from shared.catalog import open_catalog
 from shared.exact import exact_key
 from shared.ids import new_id
 from shared.models.card import find_card
+from shared.models.k_table import KTable, Level, profile_kind, profile_of, table_to_json
+from shared.settings import Settings
 from shared.types import (
     CacheMode,
     Captured,
@@ -48,6 +51,18 @@ def near(row: Vector, cosine: float) -> Vector:
 def request(prompt: str = "a red cube", **changes: object) -> Request:
     base = Request(prompt=prompt, size=SIZE, steps=50, guidance=1.0, seed=7, user="ada", scope=Scope.TENANT)
     return replace(base, **changes)  # type: ignore[arg-type]
+
+
+async def measured(settings: Settings) -> None:
+    """The large model may start from its own pictures."""
+    card = find_card(settings.large)
+    name, hashed = card.name, card.weights_hash
+    table = KTable((Level(5, 0.5),), model=name, weights_hash=hashed, images_from=name, images_weights_hash=hashed)
+    kind = profile_kind(settings.image_k_table_alpha, images=True)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    catalog = await open_catalog(settings.catalog_url)
+    await catalog.profiles.put(kind, profile_of(table), hashed, table_to_json(table))
+    await catalog.close()
 
 
 async def finished_job(

@@ -20,15 +20,12 @@ from protos.embedder_pb2_grpc import EmbedderServiceStub
 from services.cache_maintainer.service import CacheMaintainerService
 from services.embedder.service import EmbedderService
 from shared.backends import Backends
-from shared.catalog import open_catalog
 from shared.errors import BlobMissingError, DeadlineError, NotFoundError, UnavailableError
 from shared.messages import JobSucceeded, StateUsed
-from shared.models.card import find_card
-from shared.models.k_table import KTable, Level, profile_kind, profile_of, table_to_json
 from shared.service import Context, running
 from shared.settings import Settings
 from shared.types import IndexFilter, Job, vector_from
-from tests.unit.cached import MODEL, finished_job, request, unit
+from tests.unit.cached import MODEL, finished_job, measured, request, unit
 
 
 def png(seed: int, side: int = 64) -> bytes:
@@ -75,17 +72,6 @@ class Home:
         vector = vector_from(reply.embeddings[0].vector)
         hits = await self.backends.index.search("image", vector, IndexFilter(encoder_hash=reply.encoder_hash), 10)
         return [hit.entry_id for hit in hits if hit.similarity > 0.9999]
-
-
-async def measured(settings: Settings) -> None:
-    """The model may start from its own pictures."""
-    hashed = find_card(MODEL).weights_hash
-    table = KTable((Level(5, 0.5),), model="noop", weights_hash=hashed, images_from="noop", images_weights_hash=hashed)
-    kind = profile_kind(settings.image_k_table_alpha, images=True)
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    catalog = await open_catalog(settings.catalog_url)
-    await catalog.profiles.put(kind, profile_of(table), hashed, table_to_json(table))
-    await catalog.close()
 
 
 @contextlib.asynccontextmanager
@@ -274,10 +260,10 @@ class SlowStart:
 
 
 async def test_a_start_that_takes_long_puts_nothing_off(settings: Settings, logs: list[dict[str, Any]]) -> None:
+    settings = settings.model_copy(update={"large": MODEL, "picture_batch_s": 0.0})
     await measured(settings)
     maintainer = CacheMaintainerService()
-    changes = {"large": MODEL, "picture_batch_s": 0.0}
-    async with running([SlowStart(), EmbedderService(), maintainer], settings.model_copy(update=changes)):
+    async with running([SlowStart(), EmbedderService(), maintainer], settings):
         async with asyncio.timeout(60):
             while maintainer._pictures.behind:
                 await asyncio.sleep(0.01)

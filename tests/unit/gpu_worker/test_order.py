@@ -73,9 +73,9 @@ async def test_what_a_worker_has_no_row_for_is_left_to_others(tmp_path: Path, mo
     receive = InProcessBus.receive
     asked: list[int] = []
 
-    async def noted(self: InProcessBus, lanes: Sequence[str], *, prefetch: int) -> Any:
+    async def noted(self: InProcessBus, lanes: Sequence[str], *, prefetch: int, ahead: bool = True) -> Any:
         asked.append(prefetch)
-        return await receive(self, lanes, prefetch=prefetch)
+        return await receive(self, lanes, prefetch=prefetch, ahead=ahead)
 
     with monkeypatch.context() as patched:
         patched.setattr(InProcessBus, "receive", noted)
