@@ -20,7 +20,7 @@ from minio.deleteobjects import DeleteObject
 from shared.blobs import BlobInfo, check_content, check_key, digest
 from shared.blobs.address import Address, address_of
 from shared.blobs.blocking import THREADS, BlockingCalls
-from shared.blobs.s3_errors import RETRY_AFTER_S, away, told, told_at_open
+from shared.blobs.s3_errors import RETRY_AFTER_S, away, told, told_at_open, unless_refused_again
 from shared.errors import BlobUnavailableError, ConfigurationError, InvalidRequestError
 
 PART_BYTES = 16 * 2**20
@@ -82,14 +82,16 @@ class MinioBlobs:
     def _put(self, key: str, data: bytes) -> str:
         sha256 = digest(data)
         with told(f"cannot store {len(data)} bytes of {key}"):
-            self._client.put_object(
-                self._bucket,
-                key,
-                io.BytesIO(data),
-                len(data),
-                metadata={"sha256": sha256},
-                part_size=PART_BYTES,
-                num_parallel_uploads=1,
+            unless_refused_again(
+                lambda: self._client.put_object(
+                    self._bucket,
+                    key,
+                    io.BytesIO(data),
+                    len(data),
+                    metadata={"sha256": sha256},
+                    part_size=PART_BYTES,
+                    num_parallel_uploads=1,
+                )
             )
         return sha256
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from minio.error import MinioException, S3Error
@@ -11,6 +12,8 @@ from urllib3.exceptions import HTTPError
 from shared.errors import BlobMissingError, BlobUnavailableError, ConfigurationError, StorageFullError
 
 RETRY_AFTER_S = 5.0
+TRIES, AGAIN_S = 4, 0.05
+"""Of a put that is refused, and the pause before each but the first."""
 _FULL = ("XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "QuotaExceeded", "InsufficientStorage")
 _NO_SPACE = "no space left on device"
 """So says MinIO on a small disk; SeaweedFS says only that something is wrong, which is BlobUnavailableError."""
@@ -21,6 +24,18 @@ def away(what: str, said: object) -> BlobUnavailableError:
     """`said` may name the server, and is for the log."""
     outside = f"{what}: the blob store does not answer; ask again in a moment"
     return BlobUnavailableError(f"{what}: {said}", retry_after_s=RETRY_AFTER_S, outside=outside)
+
+
+def unless_refused_again(work: Callable[[], object]) -> None:
+    """MinIO on a disk also says AccessDenied to a put into a folder whose last object goes at that moment."""
+    for left in reversed(range(TRIES)):
+        try:
+            work()
+            return
+        except S3Error as error:
+            if error.code != "AccessDenied" or not left:
+                raise
+        time.sleep(AGAIN_S)
 
 
 @contextmanager
