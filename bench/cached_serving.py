@@ -12,8 +12,7 @@ import grpc
 from protos import retriever_pb2
 from protos.retriever_pb2_grpc import RetrieverServiceStub
 from services.cache_maintainer.cache import Cache
-from services.cache_maintainer.eviction import Shelf
-from services.cache_maintainer.shelves import policy_of, window_of
+from services.cache_maintainer.shelves import shelf_of, window_of
 from services.embedder.encoder import Encoder
 from services.retriever.selection import captured
 from services.retriever.service import RetrieverService
@@ -59,7 +58,7 @@ class CachedServing:
         self.cards = served_cards(settings)
         self._cache = Cache(
             backends,
-            Shelf(policy_of(settings.eviction_policy, settings), [one for one in kept if not one.is_picture]),
+            shelf_of(settings, [one for one in kept if not one.is_picture]),
             SystemClock(),
             max_bytes=settings.cache_max_bytes,
             grace_s=settings.blob_grace_s,

@@ -74,6 +74,10 @@ AUTO = "auto"
 """Any model that is served, as the plan sees fit."""
 
 
+URGENT = 5
+"""Priorities from here up are the first of a lane's two bands, as RabbitMQ 4's quorum queues have them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a client asked for, validated and with every default filled in (a Job keeps it unchanged)."""

@@ -12,6 +12,9 @@ from shared.messages import Message, decode
 Handler = Callable[[Message], Awaitable[None]]
 GapHandler = Callable[[], Awaitable[None]]
 
+BACKLOG = 100_000
+"""Facts an unnamed queue keeps for a subscriber that does not keep up; then it loses the oldest."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:

@@ -9,17 +9,14 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from shared.bus import DeadLetter, Delivery, GapHandler, Handler
+from shared.bus import BACKLOG, DeadLetter, Delivery, GapHandler, Handler
 from shared.bus.handling import hand_over
 from shared.errors import UnavailableError
 from shared.ids import new_id
 from shared.messages import Message, decode, encode
 from shared.telemetry import log
+from shared.types import URGENT
 
-URGENT = 5
-"""Priorities from here up are served before those below, as RabbitMQ 4's quorum queues do."""
-BACKLOG = 100_000
-"""Facts an unnamed queue keeps for a subscriber that does not keep up; then it loses the oldest."""
 KEPT_DEAD = 10_000
 CLOSE_AFTER_S = 5.0
 """How long a closing subscription waits for the handler that is running."""

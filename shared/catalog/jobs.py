@@ -18,10 +18,8 @@ from shared.catalog.prepared import Prepared
 from shared.catalog.sweeping import Sweeping
 from shared.catalog.tables import captured, entries, jobs, now_s
 from shared.errors import NotFoundError
-from shared.types import Job, JobState, Plan, Result, to_json
+from shared.types import URGENT, Job, JobState, Plan, Result, to_json
 
-URGENT = 5
-"""Priorities from here up are the first of a lane's two bands."""
 CHUNK = 500
 """Rows per statement where a list of keys is bound: far below every driver's limit."""
 

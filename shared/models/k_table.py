@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -133,7 +134,7 @@ async def load_k_table(profiles: Profiles, card: ModelCard, alpha: float) -> KTa
     measured = await profiles.get(profile_kind(alpha), card.name, card.weights_hash)
     if measured is not None:
         return table_from_json(measured, f"profile of {card.name}, alpha {alpha:g}")
-    return shipped_table(card, alpha) or FIG_10
+    return await asyncio.to_thread(shipped_table, card, alpha) or FIG_10
 
 
 def shipped_table(card: ModelCard, alpha: float) -> KTable | None:
@@ -198,7 +199,7 @@ async def load_image_tables(profiles: Profiles, card: ModelCard, sources: Sequen
     """What `card` may do with finished pictures, one table per model that drew them and its weights: measured here
     (`sources` are the names asked for), else shipped beside the weights."""
     found: dict[tuple[str, str], KTable] = {}
-    shipped = _shipped(card, "image_k_table_*.json")
+    shipped = await asyncio.to_thread(_shipped, card, "image_k_table_*.json")
     for pair in {(table.images_from, table.images_weights_hash) for table in shipped}:
         of_pair = [table for table in shipped if (table.images_from, table.images_weights_hash) == pair]
         if (table := _nearest(of_pair, alpha)) is not None:

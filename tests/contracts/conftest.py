@@ -5,12 +5,9 @@ from __future__ import annotations
 import io
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from minio import Minio
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from shared.blobs import Blobs, open_blobs
 from shared.blobs.address import address_of
@@ -23,6 +20,7 @@ from shared.index import Index, open_index
 from shared.index.memory import MemoryIndex
 from shared.index.weaviate import WeaviateIndex
 from shared.index.weaviate.collection import COLLECTION
+from tests.contracts.databases import new_database
 from tests.contracts.servers import url_of
 
 
@@ -127,26 +125,14 @@ def _with_one_byte_changed(content: bytes) -> bytes:
     return bytes(changed)
 
 
-async def _statement(url: str, text: str) -> Any:
-    engine = create_async_engine(url, isolation_level="AUTOCOMMIT")
-    try:
-        async with engine.connect() as connection:
-            await connection.exec_driver_sql(text)
-    finally:
-        await engine.dispose()
-
-
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def catalog_url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
     """An empty catalog of the test's own."""
     if request.param == "sqlite":
         yield f"sqlite+aiosqlite:///{tmp_path / 'catalog.db'}"
         return
-    server = sa.make_url(url_of("postgresql")).set(drivername="postgresql+asyncpg")
-    name = f"test_{new_id()}"
-    await _statement(server.render_as_string(hide_password=False), f'CREATE DATABASE "{name}"')
-    yield server.set(database=name).render_as_string(hide_password=False)
-    await _statement(server.render_as_string(hide_password=False), f'DROP DATABASE "{name}" WITH (FORCE)')
+    async with new_database() as url:
+        yield url
 
 
 @pytest.fixture

@@ -1,15 +1,21 @@
-"""Random tiny models, built once, and settings that use them."""
+"""Random tiny models, built once, settings that use them, and what several instances of a service share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shared.backends import Backends
+from shared.blobs import open_blobs
+from shared.bus import open_bus
+from shared.catalog import open_catalog
+from shared.index import open_index
 from shared.models import tiny as tiny_models
 from shared.settings import Settings
+from tests.contracts.databases import new_database
 
 Make = Callable[..., Settings]
 
@@ -28,3 +34,17 @@ def make(settings: Settings, tiny: Path) -> Make:
         return Settings(**(settings.model_dump(exclude={"catalog_url", "blobs_url"}) | given))
 
     return made
+
+
+@pytest.fixture
+async def backends(tmp_path: Path) -> AsyncIterator[Backends]:
+    """Shared by several instances of a service, as servers are: one PostgreSQL catalog, the rest in this process."""
+    async with new_database() as catalog_url:
+        opened = Backends(
+            await open_bus("inprocess:"),
+            await open_index("memory:"),
+            await open_blobs(f"file:{tmp_path}/blobs"),
+            await open_catalog(catalog_url),
+        )
+        yield opened
+        await opened.close()

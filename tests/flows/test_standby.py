@@ -3,48 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from protos import cache_maintainer_pb2 as pb
 from services.cache_maintainer.service import CacheMaintainerService
 from shared.backends import Backends
-from shared.blobs import open_blobs
-from shared.bus import open_bus
-from shared.catalog import open_catalog
 from shared.errors import UnavailableError
-from shared.ids import new_id
-from shared.index import open_index
 from shared.messages import JobSucceeded, StateUsed
 from shared.service import Context
 from shared.settings import Settings
-from tests.contracts.servers import url_of
 from tests.unit.cached import finished_job, request, unit
 
 LEASE_S = 1.5
-
-
-@pytest.fixture
-async def backends(tmp_path: Path) -> AsyncIterator[Backends]:
-    """Shared by both, as servers are."""
-    server, name = sa.make_url(url_of("postgresql")), f"test_{new_id()}"
-    engine = create_async_engine(server, isolation_level="AUTOCOMMIT")
-    async with engine.connect() as connection:
-        await connection.exec_driver_sql(f'CREATE DATABASE "{name}"')
-    catalog = await open_catalog(server.set(database=name).render_as_string(hide_password=False))
-    opened = Backends(
-        await open_bus("inprocess:"), await open_index("memory:"), await open_blobs(f"file:{tmp_path}/blobs"), catalog
-    )
-    yield opened
-    await opened.close()
-    async with engine.connect() as connection:
-        await connection.exec_driver_sql(f'DROP DATABASE "{name}" WITH (FORCE)')
-    await engine.dispose()
 
 
 async def _maintainer(backends: Backends, settings: Settings) -> CacheMaintainerService:

@@ -3,47 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from services.global_monitor import service as monitoring
 from services.global_monitor.service import GlobalMonitorService
 from shared.backends import Backends
-from shared.blobs import open_blobs
-from shared.bus import open_bus
-from shared.catalog import open_catalog
-from shared.ids import new_id
-from shared.index import open_index
 from shared.messages import JobQueued, Message, WorkerReported, WorkersAssigned, lane_of, refine_lane
 from shared.service import Context
 from shared.settings import Settings
-from tests.contracts.servers import url_of
 
 LEASE_S = 1.5
 STEPS = (("large", 1, 0.02), ("small", 1, 0.005))
-
-
-@pytest.fixture
-async def backends(tmp_path: Path) -> AsyncIterator[Backends]:
-    """Shared by both, as servers are."""
-    server, name = sa.make_url(url_of("postgresql")), f"test_{new_id()}"
-    engine = create_async_engine(server, isolation_level="AUTOCOMMIT")
-    async with engine.connect() as connection:
-        await connection.exec_driver_sql(f'CREATE DATABASE "{name}"')
-    catalog = await open_catalog(server.set(database=name).render_as_string(hide_password=False))
-    opened = Backends(
-        await open_bus("inprocess:"), await open_index("memory:"), await open_blobs(f"file:{tmp_path}/blobs"), catalog
-    )
-    yield opened
-    await opened.close()
-    async with engine.connect() as connection:
-        await connection.exec_driver_sql(f'DROP DATABASE "{name}" WITH (FORCE)')
-    await engine.dispose()
 
 
 @dataclass

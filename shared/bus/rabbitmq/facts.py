@@ -9,12 +9,12 @@ from functools import partial
 
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
-from shared.bus import GapHandler, Handler, trace
+from shared.bus import BACKLOG, GapHandler, Handler, trace
 from shared.bus.handling import hand_over
 from shared.bus.rabbitmq.channels import close_when_cancelled, keep_serving
 from shared.bus.rabbitmq.link import GONE, Link, ended
 from shared.bus.rabbitmq.publisher import facts_exchange
-from shared.bus.rabbitmq.queues import BACKLOG, facts_queue
+from shared.bus.rabbitmq.queues import facts_queue
 from shared.messages import decode
 from shared.telemetry import log
 

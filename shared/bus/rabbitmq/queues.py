@@ -11,8 +11,6 @@ FACTS = "afterimage.facts"
 RETURNS_BACKSTOP = 200
 """How often the broker itself takes a task back (its workers died, or drained) before it is dead. Attempts are counted
 in the catalog; this only ends what the catalog never sees."""
-BACKLOG = 100_000
-"""Facts an unnamed queue keeps for a subscriber that does not keep up; then it loses the oldest."""
 _STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 _NO_LIMIT = 1_000_000
 """Brokers since 4.0 drop what was returned 20 times unless a queue says otherwise; not all take -1 for never."""
