@@ -34,7 +34,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
 Work = Annotated[Path, typer.Option(help="Folder of sprites, checkpoints, latents, losses and grids")]
 Steps = Annotated[int, typer.Option(min=1, help="Steps to train for, all runs together")]
-Seconds = Annotated[float, typer.Option(help="Wall time after which to stop, all runs together, seconds")]
+Seconds = Annotated[float, typer.Option(help="Wall time after which to stop, all runs together, seconds", min=1)]
 Seed = Annotated[int, typer.Option(help="Seed of weights, scenes and noise")]
 Rate = Annotated[float, typer.Option(help="Learning rate after the warm-up")]
 Start = Annotated[

@@ -131,6 +131,8 @@ def _average_into(modules: list[nn.Module], path: Path) -> None:
 def _replace(target: Path, write: Callable[[Path], None]) -> None:
     """Write a folder beside `target` and put it in its place, so that no reader ever sees half of it."""
     fresh, old = target.with_name(target.name + ".new"), target.with_name(target.name + ".old")
+    if old.exists() and not target.exists():  # an export was killed between the two renames below
+        old.rename(target)
     for leftover in (fresh, old):
         shutil.rmtree(leftover, ignore_errors=True)
     fresh.parent.mkdir(parents=True, exist_ok=True)

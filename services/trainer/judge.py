@@ -76,7 +76,7 @@ def judge_model(
     """Judge `count` different scenes, in equal blocks one size each; scores, and seconds per picture in batches.
 
     `by_size` compares the sizes on the same scenes, those of the first block, which are drawn at every size: of other
-    scenes at each, the shares would differ by .03 and more from chance alone.
+    scenes at each, the shares would differ by .05 and more from chance alone.
     """
     scenes = balanced_scenes(count, SEED)
     each = count // len(sizes)

@@ -59,6 +59,17 @@ def test_an_export_replaces_the_last_one_whole(work: Path, tmp_path: Path) -> No
     assert [path.name for path in tmp_path.glob("small*") if path.is_dir()] == ["small"]
 
 
+def test_an_export_after_one_that_was_killed_keeps_what_was_written_of_the_model(work: Path, tmp_path: Path) -> None:
+    words = Words(tokenizer_at(work))
+    Run("small", DenoiserPlan(), words, Latents(work / "latents", words), work).save()
+    old = tmp_path / "small.old"  # the last one's folder, set aside when the kill came
+    old.mkdir()
+    (old / "README.md").write_text("what it draws")
+    export_denoiser(work, "small", tmp_path / "small")
+    assert (tmp_path / "small" / "README.md").read_text() == "what it draws"
+    assert not old.exists()
+
+
 def test_a_pair_is_a_clip_model_with_the_words_it_knows(work: Path, tmp_path: Path) -> None:
     words = Words(tokenizer_at(work))
     model = CLIPModel(pair_config(words)).eval()
