@@ -113,6 +113,11 @@ class Settings(BaseSettings):
     monitor_catch_up_s: float = Field(
         600.0, ge=0, description="What waits counts as demand that is to be gone by then; 0: only what arrives counts."
     )
+    monitor_turn_s: Seconds = Field(
+        30.0,
+        description="Work waits this long in the lane of a model that no worker runs, then one goes over to it; longer "
+        "where a switch takes long.",
+    )
     report_s: Seconds = Field(
         5.0, description="How often workers say what they run; after three silences they are gone."
     )

@@ -27,7 +27,7 @@ def allocation(decision: Decision, rules: Rules, history: Iterable[pb.Change], *
         miss_work=work.miss,
         hit_work=work.hit,
         small_work=work.small,
-        why=decision.target.why,
+        why=decision.why,
         kept=decision.kept,
         lanes=[_lane(lane) for lane in demand.lanes],
         history=history,
@@ -45,7 +45,7 @@ def change(decision: Decision, at: float) -> pb.Change:
         workers_by_model=dict(Counter(decision.models.values())),
         switches=len(decision.switches),
         requests_per_s=decision.demand.requests_per_s,
-        why=decision.target.why,
+        why=decision.why,
     )
 
 

@@ -15,6 +15,7 @@ from services.global_monitor.payback import Stage, pays_back
 from services.global_monitor.pid import Gains, PidState, advance
 from services.global_monitor.placement import bands, place
 from services.global_monitor.roster import Roster, Worker
+from services.global_monitor.turns import AMORTISED, Stand, Waits, turns
 from services.global_monitor.workload import REFINE, Workload, workload
 from shared.messages import (
     JobCancelled,
@@ -45,6 +46,7 @@ class Rules:
     """Hysteresis, in workers."""
     headroom: float = 0.1
     catch_up_s: float = 600.0
+    turn_s: float = 30.0
     lapse_s: float = 15.0
 
 
@@ -66,20 +68,31 @@ class Decision:
     """Workers whose model this changes."""
     kept: str = ""
     """Why a wanted switch was not made."""
+    turns: str = ""
+    """Who runs another model than the target wants of it, and why."""
+
+    @property
+    def why(self) -> str:
+        return f"{self.target.why}; {self.turns}" if self.turns else self.target.why
 
     def count(self, model: str) -> int:
         return sum(one == model for one in self.models.values())
 
 
 class GlobalMonitor:
-    """`hear` facts as they come and `decide` once a period, or sooner when `urgent`: someone came or went."""
+    """`hear` facts as they come and `decide` once a period, or sooner when `urgent`: someone came or went. Between two
+    decisions `turn` sends workers where work waits in vain."""
 
     def __init__(self, rules: Rules, at: float) -> None:
         self.rules = rules
         self._roster = Roster(rules.lapse_s)
         self._window = DemandWindow(rules.window_s, at)
-        self._models: dict[str, str] = {}
-        """What each worker was told, or reports where it was told nothing."""
+        self._home: dict[str, str] = {}
+        """What was decided for each worker, or what it reports where nothing was."""
+        self._away: dict[str, str] = {}
+        """Those that run another model for a while, and which."""
+        self._runs: dict[str, tuple[str, float]] = {}
+        """The model that each worker reports, and since when."""
         self._asked_at: dict[str, float] = {}
         """Workers that are switching."""
         self._took_s: deque[float] = deque(maxlen=SWITCHES_KEPT)
@@ -94,8 +107,8 @@ class GlobalMonitor:
 
     @property
     def models(self) -> Mapping[str, str]:
-        """Worker → model, as it was last decided."""
-        return self._models
+        """Worker → model, as it was last told."""
+        return self._home | self._away
 
     @property
     def mode(self) -> Mode:
@@ -122,18 +135,22 @@ class GlobalMonitor:
 
     def _reported(self, report: WorkerReported, at: float) -> None:
         self.urgent |= self._roster.reported(report, at)
-        if self._models.setdefault(report.worker, report.model) == report.model and report.worker in self._asked_at:
+        self._home.setdefault(report.worker, report.model)
+        if self._runs.get(report.worker, ("", at))[0] != report.model:
+            self._runs[report.worker] = report.model, at
+        if self.models[report.worker] == report.model and report.worker in self._asked_at:
             self._took_s.append(at - self._asked_at.pop(report.worker))
 
     def adopt(self, fact: WorkersAssigned) -> None:
         """What another monitor decided, which this one goes on from if it must."""
-        self._models |= dict(fact.assignments)
+        self._home |= dict(fact.assignments)
+        self._away = {}
         self._mode = "throughput" if fact.mode == "throughput" else "quality"
 
     def view(self, at: float) -> Decision:
         """The last decision with what is known now of demand and workers."""
         workers, demand = tuple(self._roster.workers()), self._demand(at)
-        models = {worker.name: self._models.get(worker.name, worker.model) for worker in workers}
+        models = {worker.name: self.models.get(worker.name, worker.model) for worker in workers}
         if self._last is None:
             now = self._count_large(models)
             target, work = self._watching(len(workers), now), self._work(demand)
@@ -150,7 +167,7 @@ class GlobalMonitor:
         )
 
     def _lanes(self, model: str) -> set[str]:
-        refines = model != self.rules.large or self._refines(self._mode, self._models)
+        refines = model != self.rules.large or self._refines(self._mode, self.models)
         return {lane_of(model), *(REFINE if refines else ())}
 
     def _refines(self, mode: Mode, models: Mapping[str, str]) -> bool:
@@ -167,11 +184,11 @@ class GlobalMonitor:
         self.look(at)
         workers, demand = self._roster.workers(), self._demand(at)
         rules, work = self.rules, self._work(demand)
-        self._models = {worker.name: self._models.get(worker.name, worker.model) for worker in workers}
-        now = self._count_large(self._models)
+        self._home = {worker.name: self._home.get(worker.name, worker.model) for worker in workers}
+        now = self._count_large(self._home)
         self._small = self._present_small()
         if at - self._since < rules.period_s:
-            target, pid, models, kept = self._watching(len(workers), now), PidState(now), dict(self._models), ""
+            target, pid, models, kept = self._watching(len(workers), now), PidState(now), dict(self._home), ""
         else:
             target = allocate(len(workers), self._fleet(workers), work, rules.mode, small=self._small, large=now)
             pid = self._advance(target, len(workers), at, asked=bool(demand.lanes)) or PidState(now)
@@ -186,7 +203,7 @@ class GlobalMonitor:
 
     def _present_small(self) -> str:
         """The small model that most run, else the one that was decided last."""
-        counts = Counter(model for model in self._models.values() if model in self.rules.smalls)
+        counts = Counter(model for model in self._home.values() if model in self.rules.smalls)
         return counts.most_common(1)[0][0] if counts else self._small
 
     def _work(self, demand: Demand, *, headroom: float | None = None) -> Workload:
@@ -224,13 +241,14 @@ class GlobalMonitor:
             return {}
         large, refines = self.rules.large, target.mode == "quality"
         of = bands(workers, large, target.small)
-        return place(of, self._models, total, large, target.small or large, work, large_refines=refines)
+        # who is there on a turn need not come back
+        return place(of, self.models, total, large, target.small or large, work, large_refines=refines)
 
     def _worth_it(
         self, workers: Sequence[Worker], wanted: dict[str, str], target: Target, work: Workload
     ) -> tuple[dict[str, str], str]:
         """The wanted models, or the present ones and why: what must change is changed whatever it costs."""
-        now, total = self._models, self._count_large(self._models)
+        now, total = self._home, self._count_large(self._home)
         served = {self.rules.large, *self.rules.smalls}
         must = not target.least <= total <= target.most or any(model not in served for model in now.values())
         unable = any(worker.rates and now[worker.name] not in worker.rates for worker in workers)
@@ -252,7 +270,7 @@ class GlobalMonitor:
         smalls = self.rules.smalls
         if target.small not in smalls:  # nobody can run one: all are large
             return True
-        now = smalls.index(self._small), -self._count_large(self._models)
+        now = smalls.index(self._small), -self._count_large(self._home)
         return (smalls.index(target.small), -self._count_large(wanted)) < now
 
     def _capacity(self, workers: Sequence[Worker], models: Mapping[str, str]) -> Capacity:
@@ -274,13 +292,47 @@ class GlobalMonitor:
         return max(drains, default=0.0)
 
     def _decided(self, decision: Decision) -> Decision:
-        switches = tuple(name for name, model in decision.models.items() if self._models[name] != model)
-        for name in switches:
-            self._asked_at[name] = decision.at
-        self._asked_at = {name: at for name, at in self._asked_at.items() if name in decision.models}
-        self._models, self.urgent = dict(decision.models), False
+        before, self._home, self.urgent = self.models, dict(decision.models), False
+        self._away = {
+            name: model for name, model in self._away.items() if self._home.get(name, model) != model
+        }  # fmt: skip
+        self._runs = {name: run for name, run in self._runs.items() if name in self._home}
         self._mode = decision.target.mode
         if not decision.kept:  # while nobody can run a small one, the last that was wanted stays in mind
             self._small = decision.target.small or self._small
-        self._last = replace(decision, mode=self._mode, switches=switches)
+        return self._told(decision, before)
+
+    def _told(self, decision: Decision, before: Mapping[str, str]) -> Decision:
+        """The decision with what workers are told now."""
+        models = dict(self.models)
+        switches = tuple(name for name, model in models.items() if before[name] != model)
+        for name in switches:
+            self._asked_at[name] = decision.at
+        self._asked_at = {name: at for name, at in self._asked_at.items() if name in models}
+        said = ", ".join(f"{name} runs {model}, whose lane nobody served" for name, model in self._away.items())
+        self._last = replace(decision, models=models, mode=self._mode, switches=switches, turns=said)
         return self._last
+
+    # ---- turns
+
+    def turn(self, waits: Waits, at: float) -> Decision | None:
+        """The allocation from now on, where work that nobody serves has waited too long, or does so no more; None: as
+        it was. waits: by served model."""
+        if self._last is None:
+            return None
+        workers, before = self._roster.workers(), self.models
+        bound_s = max(self.rules.turn_s, AMORTISED * median(self._took_s or [0.0]))
+        stands = [self._stand(worker) for worker in workers if worker.name in self._home]
+        away = turns(stands, waits, bound_s, at, self.rules.large)
+        if away == self._away:
+            return None
+        self._away = away
+        demand = self._demand(at)
+        told = replace(self._last, at=at, demand=demand, work=self._work(demand), workers=tuple(workers), kept="")
+        return self._told(told, before)
+
+    def _stand(self, worker: Worker) -> Stand:
+        told, (runs, since) = self.models[worker.name], self._runs[worker.name]
+        # what it has measured it can run, and while it has measured nothing, anything
+        able = frozenset(worker.rates) if worker.rates else frozenset((self.rules.large, *self.rules.smalls))
+        return Stand(worker.name, self._home[worker.name], told, since if runs == told else None, able)

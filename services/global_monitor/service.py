@@ -29,6 +29,7 @@ from shared.messages import (
     Message,
     WorkerReported,
     WorkersAssigned,
+    lane_of,
 )
 from shared.models.card import served_cards
 from shared.service import Context
@@ -56,8 +57,9 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
         self._holder = f"{gethostname()}-{getpid()}-{new_id()}"
         self._monitor = GlobalMonitor(rules_of(settings), context.clock.monotonic())
         self._leads = context.backends.catalog.process_local
-        self._away = False
-        self._renewed = self._next = self._told = float("-inf")
+        self._away = self._blind = False
+        self._renewed = self._next = self._told = self._counted = float("-inf")
+        self._catalog = context.backends.catalog.within(settings.catalog_timeout_s)
         self._shown: Decision | None = None
         self._history: deque[pb.Change] = deque(maxlen=HISTORY)
         self._news: set[asyncio.Event] = set()
@@ -138,13 +140,32 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
         if self._leads and (self._monitor.urgent or at >= self._next):
             self._next = at + self._settings.monitor_period_s
             self._decided(self._monitor.decide(at))
-            self._told = float("-inf")
+        if self._leads and self._monitor.rules.smalls and at - self._counted >= self._settings.report_s:
+            self._counted = at
+            await self._take_turns(at)
         if at - self._told >= self._settings.report_s:
             self._told = at
             await self._tell()
             self._wake()
 
+    async def _take_turns(self, at: float) -> None:
+        """What waits, and since when, the catalog knows, whatever this monitor has heard."""
+        rules = self._monitor.rules
+        lanes = {lane_of(model): model for model in (rules.large, *rules.smalls)}
+        try:
+            waits = await self._catalog.jobs.waits(tuple(lanes))
+        except AfterimageError as error:
+            if not self._blind:
+                log(self.name).warning("lanes not counted", error=str(error))
+            self._blind = True
+            return
+        self._blind = False
+        decision = self._monitor.turn({lanes[lane]: waited_s for lane, waited_s in waits.items()}, at)
+        if decision is not None:
+            self._decided(decision)
+
     def _decided(self, decision: Decision) -> None:
+        self._told = float("-inf")
         show(decision, self._monitor.rules)
         METRICS.monitor_switches.inc(len(decision.switches))
         METRICS.monitor_kept.inc(bool(decision.kept))
@@ -153,7 +174,7 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
         if changed and decision.models:
             self._history.append(change(decision, self._context.clock.now()))
             log(self.name).info(
-                "assigned", mode=decision.mode, switches=len(decision.switches), why=decision.target.why,
+                "assigned", mode=decision.mode, switches=len(decision.switches), why=decision.why,
                 **{f"workers_{model}": decision.count(model) for model in sorted(set(decision.models.values()))},
             )  # fmt: skip
 
@@ -197,5 +218,6 @@ def rules_of(settings: Settings) -> Rules:
         band=settings.monitor_hysteresis,
         headroom=settings.monitor_headroom,
         catch_up_s=settings.monitor_catch_up_s,
+        turn_s=settings.monitor_turn_s,
         lapse_s=LAPSES * settings.report_s,
     )

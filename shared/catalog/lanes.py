@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -33,6 +34,16 @@ _WAITING = (
     .limit(sa.bindparam("most"))
 )
 
+_WAITS = (
+    sa.select(c.lane, _NOW - sa.func.min(c.created_at))
+    .where(c.state == JobState.QUEUED.value, c.lane.in_(sa.bindparam("of_lanes", expanding=True)))
+    .group_by(c.lane)
+)
+
+
+def _waits(connection: sa.Connection, lanes: Sequence[str]) -> dict[str, float]:
+    return {lane: max(seconds, 0.0) for lane, seconds in connection.execute(_WAITS, {"of_lanes": list(lanes)})}
+
 
 def _waiting(connection: sa.Connection, lane: str, limit: int, after: str) -> list[Job]:
     asked = {"in_lane": lane, "most": limit, "behind": after}
@@ -51,6 +62,10 @@ class Lanes:
     async def waiting(self, lane: str, limit: int = 100, after: str = "") -> list[Job]:
         """Queued jobs of this lane, oldest first, beginning behind the id `after`."""
         return await self._database.read(_waiting, lane, limit, after)
+
+    async def waits(self, lanes: Sequence[str]) -> dict[str, float]:
+        """Lane → seconds since the oldest of its queued jobs was accepted; lanes without any are left out."""
+        return await self._database.read(_waits, lanes)
 
     async def reroute(self, job_id: str, attempt: int, lane: str, plan: Plan) -> bool:
         """A queued job waits in another lane, by another plan; False when it was claimed meanwhile. Its task is to be

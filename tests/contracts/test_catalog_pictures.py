@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 
 from shared.catalog import Catalog
 from shared.types import PICTURE_STEP, Entry, ModelPlan, Plan, PlanSource, State, vector_bytes
@@ -122,8 +123,27 @@ async def test_a_claimed_job_moves_to_another_lane_with_its_new_plan(catalog: Ca
     assert (again.attempt, again.plan) == (2, PLAN)
 
 
-async def test_waiting_jobs_are_rerouted_unless_they_were_claimed(catalog: Catalog) -> None:
+async def test_lanes_tell_how_long_their_oldest_job_has_waited(catalog: Catalog) -> None:
+    lanes = ("generate.a", "generate.b", "generate.c")
     first, second, other = [await accepted(catalog, lane=lane) for lane in ("generate.a", "generate.a", "generate.b")]
+    await accepted(catalog, lane="generate.d")
+    waits = await catalog.jobs.waits(lanes)
+    assert set(waits) == {"generate.a", "generate.b"}
+    assert waits["generate.a"] - waits["generate.b"] == pytest.approx(other.created_at - first.created_at, abs=0.1)
+    assert await catalog.jobs.claim(first.id, "w", LEASE_S)
+    await catalog.jobs.cancel(other.id)
+    later = await catalog.jobs.waits(lanes)
+    assert set(later) == {"generate.a"}
+    assert 0 <= later["generate.a"] < 60
+    assert await catalog.jobs.claim(second.id, "w", LEASE_S)
+    assert await catalog.jobs.waits(lanes) == {}
+    assert await catalog.jobs.waits(()) == {}
+
+
+async def test_waiting_jobs_are_rerouted_unless_they_were_claimed(catalog: Catalog) -> None:
+    both = [await accepted(catalog, lane="generate.a") for _ in range(2)]
+    first, second = sorted(both, key=lambda job: job.id)  # ids of one millisecond are in any order
+    other = await accepted(catalog, lane="generate.b")
     assert [job.id for job in await catalog.jobs.waiting("generate.a")] == [first.id, second.id]
     assert [job.id for job in await catalog.jobs.waiting("generate.a", 1)] == [first.id]
     assert await catalog.jobs.claim(second.id, "w", LEASE_S)

@@ -14,6 +14,7 @@ from protos import global_monitor_pb2 as pb
 from protos.global_monitor_pb2_grpc import GlobalMonitorServiceStub
 from services.cli.app import app
 from services.cli.embedded import announced
+from services.gpu_worker.families.noop import NoopFamily
 from shared.ids import new_id
 from shared.messages import GenerateImage, JobQueued, WorkersAssigned, lane_of, refine_lane
 from shared.settings import Settings
@@ -136,6 +137,22 @@ async def test_a_stepped_down_fleet_strands_nothing(two: Callable[..., Settings]
         assert [await drawn(it, job) for job in jobs] == ["large"] * 20 + ["small"] * 5
         rows = [await it.backends.catalog.jobs.get(job.id) for job in jobs]
         assert {(row.attempt, row.crashes, row.failures) for row in rows} == {(1, 0, 0)}
+
+
+@pytest.mark.parametrize("mode", ["quality", "throughput"])
+async def test_a_worker_alone_that_holds_one_model_at_a_time_serves_both(
+    two: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(NoopFamily, "memory_bytes", 60)
+    small = "noop:?name=small&step_ms=1"
+    changes = {"workers": 1, "resident_bytes": 100, "monitor_turn_s": 0.3, "monitor_mode": mode}
+    async with house(two(large="noop:?name=large&step_ms=1", small=small, **changes)) as it:
+        names = ["small", "large"] * 4
+        async with asyncio.timeout(60):
+            drawing = (it.client.generate(f"a circle, {n}", steps=4, quality=name) for n, name in enumerate(names))
+            pictures = await asyncio.gather(*drawing)
+        assert [picture.model for picture in pictures] == names
+        await until(it, lambda answer: run_by(answer) == ["large"])
 
 
 @contextlib.asynccontextmanager

@@ -20,9 +20,11 @@ from protos.global_monitor_pb2_grpc import GlobalMonitorServiceStub
 from services.cli.monitor import shown
 from services.global_monitor.service import GlobalMonitorService
 from shared import telemetry
+from shared.ids import new_id
 from shared.messages import JobQueued, Message, WorkerReported, WorkersAssigned, lane_of, refine_lane
 from shared.service import Running, running
 from shared.settings import Settings
+from shared.types import Job, JobState, Plan, PlanSource, Request, Size
 
 STEPS = (("large", 1, 0.02), ("small", 1, 0.005))
 """1 and 4 full generations a second."""
@@ -183,3 +185,21 @@ async def test_the_terminal_shows_all_of_it(quick: Settings) -> None:
     text = console.export_text()
     for part in ("mode throughput", "hit rate 80%", "PID output", "generate.refine", "w1", "1 large, 1 small"):
         assert part in text
+
+
+async def test_work_that_names_a_model_nobody_runs_gets_the_only_worker_and_gives_it_back(quick: Settings) -> None:
+    """The job is only a row: its fact was told before this monitor was there."""
+    changed = quick.model_copy(update={"monitor_turn_s": 0.2, "monitor_mode": "quality"})
+    async with house(changed, workers=1) as home:
+        jobs = home.process.context.backends.catalog.jobs
+        plan = Plan(PlanSource.NOISE, "small")
+        request = Request("a red circle", Size(64, 64), 2, guidance=1.0, seed=1)
+        job, _ = await jobs.accept(Job(new_id(), request, plan, JobState.QUEUED, lane=lane_of("small")))
+        await home.until(lambda: home.models == {"w0": "small"})
+        answer = await home.answer()
+        assert "w0 runs small, whose lane nobody served" in answer.why
+        assert [(one.worker, one.model, one.role) for one in answer.assignments] == [("w0", "small", "small")]
+        assert [dict(change.workers_by_model) for change in answer.history][-1] == {"small": 1}
+        await jobs.cancel(job.id)
+        await home.until(lambda: home.models == {"w0": "large"})
+        assert "nobody served" not in (await home.answer()).why
