@@ -17,8 +17,9 @@ from typing import Any
 
 from services.gateway.lanes import instead, lane_for
 from services.gpu_worker.duty import Duty, lanes, preferred, used
-from services.gpu_worker.starts import from_noise, taken_by
+from services.gpu_worker.starts import taken_by
 from shared.messages import lane_of
+from shared.misses import from_noise
 from shared.types import Plan, PlanSource, Size
 from shared.types import Request as Asked
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from shared.messages import lane_of, refine_lane
+from shared.misses import DRAWN, from_noise
 from shared.types import Plan, PlanSource, Request
 
 
@@ -43,3 +44,18 @@ def instead(plan: Plan, assigned: Collection[str] | None) -> Plan:
         found=plan.found,
         sampled=plan.sampled,
     )
+
+
+def drawable(request: Request, plan: Plan, assigned: Collection[str]) -> Plan:
+    """What waits where nobody takes it, as some worker may draw it: by `instead`; a picture that only models which
+    nobody runs may go on from is a miss, unless the request names the model.
+
+    In `refine` it would go from hand to hand: who takes it there may not draw it, and sends it back to where it was.
+    """
+    there = instead(plan, assigned)
+    refiners = [one.model for one in there.may_run]
+    if there.source is not PlanSource.IMAGE or request.names_a_model or not {*refiners}.isdisjoint(assigned):
+        return there
+    if there.miss_model in ("", *refiners):  # the large model's own, and it comes back
+        return there
+    return from_noise(there, f"workers: nobody runs {', '.join(refiners)}{DRAWN}", "")

@@ -1,11 +1,12 @@
-"""Moves waiting latent hits to `refine` when nobody runs their model any more (design §3: nothing is ever stranded)."""
+"""Moves hits that wait for a model which nobody runs any more to where they can be drawn (design §3: nothing is ever
+stranded)."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 
-from services.gateway.lanes import instead, lane_for
+from services.gateway.lanes import drawable, lane_for
 from services.gateway.sweeper import task_of
 from shared.bus import Bus
 from shared.catalog import Catalog
@@ -26,7 +27,7 @@ async def reroute(catalog: Catalog, bus: Bus, served: Collection[str], assigned:
         if assigned is None or model in assigned:
             continue
         async for job in _waiting(catalog, lane_of(model)):
-            plan = instead(job.plan, assigned)
+            plan = drawable(job.request, job.plan, assigned)
             lane = lane_for(job.request, plan, served)
             if lane == job.lane or not await catalog.jobs.reroute(job.id, job.attempt, lane, plan):
                 continue

@@ -19,14 +19,13 @@ from shared.blobs.ahead import ReadAhead
 from shared.catalog import Entries
 from shared.errors import AfterimageError, BlobCorruptError, BlobMissingError, ModelError, UnavailableError
 from shared.messages import StateLost
+from shared.misses import DRAWN, from_noise
 from shared.models import ModelCard
-from shared.types import Entry, Job, ModelPlan, Plan, PlanSource, Request, Size
+from shared.types import Entry, Job, Plan, PlanSource, Request, Size
 
 INLINE_BYTES = 64 * 1024
 """Pixels up to this size become a PNG, or come out of one, on the event loop: .08 ms at 64×64 against .25 ms through a
 thread."""
-_DRAWN = "; drawn from noise"
-"""How the notes on a plan end that lost its start."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,29 +99,6 @@ def taken_by(plan: Plan, families: Mapping[str, Family], preferred: Collection[s
     able = next((one for one in here if one.model in preferred), here[0])
     weights_hash = families[able.model].card.weights_hash
     return replace(plan, model=able.model, start_step=able.start_step, weights_hash=weights_hash)
-
-
-def from_noise(plan: Plan, why: str, weights_hash: str) -> Plan:
-    """The plan without its start, saying why; drawn by whom the plan names for a miss."""
-    model = plan.miss_model or plan.model
-    return replace(
-        plan,
-        source=PlanSource.NOISE,
-        model=model,
-        may_run=(ModelPlan(model, 0),),
-        fallback=None,
-        start_step=0,
-        entry_id="",
-        state_key="",
-        state_sha256="",
-        state_codec="",
-        fresh_noise=0.0,
-        weights_hash=weights_hash,
-        degraded=(*plan.degraded, why) if why else plan.degraded,
-        reason=f"Drawn from noise after all: {why.removesuffix(_DRAWN)}. Planned: {plan.reason}"
-        if why
-        else plan.reason,
-    )
 
 
 def smaller_starts(plan: Plan, entry: Entry, card: ModelCard, request: Request, why: str) -> Iterator[Plan]:
@@ -211,7 +187,7 @@ class _Preparation:
             there = replace(plan, model=others[0].model, start_step=others[0].start_step) if others else plan
             return Prepared(there, FromNoise(), None)
         names = ", ".join(one.model for one in plan.may_run)
-        return self._from_noise(plan, f"workers: nobody runs {names}{_DRAWN}")
+        return self._from_noise(plan, f"workers: nobody runs {names}{DRAWN}")
 
     async def _start(self, plan: Plan, family: Family) -> Start:
         """Raises what the blob store raises; UnavailableError when it takes too long, BlobCorruptError for a start
@@ -287,7 +263,7 @@ class _Preparation:
             for smaller in smaller_starts(plan, entry, family.card, self._job.request, why):
                 with contextlib.suppress(AfterimageError):
                     return Prepared(smaller, await self._start(smaller, family), family, self._told_lost(entry))
-        return replace(self._from_noise(plan, f"{why}{_DRAWN}"), lost=self._told_lost(entry))
+        return replace(self._from_noise(plan, f"{why}{DRAWN}"), lost=self._told_lost(entry))
 
     async def _entry(self, plan: Plan) -> Entry | None:
         try:

@@ -127,6 +127,27 @@ async def test_what_waits_for_a_model_that_nobody_runs_moves_to_refine(settings:
         await backends.close()
 
 
+async def test_a_picture_that_nobody_may_go_on_from_is_a_miss_and_goes_round_no_more(settings: Settings) -> None:
+    """Large workers take hits too in quality mode, and pass on those that only the small model may refine."""
+    backends = await open_backends(settings)
+    jobs, alone = backends.catalog.jobs, replace(IMAGE, may_run=IMAGE.may_run[:1])
+    named = replace(REQUEST, quality="small")
+    try:
+        for name, request, plan in (("passed on", REQUEST, alone), ("named", named, alone), ("both", REQUEST, IMAGE)):
+            await jobs.accept(Job(name, request, plan, JobState.QUEUED, lane="generate.small"))
+        assert await reroute(backends.catalog, backends.bus, PAIR, frozenset(PAIR)) == 0
+        assert await reroute(backends.catalog, backends.bus, PAIR, frozenset({"large"})) == 2
+        missed = await jobs.get("passed on")
+        assert (missed.lane, missed.plan.source, missed.plan.model) == ("generate.large", PlanSource.NOISE, "large")
+        assert missed.plan.degraded == ("workers: nobody runs small; drawn from noise",)
+        assert (await jobs.get("both")).lane == "generate.refine"  # which the large one refines
+        assert (await jobs.get("named")).lane == "generate.small"
+        assert await reroute(backends.catalog, backends.bus, PAIR, frozenset({"large"})) == 0
+        assert await reroute(backends.catalog, backends.bus, PAIR, frozenset({"small"})) == 0
+    finally:
+        await backends.close()
+
+
 async def test_what_cannot_move_hides_nothing_that_waits_behind_it(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
