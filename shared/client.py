@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -16,7 +17,7 @@ import grpc
 from protos import common_pb2, gateway_pb2
 from protos.gateway_pb2_grpc import GatewayServiceStub
 from shared import rpc
-from shared.errors import AfterimageError, OverloadedError, UnavailableError
+from shared.errors import AfterimageError, ConfigurationError, OverloadedError, UnavailableError
 from shared.request_fields import RequestFields, request_message
 from shared.rpc_types import job_from_proto, plan_from_proto, timings_from_proto
 from shared.types import Job, JobState, Plan, Timings
@@ -27,6 +28,8 @@ IDEMPOTENCY_KEY = "idempotency-key"
 MAX_MESSAGE_BYTES = 64 * 2**20
 _RETRIED = (UnavailableError, OverloadedError)
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.2, 10.0
+_REACHED_S = 5.0
+"""A try that lasted for longer had reached the gateway, which it is given 2 s for (shared/rpc.py)."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,9 @@ class AsyncClient:
     """Talks to a gateway.
 
     Every error is one of `shared.errors`. A call that finds the gateway away or full is tried again, after the delay
-    the gateway asked for, for at most `retry_s` seconds, under one idempotency key: it never draws twice. `on_wait` is
-    told why a picture is waited for so, and for how long.
+    the gateway asked for, for at most `retry_s` seconds, under one idempotency key: it never draws twice. They count
+    from when the gateway was last there: a picture that is waited for through two restarts has as long for each.
+    `on_wait` is told why a picture is waited for so, and for how long.
 
         async with AsyncClient("localhost:50051") as client:
             picture = await client.generate("a red fox in the snow", steps=50, seed=7)
@@ -145,7 +149,7 @@ class AsyncClient:
         reply = await self._retried(
             lambda: _unary(self._stub.Generate, request, timeout_s=timeout_s, metadata=metadata), on_wait
         )
-        return _picture(reply.job, reply.picture)
+        return _read(reply, lambda: _picture(reply.job, reply.picture))
 
     async def generate_stream(
         self,
@@ -170,7 +174,7 @@ class AsyncClient:
         while True:
             try:
                 async for message in self._stub.GenerateStream(request, timeout=timeout_s, metadata=metadata):
-                    event = _event(message)
+                    event, retries = _read(message, partial(_event, message)), self._delays()
                     if not (accepted and isinstance(event, Accepted)):
                         yield event
                     accepted = accepted or isinstance(event, Accepted)
@@ -181,13 +185,13 @@ class AsyncClient:
     async def get_job(self, job_id: str, *, timeout_s: float = 10.0) -> JobView:
         """The job as it is now; NotFoundError when there is none."""
         reply = await self._call(self._stub.GetJob, gateway_pb2.GetJobRequest(job_id=job_id), timeout_s)
-        return _view(reply.job)
+        return _read(reply, lambda: _view(reply.job))
 
     async def get_picture(self, job_id: str, *, timeout_s: float = 10.0) -> Picture:
         """A finished job with its picture; NotFoundError when it has none (yet, or any more)."""
         request = gateway_pb2.GetJobRequest(job_id=job_id, picture=True)
         reply = await self._call(self._stub.GetJob, request, timeout_s)
-        return _picture(reply.job, reply.picture)
+        return _read(reply, lambda: _picture(reply.job, reply.picture))
 
     async def list_jobs(
         self, *, state: JobState | None = None, page_size: int = 50, page_token: str = "", timeout_s: float = 10.0
@@ -196,15 +200,16 @@ class AsyncClient:
         wanted = f"JOB_STATE_{state.name}" if state else "JOB_STATE_UNSPECIFIED"
         request = gateway_pb2.ListJobsRequest(state=wanted, page_size=page_size, page_token=page_token)
         reply = await self._call(self._stub.ListJobs, request, timeout_s)
-        return [_view(job) for job in reply.jobs], reply.next_page_token
+        return _read(reply, lambda: ([_view(job) for job in reply.jobs], reply.next_page_token))
 
     async def cancel(self, job_id: str, *, timeout_s: float = 10.0) -> JobView:
         """Cancelled, or as it had already ended; takes effect between two steps.
 
-        `steps_run` and `timings` of a job that ran are 0 here: `get_job` has them once its worker has stopped.
+        `steps_run` and `timings` say what it had cost by then, where its worker tells within two seconds; else
+        `get_job` has them later.
         """
         reply = await self._call(self._stub.CancelJob, gateway_pb2.CancelJobRequest(job_id=job_id), timeout_s)
-        return _view(reply.job)
+        return _read(reply, lambda: _view(reply.job))
 
     # ---- retries ----
 
@@ -216,15 +221,18 @@ class AsyncClient:
         return await self._retried(lambda: _unary(method, request, timeout_s=timeout_s, metadata=self._metadata()))
 
     async def _retried(self, attempt: Callable[[], Awaitable[T]], on_wait: OnWait | None = None) -> T:
-        retries = self._delays()
+        retries, loop = self._delays(), asyncio.get_running_loop()
         while True:
+            begun = loop.time()
             try:
                 return await attempt()
             except AfterimageError as error:
+                if loop.time() - begun > _REACHED_S:  # it was there, and this is another break
+                    retries = self._delays()
                 await self._wait_or_raise(error, retries, on_wait)
 
     def _delays(self) -> Iterator[float]:
-        """Doubling, jittered seconds to wait, as long as `retry_s` has not passed."""
+        """Doubling, jittered seconds to wait, as long as `retry_s` has not passed since the first was asked for."""
         loop, delay_s = asyncio.get_running_loop(), _FIRST_DELAY_S
         end = loop.time() + self._retry_s
         while loop.time() < end:
@@ -341,7 +349,20 @@ async def _next(events: AsyncIterator[Event]) -> Event | None:
     return await anext(events, None)
 
 
+def _read(reply: Any, read: Callable[[], T]) -> T:
+    """What a reply says; ConfigurationError where it cannot be read (gRPC gives None for bytes that are no message)."""
+    try:
+        if reply is not None:
+            return read()
+        said = "its reply is no message of ours"
+    except (ValueError, KeyError, TypeError) as error:
+        said = str(error)
+    raise ConfigurationError(f"another service, or another version of this one, listens there ({said})")
+
+
 def _fields(message: common_pb2.Job) -> dict[str, Any]:
+    if not message.id:
+        raise ValueError("a job without an id")
     return {
         "job": job_from_proto(message),
         "model": message.model,
@@ -368,5 +389,7 @@ def _event(message: gateway_pb2.GenerateStreamResponse) -> Event:
         case "progress":
             step = message.progress
             return Progress(step.job_id, step.step, step.steps, step.preview, step.queue_position, step.waits_again)
-        case _:
+        case "result":
             return _picture(message.result.job, message.result.picture)
+        case _:
+            raise ValueError("an event that this version does not know")

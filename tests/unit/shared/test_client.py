@@ -1,0 +1,124 @@
+"""The client against gateways that answer nonsense, and that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from protos import common_pb2, gateway_pb2
+from shared import client as clients
+from shared.client import Accepted, AsyncClient, Picture
+from shared.errors import ConfigurationError, UnavailableError
+from shared.types import JobState
+
+SERVICE = "afterimage.gateway.v1.GatewayService"
+JOB = common_pb2.Job(id="job", state=common_pb2.JOB_STATE_SUCCEEDED)
+DONE = gateway_pb2.GenerateResponse(job=JOB, picture=b"png").SerializeToString()
+ACCEPTED = gateway_pb2.GenerateStreamResponse(accepted=gateway_pb2.Accepted(job_id="job")).SerializeToString()
+RESULT = gateway_pb2.GenerateStreamResponse(
+    result=gateway_pb2.GenerateResponse(job=JOB, picture=b"png")
+).SerializeToString()
+NONSENSE = {"no message": b"\xff\xff\xff\xff", "no job": b""}
+
+Unary = Callable[[bytes, Any], Awaitable[bytes]]
+Stream = Callable[[bytes, Any], AsyncIterator[bytes]]
+
+
+@contextlib.asynccontextmanager
+async def gateway(*, unary: Unary | None = None, stream: Stream | None = None) -> AsyncIterator[str]:
+    """Answers in bytes; the address."""
+    handlers: dict[str, Any] = {}
+    if unary is not None:
+        for name in ("Generate", "GetJob", "ListJobs", "CancelJob"):
+            handlers[name] = grpc.unary_unary_rpc_method_handler(unary)
+    if stream is not None:
+        handlers["GenerateStream"] = grpc.unary_stream_rpc_method_handler(stream)
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(0.0)
+
+
+@pytest.mark.parametrize("body", NONSENSE.values(), ids=NONSENSE)
+async def test_a_reply_that_cannot_be_read_is_an_error_that_says_so(body: bytes) -> None:
+    async def answer(request: bytes, context: Any) -> bytes:
+        return body
+
+    async def answers(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        yield body
+
+    async with gateway(unary=answer, stream=answers) as address, AsyncClient(address, retry_s=5.0) as client:
+        calls: list[Awaitable[Any]] = [client.generate("a fox"), client.get_picture("job"), client.cancel("job")]
+        for call in (*calls, anext(client.generate_stream("a fox"))):
+            with pytest.raises(ConfigurationError, match="another version of this one, listens there"):
+                await call
+        if body:  # a page without jobs is one
+            with pytest.raises(ConfigurationError, match="is no message of ours"):
+                await client.list_jobs(state=JobState.QUEUED)
+
+
+class Breaking:
+    """A gateway that is there for `there_s`, breaks off, and is away for one try, so many times."""
+
+    def __init__(self, breaks: int, there_s: float) -> None:
+        self._left, self._there_s, self.tries = 2 * breaks, there_s, 0
+
+    async def _goes(self, context: Any) -> None:
+        self.tries += 1
+        self._left -= 1
+        if self._left >= 0:
+            if self._left % 2:
+                await asyncio.sleep(self._there_s)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    async def generate(self, request: bytes, context: Any) -> bytes:
+        await self._goes(context)
+        return DONE
+
+    async def stream(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        if self._left % 2 == 0:
+            yield ACCEPTED
+        await self._goes(context)
+        yield RESULT
+
+
+async def test_every_break_is_waited_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "_REACHED_S", 0.6)
+    monkeypatch.setattr(clients, "_FIRST_DELAY_S", 0.05)
+    for kind in ("generate", "stream"):
+        breaking = Breaking(breaks=4, there_s=1.2)
+        async with (
+            gateway(unary=breaking.generate, stream=breaking.stream) as address,
+            AsyncClient(address, retry_s=3.0) as client,
+        ):
+            if kind == "generate":
+                assert (await client.generate("a fox")).png == b"png"
+            else:
+                events = [event async for event in client.generate_stream("a fox")]
+                assert [type(event) for event in events] == [Accepted, Picture]
+        assert breaking.tries == 9
+
+
+async def test_one_break_is_waited_for_as_long_as_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "_FIRST_DELAY_S", 0.05)
+    tries = 0
+
+    async def away(request: bytes, context: Any) -> bytes:
+        nonlocal tries
+        tries += 1
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        raise AssertionError
+
+    async with gateway(unary=away) as address, AsyncClient(address, retry_s=0.5) as client:
+        begun = asyncio.get_running_loop().time()
+        with pytest.raises(UnavailableError):
+            await client.generate("a fox")
+        assert asyncio.get_running_loop().time() - begun >= 0.5
+        assert tries >= 3
