@@ -12,7 +12,7 @@ from rich.text import Text
 
 from services.cli.connection import connected
 from services.cli.embedded import settings_from
-from services.cli.words import candidates_table, job_sheet, jobs_table, keep_picture, wide
+from services.cli.words import candidates_table, counted, job_sheet, jobs_table, keep_picture, wide
 from shared.client import AsyncClient
 from shared.errors import InvalidRequestError
 from shared.types import JobState
@@ -82,7 +82,10 @@ def cancel_job(job_id: JobId, target: Target = None, data_dir: DataDir = None, t
     Example: afterimage jobs cancel 01jd…
     """
     view = _ask(target, data_dir, tenant, lambda client: client.cancel(job_id))
-    wide().print(Text(f"{job_id} is {view.job.state.value}"))
+    after = (
+        f" after {counted(view.steps_run, 'step')}" if view.job.state is JobState.CANCELLED and view.steps_run else ""
+    )
+    wide().print(Text(f"{job_id} is {view.job.state.value}{after}"))
 
 
 def _ask(target: str | None, data_dir: Path | None, tenant: str, question: Callable[[AsyncClient], Awaitable[T]]) -> T:

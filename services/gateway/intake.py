@@ -15,13 +15,21 @@ from services.gateway.roster import Roster
 from services.gateway.sweeper import Confirmer, task_of
 from services.gateway.validation import Models, validate
 from shared.bus.hints import Hints
-from shared.errors import AfterimageError, BlobCorruptError, BlobMissingError, ConfigurationError, OverloadedError
+from shared.errors import (
+    AfterimageError,
+    BlobCorruptError,
+    BlobMissingError,
+    ConfigurationError,
+    OverloadedError,
+    StorageFullError,
+)
 from shared.exact import exact_key
 from shared.ids import new_id
 from shared.messages import JobQueued, StateLost, StateUsed
+from shared.models import ModelCard
 from shared.service import Context
 from shared.telemetry import METRICS, log
-from shared.types import Job, JobState, Plan, PlanSource, Result, Timings
+from shared.types import CacheMode, Job, JobState, Plan, PlanSource, Request, Result, Timings
 
 
 @dataclass(frozen=True)
@@ -69,16 +77,14 @@ class Intake:
         request, card = validate(message, self._models, self._settings, caller.tenant)
         body = body_hash(message) if caller.idempotency_key else ""
         try:
-            await self._admit()
+            planned, picture = await self._admitted(request, card)
         except OverloadedError:
-            # a retry takes up what was accepted, however full the queue is by now
+            # a retry takes up what was accepted, however full queue or disk are by now
             first = await self._first(caller, body)
             if first is None:
                 raise
             return Accepted(first, Timings(), confirmed=first.promised)
         try:
-            planned = await self._lookup.plan(request, card)
-            picture = await self._stored_picture(planned)
             planning_s = self._clock.monotonic() - start
             row, created = await self._backends.catalog.jobs.accept(
                 self._job(job_id, planned, picture),
@@ -105,10 +111,33 @@ class Intake:
             return None
         return await self._backends.catalog.jobs.first(caller.tenant, caller.idempotency_key, body)
 
+    async def _admitted(self, request: Request, card: ModelCard) -> tuple[Planned, bytes]:
+        """The plan of a request that there is room for, and its picture if it is an exact repeat, which a full disk
+        does not keep from its answer. Its row is to be written, and the queue told so. Raises OverloadedError."""
+        full = self._full_disk()
+        if full is not None and not _may_repeat(request):
+            raise full
+        await self._admit()
+        try:
+            planned = await self._lookup.plan(request, card)
+            picture = await self._stored_picture(planned)
+            if full is not None and not picture:
+                raise full
+        except BaseException:
+            self._queue.arrived()
+            raise
+        return planned, picture
+
+    def _full_disk(self) -> StorageFullError | None:
+        try:
+            if self._local_disk:
+                check_disk(shutil.disk_usage(self._local_disk).free, self._settings.min_free_bytes)
+        except StorageFullError as error:
+            return error
+        return None
+
     async def _admit(self) -> None:
-        """Raises OverloadedError when the queue or the disk is full; never refuses on an old count."""
-        if self._local_disk:
-            check_disk(shutil.disk_usage(self._local_disk).free, self._settings.min_free_bytes)
+        """Raises OverloadedError when the queue is full; never refuses on an old count."""
         now, limit = self._clock.monotonic(), self._settings.max_queued
         if self._queue.stale(now, limit):
             self._queue.counted(await self._backends.catalog.jobs.queued(), now)
@@ -172,6 +201,11 @@ class Intake:
             return False
         self._confirmer.sent(job.id)
         return True
+
+
+def _may_repeat(request: Request) -> bool:
+    """Whether a stored picture may be the answer: one that names its seed and reads the cache."""
+    return request.seed_given and request.cache in (CacheMode.AUTO, CacheMode.READ)
 
 
 def _queued(job: Job) -> JobQueued:

@@ -36,6 +36,8 @@ from shared.types import Job, JobState
 
 TENANT_KEY = "tenant"
 """Call metadata that names the tenant (API keys will)."""
+NOTED_S, LOOK_S = 2.0, 0.02
+"""A caller who cancels what runs waits for its worker's note on what it had cost; the row is looked at so often."""
 
 
 @dataclass
@@ -157,7 +159,7 @@ class GatewayService(GatewayServiceServicer):
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> pb.CancelJobResponse:
         job = await self._own(request.job_id, context)
-        return pb.CancelJobResponse(job=self._answers.job(await self._cancel(job.id)))
+        return pb.CancelJobResponse(job=self._answers.job(await self._noted(await self._cancel(job.id))))
 
     # ---- what handlers share ----
 
@@ -239,6 +241,16 @@ class GatewayService(GatewayServiceServicer):
         job: Job = await self._jobs.cancel(job_id)
         if job.state is JobState.CANCELLED:
             self._hints.tell(JobCancelled(job_id))  # a worker that misses it finds out at its next write
+        return job
+
+    async def _noted(self, job: Job) -> Job:
+        """A cancelled job with what its worker noted, where one had it and says so in time."""
+        now, look_s = asyncio.get_running_loop().time, LOOK_S
+        end = now() + NOTED_S
+        while job.state is JobState.CANCELLED and job.worker and job.result is None and now() < end:
+            await asyncio.sleep(look_s)
+            look_s = min(2 * look_s, 0.25)
+            job = await self._jobs.get(job.id)
         return job
 
     def _arm(self, job: Job) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from services.gateway.service import GatewayService
 from shared.client import Accepted, AsyncClient, Picture, Progress, Waiting
 from shared.errors import (
     CancelledError,
@@ -19,7 +20,7 @@ from shared.errors import (
     StorageFullError,
     UnavailableError,
 )
-from shared.types import JobState
+from shared.types import JobState, PlanSource
 from tests.flows.conftest import Make
 from tests.flows.house import SLOW, House, house
 
@@ -56,10 +57,11 @@ async def test_cancelling_takes_effect_between_steps_and_the_batch_goes_on(make:
         again = await it.client.cancel(picture.job.id)
 
     assert view.job.state is JobState.CANCELLED
+    assert 0 < view.steps_run == cost.steps_run < 500
+    assert view.timings.total_s > 0
     assert cancelled_s < 5.0  # of ten seconds that it would have run
     assert picture.steps_run == 30
     assert again.job.state is JobState.SUCCEEDED  # too late: it had ended
-    assert 0 < cost.steps_run < 500
     assert cost.timings.total_s > 0
 
 
@@ -136,6 +138,28 @@ async def test_a_full_disk_refuses_before_accepting(make: Make) -> None:
             await it.client.generate("no room")
         assert refused.value.retry_after_s
         assert (await it.client.list_jobs())[0] == []
+
+
+async def test_an_exact_repeat_needs_no_room(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is drawn or stored for it but a row; what is not one is refused as ever."""
+    async with house(make(large="noop:")) as it:
+        first = await it.generate("a red fox", seed=7)
+        gateway = next(service for service in it.process.services if isinstance(service, GatewayService))
+        full = it.process.context.settings.model_copy(update={"min_free_bytes": 2**60})
+        monkeypatch.setattr(gateway._intake, "_settings", full)
+        repeat = await it.client.generate("a red fox", steps=10, seed=7)
+        assert (repeat.plan.source, repeat.png, repeat.steps_run) == (PlanSource.EXACT, first.png, 0)
+        others: tuple[dict[str, Any], ...] = (
+            {"seed": 8},
+            {},
+            {"seed": 7, "cache": "off"},
+            {"seed": 7, "cache": "write"},
+        )
+        for other in others:
+            with pytest.raises(StorageFullError, match="min_free_bytes"):
+                await it.client.generate("a red fox", steps=10, **other)
+        rows, _ = await it.client.list_jobs()
+        assert [row.job.id for row in rows] == [repeat.job.id, first.job.id]
 
 
 async def test_a_client_that_waits_for_a_full_disk_hears_why_and_for_how_long(make: Make) -> None:
