@@ -14,6 +14,11 @@ def undrawn(read: int, length: int) -> str:
     return f"{_UNDRAWN}{read} of {length} tokens were read"
 
 
+def of_negative(warning: str) -> str:
+    """What `undrawn` says, of the negative prompt."""
+    return f"negative_{warning}" if warning.startswith(_UNDRAWN) else warning
+
+
 def told_once(warnings: Iterable[str]) -> tuple[str, ...]:
     """Each warning once, and one for a prompt that is too long: the model's, which says how far it was read."""
     once = tuple(dict.fromkeys(warnings))

@@ -35,6 +35,7 @@ from services.gpu_worker.scheduler import Decision, decide
 from services.gpu_worker.threads import StepThreads
 from shared.errors import CancelledError, DeadlineError, ModelError
 from shared.telemetry import log
+from shared.unread import of_negative
 
 Outcome = list[tuple[Row, Stepped | Exception]]
 
@@ -283,10 +284,10 @@ def make_row(family: Family, task: Task) -> Row:
 
 def _warnings(row: Row) -> tuple[str, ...]:
     """What of the request's words goes unread."""
-    said = [encoding.warning for encoding in (row.encoding, row.negative) if encoding is not None and encoding.warning]
+    said = [row.encoding.warning, of_negative(row.negative.warning) if row.negative is not None else ""]
     if row.task.negative_prompt and row.negative is None:
-        said.append("negative prompt: not read, because there is no unconditional half (guidance ≤ 1, or embedded)")
-    return tuple(said)
+        said.append("negative_prompt: not read, because there is no unconditional half (guidance ≤ 1, or embedded)")
+    return tuple(filter(None, said))
 
 
 def _on_device(latent: Latent, family: Family) -> torch.Tensor:

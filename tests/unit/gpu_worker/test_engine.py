@@ -356,6 +356,12 @@ def test_a_prompt_the_encoder_cannot_take_in_is_a_warning(family: UNetFamily) ->
     assert joined.warnings == ("prompt: only the first 22 of 120 tokens were read",)
 
 
+def test_a_negative_prompt_that_is_too_long_is_warned_of_by_its_own_name(family: UNetFamily) -> None:
+    asked = task(negative_prompt="word " * 30, steps=1, guidance=2.0)
+    joined = next(event for event in drive(family, [(0, asked)]) if isinstance(event, Joined))
+    assert joined.warnings == ("negative_prompt: only the first 22 of 120 tokens were read",)
+
+
 def test_one_id_cannot_ride_twice(family: UNetFamily) -> None:
     engine = Engine({"large": family})
     engine.submit(task("a"))
