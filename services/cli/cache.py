@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # the catalog's imports take a second that --help need not wa
 
 TIMEOUT_S = 30.0
 DataDir = Annotated[Path | None, typer.Option(help="Data directory of the Afterimage whose cache is meant.")]
+Target = Annotated[str | None, typer.Option(help="host:port of a cache maintainer that runs as its own process.")]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,18 +40,18 @@ app = typer.Typer(
         "Look into the cache, and purge it.\n\n"
         "Of a data directory: talks to the process that works there over its private socket (never over the public "
         "port); when none runs, opens the cache itself. With a catalog on a server: talks to the cache maintainer that "
-        "AFTERIMAGE_CACHE_MAINTAINER_ADDRESS names."
+        "--target or AFTERIMAGE_CACHE_MAINTAINER_ADDRESS names."
     ),
 )
 
 
 @app.command("stats")
-def stats(data_dir: DataDir = None) -> None:
+def stats(data_dir: DataDir = None, target: Target = None) -> None:
     """How much is kept, by start step K, and how often it was used.
 
-    Example: afterimage cache stats
+    Examples: afterimage cache stats · afterimage cache stats --target 10.0.0.7:50051
     """
-    reply = _ask(data_dir, "Stats", pb.StatsRequest())
+    reply = _ask(data_dir, target, "Stats", pb.StatsRequest())
     out = wide()
     share = f" ({reply.bytes / reply.max_bytes:.0%} of {_size(reply.max_bytes)})" if reply.max_bytes else ""
     out.print(f"{reply.entries} entries, {reply.states} states, {_size(reply.bytes)}{share}, policy {reply.policy}")
@@ -73,16 +74,18 @@ def inspect(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, newest first.")] = 20,
     after: Annotated[str, typer.Option(help="Token of the next page, as the last page printed it.")] = "",
     data_dir: DataDir = None,
+    target: Target = None,
 ) -> None:
     """Which pictures can be started from, and which of their states are there.
 
     Example: afterimage cache inspect --limit 5
     """
-    entries, after = _entries(data_dir, entry_id, limit, after)
+    entries, after = _entries(_settings(data_dir, target), entry_id, limit, after)
     out = wide()
     out.print(entries_table(entries, out.width))
     if after:
-        out.print(f"more: afterimage cache inspect --limit {limit} --after {after}", highlight=False)
+        there = f" --target {target}" if target else ""
+        out.print(f"more: afterimage cache inspect --limit {limit} --after {after}{there}", highlight=False)
 
 
 def entries_table(entries: Sequence[pb.Entry], width: int = WIDE) -> Table:
@@ -113,13 +116,17 @@ def entries_table(entries: Sequence[pb.Entry], width: int = WIDE) -> Table:
     return fitted(columns, rows, width)
 
 
-def _entries(data_dir: Path | None, entry_id: str, limit: int, after: str) -> tuple[list[pb.Entry], str]:
+def _settings(data_dir: Path | None, target: str | None) -> Settings:
+    return settings_from(data_dir=data_dir, cache_maintainer_address=target)
+
+
+def _entries(settings: Settings, entry_id: str, limit: int, after: str) -> tuple[list[pb.Entry], str]:
     """`limit` entries, however small the maintainer's pages are, and the token of what follows them."""
 
     async def read() -> tuple[list[pb.Entry], str]:
         entries: list[pb.Entry] = []
         token = after
-        async with _maintainer(settings_from(data_dir=data_dir)) as stub:
+        async with _maintainer(settings) as stub:
             while True:
                 asked = pb.InspectRequest(entry_id=entry_id, page_size=limit - len(entries), page_token=token)
                 reply = await rpc.call(stub.Inspect, asked, timeout_s=TIMEOUT_S)
@@ -139,6 +146,7 @@ def purge(
     everything: Annotated[bool, typer.Option("--all", help="The whole cache.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     data_dir: DataDir = None,
+    target: Target = None,
 ) -> None:
     """Throw cached latents away, and start nothing from those pictures again; they stay with their jobs.
 
@@ -155,7 +163,7 @@ def purge(
         ((name, value),) = chosen.items()
         what = "the whole cache" if everything else f"{name.removesuffix('_id')} {value} from the cache"
         typer.confirm(f"Purge {what}? Pictures that belong to jobs stay.", abort=True)
-    reply = _ask(data_dir, "Purge", pb.PurgeRequest(**chosen))
+    reply = _ask(data_dir, target, "Purge", pb.PurgeRequest(**chosen))
     wide().print(f"purged {reply.entries} entries, {reply.states} states, {_size(reply.bytes)}")
 
 
@@ -199,9 +207,9 @@ async def _repaired(settings: Settings, console: Console) -> Repaired:
         return await repair_index(catalog, index, lambda checked: bar.advance(task, checked))
 
 
-def _ask(data_dir: Path | None, method: str, request: Any) -> Any:
+def _ask(data_dir: Path | None, target: str | None, method: str, request: Any) -> Any:
     async def asked() -> Any:
-        async with _maintainer(settings_from(data_dir=data_dir)) as stub:
+        async with _maintainer(_settings(data_dir, target)) as stub:
             return await rpc.call(getattr(stub, method), request, timeout_s=TIMEOUT_S)
 
     return asyncio.run(asked())
@@ -219,7 +227,7 @@ async def _maintainer(settings: Settings) -> AsyncIterator[Any]:
     if not settings.catalog_url.startswith("sqlite"):  # one started here would lead, with this shell's settings
         raise ConfigurationError(
             "cache_maintainer_address: a catalog on a server has its cache maintainer in a process of its own; name "
-            "that: AFTERIMAGE_CACHE_MAINTAINER_ADDRESS=host:port (`make stack-up` prints it)"
+            "that: AFTERIMAGE_CACHE_MAINTAINER_ADDRESS=host:port (`make stack-up` prints it), or --target"
         )
     data = settings.data_dir.absolute()
     if not data.exists() and str(data) in settings.catalog_url:  # nothing is made by asking

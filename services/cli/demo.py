@@ -27,6 +27,7 @@ from shared import telemetry
 from shared.client import AsyncClient, Picture
 from shared.client import Progress as Step
 from shared.errors import AfterimageError
+from shared.models import added
 from shared.types import PlanSource
 
 if TYPE_CHECKING:
@@ -42,10 +43,13 @@ def demo(
     out: Annotated[Path, Optional("--out", "-o", help="Folder of the report.")] = Path("out/demo"),
     seed: Annotated[int, Optional(help="Seed of every picture.")] = 7,
     steps: Annotated[int | None, Optional(help="Denoising steps T; default: the model's.")] = None,
-    large: Annotated[str | None, Optional(help="Model: a bundled name, a diffusers folder, or a hub id.")] = None,
+    large: Annotated[str | None, Optional(help="Model: a name of `models list`, a folder, or a hub id.")] = None,
     small: Annotated[str | None, Optional(help="Models that go on from its pictures, e.g. bundled:small.")] = None,
     encoder: Annotated[str | None, Optional(help="CLIP encoder: a bundled name, a folder, or a hub id.")] = None,
     device: Annotated[str | None, Optional(help="auto, cpu, cuda …")] = None,
+    data_dir: Annotated[
+        Path | None, Optional(help="Where `models add` keeps names; nothing else of it is used.")
+    ] = None,
 ) -> None:
     """Draw a short session of prompts as a user would refine them, with the cache and without it.
 
@@ -60,10 +64,13 @@ def demo(
       afterimage demo --seed 11 --out /tmp/demo
 
       afterimage demo --small bundled:small
+
+      afterimage demo --large my-finetune
     """
     telemetry.configure_logging("error")
     console = wide()
     with tempfile.TemporaryDirectory(prefix="afterimage-demo-") as data:
+        added.copy(settings_from(data_dir=data_dir).data_dir, Path(data))
         settings = settings_from(data_dir=Path(data), large=large, small=small, encoder=encoder, device=device)
         at_once = settings.model_copy(update={"picture_batch_s": 0.0})  # each prompt waits for all that came before
         rows = asyncio.run(_draw_session(at_once, seed, steps, console))

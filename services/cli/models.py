@@ -135,7 +135,34 @@ def add(
     added.add(settings.data_dir, chosen, found)
     out = wide()
     out.print(Text(f"{chosen} is {found} ({card.family or 'family not known before it is fetched'})"))
-    out.print(Text(f"check it: afterimage models check {chosen}    serve it: afterimage up --large {chosen}"))
+    where = f" --data-dir {data_dir}" if data_dir else ""
+    uses = {"check": f"models check {chosen}", "try": f"demo --large {chosen}", "serve": f"up --large {chosen}"}
+    out.print(Text("    ".join(f"{use} it: afterimage {command}{where}" for use, command in uses.items())))
+
+
+@app.command("remove")
+def remove(
+    name: Annotated[str, typer.Argument(help="A name that `models add` gave.")], data_dir: DataDir = None
+) -> None:
+    """Forget a name that `models add` gave. The checkpoint stays where it is: no file of it is deleted.
+
+    Says how much of the disk deleting it would free, and where it lies. Models that ship or are known stay.
+
+    [bold]Example[/bold]
+
+      afterimage models remove my-finetune
+    """
+    settings = settings_from(data_dir=data_dir)
+    known = added.added(settings.data_dir)
+    if name in bundled_cards() and name not in known:
+        raise ModelError(f"name: {name!r} ships with Afterimage and stays; `models add` gave none of that name")
+    path = added.remove(settings.data_dir, name)
+    out, folder = wide(), Path(path) if Path(path).is_dir() else hub.cached(path) if is_hub_id(path) else None
+    others = sorted(other for other, its in known.items() if its == path and other != name)
+    out.print(Text(f"{name} is free; it was {path}" + (f", which is also {', '.join(others)}" if others else "")))
+    if folder is not None:
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        out.print(Text(f"nothing was deleted: {folder} has {memory.said(size)}, which deleting it would free"))
 
 
 def models_table(settings: Settings, width: int = WIDE) -> Table:

@@ -1,10 +1,11 @@
-"""Names that a person gave to models, kept in the data directory: `afterimage models add`."""
+"""Names that a person gave to models, kept in the data directory: `afterimage models add` and `remove`."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from shared.errors import ModelError
@@ -23,7 +24,28 @@ def add(data_dir: Path, name: str, path: str) -> None:
     """Registers a name, or gives a registered one another path. Raises ModelError for a name that cannot be one."""
     if not NAME.fullmatch(name):
         raise ModelError(f"name: must be lower-case letters, digits, '.', '_' or '-', at most 63 (got {name!r})")
+    _write(data_dir, {**added(data_dir), name: path})
+
+
+def remove(data_dir: Path, name: str) -> str:
+    """Forgets a registered name; the path or hub id that it stood for. Raises ModelError for one that is none."""
+    known = added(data_dir)
+    if name not in known:
+        given = ", ".join(sorted(known)) or "none"
+        raise ModelError(f"name: {name!r} was not given by `models add` in {data_dir} (there are: {given})")
+    path = known.pop(name)
+    _write(data_dir, known)
+    return path
+
+
+def copy(data_dir: Path, to: Path) -> None:
+    """Registers the same names in another data directory."""
+    if known := added(data_dir):
+        _write(to, known)
+
+
+def _write(data_dir: Path, names: Mapping[str, str]) -> None:
     data_dir.mkdir(parents=True, exist_ok=True)
     whole = data_dir / f"{FILE}.new"
-    whole.write_text(json.dumps({**added(data_dir), name: path}, indent=2) + "\n")
+    whole.write_text(json.dumps(names, indent=2) + "\n")
     os.replace(whole, data_dir / FILE)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from services.cli.app import app
 from services.cli.embedded import announced
 from services.cli.generate import draw
+from shared.models import tiny
 from shared.types import JobState
 from tests.flows.conftest import Make
 from tests.flows.house import SLOW, house
@@ -107,6 +108,16 @@ def test_the_demo_draws_both_ways_and_leaves_a_report(tmp_path: Path) -> None:
     assert (out / "report.html").read_text().startswith("<!doctype html>")
     assert "11 pictures" in result.output
     assert not (tmp_path / ".afterimage").exists()  # its cache was its own, and is gone
+
+
+def test_the_demo_takes_a_name_that_was_added(tmp_path: Path) -> None:
+    """The very command that `models add` prints."""
+    folder = tiny.build(tmp_path / "models", seed=3, name="other", clip=False) / "other"
+    run("models", "add", folder, "--name", "mine", "--data-dir", "names")
+    run("demo", "--large", "mine", "--data-dir", "names", "--steps", 2, "--out", "demo")
+    read = json.loads((tmp_path / "demo" / "summary.json").read_text())
+    assert {request["model"] for request in read["requests"]} == {"mine"}
+    assert [path.name for path in (tmp_path / "names").iterdir()] == ["models.json"]
 
 
 async def test_an_interrupted_generate_takes_its_job_along(make: Make) -> None:

@@ -6,15 +6,18 @@ import asyncio
 import io
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from services.cache_maintainer.service import PAGE
+from services.cache_maintainer.service import PAGE, CacheMaintainerService
 from services.cli import cache
+from services.global_monitor.service import GlobalMonitorService
 from shared.backends import open_backends
 from shared.catalog import open_catalog
-from shared.errors import ConfigurationError
+from shared.errors import ConfigurationError, UnavailableError
+from shared.service import running
 from shared.settings import Settings
 from shared.types import IndexFilter
 from tests.contracts.conftest import an_empty_weaviate
@@ -35,6 +38,25 @@ async def test_inspect_shows_as_many_entries_as_it_was_asked_for(
     await asyncio.to_thread(cache.inspect, "", PAGE + 10, "", settings.data_dir)
     assert len(set(re.findall(r"prompt \d+", shown.getvalue()))) == PAGE + 10
     assert "more: afterimage cache inspect" in shown.getvalue()
+
+
+async def test_a_target_is_asked_whatever_the_data_directory_holds(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, elsewhere = io.StringIO(), tmp_path / "elsewhere"
+    monkeypatch.setattr(cache, "wide", lambda: Console(file=shown, width=400))
+    async with running([CacheMaintainerService()], settings) as process:
+        await process.context.backends.catalog.entries.add(replace(an_entry(), prompt="a fox"), {})
+        await asyncio.to_thread(cache.stats, elsewhere, process.address)
+        await asyncio.to_thread(cache.inspect, "", 5, "", elsewhere, process.address)
+        assert "1 entries, " in shown.getvalue()
+        assert "a fox" in shown.getvalue()
+    with pytest.raises(UnavailableError):
+        await asyncio.to_thread(cache.stats, elsewhere, process.address)
+    async with running([GlobalMonitorService()], settings.model_copy(update={"data_dir": tmp_path / "other"})) as other:
+        with pytest.raises(ConfigurationError, match="another service, or another version of this one, listens there"):
+            await asyncio.to_thread(cache.stats, elsewhere, other.address)
+    assert not elsewhere.exists()
 
 
 async def test_with_a_catalog_on_a_server_its_own_maintainer_is_asked_and_none_is_started(

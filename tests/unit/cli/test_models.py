@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from services.cli import models
 from shared.errors import ModelError
-from shared.models import find_card, tiny_families
+from shared.models import added, find_card, tiny_families
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 def test_list_shows_bundled_added_and_known_ones(sana: Path, shown: io.StringIO, tmp_path: Path) -> None:
     models.add(str(sana), name="mine", data_dir=tmp_path)
     assert f"mine is {sana} (sana)" in shown.getvalue()
+    assert f"afterimage demo --large mine --data-dir {tmp_path}" in shown.getvalue()
     models.list_models(data_dir=tmp_path)
     lines = {line.split()[1]: line for line in shown.getvalue().splitlines() if line.startswith("│")}
     assert {"large", "small", "mine", "sdxl", "sd-3.5-large", "flux.1-dev", "sana-1.6b"} <= set(lines)
@@ -89,6 +91,25 @@ def test_a_name_whose_folder_went_is_listed_and_hides_no_other(sana: Path, shown
     assert {"large", "here", "sdxl"} <= set(lines)
     with pytest.raises(ModelError, match=r"path: 'noop:\?step_ms=1' only waits; name a folder"):
         models.add("noop:?step_ms=1", name="waits", data_dir=tmp_path)
+
+
+def test_a_name_is_removed_and_nothing_else(sana: Path, shown: io.StringIO, tmp_path: Path) -> None:
+    for name in ("mine", "again"):
+        models.add(str(sana), name=name, data_dir=tmp_path)
+    models.remove("mine", data_dir=tmp_path)
+    said = shown.getvalue()
+    assert f"mine is free; it was {sana}, which is also again" in said
+    assert re.search(rf"nothing was deleted: {sana} has [\d.]+ [KM]iB, which deleting it would free", said)
+    assert added.added(tmp_path) == {"again": str(sana)}
+    assert find_card(str(sana)).family == "sana"
+    models.add(str(sana), name="mine", data_dir=tmp_path)  # the name is free
+    with pytest.raises(ModelError, match="name: 'large' ships with Afterimage and stays"):
+        models.remove("large", data_dir=tmp_path)
+    with pytest.raises(
+        ModelError, match=r"name: 'sdxl' was not given by `models add` in .* \(there are: again, mine\)"
+    ):
+        models.remove("sdxl", data_dir=tmp_path)
+    assert set(added.added(tmp_path)) == {"again", "mine"}
 
 
 def test_names_of_bundled_models_and_wrong_paths_are_refused(sana: Path, tmp_path: Path) -> None:
