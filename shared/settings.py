@@ -79,7 +79,7 @@ class Settings(BaseSettings):
     encoder: str = Field("bundled:clip", description="Text/image encoder: bundled:NAME, a folder, or a hub id.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0 …")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="What weights are loaded and compute in; auto: what the model's card says."
+        "auto", description="What weights are loaded and compute in; auto: the model's card's, on a CPU float32."
     )
     offload: Literal["none", "model", "sequential"] = Field(
         "none",

@@ -63,9 +63,10 @@ def alone(settings: Settings) -> Settings:
 @contextlib.asynccontextmanager
 async def embedded(settings: Settings) -> AsyncIterator[Running]:
     """Everything in this process, on a port of its own, until the block ends."""
+    from shared.devices import placed
     from shared.service import running
 
-    async with running(all_services(settings.workers), alone(settings)) as process:
+    async with running(all_services(settings.workers), alone(placed(settings))) as process:
         yield process
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 from services.cli.embedded import settings_from
 from services.cli.tables import WIDE, Column, fitted
 from services.cli.words import wide
+from shared.devices import placed
 from shared.errors import ModelError
 from shared.models import added, checkpoint, hub, memory
 from shared.models.card import BUNDLED, KNOWN, bundled_cards, find_card, is_hub_id, served_card
@@ -72,7 +73,9 @@ def list_models(data_dir: DataDir = None) -> None:
 def check(
     model: Model,
     run: Annotated[bool, typer.Option(help="Load it and draw one picture in two steps at its smallest size.")] = False,
-    dtype: Annotated[str | None, typer.Option(help="auto (the card's), float32, bfloat16, float16.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="auto (the card's; on a CPU float32), float32, bfloat16, float16.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda …; with --run.")] = None,
     offload: Annotated[
         str | None,
@@ -95,6 +98,7 @@ def check(
       afterimage models check stabilityai/stable-diffusion-3.5-large --dtype bfloat16 --offload model
     """
     settings = settings_from(data_dir=data_dir, large=model, dtype=dtype, device=device, offload=offload)
+    settings = placed(settings) if run else settings  # without it torch need not be imported
     out, card = wide(), served_card(settings)
     folder = _here(card)
     card = _counted(card, folder)
@@ -251,10 +255,9 @@ def _draw(card: ModelCard, settings: Settings, out: Console) -> None:
     from services.gpu_worker.events import Finished, Left
     from services.gpu_worker.families import load_family
     from services.gpu_worker.rows import Task
-    from shared.devices import chosen_device
 
     begun = time.monotonic()
-    family = load_family(card, device=chosen_device(settings.device), offload=settings.offload)
+    family = load_family(card, device=settings.device, offload=settings.offload)
     loaded_s = time.monotonic() - begun
     engine = Engine({card.name: family})
     size = memory.smallest(card)

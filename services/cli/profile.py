@@ -20,7 +20,7 @@ from rich.text import Text
 
 from services.cli.embedded import settings_from
 from services.cli.words import wide
-from shared.devices import chosen_device
+from shared.devices import placed
 from shared.errors import ConfigurationError, InvalidRequestError
 from shared.models.k_table import IMAGE_STEPS, KTable, profile_kind, profile_of, table_file, table_to_json
 from shared.settings import Settings
@@ -125,8 +125,8 @@ def _prepared(
     from services.trainer.judge_net import load_judge
     from shared.models.card import BUNDLED, served_card
 
-    card = served_card(settings)
-    device = chosen_device(settings.device)
+    settings = placed(settings)
+    card, device = served_card(settings), settings.device
     family = load_family(card, device=device, offload=settings.offload)
     eye = Encoder(encoder_folder(settings.encoder))
     pictures, measure = _others(settings, family, images_from, against, fresh_noise, device)
@@ -141,6 +141,7 @@ def _prepared(
     about = {
         "model": card.name,
         "weights_hash": card.weights_hash,
+        "dtype": card.dtype,
         "encoder_hash": eye.hash,
         "steps": steps,
         "ks": ks,
@@ -149,14 +150,19 @@ def _prepared(
         "judged": known,
     }
     if pictures:
-        about |= {"images_from": pictures.card.name, "images_weights_hash": pictures.card.weights_hash}
+        about |= _of("images", "images_from", pictures)
     if measure:
-        about |= {"against": measure.card.name, "against_weights_hash": measure.card.weights_hash}
+        about |= _of("against", "against", measure)
     reader = load_judge(folder) if known else None
     profiler = Profiler(
         family, eye, reader, ks, steps, settings.state_codec, fresh_noise, settings.max_rows, pictures, measure
     )
     return profiler, about
+
+
+def _of(prefix: str, name: str, family: Family) -> dict[str, str]:
+    card = family.card
+    return {name: card.name, f"{prefix}_weights_hash": card.weights_hash, f"{prefix}_dtype": card.dtype}
 
 
 def _others(
@@ -229,7 +235,9 @@ def _resumed(path: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
     if not path.exists() or not path.stat().st_size:
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    if json.loads(lines[0]) != about:
+    # runs did not say it before there were any in half precision
+    unsaid = {name: "float32" for name in about if name.endswith("dtype")}
+    if unsaid | json.loads(lines[0]) != about:
         raise ConfigurationError(f"{path}: was measured with other settings; move it away or choose another --out")
     records = [json.loads(line) for line in lines[1:] if line.endswith("\n")]
     of_pair = Counter(record["pair"] for record in records)

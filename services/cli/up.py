@@ -39,7 +39,9 @@ def up(
     ] = None,
     encoder: Annotated[str | None, Optional(help="CLIP encoder: a bundled name, a folder, or a hub id.")] = None,
     device: Annotated[str | None, Optional(help="auto, cpu, cuda, cuda:1 …")] = None,
-    dtype: Annotated[str | None, Optional(help="auto (the model's card), float32, bfloat16, float16.")] = None,
+    dtype: Annotated[
+        str | None, Optional(help="auto (the model's card; on a CPU float32), float32, bfloat16, float16.")
+    ] = None,
     offload: Annotated[
         str | None, Optional(help="none; model: its parts take turns on the device; sequential: layer by layer.")
     ] = None,
@@ -76,6 +78,7 @@ def up(
       afterimage up --large stable-diffusion-v1-5/stable-diffusion-v1-5 --encoder openai/clip-vit-large-patch14
     """
     settings = settings_from(**locals())
+    from shared.devices import placed
     from shared.loop import run
     from shared.service import serve
 
@@ -92,4 +95,4 @@ def up(
             out.print(f"metrics {metrics} · data {settings.data_dir.absolute()} · model {names}")
             out.print("Draw: afterimage generate 'a red fox in the snow'    Stop: Ctrl-C", highlight=False)
 
-        run(serve(all_services(settings.workers), settings, on_ready=ready))
+        run(serve(all_services(settings.workers), placed(settings), on_ready=ready))

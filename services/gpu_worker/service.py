@@ -32,6 +32,7 @@ from services.gpu_worker.turns import Turns
 from services.gpu_worker.warm import load_warm
 from shared.blobs.ahead import ReadAhead
 from shared.bus import Delivery
+from shared.devices import placed
 from shared.errors import (
     AfterimageError,
     CancelledError,
@@ -68,7 +69,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         self._number = number
 
     async def start(self, context: Context) -> None:
-        settings, self._context, bus = context.settings, context, context.backends.bus
+        settings, self._context, bus = placed(context.settings), context, context.backends.bus
         self.worker = f"{socket.gethostname()}-{os.getpid()}" + (f"-{self._number}" if self._number > 1 else "")
         self._models = Resident(
             served_cards(settings), partial(load_warm, settings=settings), limit_bytes=settings.resident_bytes

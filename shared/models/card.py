@@ -216,13 +216,15 @@ def served_cards(settings: Settings) -> dict[str, ModelCard]:
 
 
 def card_for(name_or_path: str, settings: Settings) -> ModelCard:
-    """The card of a model that these settings name, computing in their dtype (`auto`: the card's own): every service
-    must ask here, so that all of them mean the same CompatKey. A hub id that nothing is known of has its configurations
-    fetched."""
+    """The card of a model that these settings name, computing in their dtype (`auto`: the card's own, on a CPU float32,
+    since half precision is slow or missing there): every service must ask here, so that all of them mean the same
+    CompatKey. A hub id that nothing is known of has its configurations fetched."""
     card = find_card(name_or_path, data_dir=settings.data_dir)
     if not card.family:
         card = card_of_weights(hub.configurations(card.path, card.name), card.name, card.path)
-    return card if settings.dtype == "auto" else replace(card, dtype=settings.dtype)
+    if settings.dtype != "auto":
+        return replace(card, dtype=settings.dtype)
+    return replace(card, dtype="float32") if settings.device == "cpu" else card
 
 
 def find_card(name_or_path: str, *, root: Path = BUNDLED, data_dir: Path | None = None) -> ModelCard:

@@ -61,6 +61,9 @@ async def test_a_profile_is_measured_resumed_and_stored(models: Path, tmp_path: 
     rows = tmp_path / "profile" / "rows.jsonl"
     lines = rows.read_text().splitlines()
     assert len(lines) == 1 + 4 * 5
+    about = json.loads(lines[0])
+    assert about.pop("dtype") == "float32"
+    lines[0] = json.dumps(about)  # as runs began before they said it
     rows.write_text("\n".join(lines[:13]) + "\n" + lines[13][:20])  # killed in the middle of the third pair
     second = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4", "--alphas", "0.5")
     assert second.exit_code == 0, second.output + repr(second.exception)
@@ -86,6 +89,10 @@ async def test_a_profile_is_measured_resumed_and_stored(models: Path, tmp_path: 
     assert stored is not None
     assert table_from_json(stored).levels == table.levels
 
+    rows.write_text(rows.read_text().replace("{", '{"dtype": "float16", ', 1))
+    half = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4")
+    assert "other settings" in str(half.exception)
+
     other = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4", "--seed", "9")
     assert isinstance(other.exception, ConfigurationError)
     assert "other settings" in str(other.exception)
@@ -100,6 +107,7 @@ async def test_a_profile_from_pictures_of_another_model(models: Path, tmp_path: 
     about, *records = map(json.loads, (tmp_path / "out" / "rows.jsonl").read_text().splitlines())
     assert about["ks"] == [1, 2, 3, 4, 5, 6]  # of 10, as 5 to 30 are of 50
     assert (about["model"], about["images_from"], about["against"]) == ("small", "large", "large")
+    assert [about[name] for name in ("dtype", "images_dtype", "against_dtype")] == ["float32"] * 3
     table = table_from_json(json.loads((tmp_path / "out" / "image_k_table_large_0.5.json").read_text()))
     assert (table.images_from, table.images_weights_hash) == ("large", find_card(str(models / "large")).weights_hash)
     catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/catalog.sqlite3")

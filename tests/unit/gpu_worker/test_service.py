@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +24,7 @@ from shared.messages import (
     Progress,
     lane_of,
 )
+from shared.models.card import find_card, write_card
 from shared.types import Job, JobState, Size
 from tests.unit.gpu_worker.worker import SLOW, STEPS, Bench, running_worker
 
@@ -247,6 +251,18 @@ async def test_describe_says_what_is_loaded(bench: Bench) -> None:
     assert (model.model, model.dtype, model.sampler) == ("large", "float32", bench.service._place.card.sampler_id)
     assert model.bytes > 100_000
     assert model.step_s[1] > 0
+
+
+async def test_a_card_of_half_precision_is_loaded_in_float32_on_a_cpu(tiny_folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(tiny_folder / "large", tmp_path / "half")
+    card = find_card(str(copy))
+    write_card(replace(card, name="half", dtype="float16"), copy)
+    for asked, found in (("auto", "float32"), ("bfloat16", "bfloat16")):
+        async with running_worker(tmp_path / asked, str(copy), dtype=asked) as bench:
+            (model,) = (await bench.service.Describe(pb.DescribeRequest(), None)).models
+            assert (model.model, model.dtype) == ("half", found)
+            family: Any = bench.service._models.families["half"]
+            assert str(next(family.denoiser.parameters()).dtype) == f"torch.{found}"
 
 
 async def test_the_same_request_gives_the_same_bytes_in_any_company(bench: Bench) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.devices import placed
 from shared.errors import ConfigurationError, InvalidRequestError, ModelError
 from shared.models import (
     ModelCard,
@@ -22,7 +23,7 @@ from shared.models import (
     tiny,
     weights_hash,
 )
-from shared.models.card import BUNDLED, SHIPPED, bundled_cards, write_card
+from shared.models.card import BUNDLED, SHIPPED, bundled_cards, card_for, write_card
 from shared.settings import Settings
 from shared.types import Size
 
@@ -53,6 +54,22 @@ def test_the_large_model_comes_first_and_the_small_ones_as_they_are_named(settin
     assert list(served_cards(settings.model_copy(update={"large": "noop:"}))) == ["noop"]
     with pytest.raises(ConfigurationError, match="noop"):
         served_cards(settings.model_copy(update={"large": "noop:", "small": "noop:?step_ms=1"}))
+
+
+@pytest.mark.parametrize("name", ["sd-1.5", "sd-2.1", "sdxl", "sana-1.6b"])
+def test_on_a_cpu_auto_is_float32(settings: Settings, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dtype(**changes: str) -> str:
+        return card_for(name, settings.model_copy(update=changes)).dtype
+
+    half = {"sana-1.6b": "bfloat16"}.get(name, "float16")
+    assert [dtype(), dtype(device="cuda"), dtype(device="cpu")] == [half, half, "float32"]
+    assert dtype(device="cpu", dtype="bfloat16") == "bfloat16"  # whoever says so gets it
+    for gpu, device in ((False, "cpu"), (True, "cuda")):
+        monkeypatch.setattr("torch.cuda.is_available", lambda gpu=gpu: gpu)
+        assert (placed(settings).device, placed(settings.model_copy(update={"device": "cuda:1"})).device) == (
+            device,
+            "cuda:1",
+        )
 
 
 def test_a_folder_without_a_card_takes_the_defaults(folder: Path, tmp_path: Path) -> None:
