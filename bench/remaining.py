@@ -8,11 +8,16 @@ from collections.abc import Callable
 EVERY_S = 15.0
 
 
+def _say(line: str) -> None:
+    """At once, into a file too: hours of silence look like a run that hangs."""
+    print(line, flush=True)
+
+
 class Remaining:
     """Counts from its making on; `clock`: monotonic seconds."""
 
     def __init__(
-        self, title: str, total: int, *, clock: Callable[[], float] = time.monotonic, say: Callable[[str], None] = print
+        self, title: str, total: int, *, clock: Callable[[], float] = time.monotonic, say: Callable[[str], None] = _say
     ) -> None:
         self._title, self._total, self._clock, self._say = title, total, clock, say
         self._begun = self._said = clock()

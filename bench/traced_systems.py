@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -101,6 +103,18 @@ class SystemRun:
         self.system, self.folder = system, work / system.name
         self.folder.mkdir(parents=True, exist_ok=True)
         self._answers = self.folder / "answers.jsonl"
+        self._whole = False
+
+    @contextlib.contextmanager
+    def alone(self, *, wait: bool) -> Iterator[bool]:
+        """Whether this process is the only one that draws it, for as long as the block lasts; `wait`: until it is."""
+        with (self.folder / "drawn.lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
 
     def answers(self) -> dict[int, Served]:
         lines = self._answers.read_text().splitlines() if self._answers.exists() else []
@@ -123,11 +137,20 @@ class SystemRun:
     def tell(self, served: Served, drawing: Drawing) -> None:
         """The picture first: an answer without one would never be drawn again."""
         path = self.folder / f"{served.index}.png"
+        self._end_line()
         aside = path.with_suffix(".part")
         aside.write_bytes(drawing.png)
         aside.replace(path)
         with self._answers.open("a") as file:
             file.write(json.dumps(asdict(served)) + "\n")
+
+    def _end_line(self) -> None:
+        """A kill in the middle of a line must not cost the next one, too."""
+        if self._whole:
+            return
+        self._whole = True
+        if self._answers.exists() and (text := self._answers.read_text()) and not text.endswith("\n"):
+            self._answers.write_text(f"{text}\n")
 
     async def draw(
         self,

@@ -36,6 +36,7 @@ from bench.virtual_systems import bundled_speeds
 from bench.virtual_workers import STEPS, Speed
 from load.sessions import SHIPPED_SEED, Prompt, make_trace
 from services.embedder.encoder import Encoder
+from shared.errors import ConfigurationError
 from shared.models.card import served_cards
 from shared.settings import Settings
 from shared.types import PlanSource, vector_from
@@ -93,7 +94,10 @@ def features_of(run: SystemRun, indices: Sequence[int], encoder: Encoder) -> Fea
         some = indices[start : start + AT_A_TIME]
         rows += [vector_from(one.vector) for one in encoder.images([run.picture(index) for index in some])]
     found = np.stack(rows).astype(np.float64)
-    np.save(path, found)
+    aside = path.with_suffix(".part")
+    with aside.open("wb") as file:
+        np.save(file, found)
+    aside.replace(path)
     return found
 
 
@@ -162,11 +166,16 @@ def report(figures: Mapping[str, Any]) -> str:
 def throughput(figures: Mapping[str, Any], folder: Path) -> dict[str, float]:
     """Of the largest fleet of bench.two_models, vanilla's = 1; of what it lacks what the cost allows."""
     names = {"modm": "modm_throughput"}
-    systems = read_results("two_models", folder)["figures"]["fleets"][-1]["systems"]
-    return {
-        name: systems[names.get(name, name)]["speedup"] if names.get(name, name) in systems else 1 / one["cost"]
-        for name, one in figures["systems"].items()
-    }
+    known = _speedups(folder)
+    return {name: known.get(names.get(name, name)) or 1 / one["cost"] for name, one in figures["systems"].items()}
+
+
+def _speedups(folder: Path) -> dict[str, float]:
+    try:
+        fleets = read_results("two_models", folder)["figures"]["fleets"]
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"--throughput: no two_models.json in {folder}; run bench.two_models first") from error
+    return {name: one["speedup"] for name, one in fleets[-1]["systems"].items()}
 
 
 def plot(figures: Mapping[str, Any], speedups: Mapping[str, float], path: Path) -> None:
@@ -197,14 +206,31 @@ def chosen(given: argparse.Namespace) -> list[System]:
 
 
 async def draw(given: argparse.Namespace, rows: Sequence[Prompt], settings: Settings, encoder: Encoder) -> None:
-    for system in chosen(given):
-        run = SystemRun(given.work, system)
+    """Every system; those that another process draws at this moment last, when it is through with them."""
+    elsewhere = [one for one in chosen(given) if not await _drawn(one, given, rows, settings, encoder, wait=False)]
+    for system in elsewhere:
+        print(f"{system.title}: another process draws it; waiting", flush=True)
+        await _drawn(system, given, rows, settings, encoder, wait=True)
+
+
+async def _drawn(
+    system: System,
+    given: argparse.Namespace,
+    rows: Sequence[Prompt],
+    settings: Settings,
+    encoder: Encoder,
+    *,
+    wait: bool,
+) -> bool:
+    """Whether it is drawn; False when another process draws it, unless that is waited for."""
+    run = SystemRun(given.work, system)
+    with run.alone(wait=wait) as alone:
         first = 0 if system.cached else given.warm
         left = len(rows) - first - sum(index >= first for index in run.answers())
-        if left <= 0:
-            continue
-        painter = Painter(settings.model_copy(update=dict(system.changes)), given.threads)
-        await run.draw(rows, given.warm, settings, encoder, painter, Remaining(system.title, left).advance)
+        if alone and left > 0:
+            painter = Painter(settings.model_copy(update=dict(system.changes)), given.threads)
+            await run.draw(rows, given.warm, settings, encoder, painter, Remaining(system.title, left).advance)
+    return alone
 
 
 def score(given: argparse.Namespace, rows: Sequence[Prompt], encoder: Encoder) -> dict[str, Scored]:
@@ -240,6 +266,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings, on = Settings(log_level="error", predictor="always", device="cpu"), machine()
     rows = main_size(make_trace(given.warm + given.count, SHIPPED_SEED))
     encoder, speeds = open_encoder(settings.encoder), bundled_speeds()
+    if not given.draw_only:
+        _speedups(given.throughput)  # that there are none is said before two hours, not after
     cards = served_cards(settings.model_copy(update=dict(MODM.changes)))
     facts = {
         "count": given.count, "warm": given.warm, "trace_seed": SHIPPED_SEED, "steps": STEPS,
@@ -253,10 +281,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     figures = figures_of(score(given, rows, encoder), speeds)
     speedups = throughput(figures, given.throughput)
     print(report(figures))
-    given.out.mkdir(parents=True, exist_ok=True)
-    plot(figures, speedups, given.out / "two_model_quality.png")
     told = {**facts, "assumptions": ASSUMPTIONS}
     record("two_model_quality", {**figures, "throughput": speedups}, told, on=on, folder=given.out)
+    plot(figures, speedups, given.out / "two_model_quality.png")
 
 
 if __name__ == "__main__":

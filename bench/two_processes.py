@@ -1,6 +1,7 @@
 """Throughput of the bundled pair with real processes under saturating load (MoDM Fig. 7), two workers on two cores.
 
-    python -m bench.two_processes                 (needs the servers of scripts.stack, and a quiet machine)
+    python -m bench.two_processes                 (needs the servers of scripts.stack, and a quiet machine for half an
+                                                   hour; goes on with the system at which it was broken off)
 
 Every service is its own process over real servers; each worker has one torch thread. The protocol is the paper's (§6):
 the large model draws the trace's first requests into the cache, uncounted, then the rest is asked for by so many users
@@ -15,7 +16,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
+import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,12 +32,15 @@ from bench.plotting import pyplot_or_none
 from bench.processes import counted, cpu_of, grown, scratch, servers_on_path, spent
 from bench.quiet import quiet
 from bench.recording import RESULTS, machine, quantile, record, settings_of, table
-from bench.traced_systems import main_size
+from bench.remaining import Remaining
+from bench.traced_systems import main_size, same_work
 from bench.two_models import FEWER_STEPS, GOAL_SHARE, Bound
 from bench.virtual_systems import LARGE, SMALL, bundled_speeds
 from load.sessions import SHIPPED_SEED, Prompt, make_trace
 from scripts.stack.stack import Stack, missing
 from shared.client import AsyncClient, Picture
+from shared.models.card import served_cards
+from shared.settings import Settings
 from shared.types import PlanSource
 
 WORKERS, ROWS = 2, 8
@@ -94,8 +101,7 @@ async def ask_all(
 ) -> list[Answer]:
     """Every row once, so many in flight, in order."""
     found: list[Answer] = []
-    waiting = iter(rows)
-    every = max(len(rows) // 10, 1)
+    waiting, progress = iter(rows), Remaining(title, len(rows))
 
     async def user() -> None:
         for row in waiting:
@@ -103,8 +109,7 @@ async def ask_all(
             given = {"steps": row.steps, "user": str(row.user), "width": row.width, "height": row.height, **fields}
             picture = await client.generate(row.prompt, timeout_s=3600.0, **given)
             found.append(answer_of(picture, asked_at, time.monotonic()))
-            if len(found) % every == 0:
-                print(f"{title}: {len(found)} of {len(rows)}", flush=True)
+            progress.advance()
 
     await asyncio.gather(*(user() for _ in range(users)))
     return found
@@ -210,29 +215,55 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--users", type=int, default=32, help="requests in flight")
     parser.add_argument("--settle", type=float, default=0.3, help="share of the requests before anything is counted")
     parser.add_argument("--period-s", type=float, default=15.0, help="of the monitor")
+    parser.add_argument("--work", type=Path, default=Path("out/bench/two_processes"), help="systems measured so far")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     servers_on_path()
     if said := missing(os.environ):
         parser.exit(message="two_processes: skipped; " + "; ".join(said) + "\n")
     quiet()
-    on, systems = machine(), {}
-    rows = main_size(make_trace(given.warm + given.count, SHIPPED_SEED))
-    for way in [way for way in WAYS if way.name in given.ways]:
-        settings = {
-            "torch_threads": 1, "max_rows": ROWS, "log_level": "error", "max_queued": 4 * given.users,
-            "monitor_period_s": given.period_s, "monitor_window_s": max(2 * given.period_s, 30.0), **way.settings,
-        }  # fmt: skip
-        replicas = {"gpu_worker": WORKERS, "global_monitor": int(way.monitored)}
-        with scratch() as folder, Stack(folder, replicas=replicas, settings=settings) as stack:
-            systems[way.name] = asyncio.run(drive(stack, way, given, rows))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: the stack must not outlive us
+    same_work(given.work, facts(given))
+    on, chosen = machine(), [way for way in WAYS if way.name in given.ways]
+    systems = {}
+    for number, way in enumerate(chosen, 1):
+        print(f"{number} of {len(chosen)}: {way.title}", flush=True)
+        systems[way.name] = measured(way, given)
     figures = with_bounds(systems, given.users)
     print(report(figures))
-    given.out.mkdir(parents=True, exist_ok=True)
-    plot(figures, given.out / "two_processes.png")
     after = {"load_1min_after": round(os.getloadavg()[0], 2)}
     settings = {**settings_of(given), "rows": ROWS, "assumptions": ASSUMPTIONS}
     record("two_processes", figures, settings, on={**on, **after}, folder=given.out)
+    plot(figures, given.out / "two_processes.png")
+
+
+def facts(given: argparse.Namespace) -> dict[str, Any]:
+    """What the figures of all systems depend on."""
+    names = ("warm", "count", "users", "settle", "period_s")
+    cards = served_cards(Settings(large=PAIR["large"], small=PAIR["small"]))
+    weights = {name: card.weights_hash for name, card in cards.items()}
+    return {**{name: vars(given)[name] for name in names}, "weights_hashes": weights, "trace_seed": SHIPPED_SEED}
+
+
+def measured(way: Way, given: argparse.Namespace) -> dict[str, Any]:
+    """One system's figures: those of a run that was broken off later, or measured now."""
+    path: Path = given.work / f"{way.name}.json"
+    if path.is_file():
+        print(f"{way.title}: measured before ({path})", flush=True)
+        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return kept
+    rows = main_size(make_trace(given.warm + given.count, SHIPPED_SEED))
+    settings = {
+        "torch_threads": 1, "max_rows": ROWS, "log_level": "error", "max_queued": 4 * given.users,
+        "monitor_period_s": given.period_s, "monitor_window_s": max(2 * given.period_s, 30.0), **way.settings,
+    }  # fmt: skip
+    replicas, load = {"gpu_worker": WORKERS, "global_monitor": int(way.monitored)}, round(os.getloadavg()[0], 2)
+    with scratch() as folder, Stack(folder, replicas=replicas, settings=settings) as stack:
+        figures = {**asyncio.run(drive(stack, way, given, rows)), "load_1min_before": load}
+    aside = path.with_suffix(".part")
+    aside.write_text(json.dumps(figures), encoding="utf-8")
+    aside.replace(path)
+    return figures
 
 
 if __name__ == "__main__":

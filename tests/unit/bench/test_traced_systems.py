@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +38,6 @@ async def test_a_run_goes_on_where_it_was_broken_off(tmp_path: Path, system: Sys
     assert sum(seen) == 14
     with (run.folder / "answers.jsonl").open("a") as file:
         file.write('{"index": 14, "sour')  # killed in the middle of a line
-        file.write("\n")
     await SystemRun(tmp_path, system).draw(ROWS, 4, SETTINGS, encoder, Blank())
     answers = run.answers()
     assert sorted(answers) == list(range(30))
@@ -120,3 +120,45 @@ def test_the_middle_of_a_run_with_real_processes() -> None:
     assert found["modm"]["speedup"] == 2.0
     assert found["modm"]["bound"] == pytest.approx(1.0)  # 1 / (2·(1 − h)): one of two workers stays large
     assert found["modm_shared"]["bound"] > 1.5
+
+
+def test_systems_that_were_measured_before_a_break_are_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is started here: the run is broken off when it comes to the first that is not there."""
+
+    def started(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(two_processes, "missing", lambda _: [])
+    monkeypatch.setattr(two_processes, "Stack", started)
+    answers = [Answer(float(at), 1.0, "noise", "large", 0, 50) for at in range(20)]
+    for way in two_processes.WAYS[:2]:
+        (tmp_path / f"{way.name}.json").write_text(json.dumps(two_processes.figures_of(way, answers, 0.25, {})))
+    asked = ["--work", str(tmp_path), "--out", str(tmp_path / "out"), "--count", "20"]
+    with pytest.raises(KeyboardInterrupt):
+        two_processes.main(asked)
+    said = capsys.readouterr().out
+    assert "2 of 6: small alone" in said
+    assert "3 of 6: large with 10 steps" in said
+    assert said.count("measured before") == 2
+    two_processes.main([*asked, "--ways", "vanilla", "small"])
+    found = json.loads((tmp_path / "out" / "two_processes.json").read_text())["figures"]["systems"]
+    assert {name: one["speedup"] for name, one in found.items()} == {"vanilla": 1.0, "small": 1.0}
+    assert (tmp_path / "out" / "two_processes.png").is_file()
+    with pytest.raises(ConfigurationError, match="other count"):
+        two_processes.main(["--work", str(tmp_path), "--count", "21"])
+
+
+def test_one_process_at_a_time_draws_a_system(tmp_path: Path) -> None:
+    one, other = SystemRun(tmp_path, NIRVANA), SystemRun(tmp_path, NIRVANA)
+    with one.alone(wait=False) as alone, other.alone(wait=False) as second:
+        assert (alone, second) == (True, False)
+    with other.alone(wait=True) as alone:
+        assert alone
+
+
+def test_a_quality_run_without_throughputs_says_so_before_it_draws(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"--throughput: no two_models\.json"):
+        quality.main(["--throughput", str(tmp_path), "--work", str(tmp_path / "work"), "--out", str(tmp_path)])
+    assert not (tmp_path / "work").exists()
