@@ -108,7 +108,7 @@ class CachedServing:
         await jobs.claim(name, "bench", LEASE_S)
         await jobs.finish(name, 1, await self._result(name, request, drawing), plan)
         await self._cache.insert([name])
-        if self._cache.pictures is not None:
+        if self._cache.holds_picture(name):
             (found,) = self.encoder.images([drawing.png])
             await self._cache.place_pictures({name: found.vector}, self.encoder.hash)
 

@@ -6,7 +6,9 @@
 Fréchet distance in CLIP features (the bundled encoder's), CLIP score, and what the judge net reads off the pictures,
 for the same requests served by each system. The reference is what the large model draws of the same prompts at other
 seeds; vanilla is scored against it likewise, so its distance is what chance alone leaves. Beside it the throughput of
-each (bench.two_models) makes the Pareto plot of Fig. 14. The cache begins with `--warm` pictures of the large model.
+each (bench.two_models) makes the Pareto plot of Fig. 14; its other points of MoDM (§7.4: what is cached, how much of
+it, and from which similarity on) are drawn where `--systems` names them. The cache begins with `--warm` pictures of the
+large model.
 """
 
 from __future__ import annotations
@@ -51,6 +53,14 @@ SYSTEMS = (
     replace(NIRVANA, name="nirvana_saving", title="NIRVANA at the most saving", savings=1.0),
     RETRIEVAL,
     MODM,
+    *(
+        replace(MODM, name=f"modm_{name}", title=f"MoDM, {title}", changes={**MODM.changes, **changes})
+        for name, title, changes in (
+            ("large_only", "large pictures only", {"image_tier": "large"}),
+            ("window", "the last 256 pictures", {"picture_max_count": 256}),
+            ("lower", "α = .9", {"image_k_table_alpha": 0.9}),
+        )
+    ),
 )
 USUAL = ("reference", "vanilla", "small", "fewer_steps", "nirvana_saving", "modm")
 NEEDED = frozenset({"reference", "vanilla", "small", "modm"})
@@ -191,7 +201,8 @@ def plot(figures: Mapping[str, Any], speedups: Mapping[str, float], path: Path) 
         axes.annotate(titles[name], (x, y), textcoords="offset points", xytext=(5, 4), fontsize=8)
     front = sorted(point for point in points.values() if not any(_beats(other, point) for other in points.values()))
     axes.plot(*zip(*front, strict=True), color="grey", linestyle=":", linewidth=1, label="Pareto front")
-    axes.set(xlabel="1 / throughput, vanilla = 1", ylabel="Fréchet distance in CLIP features × 1000", xlim=(0, None))
+    right = 1.3 * max(x for x, _ in points.values())  # room for the names
+    axes.set(xlabel="1 / throughput, vanilla = 1", ylabel="Fréchet distance in CLIP features × 1000", xlim=(0, right))
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
