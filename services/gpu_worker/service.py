@@ -15,6 +15,7 @@ import grpc
 from protos import gpu_worker_pb2 as pb
 from protos.gpu_worker_pb2_grpc import GpuWorkerServiceServicer, add_GpuWorkerServiceServicer_to_server
 from services.gpu_worker import checkpoints
+from services.gpu_worker.aside import StandingAside
 from services.gpu_worker.assignment import Assignment
 from services.gpu_worker.attempt import CRASHES_ALONE, CRASHES_TOGETHER, Attempt, ElsewhereError, Workplace
 from services.gpu_worker.burial import Burial
@@ -23,7 +24,7 @@ from services.gpu_worker.describing import described
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import BatchRan, Event
 from services.gpu_worker.moving import move
-from services.gpu_worker.renewal import Renewal
+from services.gpu_worker.renewal import RENEWALS, Renewal
 from services.gpu_worker.resident import Resident
 from services.gpu_worker.runner import EngineThread
 from services.gpu_worker.taking import Taking
@@ -75,6 +76,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             served_cards(settings), partial(load_warm, settings=settings), limit_bytes=settings.resident_bytes
         )
         self._taking = Taking(bus, settings.max_rows, self._handle)
+        self._aside = StandingAside(context.backends.catalog, self._taking)
         self._assignment = Assignment(
             self.worker, bus, self._models, self._taking,
             max_rows=settings.max_rows, report_s=settings.report_s, mode=settings.monitor_mode,
@@ -91,7 +93,8 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         self._thread = EngineThread(engine, self._hear, threads=threads)
         self._attempts: dict[str, Attempt] = {}
         """By the engine's name for them."""
-        self._claims = Claims(self._jobs, self.worker, settings.lease_s)
+        prompt = context.backends.catalog.within(settings.lease_s / RENEWALS)  # a claim's lease runs before its answer
+        self._claims = Claims(prompt.jobs, self.worker, settings.lease_s)
         renewal = Renewal(context.backends.catalog, self._claims, self._attempts, settings.lease_s)
         self._turns = Turns()
         self._burial = Burial(context.backends, context.clock)
@@ -113,6 +116,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         timeout_s = self._context.settings.drain_s if timeout_s is None else timeout_s
         self._draining = True
         await self._assignment.end()
+        await self._aside.close()
         await self._taking.close(timeout_s)
 
     async def stop(self) -> None:
@@ -184,6 +188,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
                     await self._draw(message, delivery, alone=True)
         except AfterimageError as error:  # a port is away: the task waits, the row's lease runs out if it must
             log("gpu_worker").warning("task put back", job=message.job_id, error=str(error))
+            self._aside.unanswered()
             await delivery.reject(delay_s=error.retry_after_s or RETRY_S, counts=False)
         except Exception as error:  # a bug must cost neither the task nor its place in the batch
             log("gpu_worker").error("task put back", job=message.job_id, error=repr(error), exc_info=error)

@@ -19,34 +19,45 @@ class Taking:
         self._bus, self._most, self._handle = bus, most, handle
         self.in_hand: set[asyncio.Task[None]] = set()
         self.lanes: tuple[str, ...] = ()
+        self._wanted = self._aside = False
+        self._one_at_a_time = asyncio.Lock()
+        """Of what begins and what ends the taking."""
         self._receiver: Receiver | None = None
         self._loop: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
 
     @property
     def going_on(self) -> bool:
-        """Whether it takes what comes."""
-        return self._loop is not None
+        """Whether it takes what comes, or will once it stands aside no more."""
+        return self._wanted
 
     async def begin(self, lanes: tuple[str, ...]) -> None:
-        """From these lanes from now on; what is in hand is finished meanwhile. Raises what the bus raises."""
-        # beside what is in hand, tasks brought ahead would wait here though another worker has a free row
-        ahead = not (self.going_on or self.in_hand)
-        receiver = await self._bus.receive(lanes, prefetch=self._most, ahead=ahead)
-        await self._end_loop()
-        if self._receiver is not None:
-            leaving = asyncio.create_task(_leave(self._receiver, set(self.in_hand)))
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
-        self._receiver, self.lanes = receiver, lanes
-        self._loop = asyncio.create_task(self._take(receiver))
+        """From these lanes from now on, or from when it stands aside no more; what is in hand is finished meanwhile.
+        Raises what the bus raises."""
+        async with self._one_at_a_time:
+            if not self._aside:
+                await self._open(lanes)
+            self.lanes, self._wanted = lanes, True
 
     async def pause(self) -> None:
         """Takes nothing new, and what the bus brought ahead goes back to its lanes for others (design §8, prefetch);
         cancelling a receiver's get loses nothing."""
-        await self._end_loop()
-        if self._receiver is not None:
-            await self._receiver.stop()
+        async with self._one_at_a_time:
+            self._wanted = False
+            await self._shut()
+
+    async def stand_aside(self) -> None:
+        """As `pause`, until `come_back`, whoever begins meanwhile."""
+        async with self._one_at_a_time:
+            self._aside = True
+            await self._shut()
+
+    async def come_back(self) -> None:
+        """Takes again where that is wanted. Raises what the bus raises, and then stands aside still."""
+        async with self._one_at_a_time:
+            if self._wanted:
+                await self._open(self.lanes)
+            self._aside = False
 
     async def finished(self) -> None:
         """Until nothing is in hand."""
@@ -63,6 +74,23 @@ class Taking:
         await asyncio.gather(*self.in_hand, *self._leaving, return_exceptions=True)
         if self._receiver is not None:
             await self._receiver.close()
+
+    async def _open(self, lanes: tuple[str, ...]) -> None:
+        # beside what is in hand, tasks brought ahead would wait here though another worker has a free row
+        ahead = self._loop is None and not self.in_hand
+        receiver = await self._bus.receive(lanes, prefetch=self._most, ahead=ahead)
+        await self._end_loop()
+        if self._receiver is not None:
+            leaving = asyncio.create_task(_leave(self._receiver, set(self.in_hand)))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+        self._receiver = receiver
+        self._loop = asyncio.create_task(self._take(receiver))
+
+    async def _shut(self) -> None:
+        await self._end_loop()
+        if self._receiver is not None:
+            await self._receiver.stop()
 
     async def _end_loop(self) -> None:
         if self._loop is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,6 +21,9 @@ POOL = 10
 """Connections of one process at most, unless its URL says otherwise."""
 CONNECT_S, COMMAND_S, POOL_S = 5.0, 30.0, 10.0
 """Limits of connecting, of one statement, and of waiting for a free connection."""
+UNACKED_S = 5.0
+"""What the server's machine does not acknowledge for so long is sent no more (Linux): else a claim that was given up
+arrives when a network that was cut is back, long after anybody looked for it."""
 _SESSION = {
     "application_name": "afterimage",
     "lock_timeout": "10s",
@@ -58,7 +62,7 @@ class PostgresqlDatabase:
     def _engine(self, url: sa.URL, pool: int, synchronous_commit: str) -> AsyncEngine:
         session = {**_SESSION, "synchronous_commit": synchronous_commit}
         try:
-            return create_async_engine(
+            engine = create_async_engine(
                 url,
                 pool_size=pool,  # opened as they are needed
                 max_overflow=0,
@@ -70,6 +74,8 @@ class PostgresqlDatabase:
             raise ConfigurationError(
                 f"catalog_url: {url.drivername} needs a driver that is missing ({error}); install afterimage[cluster]"
             ) from error
+        sa.event.listen(engine.sync_engine, "connect", _send_no_longer)
+        return engine
 
     async def _run(
         self,
@@ -127,6 +133,13 @@ class PostgresqlDatabase:
     async def close(self) -> None:
         for engine in (self._durable, self._lazy, self._asking):
             await engine.dispose()
+
+
+def _send_no_longer(connection: Any, _record: object) -> None:
+    option, made = getattr(socket, "TCP_USER_TIMEOUT", None), connection.driver_connection
+    ours = made._transport.get_extra_info("socket")
+    if option is not None and ours.family in (socket.AF_INET, socket.AF_INET6):
+        ours.setsockopt(socket.IPPROTO_TCP, option, int(UNACKED_S * 1000))
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import socket
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -103,6 +104,17 @@ async def test_what_a_caller_waits_for_takes_one_round_trip(catalog: Catalog, mo
     assert await catalog.jobs.claim(job.id, "w1", 60.0)
     assert await catalog.jobs.finish(job.id, 1, a_result(job.id))
     assert [statement.split()[0] for statement in sent] == ["WITH", "UPDATE", "WITH"]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux gives up data that nobody acknowledges")
+async def test_a_statement_that_was_given_up_is_not_sent_when_a_cut_network_is_back(database: Database) -> None:
+    """On every kind of connection the system gives up after some seconds what it would send again for many minutes."""
+    pool: Any = database
+    for engine in (pool._durable, pool._lazy, pool._asking):
+        async with engine.connect() as connection:
+            driver = (await connection.get_raw_connection()).driver_connection
+            ours = driver._transport.get_extra_info("socket")
+            assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == postgresql.UNACKED_S * 1000
 
 
 async def test_nobody_waits_for_a_connection_for_ever(catalog_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,32 @@ async def test_a_worker_that_waits_for_tasks_listens_no_more_once_paused(bus: Bu
         await one.taking.close(1.0)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_worker_that_stands_aside_leaves_what_it_does_not_draw_and_comes_back(
+    bus: Bus, lane: str, count: int
+) -> None:
+    worker, other = Worker(bus, 4), Worker(bus, 4)
+    worker.held.clear()
+    await bus.send(lane, GenerateImage("slow"))
+    await worker.taking.begin(lanes_of(lane, count))
+    await worker.until_begun(1)
+    await worker.taking.stand_aside()
+    await worker.taking.begin(lanes_of(lane, count))  # counts later
+    for n in range(4):
+        await bus.send(lane, GenerateImage(str(n)))
+    await other.taking.begin(lanes_of(lane, count))
+    await other.until_drawn(4)
+    await other.taking.pause()
+    await worker.taking.come_back()
+    await bus.send(lane, GenerateImage("next"))
+    await worker.until_begun(2)
+    worker.held.set()
+    await worker.until_drawn(2)
+    assert worker.drawn == ["slow", "next"]
+    for one in (worker, other):
+        await one.taking.close(1.0)
+
+
 async def test_a_lane_that_was_left_is_others_while_its_last_task_is_drawn(bus: Bus, lane: str) -> None:
     worker, other = Worker(bus, 2), Worker(bus, 1)
     worker.held.clear()

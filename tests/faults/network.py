@@ -37,6 +37,10 @@ class Apart:
         """The same, run inside."""
         return ["ip", "netns", "exec", self.namespace, *command]
 
+    def reach(self, address: str) -> None:
+        """From inside this address of ours is reached over the link that can be cut, too."""
+        _ip("-n", self.namespace, "route", "replace", f"{address}/32", "via", self.far, "dev", f"{self.device}i")
+
     def cut(self) -> None:
         _ip("-n", self.namespace, "neigh", "replace", self.far, "lladdr", NOBODY, "dev", f"{self.device}i",
             "nud", "permanent")  # fmt: skip

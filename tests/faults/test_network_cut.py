@@ -1,4 +1,5 @@
-"""A worker cut off from the broker, a gateway from the catalog: nobody is told, and all is well afterwards.
+"""A worker cut off from the broker or from the catalog, a gateway from the catalog: nobody is told, and all is well
+afterwards.
 
 Six seconds by default, half a minute with FAULTS=full, in which heartbeats fail and timeouts run out.
 """
@@ -36,15 +37,17 @@ CLIENTS = 6
 WELL_S = 120.0
 """How long it may take until the one that was cut off works again."""
 FORM = replace(SHORT, jobs=5000, step_ms=60.0, replicas={"gateway": 2, "gpu_worker": 2})
-WORKER, GATEWAY = "gpu_worker-1", "gateway-1"
+WORKER, GATEWAY, OTHER = "gpu_worker-1", "gateway-1", "gpu_worker-2"
 
 
 class CutStack(FaultStack):
-    """One worker and one gateway each in a namespace of its own; the broker and the catalog at the links' ends."""
+    """Both workers and one gateway each in a namespace of its own; the broker and the catalog at the links' ends: the
+    first worker's leads to the broker, the gateway's and the other worker's to the catalog."""
 
-    def __init__(self, models: Path, worker: Apart, gateway: Apart) -> None:
+    def __init__(self, models: Path, worker: Apart, gateway: Apart, other: Apart) -> None:
         super().__init__(folder() / "cut", models, FORM)
-        self.apart = {WORKER: worker, GATEWAY: gateway}
+        self.apart = {WORKER: worker, GATEWAY: gateway, OTHER: other}
+        other.reach(gateway.far)
         self._hosts = {"rabbitmq": worker.far, "postgresql": gateway.far}
         self._hosts |= {name: link.inside for name, link in self.apart.items()}
 
@@ -60,9 +63,9 @@ class CutStack(FaultStack):
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutStack]:
     all_servers()
     with ExitStack() as opened:
-        worker, gateway = (opened.enter_context(apart(number)) for number in range(2))
+        links = [opened.enter_context(apart(number)) for number in range(3)]
         models = build_models(tmp_path_factory.mktemp("models"))
-        made = CutStack(models, worker, gateway)
+        made = CutStack(models, *links)
         opened.enter_context(made)
         yield made
 
@@ -74,17 +77,35 @@ async def backends(stack: CutStack) -> AsyncIterator[Backends]:
 
 
 async def test_a_worker_cut_off_from_the_broker(stack: CutStack, backends: Backends, say: Say) -> None:
-    async def draws_again() -> bool:
-        mine = f"-{stack.processes[WORKER].pid}"
-        running, _ = await backends.catalog.jobs.list(tenant=None, state=JobState.RUNNING, limit=50)
-        return any(job.worker.endswith(mine) and job.id > newest.id for job in running)
-
     async with _Cut(stack, WORKER) as cut:
-        (newest,), _ = await backends.catalog.jobs.list(tenant=None, state=None, limit=1)
-        await cut.well(draws_again)
+        await cut.well(await _draws_again(stack, backends, WORKER))
     say(f"worker ↔ broker cut for {CUT_S:g} s: {cut}")
     assert not cut.errors  # the other worker draws, and what was begun is told by its row
     await _all_is_well(stack, backends, cut.load)
+
+
+async def test_a_worker_cut_off_from_the_catalog(stack: CutStack, backends: Backends, say: Say) -> None:
+    """What it was drawing is another's after a lease; what it takes meanwhile it can but give back."""
+    async with _Cut(stack, OTHER) as cut:
+        await cut.well(await _draws_again(stack, backends, OTHER))
+    say(f"worker ↔ catalog cut for {CUT_S:g} s: {cut}")
+    assert not cut.errors
+    await _all_is_well(stack, backends, cut.load)
+    jobs = [await backends.catalog.jobs.get(answers[0].job_id) for answers in cut.load.answers.values()]
+    assert max(job.crashes for job in jobs) <= 1, "the one lease that ran out"
+    assert not any(job.failures for job in jobs)
+
+
+async def _draws_again(stack: CutStack, backends: Backends, name: str) -> Callable[[], Awaitable[bool]]:
+    """Whether this worker draws a job that is newer than all there are now."""
+    mine = f"-{stack.processes[name].pid}"
+    (newest,), _ = await backends.catalog.jobs.list(tenant=None, state=None, limit=1)
+
+    async def check() -> bool:
+        running, _ = await backends.catalog.jobs.list(tenant=None, state=JobState.RUNNING, limit=50)
+        return any(job.worker.endswith(mine) and job.id > newest.id for job in running)
+
+    return check
 
 
 async def test_a_gateway_cut_off_from_the_catalog(stack: CutStack, backends: Backends, say: Say) -> None:

@@ -1,0 +1,152 @@
+"""A worker that alone loses the catalog for longer than a lease: what it drew is another's, and it comes back by
+itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.gpu_worker import aside as aside_module
+from services.gpu_worker import service as service_module
+from services.gpu_worker.service import GpuWorkerService
+from shared.catalog import Catalog
+from shared.catalog.around import DatabaseAround, Run
+from shared.catalog.database import R
+from shared.errors import UnavailableError
+from shared.messages import JobSucceeded, Progress
+from shared.types import Job, JobState
+from tests.unit.gpu_worker.worker import SLOW, Bench, running_worker
+
+LEASE_S = 0.6
+
+
+class Cut(DatabaseAround):
+    """The same rows, for one worker alone, over a line that can be cut."""
+
+    away = False
+
+    def _check(self) -> None:
+        if self.away:
+            raise UnavailableError("the catalog does not answer", retry_after_s=0.01)
+
+    async def _asked(self, run: Run, operation: Callable[..., R], args: Any, kwargs: Any) -> R:
+        self._check()
+        return await super()._asked(run, operation, args, kwargs)
+
+    async def ping(self) -> None:
+        self._check()
+        await super().ping()
+
+
+@dataclass
+class Pair:
+    """The bench, with whose worker all is well, and another worker that can be cut off."""
+
+    bench: Bench
+    cut: Cut
+    lonely: GpuWorkerService
+
+    def names(self, worker: GpuWorkerService, job: Job) -> bool:
+        """Whether this worker had the job last."""
+        return job.worker.endswith(worker.worker)
+
+
+@pytest.fixture
+async def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
+    monkeypatch.setattr(aside_module, "AGAIN_S", 0.01)
+    monkeypatch.setattr(service_module, "CATALOG_RETRY_S", 0.05)
+    async with running_worker(tmp_path, SLOW, lease_s=LEASE_S, checkpoint_every_steps=5) as bench:
+        cut = Cut(bench.backends.catalog._database)
+        lonely = GpuWorkerService(2)
+        await lonely.start(replace(bench.context, backends=replace(bench.backends, catalog=Catalog(cut))))
+        try:
+            yield Pair(bench, cut, lonely)
+        finally:
+            cut.away = False
+            await lonely.drain(0.1)
+            await lonely.stop()
+
+
+async def test_its_job_is_drawn_elsewhere_and_its_own_picture_of_it_goes(pair: Pair) -> None:
+    bench = pair.bench
+    await bench.service._taking.pause()
+    job = await bench.accept(steps=60)
+    await bench.send(job)
+    await bench.until(lambda row: row.checkpoint_step > 0, job.id)
+    pair.cut.away = True
+    await _swept_up(bench, job.id)
+    await bench.service._taking.begin(bench.service._taking.lanes)
+    await bench.send(job)
+    done = await bench.final(job.id)
+    assert (done.state, done.attempt, done.failures) == (JobState.SUCCEEDED, 2, 0)
+    assert pair.names(bench.service, done)
+    (told,) = await bench.told(JobSucceeded, job.id)
+    await _until(lambda: pair.lonely._attempts != {} and _stored(bench, f"pictures/{job.id}-1.png"))
+    pair.cut.away = False
+    await _until(lambda: not pair.lonely._taking.in_hand)
+    assert (await bench.jobs.get(job.id)) == done
+    assert {fact.picture_key for fact in bench.heard(JobSucceeded, job.id)} <= {told.picture_key, ""}
+    assert await bench.keys("pictures/") == [f"pictures/{job.id}-2.png"]
+    assert await bench.keys("checkpoints/") == []
+    assert await bench.keys("states/") == []  # those before the checkpoint were the first attempt's
+
+
+async def test_it_leaves_tasks_to_others_and_takes_them_again_once_the_catalog_is_back(pair: Pair) -> None:
+    bench = pair.bench
+    await bench.service._taking.pause()
+    pair.cut.away = True
+    taken = await bench.accept(steps=2)
+    await bench.send(taken)
+    await _until(lambda: pair.lonely._taking._aside)
+    await bench.service._taking.begin(bench.service._taking.lanes)
+    drawn = await asyncio.gather(bench.final(taken.id), *(bench.draw(steps=2) for _ in range(8)))
+    assert {(job.state, job.attempt, job.crashes, job.failures) for job in drawn} == {(JobState.SUCCEEDED, 1, 0, 0)}
+    assert all(pair.names(bench.service, job) for job in drawn)
+    assert not pair.lonely._taking.in_hand
+    lone = await bench.accept(steps=2)
+    await bench.service._taking.pause()
+    await bench.send(lone)
+    pair.cut.away = False
+    done = await bench.final(lone.id)
+    assert (done.state, done.attempt, done.crashes) == (JobState.SUCCEEDED, 1, 0)
+    assert pair.names(pair.lonely, done)
+
+
+async def test_a_change_of_lanes_meanwhile_counts_once_it_is_back(pair: Pair) -> None:
+    bench, taking = pair.bench, pair.lonely._taking
+    await bench.service._taking.pause()
+    pair.cut.away = True
+    job = await bench.accept(steps=2)
+    await bench.send(job)
+    await _until(lambda: taking._aside)
+    await taking.begin((*taking.lanes, "generate.other"))
+    await asyncio.sleep(0.05)
+    assert not bench.heard(Progress, job.id)
+    pair.cut.away = False
+    assert (await bench.final(job.id)).state is JobState.SUCCEEDED
+    assert taking.lanes[-1] == "generate.other"
+    await taking.stand_aside()
+    await taking.pause()
+    await taking.come_back()  # a drain that began meanwhile stands
+    assert taking._loop is None
+
+
+async def _swept_up(bench: Bench, job_id: str) -> None:
+    async with asyncio.timeout(20):
+        while not any(job.id == job_id for job in await bench.jobs.to_requeue(unconfirmed_after_s=60.0)):
+            await asyncio.sleep(0.02)
+
+
+def _stored(bench: Bench, key: str) -> bool:
+    return (bench.settings.data_dir / "blobs" / key).exists()
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():
+            await asyncio.sleep(0.01)
