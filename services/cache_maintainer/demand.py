@@ -1,9 +1,10 @@
 """What states of the cache will save, learned from what lookups ask for (the `afterimage` policy; design §4).
 
-Entries are sorted into kinds; for each kind, and each length of its user's silence, two things are counted while
-serving: the seconds that entries spent there, and the requests that would have started from one of them, each with the
-K it wished for and the K that the rest of the cache had for it. Their quotient is a rate of steps saved per second,
-from which the worth of a single state follows: what would be lost without it, given the entry's other states.
+Entries are sorted into kinds; for each kind, and each length of an entry's silence (the seconds since it was made or
+last started from), two things are counted while serving: the seconds that entries spent there, and the requests that
+would have started from one of them, each with the K it wished for and the K that the rest of the cache had for it.
+Their quotient is a rate of steps saved per second, from which the worth of a single state follows: what would be lost
+without it, given the entry's other states.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FIRST_S, GROWTH = 3.0, 1.5
 PRIOR_S = 1500.0
 """Seconds that a kind counts as if it had behaved like all kinds of its rank."""
 BELIEF = 0.1
-"""Before anything was seen: an entry is asked for at this share of one over its user's silence, for every K alike."""
+"""Before anything was seen: an entry is asked for at this share of one over its silence, for every K alike."""
 FORGET = 0.98
 """What counts keep of their weight from one fit to the next."""
 
@@ -76,8 +77,8 @@ class Demand:
         """Steps saved per second by the state at level `place` (from 0) of entries of these kinds.
 
         below: 1 + the place of the entry's next lower state, 0 for none; above: the place of its next higher one,
-        the number of levels for none. The rate is the best average over any time from now on: who is silent for a
-        second is not gone.
+        the number of levels for none. The rate is the best average over any time from now on: what was used a
+        second ago is not idle.
         """
         worth: Floats = self._worth[kinds, silences(silent_s), place, below, above]
         return worth

@@ -32,11 +32,10 @@ LEAST_WORTH = 1.3
 
 
 class _Users:
-    """Who asked, when last, and how their pictures start; one row each."""
+    """Who asked, and how their pictures start; one row each."""
 
     def __init__(self) -> None:
         self._row: dict[Hashable, int] = {}
-        self.last_at = np.zeros(256)
         self.mood = np.full(256, sum(MOOD_EDGES[:2]) / 2)
         """Running average of K over the highest level."""
         self.entries: list[list[int]] = []
@@ -46,8 +45,7 @@ class _Users:
         row = self._row.setdefault(name, len(self._row))
         if row == len(self.entries):
             self.entries.append([])
-            if row == len(self.last_at):
-                self.last_at = np.concatenate([self.last_at, np.zeros(row)])
+            if row == len(self.mood):
                 self.mood = np.concatenate([self.mood, np.full(row, sum(MOOD_EDGES[:2]) / 2)])
         return row
 
@@ -68,14 +66,17 @@ class _Entries:
         """Of one state."""
         self.total = np.full(1024, OF, np.int64)
         """Steps of its whole run."""
+        self.used_at = np.zeros(1024)
+        """Seconds; when it was last started from, or made."""
         self._free = list(range(1023, -1, -1))
 
     def take(self, name: str) -> int:
         if not self._free:
             count = len(self.names)
             self.names += [""] * count
-            for column in ("user", "newer", "start", "uses", "held", "bytes", "total"):
-                setattr(self, column, np.concatenate([getattr(self, column), np.zeros(count, np.int64)]))
+            for column in ("user", "newer", "start", "uses", "held", "bytes", "total", "used_at"):
+                before = getattr(self, column)
+                setattr(self, column, np.concatenate([before, np.zeros(count, before.dtype)]))
             self._free = list(range(2 * count - 1, count - 1, -1))
         slot = self._free.pop()
         self.names[slot] = name
@@ -133,10 +134,12 @@ class ExpectedShelf(Shelf):
             otherwise = second if wish.start_step == best else best
             could = wish.start_step if self._whole else wish.wished_step  # a whole entry has what it has
             if slot is not None and could > otherwise:
-                silent_s = at - self._users.last_at[self._entries.user[slot]]
+                silent_s = at - self._entries.used_at[slot]
                 self.demand.asked(self._kind(slot), silent_s, could, otherwise)
         if chosen in self._slot:  # counted here and not when it is used: what was asked of it was asked before
-            self._entries.uses[self._slot[chosen]] += 1
+            slot = self._slot[chosen]
+            self._entries.uses[slot] += 1
+            self._entries.used_at[slot] = max(at, self._entries.used_at[slot])
         self._looked += 1
         fits = self._looked % FIT_EVERY == 0
         if fits:
@@ -151,7 +154,6 @@ class ExpectedShelf(Shelf):
         highest = self.demand.levels[-1]
         mood = min(offer.start_step * OF / offer.total / highest, 1.0)
         self._users.mood[user] += MOOD_WEIGHT * (mood - self._users.mood[user])
-        self._users.last_at[user] = max(offer.at, self._users.last_at[user])
         steps = super().admit(offer, max_bytes)
         if self.bytes + len(steps) * offer.state_bytes > max_bytes:
             if not self.demand.fits:
@@ -167,9 +169,8 @@ class ExpectedShelf(Shelf):
         slot = self._slot.get(state.entry_id)
         if slot is None:  # nobody said whose it is
             offer = Offer(state.entry_id, "", 0, (state.step,), state.bytes, state.created_at)
-            user = self._users.of(state.entry_id)
-            self._users.last_at[user] = max(state.used_at, state.created_at)
-            slot = self._open(offer, user)
+            slot = self._open(offer, self._users.of(state.entry_id))
+        self._entries.used_at[slot] = max(self._entries.used_at[slot], state.used_at)
         place = self._place_of(state.step, int(self._entries.total[slot]))
         self._entries.held[slot] |= 1 << place
         if state.step != self.demand.levels[place]:
@@ -197,7 +198,7 @@ class ExpectedShelf(Shelf):
         slot = self._slot[offer.entry_id] = self._entries.take(offer.entry_id)
         entries = self._entries
         entries.user[slot], entries.bytes[slot] = user, max(offer.state_bytes, 1)
-        entries.total[slot] = max(offer.total, 1)
+        entries.total[slot], entries.used_at[slot] = max(offer.total, 1), offer.at
         entries.start[slot] = self._begun(offer)
         mine = self._users.entries[user]
         for older in mine[1 - len(RANKS) :]:
@@ -272,14 +273,14 @@ class ExpectedShelf(Shelf):
         return ((RANKS[newer] * STARTS + start) * USES + min(uses, USES - 1)) * MOODS + mood
 
     def _live(self, now: float) -> tuple[Ints, Ints, Floats]:
-        """Slots of the live entries, their kinds, and the seconds since their users' last requests."""
+        """Slots of the live entries, their kinds, and the seconds since each was last used."""
         entries = self._entries
         slots = np.fromiter(self._slot.values(), np.int64, len(self._slot))
         users = entries.user[slots]
         moods = np.searchsorted(MOOD_EDGES, self._users.mood[users], side="right")
         kinds = np.array(RANKS)[entries.newer[slots]] * STARTS + entries.start[slots]
         kinds = (kinds * USES + np.minimum(entries.uses[slots], USES - 1)) * MOODS + moods
-        return slots, kinds, now - self._users.last_at[users]
+        return slots, kinds, now - entries.used_at[slots]
 
     def _count_time(self, now: float) -> None:
         if self._slot and self._counted_at is not None and now > self._counted_at:

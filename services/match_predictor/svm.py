@@ -14,8 +14,13 @@ NU = 0.001
 RETRAIN_AT = 0.05
 """Retrained when more than this share of the embeddings changed since the last fit."""
 UPDATES = 500_000
-"""SGD updates of one fit, about .1 s. scikit-learn's default tolerance stops after a handful of passes, and with so
-small a ν the offset is then still so low that every vector, even the opposite of a cached one, counts as inside."""
+"""SGD updates of a fit from nothing, about .1 s. scikit-learn's default tolerance stops after a handful of passes, and
+with so small a ν the offset is then still so low that every vector, even the opposite of a cached one, is inside."""
+GOING_ON = 100_000
+"""Updates of a later fit, which goes on from the last one's weights at the learning rate that UPDATES end with."""
+
+Weights = tuple[Any, Any]
+"""Of the linear SVM: coefficients, offset."""
 
 
 class OneClassSvm:
@@ -30,6 +35,7 @@ class OneClassSvm:
         self._vectors: dict[str, Vector] = {}
         self._changed = 0
         self._score: Callable[[Vector], float] | None = None
+        self._weights: Weights | None = None
         self.fits = 0
 
     def predict(self, vector: Vector) -> tuple[bool, float]:
@@ -50,10 +56,17 @@ class OneClassSvm:
     def refit(self) -> Callable[[], None] | None:
         if not self._vectors or self._changed <= RETRAIN_AT * len(self._vectors):
             return None
-        vectors, self._changed = np.stack(list(self._vectors.values())), 0
+        vectors = np.stack(list(self._vectors.values()))
+        # after more changes than there are entries, hardly any is left of those that the weights were made for
+        before = self._weights if self._changed <= len(vectors) else None
+        self._changed = 0
 
         def fit() -> None:
-            self._score = _fitted(vectors, self._components, self._seed)
+            if self._components:
+                self._score = _over_kernel_map(vectors, self._components, self._seed)
+            else:
+                self._weights = _fitted(vectors, before, self._seed + self.fits)
+                self._score = _decision(*self._weights)
             self.fits += 1
 
         return fit
@@ -62,21 +75,38 @@ class OneClassSvm:
         return len(self._vectors)
 
 
-def _fitted(vectors: Any, components: int, seed: int) -> Callable[[Vector], float]:
-    from sklearn.kernel_approximation import Nystroem
+def _fitted(points: Any, before: Weights | None, seed: int) -> Weights:
+    """From nothing, or from the weights of before: so SGD makes retraining fast (NIRVANA §5.2)."""
     from sklearn.linear_model import SGDOneClassSVM
 
-    mapped = None
-    if components:
-        mapped = Nystroem(n_components=min(components, len(vectors)), random_state=seed).fit(vectors)
-    points = vectors if mapped is None else mapped.transform(vectors)
-    passes = max(UPDATES // len(points), 1)
-    svm = SGDOneClassSVM(nu=NU, tol=None, max_iter=passes, random_state=seed).fit(points)
-    weights, offset = svm.coef_.ravel(), float(svm.offset_[0])
+    updates = UPDATES if before is None else GOING_ON
+    svm = SGDOneClassSVM(nu=NU, tol=None, max_iter=max(updates // len(points), 1), random_state=seed)
+    if before is None:
+        svm.fit(points)
+    else:
+        svm.set_params(learning_rate="constant", eta0=1 / (NU * UPDATES))
+        svm.fit(points, coef_init=before[0], offset_init=before[1])
+    return svm.coef_, svm.offset_
+
+
+def _decision(coefficients: Any, offset: Any) -> Callable[[Vector], float]:
+    """The decision function itself: scikit-learn's checks around it cost more than the product."""
+    weights, least = coefficients.ravel(), float(offset[0])
 
     def score(vector: Vector) -> float:
-        # the decision function itself: scikit-learn's checks around it cost more than the product
-        point = vector if mapped is None else mapped.transform(vector[None])[0]
-        return float(point @ weights) - offset
+        return float(vector @ weights) - least
+
+    return score
+
+
+def _over_kernel_map(vectors: Any, components: int, seed: int) -> Callable[[Vector], float]:
+    """The map's landmarks are drawn anew each time, so that there are no weights to go on from."""
+    from sklearn.kernel_approximation import Nystroem
+
+    mapped = Nystroem(n_components=min(components, len(vectors)), random_state=seed).fit(vectors)
+    decide = _decision(*_fitted(mapped.transform(vectors), None, seed))
+
+    def score(vector: Vector) -> float:
+        return decide(mapped.transform(vector[None])[0])
 
     return score

@@ -87,6 +87,31 @@ def test_it_learns_which_states_users_come_back_for() -> None:
     assert np.mean(found[-4000:]) > 0.65 > 1.5 * np.mean(had[-4000:]) > 0.1
 
 
+def test_what_nobody_comes_for_any_more_leaves_though_its_user_is_there() -> None:
+    """Twenty users who come back to an entry six times, then to another, and draw what they never come back to."""
+    room, rng = 30 * STATE, random.Random(5)
+    shelf, uses_left = ExpectedShelf((25,)), dict.fromkeys(range(20), 0)
+    favourite: dict[int, str] = {}
+    found = []
+    for request in range(8000):
+        user, at = rng.randrange(20), float(request)
+        passing = rng.random() < 0.3
+        if uses_left[user] and not passing:
+            uses_left[user] -= 1
+            found.append((favourite[user], 25) in shelf)
+            shelf.looked_up([Wish(favourite[user], 25, 25)] if found[-1] else [], at)
+            continue
+        shelf.looked_up([], at)
+        name = f"e{request:06d}"
+        if not passing:
+            favourite[user], uses_left[user] = name, 6
+        kept = shelf.admit(Offer(name, f"u{user}", 0, (25,), STATE, at), room)
+        shelf.make_room(len(kept), len(kept) * STATE, room, at)
+        for step in kept:
+            shelf.insert(State(name, step, "", STATE, "fp16", "", 0, at, at))
+    assert np.mean(found[-3000:]) > 0.5  # .39 where an entry counts as asked for while its user is there at all
+
+
 def test_states_of_entries_nobody_announced_can_leave() -> None:
     states = [State(f"e{number}", 25, "", STATE, "fp16", "", 0, 0.0, 0.0) for number in range(20)]
     shelf = ExpectedShelf(LEVELS, states)

@@ -60,3 +60,46 @@ def test_before_the_first_fit_every_lookup_is_worth_it_and_without_entries_none(
     assert svm.refit() is None
     svm.update(cluster(3), ())
     assert svm.predict(query)[0] is True
+
+
+def fitted(svm: OneClassSvm) -> OneClassSvm:
+    fit = svm.refit()
+    assert fit is not None
+    fit()
+    return svm
+
+
+def test_a_later_fit_goes_on_and_decides_as_one_from_nothing() -> None:
+    rows = cluster(600)
+    names = list(rows)
+    going_on = OneClassSvm()
+    going_on.update({name: rows[name] for name in names[:300]}, ())
+    fitted(going_on)
+    for first in range(0, 300, 30):  # a tenth leaves for another at a time
+        going_on.update({name: rows[name] for name in names[300 + first : 330 + first]}, names[first : first + 30])
+        fitted(going_on)
+    anew = OneClassSvm()
+    anew.update({name: rows[name] for name in names[300:]}, ())
+    fitted(anew)
+    rng = np.random.default_rng(5)
+    queries = [row for spread in (0.1, 0.3, 0.6) for row in near(rng, 200, spread)]
+    both = [(going_on.predict(query)[0], anew.predict(query)[0]) for query in queries]
+    assert np.mean([one == other for one, other in both]) > 0.95
+    assert 0.2 < np.mean([one for one, _ in both]) < 0.95
+
+
+def test_weights_of_a_cache_that_is_gone_are_not_gone_on_from() -> None:
+    rows, away = cluster(100), {f"away-{name}": -row for name, row in cluster(100).items()}
+    svm = OneClassSvm()
+    svm.update(rows, ())
+    fitted(svm)
+    svm.update(away, list(rows))
+    fitted(svm)
+    assert np.mean([svm.predict(row)[0] for row in away.values()]) > 0.9
+    assert not any(svm.predict(row)[0] for row in rows.values())
+
+
+def near(rng: np.random.Generator, count: int, spread: float) -> list[Vector]:
+    rows = np.array([1.0] + [0.0] * 15) + spread * rng.standard_normal((count, 16))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return list(rows.astype(np.float32))
