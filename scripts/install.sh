@@ -23,7 +23,8 @@ if [ ! -e "$have" ]; then
   echo "Installing $torch ($backend build) ..."
   # A wheel that pip's own configuration already names on disk comes first; else the build that $backend names.
   { [ "$backend" = cpu ] && $pip install --quiet --no-index --no-deps "$torch" 2>/dev/null; } ||
-    .venv/bin/uv pip install --python .venv/bin/python --reinstall-package torch --torch-backend "${backend/#cuda/auto}" "$torch"
+    .venv/bin/uv pip install --python .venv/bin/python --reinstall-package torch --torch-backend "${backend/#cuda/auto}" "$torch" || {
+      echo "torch's $backend build could not be fetched. AFTERIMAGE_TORCH names another one; a wheel on disk is taken where PIP_FIND_LINKS names its folder" >&2; exit 1; }
   rm -f .venv/.torch-*
   touch "$have"
 fi

@@ -194,6 +194,8 @@ def early_starts(rows: Sequence[Row]) -> str:
 def _say_totals(console: Console, rows: Sequence[Row]) -> None:
     drawn, repeats = totals(rows)
     console.print(Text(_in_words(drawn, counted(drawn.pictures, "picture"))))
+    if drawn.doubt:
+        console.print(Text(drawn.doubt, style="yellow"))
     if repeats.pictures:
         console.print(
             Text(_in_words(repeats, f"apart from those, {counted(repeats.pictures, 'exact repeat')}"), style="dim")
@@ -204,5 +206,5 @@ def _in_words(total: Totals, what: str) -> str:
     return (
         f"{what}: {total.steps_run} of {total.steps_total} steps run ({total.steps_saved:.0%} saved), "
         f"{total.seconds_with_cache:.1f} s with the cache, {total.seconds_without_cache:.1f} s without it "
-        f"({total.seconds_saved:.0%} saved)"
+        f"({total.time_in_words})"
     )

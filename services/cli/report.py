@@ -18,6 +18,9 @@ from services.cli.words import chosen_model, chosen_prompt, counted
 from shared.client import Picture
 from shared.types import Plan, PlanSource
 
+UNEVEN = 0.1
+"""Share of the time that may be lost of what the steps saved before the seconds are doubted."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -55,6 +58,20 @@ class Totals:
     def seconds_saved(self) -> float:
         """Share of the time; negative when the cache cost more than it saved."""
         return 1 - self.seconds_with_cache / self.seconds_without_cache if self.seconds_without_cache else 0.0
+
+    @property
+    def time_in_words(self) -> str:
+        return f"{self.seconds_saved:.0%} saved" if self.seconds_saved >= 0 else f"{-self.seconds_saved:.0%} more"
+
+    @property
+    def doubt(self) -> str:
+        """Said where the time did not follow the steps; else empty."""
+        if self.steps_saved - self.seconds_saved < UNEVEN:
+            return ""
+        return (
+            "The seconds do not follow the steps: each picture was timed once each way, so whatever else the machine "
+            "did meanwhile is in them. Run it again when little else runs."
+        )
 
 
 def totals(rows: Sequence[Row]) -> tuple[Totals, Totals]:
@@ -126,7 +143,8 @@ def report_html(rows: Sequence[Row]) -> str:
         steps_saved=f"{drawn.steps_saved:.0%}",
         with_cache=f"{drawn.seconds_with_cache:.1f}",
         without=f"{drawn.seconds_without_cache:.1f}",
-        seconds_saved=f"{drawn.seconds_saved:.0%}",
+        time=drawn.time_in_words,
+        doubt=f'<p class="note">{drawn.doubt}</p>' if drawn.doubt else "",
         apart=apart,
         cards=cards,
     )
@@ -236,8 +254,8 @@ table {{ border-collapse: collapse; font-size: .85rem; }} td, th {{ padding: .15
 <h1>Afterimage</h1>
 <p>Each picture starts from what was drawn before. The green bar is the part of the steps that was not run again.</p>
 <p class="totals">{pictures} pictures: <b>{steps_run} of {steps_total} steps</b> run ({steps_saved} saved),
-<b>{with_cache} s</b> with the cache, {without} s without it ({seconds_saved} saved).</p>
-{apart}
+<b>{with_cache} s</b> with the cache, {without} s without it ({time}).</p>
+{doubt}{apart}
 <p class="by">Same prompts, same seed, one request at a time both ways, both warm, in one run; the cache was empty at
 the start. Seconds are from asking to having the picture.</p>
 {cards}

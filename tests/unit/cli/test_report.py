@@ -26,6 +26,16 @@ def test_exact_repeats_are_totalled_apart() -> None:
     assert (repeats.pictures, repeats.steps_run, repeats.steps_total) == (1, 0, 50)
 
 
+def test_time_that_did_not_follow_the_steps_is_doubted_and_never_saved_below_nothing() -> None:
+    slow = [row("a fox", PlanSource.LATENT, 20, 2.2, 2.0)]
+    drawn, _ = totals(slow)
+    assert drawn.time_in_words == "10% more"
+    assert "do not follow the steps" in drawn.doubt
+    assert drawn.doubt in report_html(slow)
+    as_saved, _ = totals(ROWS)
+    assert (as_saved.time_in_words, as_saved.doubt) == ("20% saved", "")
+
+
 def test_the_summary_has_the_promised_keys() -> None:
     read = json.loads(summary(ROWS))
     promised = {"pictures", "steps_total", "steps_run", "seconds_with_cache", "seconds_without_cache"}
