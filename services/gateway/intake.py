@@ -22,6 +22,7 @@ from shared.errors import (
     ConfigurationError,
     OverloadedError,
     StorageFullError,
+    UnavailableError,
 )
 from shared.exact import exact_key
 from shared.ids import new_id
@@ -30,6 +31,10 @@ from shared.models import ModelCard
 from shared.service import Context
 from shared.telemetry import METRICS, log
 from shared.types import CacheMode, Job, JobState, Plan, PlanSource, Request, Result, Timings
+
+
+class NobodyAbleError(UnavailableError):
+    """No worker could load the model: the job would wait for a person."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +83,8 @@ class Intake:
         body = body_hash(message) if caller.idempotency_key else ""
         try:
             planned, picture = await self._admitted(request, card)
-        except OverloadedError:
-            # a retry takes up what was accepted, however full queue or disk are by now
+        except (OverloadedError, NobodyAbleError):
+            # a retry takes up what was accepted, however full queue or disk are by now, and whoever can draw it
             first = await self._first(caller, body)
             if first is None:
                 raise
@@ -105,6 +110,11 @@ class Intake:
     async def close(self) -> None:
         await self._confirmer.close()
 
+    def _check_able(self, card: ModelCard) -> None:
+        if card.name in self._roster.unable(self._clock.monotonic()):
+            said = f"model {card.name!r}: none of the workers could load it, and their logs say why; ask for another"
+            raise NobodyAbleError(said)
+
     async def _first(self, caller: Caller, body: str) -> Job | None:
         """The job that the caller's idempotency key already names."""
         if not caller.idempotency_key:
@@ -113,7 +123,9 @@ class Intake:
 
     async def _admitted(self, request: Request, card: ModelCard) -> tuple[Planned, bytes]:
         """The plan of a request that there is room for, and its picture if it is an exact repeat, which a full disk
-        does not keep from its answer. Its row is to be written, and the queue told so. Raises OverloadedError."""
+        does not keep from its answer. Its row is to be written, and the queue told so. Raises OverloadedError
+        and NobodyAbleError."""
+        self._check_able(card)
         full = self._full_disk()
         if full is not None and not _may_repeat(request):
             raise full

@@ -1,4 +1,4 @@
-"""Which models some worker runs, by what workers say of themselves."""
+"""Which models some worker runs, and which none can, by what workers say of themselves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Roster:
 
     def __init__(self, report_s: float) -> None:
         self._report_s, self._lapse_s = report_s, SILENCES * report_s
-        self._heard: dict[str, tuple[str, float]] = {}
+        self._heard: dict[str, tuple[WorkerReported, float]] = {}
         self._last_at, self._whole_at = -inf, inf
         """When anybody was heard last, and from when on everybody was."""
 
@@ -29,13 +29,21 @@ class Roster:
         self._heard.pop(report.worker, None)
         self._heard = {worker: heard for worker, heard in self._heard.items() if at - heard[1] <= self._lapse_s}
         if not report.leaving:
-            self._heard[report.worker] = report.model, at
+            self._heard[report.worker] = report, at
 
     def models(self, now: float) -> frozenset[str] | None:
+        return frozenset(report.model for report in self._live(now)) or None
+
+    def unable(self, now: float) -> frozenset[str]:
+        """Models that every worker failed to load; of none when nothing is known."""
+        failed = [frozenset(report.cannot) for report in self._live(now)]
+        return frozenset.intersection(*failed) if failed else frozenset()
+
+    def _live(self, now: float) -> list[WorkerReported]:
+        """The last word of everybody who is there; nobody's while not everybody was heard."""
         if self._silent(now) or now < self._whole_at:
-            return None
-        live = {model for model, at in self._heard.values() if now - at <= self._lapse_s}
-        return frozenset(live) or None
+            return []
+        return [report for report, at in self._heard.values() if now - at <= self._lapse_s]
 
     def _silent(self, now: float) -> bool:
         return now - self._last_at > (SILENCES - 1) * self._report_s

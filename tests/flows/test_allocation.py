@@ -14,7 +14,11 @@ from protos import global_monitor_pb2 as pb
 from protos.global_monitor_pb2_grpc import GlobalMonitorServiceStub
 from services.cli.app import app
 from services.cli.embedded import announced
+from services.gateway.service import GatewayService
+from services.gpu_worker.families import Family
 from services.gpu_worker.families.noop import NoopFamily
+from services.gpu_worker.resident import Resident
+from shared.errors import ModelError, UnavailableError
 from shared.ids import new_id
 from shared.messages import GenerateImage, JobQueued, WorkersAssigned, lane_of, refine_lane
 from shared.settings import Settings
@@ -153,6 +157,29 @@ async def test_a_worker_alone_that_holds_one_model_at_a_time_serves_both(
             pictures = await asyncio.gather(*drawing)
         assert [picture.model for picture in pictures] == names
         await until(it, lambda answer: run_by(answer) == ["large"])
+
+
+async def test_a_model_that_no_worker_could_load_is_refused_instead_of_waited_for(
+    two: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Resident.get
+
+    async def broken(self: Resident, name: str) -> Family:
+        if name == "small":
+            raise ModelError("no room for it")
+        return await real(self, name)
+
+    monkeypatch.setattr(Resident, "get", broken)
+    async with house(two(large="noop:?name=large&step_ms=1", small="noop:?name=small&step_ms=1")) as it:
+        await until(it, lambda answer: len(answer.assignments) == 2)
+        gateway = next(one for one in it.process.services if isinstance(one, GatewayService))
+        async with asyncio.timeout(20):
+            while not gateway._roster.unable(it.process.context.clock.monotonic()):
+                await asyncio.sleep(0.02)
+        with pytest.raises(UnavailableError, match="'small': none of the workers could load it"):
+            await it.client.generate("a circle", steps=2, quality="small")
+        assert (await it.client.list_jobs())[0] == []
+        assert (await it.client.generate("a circle", steps=2)).model == "large"
 
 
 @contextlib.asynccontextmanager

@@ -99,6 +99,19 @@ def test_a_bus_that_was_away_leaves_no_partial_knowledge() -> None:
     assert roster.models(46.0) == frozenset({"small"})  # w1 alone is silent: it is gone
 
 
+def test_a_model_that_every_worker_failed_to_load_is_known_as_such() -> None:
+    roster = Roster(report_s=5.0)
+    assert roster.unable(0.0) == frozenset()
+    roster.reported(replace(report("w1", "large"), cannot=("small", "tiny")), at=0.0)
+    assert roster.unable(0.1) == frozenset()  # others may be there
+    roster.reported(replace(report("w2", "large"), cannot=("small",)), at=5.0)
+    assert roster.unable(5.0) == {"small"}
+    roster.reported(report("w2", "large"), at=10.0)  # restarted, and it could
+    assert roster.unable(10.0) == frozenset()
+    roster.reported(replace(report("w1", "large"), cannot=("small", "tiny")), at=10.0)
+    assert roster.unable(20.1) == frozenset()  # silent
+
+
 def test_workers_that_are_gone_are_forgotten() -> None:
     roster = Roster(report_s=5.0)
     for pid in range(100):  # each crashes and is followed by the next
