@@ -8,6 +8,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import sqlalchemy as sa
 
+from shared.catalog.prepared import DriverError
 from shared.errors import AfterimageError, ConfigurationError, StorageFullError, UnavailableError
 
 P = ParamSpec("P")
@@ -65,9 +66,9 @@ def one(connection: sa.Connection) -> None:
     connection.execute(ONE)
 
 
-def explain(error: sa.exc.DBAPIError | sqlite3.Error, where: str) -> AfterimageError:
+def explain(error: sa.exc.DBAPIError | DriverError | sqlite3.Error, where: str) -> AfterimageError:
     """The driver's error in our words."""
-    cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+    cause = error if isinstance(error, sqlite3.Error) else error.orig
     said = str(cause)
     state = getattr(cause, "sqlstate", None)
     if "disk is full" in said or state == "53100":
@@ -79,7 +80,7 @@ def explain(error: sa.exc.DBAPIError | sqlite3.Error, where: str) -> AfterimageE
         )
     if "unable to open" in said:
         return ConfigurationError(f"catalog_url: {where} cannot be opened ({said}); check the path and its permissions")
-    gone = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
+    gone = not isinstance(error, sqlite3.Error) and error.connection_invalidated
     passing = isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError | sqlite3.OperationalError)
     if gone or passing or str(state or "").startswith(PASSING):
         return UnavailableError(f"{where}: {said}", retry_after_s=1.0, outside=AWAY)

@@ -62,7 +62,9 @@ _FINISH = (
     )
 )  # fmt: skip
 _FINISH_REPLANNED = _FINISH.values(plan=sa.bindparam("as_run"))
-_FINISH_AT_ONCE, _FINISH_REPLANNED_AT_ONCE = at_once.finishing(_FINISH), at_once.finishing(_FINISH_REPLANNED)
+_ACCEPT_AT_ONCE = Prepared(at_once.ACCEPT)
+_FINISH_AT_ONCE = Prepared(at_once.finishing(_FINISH))
+_FINISH_REPLANNED_AT_ONCE = Prepared(at_once.finishing(_FINISH_REPLANNED))
 _FINISH_FIRST, _FINISH_REPLANNED_FIRST = Prepared(_FINISH), Prepared(_FINISH_REPLANNED)
 _CAPTURE = Prepared(sa.insert(captured))
 _NO_LATENTS = "none:"
@@ -113,7 +115,7 @@ def _accept_at_once(
     connection: sa.Connection, job: Job, key: str, caller: str, body_hash: str, key_lifetime_s: float
 ) -> tuple[Job, bool]:
     wished = {"by_caller": caller, "by_key": key, "of_body": body_hash, "lifetime_s": key_lifetime_s}
-    at = connection.execute(at_once.ACCEPT, {**row_of(job), **wished}).first()
+    at = _ACCEPT_AT_ONCE.first(connection, {**row_of(job), **wished})
     if at is not None:
         return _accepted(job, at), True
     return _get(connection, named_by(connection, caller, key, body_hash)), False
@@ -167,7 +169,7 @@ def _finish(connection: sa.Connection, job_id: str, attempt: int, result: Result
     keys = [latent.key for latent in result.captured] or [_NO_LATENTS + job_id]
     if connection.dialect.name == "postgresql":
         statement = _FINISH_AT_ONCE if plan is None else _FINISH_REPLANNED_AT_ONCE
-        return connection.execute(statement, {**parameters, "keys": keys}).first() is not None
+        return statement.first(connection, {**parameters, "keys": keys}) is not None
     if not (_FINISH_FIRST if plan is None else _FINISH_REPLANNED_FIRST).changed(connection, parameters):
         return False
     _CAPTURE.many(connection, [{"key": key, "job_id": job_id} for key in keys])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -15,8 +14,9 @@ import sqlalchemy as sa
 from shared.catalog import Catalog, open_catalog, postgresql
 from shared.catalog.database import Database
 from shared.catalog.opening import open_database
+from shared.catalog.prepared import Prepared
 from shared.clock import SystemClock
-from shared.errors import ConfigurationError, UnavailableError
+from shared.errors import AfterimageError, ConfigurationError, UnavailableError
 from tests.contracts.nouns import a_job, a_result
 from tests.contracts.servers import server_of
 
@@ -86,23 +86,60 @@ async def test_a_statement_that_commits_itself_meets_no_dead_connection_and_is_n
     assert len(seen) == 1
 
 
-async def test_what_a_caller_waits_for_takes_one_round_trip(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+PID = Prepared(sa.select(sa.func.pg_backend_pid().label("pid")))
+KILL = Prepared(sa.select(sa.func.pg_terminate_backend(sa.func.pg_backend_pid())))
+NAP = Prepared(sa.select(sa.func.pg_sleep(sa.bindparam("seconds", type_=sa.Double))))
+NONSENSE = Prepared(sa.select(sa.bindparam("one", type_=sa.Integer) / 0))
+
+
+def _first(connection: sa.Connection, /, prepared: Prepared, **parameters: Any) -> Any:
+    return prepared.first(connection, parameters)
+
+
+async def test_a_statement_run_by_the_driver_alone_fails_as_any_other(database: Database) -> None:
+    with pytest.raises(UnavailableError) as gone:
+        await database.write_statement(_first, KILL)
+    assert gone.value.retry_after_s
+    with pytest.raises(UnavailableError):
+        await database.read_row(_first, KILL)  # three times
+    with pytest.raises(AfterimageError, match="division by zero") as wrong:
+        await database.read_row(_first, NONSENSE, one=1)
+    assert not isinstance(wrong.value, UnavailableError)
+    assert (await database.read_row(_first, PID)).pid > 0
+
+
+async def test_a_connection_on_which_nobody_waits_for_the_answer_is_not_used_again(database: Database) -> None:
+    before = (await database.read_row(_first, PID)).pid
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await database.write_statement(_first, NAP, seconds=30.0)
+    assert (await database.read_row(_first, PID)).pid != before
+
+
+async def test_within_a_transaction_such_a_statement_is_part_of_it(database: Database) -> None:
+    def both(connection: sa.Connection) -> bool:
+        began = _first(connection, Prepared(sa.select(sa.func.pg_current_xact_id().label("id"))))
+        return bool(began.id == connection.exec_driver_sql("SELECT pg_current_xact_id()").scalar_one())
+
+    assert await database.write(both)
+    assert not await database.write_statement(both)
+
+
+async def test_what_a_caller_waits_for_takes_one_round_trip(catalog: Catalog) -> None:
     sent: list[str] = []
     pool: Any = catalog._database
+
+    def listen(connection: Any, _record: object) -> None:
+        connection.driver_connection.add_query_logger(lambda query: sent.append(query.query))
+
     for engine in (pool._durable, pool._lazy):
-        sa.event.listen(engine.sync_engine, "before_cursor_execute", lambda *given: sent.append(given[2]))
-    transactions: Any = importlib.import_module("asyncpg.transaction").Transaction
-    start = transactions.start
-
-    async def noted(transaction: Any) -> None:
-        sent.append("BEGIN")
-        await start(transaction)
-
-    monkeypatch.setattr(transactions, "start", noted)
+        await engine.dispose()
+        sa.event.listen(engine.sync_engine, "connect", listen)
     job, created = await catalog.jobs.accept(a_job(), idempotency_key="k", caller="c", body_hash="b")
     assert created
     assert await catalog.jobs.claim(job.id, "w1", 60.0)
     assert await catalog.jobs.finish(job.id, 1, a_result(job.id))
+    await asyncio.sleep(0.1)  # the driver tells a moment later
     assert [statement.split()[0] for statement in sent] == ["WITH", "UPDATE", "WITH"]
 
 
