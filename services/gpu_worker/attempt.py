@@ -29,6 +29,8 @@ CRASHES_TOGETHER = 2
 """A job present at this many crashes rides alone (design §8, Attempts) …"""
 CRASHES_ALONE = 3
 """… and after this many more it fails."""
+FIRST_S = 0.1
+"""How long a picture is being drawn before anyone is told that it is."""
 _STATE_KEY = "states/{}-{}-{}.safetensors"
 """Of a captured state: its job, the attempt, and the step it was captured after."""
 CACHED = (PlanSource.LATENT, PlanSource.IMAGE)
@@ -89,6 +91,8 @@ class Attempt:
         self._written = [job.checkpoint_key] if job.checkpoint_key else []
         """Checkpoints that go when the job ends."""
         self._told: set[asyncio.Task[None]] = set()
+        self._first: asyncio.TimerHandle | None = None
+        """Tells that the row rides, unless there is more to tell by then."""
         self._submitted = self._cancelled = self._from_cache = False
         self._steps_run = 0
         """Of an attempt that left without a picture."""
@@ -108,6 +112,7 @@ class Attempt:
                 # one after the other: an older checkpoint must not be named after a newer one
                 self._saving = asyncio.create_task(self._checkpoint(event, self._saving))
             case Finished() | Left() if not self._ended.done():
+                self._nothing_to_add()
                 self._ended.set_result(event)
 
     def _on_joined(self, event: Joined) -> None:
@@ -116,7 +121,8 @@ class Attempt:
         in_hand_s = event.at - self._claimed_at - self._fetch_s - event.encode_s
         self._queue_s = max(self._age_s + in_hand_s, 0.0)
         METRICS.queue_seconds.observe(self._queue_s)
-        self._tell(event.step, None)
+        # what is drawn within a moment is told by its end: a message less for the broker and every gateway
+        self._first = asyncio.get_running_loop().call_later(FIRST_S, self._tell, event.step, None)
         if self._from_cache:
             # under the K of its own run, which may have had another T; a picture under step 0
             of_picture = self.plan.source is PlanSource.IMAGE
@@ -126,7 +132,12 @@ class Attempt:
 
     def _on_advanced(self, event: Advanced) -> None:
         if event.step < event.steps:
+            self._nothing_to_add()
             self._tell(event.step, event.preview)
+
+    def _nothing_to_add(self) -> None:
+        if self._first is not None:
+            self._first.cancel()
 
     def _tell(self, step: int, preview: Pixels | None) -> None:
         message = progress(self.job.id, step, self.job.request.steps, preview)
@@ -142,6 +153,7 @@ class Attempt:
     def cancel(self) -> None:
         """The row leaves before the engine's next step, or never joins."""
         self._cancelled = True
+        self._nothing_to_add()
         if self._submitted:
             self._place.engine.cancel(self.id)
 

@@ -14,6 +14,7 @@ import pytest
 
 from protos import gpu_worker_pb2 as pb
 from services.gpu_worker import engine as engine_module
+from services.gpu_worker.attempt import FIRST_S
 from services.gpu_worker.codecs import decode_state
 from services.gpu_worker.families.noop import NoopFamily
 from shared.messages import (
@@ -158,7 +159,15 @@ async def test_a_drain_hands_back_what_it_cannot_finish(tmp_path: Path) -> None:
             assert (await receiver.get()).message == GenerateImage(long.id)
 
 
-async def test_progress_comes_at_once_and_then_at_its_pace(tiny_folder: Path, tmp_path: Path) -> None:
+async def test_what_is_drawn_within_a_moment_is_told_by_its_end(tmp_path: Path) -> None:
+    async with running_worker(tmp_path, "noop:?step_ms=0") as bench:
+        job = await bench.draw(steps=2)
+        await bench.told(JobSucceeded, job.id)
+        await asyncio.sleep(2 * FIRST_S)
+        assert not bench.heard(Progress, job.id)
+
+
+async def test_progress_comes_soon_and_then_at_its_pace(tiny_folder: Path, tmp_path: Path) -> None:
     async with running_worker(tmp_path, SLOW, progress_per_s=5.0) as bench:
         begun = time.monotonic()
         job = await bench.draw(steps=50)  # a second
