@@ -28,6 +28,10 @@ class Teacher(Protocol):
         """Give a fresh student what it can take over."""
         ...
 
+    def lend_text(self, student: Denoiser) -> None:
+        """Give a student that has learned before its text encoder alone."""
+        ...
+
 
 class Denoiser(nn.Module):
     """A UNet with its text encoder, and the loss both are trained with."""

@@ -83,6 +83,8 @@ class Run:
             self._restore(state)
         elif start is not None:
             self._begin_from(start)
+            if teacher is not None:
+                teacher.lend_text(self.model)
         elif teacher is not None:
             teacher.begin(self.model)
         else:

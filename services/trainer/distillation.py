@@ -44,10 +44,14 @@ class GuidedTeacher:
         guided: torch.Tensor = plain + self._guidance * (told - plain)
         return guided
 
+    def lend_text(self, student: Denoiser) -> None:
+        """The text encoder, which a student only reads with."""
+        student.text.load_state_dict(self._text.state_dict())
+
     def begin(self, student: Denoiser) -> None:
         """The text encoder, and every layer of the UNet that the student has in the same shape: its levels are the
         teacher's upper ones, so what is cut away is the bottom (as BK-SDM prunes, Kim et al. 2023)."""
-        student.text.load_state_dict(self._text.state_dict())
+        self.lend_text(student)
         wanted = student.unet.state_dict()
         dropped = len(self._unet.config.block_out_channels) - len(student.unet.config.block_out_channels)
         found = _upper_levels(self._unet.state_dict(), dropped)

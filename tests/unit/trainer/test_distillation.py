@@ -12,6 +12,7 @@ from diffusers import UNet2DConditionModel
 from services.trainer.clip_pair import tokenizer_at
 from services.trainer.denoiser_training import DenoiserPlan, Run
 from services.trainer.distillation import GuidedTeacher
+from services.trainer.export import export_denoiser
 from services.trainer.latents import Latents
 from services.trainer.words import Words
 
@@ -36,6 +37,25 @@ def test_a_student_begins_with_what_it_shares(work: Path, teacher: Path) -> None
     shape = ours["up_blocks.0.resnets.0.conv1.weight"].shape
     assert shape != theirs["up_blocks.1.resnets.0.conv1.weight"].shape  # what does not fit is not taken over
     assert not any(parameter.requires_grad for parameter in begun.text.parameters())
+
+
+def test_a_student_that_learned_before_reads_with_its_new_teachers_text_encoder(
+    work: Path, teacher: Path, tmp_path: Path
+) -> None:
+    first = student(work, teacher)
+    first.save()
+    before = tmp_path / "small"
+    export_denoiser(work, "small", before)
+    first.path.unlink()
+    words = Words(tokenizer_at(work))
+    other = GuidedTeacher(teacher, words)
+    with torch.no_grad():
+        next(other._text.parameters()).add_(1.0)  # another teacher's
+    data = Latents(work / "latents", words)
+    model = Run("small", PLAN, words, data, work, teacher=other, start=before).model
+    assert torch.equal(next(model.text.parameters()), next(other._text.parameters()))
+    learned, kept = first.model.unet.conv_out.weight, model.unet.conv_out.weight
+    torch.testing.assert_close(kept, learned, atol=1e-3, rtol=1e-2)  # exported in half precision
 
 
 def test_the_teacher_speaks_with_guidance(work: Path, teacher: Path) -> None:
