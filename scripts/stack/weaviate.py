@@ -1,7 +1,12 @@
-"""A private Weaviate of one node, from the installed program."""
+"""A private Weaviate of one node, from the installed program.
+
+It binds HTTP, gossip and raft to where it is told, but gRPC and what its nodes ask of each other to every interface:
+there only who knows a key, drawn anew at each start, is answered.
+"""
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from pathlib import Path
 
@@ -22,19 +27,26 @@ def start(folder: Path, host: str = HOST) -> Server:
         raise StackError(f"weaviate: not installed; {HOW_TO_GET_IT}")
     folder = folder.absolute()
     http, grpc, gossip, data, raft, raft_rpc = (free_port() for _ in range(6))
+    key = secrets.token_hex(16)
     return Server(
         name="weaviate",
-        url=f"weaviate://{host}:{http}?grpc_port={grpc}",
+        url=f"weaviate://:{key}@{host}:{http}?grpc_port={grpc}",
         folder=folder,
         command=[program, "--host", host, "--port", str(http), "--scheme", "http"],
         environment={
             "PERSISTENCE_DATA_PATH": str(folder / "data"),
-            "AUTHENTICATION_ANONYMOUS_ACCESS_ENABLED": "true",
+            "AUTHENTICATION_ANONYMOUS_ACCESS_ENABLED": "false",
+            "AUTHENTICATION_APIKEY_ENABLED": "true",
+            "AUTHENTICATION_APIKEY_ALLOWED_KEYS": key,
+            "AUTHENTICATION_APIKEY_USERS": "afterimage",
             "DEFAULT_VECTORIZER_MODULE": "none",
             "ENABLE_MODULES": "",
             "DISABLE_TELEMETRY": "true",
             "CLUSTER_HOSTNAME": "node1",
+            "CLUSTER_BIND_ADDR": HOST,
             "CLUSTER_ADVERTISE_ADDR": HOST,
+            "CLUSTER_BASIC_AUTH_USERNAME": "afterimage",
+            "CLUSTER_BASIC_AUTH_PASSWORD": secrets.token_hex(16),
             "CLUSTER_GOSSIP_BIND_PORT": str(gossip),
             "CLUSTER_DATA_BIND_PORT": str(data),
             "RAFT_PORT": str(raft),

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import grpc
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from scripts.stack.servers import answers, free_port, listens
 from shared.catalog import Catalog, open_catalog
 from shared.errors import ConfigurationError, UnavailableError
 from shared.index import Hnsw, open_index
@@ -124,6 +131,59 @@ async def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> N
         writer.close()
     silent.close()
     await silent.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def nobody() -> AsyncIterator[int]:
+    yield free_port()
+
+
+@contextlib.asynccontextmanager
+async def another_service() -> AsyncIterator[int]:
+    """As a gateway is: healthy, and not Weaviate."""
+    server, said = grpc.aio.server(), health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(said, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    await said.set("", health_pb2.HealthCheckResponse.SERVING)
+    yield port
+    await server.stop(0)
+
+
+@pytest.mark.parametrize("there", [nobody, another_service])
+async def test_a_wrong_grpc_port_is_said_at_the_start_and_with_every_failure(
+    there: Callable[[], AbstractAsyncContextManager[int]], logs: list[Any]
+) -> None:
+    async with there() as port:
+        index = await open_index(f"{url_of('weaviate').partition('?')[0]}?grpc_port={port}")
+        (said,) = [line for line in logs if "index away" in line["event"]]
+        wrong = rf"its gRPC does not at 127\.0\.0\.1:{port} .*is grpc_port of index_url right"
+        assert re.search(wrong, said["error"])
+        for trouble in (index.search("whole", a_vector(1), ALL, 1), index.add([item("a", 1)]), index.count()):
+            with pytest.raises(UnavailableError, match=wrong) as away:
+                await trouble
+            assert str(port) not in away.value.outside
+        await index.close()
+
+
+async def test_nobody_without_the_key_gets_anything_out_of_a_private_server(index: WeaviateIndex) -> None:
+    """Two of its ports it binds to every interface whatever it is told; 127.0.0.2 stands for those here."""
+    server = server_of("weaviate")
+    told = server.environment
+    own = urlsplit(server.url).port
+    assert own is not None
+    bound = [int(told[name]) for name in ("CLUSTER_GOSSIP_BIND_PORT", "RAFT_PORT", "RAFT_INTERNAL_RPC_PORT")]
+    for port in (own, *bound):
+        assert listens(port)
+        assert not listens(port, "127.0.0.2")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{told['GRPC_PORT']}") as channel:
+        for call in ("Search", "BatchObjects", "BatchDelete", "TenantsGet", "Aggregate"):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await channel.unary_unary(f"/weaviate.v1.Weaviate/{call}")(b"")
+            assert "unauthorized" in str(refused.value.details()), call
+    nodes = f"127.0.0.1:{told['CLUSTER_DATA_BIND_PORT']}"
+    for at in (f"{nodes}/nodes/status", f"{nodes}/indices/{COLLECTION}/shards", f"127.0.0.1:{own}/v1/schema"):
+        assert await asyncio.to_thread(answers, f"http://{at}", status=401), at
 
 
 async def test_a_collection_lost_while_serving_is_made_again(index: WeaviateIndex) -> None:

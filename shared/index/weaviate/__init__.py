@@ -11,14 +11,13 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from weaviate import WeaviateAsyncClient
 from weaviate.classes.query import Filter, MetadataQuery
 from weaviate.exceptions import WeaviateDeleteManyError, WeaviateQueryError
 
 from shared.errors import UnavailableError
 from shared.index import Hnsw, unit
 from shared.index.weaviate.collection import EntryCollection, object_of, space_of, uuid_of
-from shared.index.weaviate.connection import Connection, client_of
+from shared.index.weaviate.connection import Connection, client_of, place_of
 from shared.index.weaviate.findable import findable
 from shared.telemetry import log
 from shared.types import Hit, IndexFilter, IndexItem, Vector
@@ -35,15 +34,16 @@ class WeaviateIndex:
 
     process_local = False
 
-    def __init__(self, client: WeaviateAsyncClient, hnsw: Hnsw) -> None:
-        self._connection = Connection(client)
+    def __init__(self, url: str, hnsw: Hnsw) -> None:
+        client = client_of(url, connect_s=CONNECT_S, read_s=WRITE_S, write_s=WRITE_S)
+        self._connection = Connection(client, place_of(url))
         self._collection = EntryCollection(client, hnsw)
         self._objects = self._collection.objects
 
     @classmethod
     async def open(cls, url: str, hnsw: Hnsw) -> WeaviateIndex:
         """See `client_of`. A server that is away is met again later: the cache may fail, and services start without."""
-        index = cls(client_of(url, connect_s=CONNECT_S, read_s=WRITE_S, write_s=WRITE_S), hnsw)
+        index = cls(url, hnsw)
         try:
             async with index._connection.within(CONNECT_S + SEARCH_S, "connect"):
                 await index._collection.adopt()

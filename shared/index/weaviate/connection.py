@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import grpc
 import httpx
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from weaviate import WeaviateAsyncClient
 from weaviate.auth import Auth
 from weaviate.config import AdditionalConfig, GrpcConfig, Timeout
@@ -20,8 +22,12 @@ _CHANNEL = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_bac
 """After a restart of the server it is found again within a second (by default that can take two minutes)."""
 
 
-def client_of(url: str, *, connect_s: float, read_s: float, write_s: float) -> WeaviateAsyncClient:
-    """`weaviate://host:port?grpc_port=50051`; `secure=true` for TLS, `weaviate://:KEY@host:port` for an API key.
+_SERVICE = "weaviate.v1.Weaviate"
+"""Whose health is asked for: another server behind a wrong port, a gateway say, does not know it."""
+
+
+def place_of(url: str) -> ConnectionParams:
+    """Where `weaviate://host:port?grpc_port=50051` is; `secure=true` for TLS.
 
     ConfigurationError for anything else; it never quotes the URL, which may hold a key.
     """
@@ -32,12 +38,18 @@ def client_of(url: str, *, connect_s: float, read_s: float, write_s: float) -> W
         grpc_port = int(wish.pop("grpc_port", "50051"))
         if wish:
             raise ValueError(f"unknown parameters {sorted(wish)}")
-        at = ConnectionParams.from_params(host, parts.port or 8080, secure, host, grpc_port, secure)
+        return ConnectionParams.from_params(host, parts.port or 8080, secure, host, grpc_port, secure)
     except ValueError as error:
         raise ConfigurationError("index_url: use weaviate://host:port?grpc_port=50051&secure=false") from error
+
+
+def client_of(url: str, *, connect_s: float, read_s: float, write_s: float) -> WeaviateAsyncClient:
+    """See `place_of`; `weaviate://:KEY@host:port` for an API key."""
+    at = place_of(url)
+    password = urlsplit(url).password
     return WeaviateAsyncClient(
         at,
-        auth_client_secret=Auth.api_key(unquote(parts.password)) if parts.password else None,
+        auth_client_secret=Auth.api_key(unquote(password)) if password else None,
         additional_config=AdditionalConfig(
             timeout=Timeout(init=connect_s, query=read_s, insert=write_s),
             grpc_config=GrpcConfig(channel_options=_CHANNEL),
@@ -49,8 +61,10 @@ def client_of(url: str, *, connect_s: float, read_s: float, write_s: float) -> W
 class Connection:
     """Made anew after every trouble."""
 
-    def __init__(self, client: WeaviateAsyncClient) -> None:
+    def __init__(self, client: WeaviateAsyncClient, at: ConnectionParams) -> None:
         self.client = client
+        self._http = f"{at.http.host}:{at.http.port}"
+        self._grpc, self._secure = f"{at.grpc.host}:{at.grpc.port}", at.grpc.secure
         self._connecting = asyncio.Lock()
 
     @asynccontextmanager
@@ -61,7 +75,11 @@ class Connection:
                 await self._connect()
                 yield
         except TimeoutError as error:
-            raise UnavailableError(f"index: {what}: no answer within {limit_s:g} s", retry_after_s=1.0) from error
+            raise UnavailableError(
+                f"index: {what}: no answer within {limit_s:g} s (HTTP at {self._http}, gRPC at {self._grpc})",
+                retry_after_s=1.0,
+                outside=f"index: {what}: no answer within {limit_s:g} s",
+            ) from error
         except (WeaviateBaseError, httpx.HTTPError, OSError) as error:
             said = str(error) or type(error).__name__
             away = f"index: {what}: the index server does not answer"
@@ -74,9 +92,24 @@ class Connection:
             if not self.client.is_connected():
                 try:
                     await self.client.connect()
+                    await self._meet_grpc()
                 except BaseException:
                     await self.client.close()  # half open
                     raise
+
+    async def _meet_grpc(self) -> None:
+        """The client greets the server over HTTP alone; searches go over gRPC. ConnectionError when nobody is there."""
+        made = grpc.aio.secure_channel if self._secure else grpc.aio.insecure_channel
+        given = (grpc.ssl_channel_credentials(),) if self._secure else ()
+        async with made(self._grpc, *given) as channel:
+            try:
+                await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=_SERVICE))
+            except grpc.aio.AioRpcError as error:
+                said = f"{error.code().name}: {(error.details() or '')[:120]}"
+                raise ConnectionError(
+                    f"HTTP at {self._http} answers, but its gRPC does not at {self._grpc} ({said}); "
+                    "is grpc_port of index_url right?"
+                ) from error
 
     async def close(self) -> None:
         await self.client.close()
