@@ -17,11 +17,13 @@ from services.gpu_worker import engine as engine_module
 from services.gpu_worker.attempt import FIRST_S
 from services.gpu_worker.codecs import decode_state
 from services.gpu_worker.families.noop import NoopFamily
+from shared.errors import UnavailableError
 from shared.messages import (
     GenerateImage,
     JobCancelled,
     JobQueued,
     JobSucceeded,
+    Message,
     Progress,
     lane_of,
 )
@@ -112,11 +114,26 @@ async def test_late_jobs_are_dropped_when_they_asked_for_it(slow: Bench) -> None
     assert await slow.told(JobCancelled, job.id)
 
 
-async def test_a_duplicate_of_a_finished_job_is_answered_again(bench: Bench) -> None:
+async def test_a_duplicate_of_a_finished_job_is_answered_again_before_it_is_acknowledged(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Design §8: who dies in between, or finds no broker, leaves a task that comes back."""
     job = await bench.draw()
+    await bench.idle()
+    publish, tried = bench.backends.bus.publish, list[Message]()
+
+    async def away_at_first(fact: Message) -> None:
+        if isinstance(fact, JobSucceeded):
+            tried.append(fact)
+            if len(tried) == 1:
+                raise UnavailableError("the broker is away", retry_after_s=0.05)
+        await publish(fact)
+
+    monkeypatch.setattr(bench.backends.bus, "publish", away_at_first)
     await bench.send(job)
     await bench.told(JobSucceeded, job.id, count=2)
     await bench.idle()
+    assert len(tried) == 2
     assert (await bench.jobs.get(job.id)).attempt == 1
     assert len(await bench.keys("pictures/")) == 1
 
@@ -129,6 +146,26 @@ async def test_a_duplicate_under_a_live_lease_waits_and_draws_nothing(slow: Benc
     await slow.idle()
     assert done.attempt == 1
     assert len(await slow.keys("pictures/")) == 1
+
+
+async def test_a_duplicate_under_a_live_lease_is_not_acknowledged(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Design §8: should the other worker hand the job back, this task may be the only one that is left of it."""
+    looked, get = asyncio.Event(), slow.jobs.get
+
+    async def seen(job_id: str) -> Job:
+        row: Job = await get(job_id)
+        looked.set()
+        return row
+
+    monkeypatch.setattr(slow.jobs, "get", seen)
+    job = await slow.accept(steps=2)
+    assert await slow.jobs.claim(job.id, "another", 600)
+    await slow.send(job)
+    await asyncio.wait_for(looked.wait(), 20)
+    await slow.idle()
+    assert await slow.jobs.release(job.id, 1)
+    done = await slow.final(job.id)
+    assert (done.state, done.attempt, done.crashes) == (JobState.SUCCEEDED, 2, 0)
 
 
 async def test_unknown_jobs_and_strange_messages_do_not_stay_in_the_lane(slow: Bench) -> None:
