@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NoReturn, Protocol
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from pydantic import ValidationError
 
 from shared import rpc, telemetry
 from shared.addresses import BALANCED, check_address, target_of
@@ -27,7 +28,7 @@ from shared.errors import AfterimageError, ConfigurationError, UnavailableError
 from shared.loop import run
 from shared.readiness import Readiness
 from shared.settings import Settings
-from shared.settings_names import misspelt
+from shared.settings_names import in_words, misspelt
 
 PUBLIC = frozenset({"gateway"})
 """Services that clients may reach; the others listen on the internal address only."""
@@ -261,7 +262,8 @@ def main(service: type[Service]) -> None:
         require_shared(settings, service.name)
         run(serve([service()], settings))
     except (AfterimageError, ValueError) as error:
-        sys.stderr.write(f"{service.name}: {error}\n")
+        said = in_words(error) if isinstance(error, ValidationError) else str(error)
+        sys.stderr.write(f"{service.name}: {said}\n")
         raise SystemExit(os.EX_UNAVAILABLE if isinstance(error, UnavailableError) else os.EX_CONFIG) from None
 
 

@@ -46,7 +46,8 @@ class Settings(BaseSettings):
         40_000, ge=1000, description="A filter that leaves fewer entries than this is answered by comparing them all."
     )
     blobs_url: str = Field(
-        "", description="file:/path, or minio://bucket@host:port of any S3 server; empty: the data directory."
+        "",
+        description="file:/path, or minio://access:secret@host:port/bucket (any S3 server); empty: the data directory.",
     )
     blobs_access_key: str = Field("", description="Of the S3 server; empty: AWS_ACCESS_KEY_ID.")
     blobs_secret_key: SecretStr = Field(SecretStr(""), description="Of the S3 server; empty: AWS_SECRET_ACCESS_KEY.")

@@ -1,9 +1,13 @@
-"""AFTERIMAGE_* variables that no setting has: typing errors, which would otherwise do nothing without a word."""
+"""What is wrong with the AFTERIMAGE_* variables: names that no setting has, which would otherwise do nothing without a
+word, and values that no setting takes."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ValidationError
 
 from shared.settings import Settings
 
@@ -27,3 +31,10 @@ def misspelt(names: Iterable[str]) -> list[str]:
         meant = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "shared/settings.py lists them all"
         lines.append(f"{name}: no such setting, so it does nothing; {meant}")
     return lines
+
+
+def in_words(error: ValidationError) -> str:
+    """The first broken rule of a setting, in one line."""
+    first: Any = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"]) or "settings"
+    return f"{name}: {first['msg']} (got {first['input']!r})" if first["loc"] else str(first["msg"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
 import typer
 from pydantic import ValidationError
@@ -21,7 +20,7 @@ from shared.errors import (
     StorageFullError,
     UnavailableError,
 )
-from shared.settings_names import misspelt
+from shared.settings_names import in_words, misspelt
 
 app = typer.Typer(
     name="afterimage",
@@ -67,13 +66,6 @@ OURS = ("", "services", "shared", "protos")
 
 def exit_code(error: AfterimageError) -> int:
     return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), 1)
-
-
-def in_words(error: ValidationError) -> str:
-    """The first broken rule of a setting, in one line."""
-    first: Any = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"]) or "settings"
-    return f"{name}: {first['msg']} (got {first['input']!r})" if first["loc"] else str(first["msg"])
 
 
 def main() -> None:

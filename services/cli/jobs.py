@@ -14,7 +14,7 @@ from services.cli.connection import connected
 from services.cli.embedded import settings_from
 from services.cli.words import candidates_table, counted, job_sheet, jobs_table, keep_picture, wide
 from shared.client import AsyncClient
-from shared.errors import InvalidRequestError
+from shared.errors import AfterimageError, InvalidRequestError
 from shared.types import JobState
 
 T = TypeVar("T")
@@ -77,15 +77,15 @@ def show_job(
 
 @app.command("cancel")
 def cancel_job(job_id: JobId, target: Target = None, data_dir: DataDir = None, tenant: Tenant = "default") -> None:
-    """Stop a job between two steps; whoever shares its batch goes on.
+    """Stop a job between two steps; whoever shares its batch goes on. Exits with 1 when the job had ended before.
 
     Example: afterimage jobs cancel 01jd…
     """
     view = _ask(target, data_dir, tenant, lambda client: client.cancel(job_id))
-    after = (
-        f" after {counted(view.steps_run, 'step')}" if view.job.state is JobState.CANCELLED and view.steps_run else ""
-    )
-    wide().print(Text(f"{job_id} is {view.job.state.value}{after}"))
+    if view.job.state is not JobState.CANCELLED:
+        raise AfterimageError(f"{job_id} had {view.job.state.value} before: nothing was cancelled")
+    after = f" after {counted(view.steps_run, 'step')}" if view.steps_run else ""
+    wide().print(Text(f"{job_id} is cancelled{after}"))
 
 
 def _ask(target: str | None, data_dir: Path | None, tenant: str, question: Callable[[AsyncClient], Awaitable[T]]) -> T:

@@ -44,14 +44,14 @@ def where_it_started(view: JobView) -> str:
     if plan.source is PlanSource.EXACT:
         return f"Drawn before, exactly so: the stored picture{seconds}, no step run."
     if plan.source is PlanSource.NOISE:
-        return f"Started from noise: {counted(view.steps_run, 'step')}{seconds}."
+        return f"Started from noise: {counted(view.steps_run, 'step')}{seconds}{_resumed(view)}."
     source, model = chosen_prompt(plan), chosen_model(plan)
     said = f" from “{source}”" if source else ""
     if plan.source is PlanSource.IMAGE:
         said = f" from {model or 'another'}'s picture{f' of “{source}”' if source else ''}, by {view.model}"
     return (
         f"Started after step {plan.start_step} of {steps}{said} (similarity {plan.similarity:.3f}): "
-        f"{counted(view.steps_run, 'step')}{seconds}, {plan.start_step} saved."
+        f"{counted(view.steps_run, 'step')}{seconds}, {plan.start_step} saved{_resumed(view)}."
     )
 
 

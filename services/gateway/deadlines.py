@@ -24,7 +24,9 @@ def outcome_error(job: Job) -> AfterimageError | None:
     if reason := dropped_because(job):
         return DeadlineError(f"job {job.id} was dropped: {reason}")
     if job.state is JobState.FAILED:
-        return AfterimageError(f"job {job.id} failed after {job.attempt} attempts: {job.error}")
+        # `attempt` grows with every claim, a drain's and one that was given back at once, too
+        tried = f" after {job.failures} attempts" if job.failures > 1 and not job.crashes else ""
+        return AfterimageError(f"job {job.id} failed{tried}: {job.error}")
     return CancelledError(f"job {job.id} was cancelled")
 
 

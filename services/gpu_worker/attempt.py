@@ -200,6 +200,8 @@ class Attempt:
             alone=self.job.crashes >= CRASHES_TOGETHER,
         )
         self._submitted = True
+        if isinstance(prepared.start, FromCheckpoint):
+            log("gpu_worker").info("job resumed", job=self.job.id, attempt=self.job.attempt, step=prepared.start.step)
         self._from_cache = self.plan.source in CACHED and not isinstance(prepared.start, FromCheckpoint)
         self._place.engine.submit(task)
 

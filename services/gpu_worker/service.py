@@ -352,6 +352,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         try:
             if await self._jobs.release(attempt.job.id, attempt.job.attempt):
                 self._handed_back += 1
+                log("gpu_worker").info("job handed back", job=attempt.job.id, attempt=attempt.job.attempt)
                 await attempt.settle(succeeded=False, ended=False)
         except AfterimageError as error:  # the process ends: the next one finds the row as a crash left it
             log("gpu_worker").warning("job not handed back", job=attempt.job.id, error=str(error))

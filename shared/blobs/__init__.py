@@ -77,7 +77,7 @@ def check_key(key: str) -> str:
 
 
 async def open_blobs(url: str, *, access_key: str = "", secret_key: str = "") -> Blobs:
-    """`file:/path`, or `minio://bucket@host:port` of any S3 server, for which the keys are."""
+    """`file:/path`, or `minio://access:secret@host:port/bucket` (any S3 server; the keys are for a URL without)."""
     scheme, _, rest = url.partition(":")
     match scheme:
         case "file":
@@ -90,4 +90,6 @@ async def open_blobs(url: str, *, access_key: str = "", secret_key: str = "") ->
             except ImportError as error:
                 raise ConfigurationError(f"blobs_url: {scheme}: {error}; install afterimage[cluster]") from error
             return await MinioBlobs.open(url, access_key, secret_key)
-    raise ConfigurationError(f"blobs_url: no blob store speaks {scheme!r}; use file:/path or minio://bucket@host:port")
+    raise ConfigurationError(
+        f"blobs_url: no blob store speaks {scheme!r}; use file:/path or minio://access:secret@host:port/bucket"
+    )

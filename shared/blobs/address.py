@@ -7,7 +7,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from shared.errors import ConfigurationError
 
-FORMS = "minio://bucket@host:port or minio://access:secret@host:port/bucket"
+FORMS = (
+    "minio://access:secret@host:port/bucket (or minio://bucket@host:port, with blobs_access_key and blobs_secret_key)"
+)
 KNOWN = ("secure", "region", "public")
 
 

@@ -136,7 +136,9 @@ async def open_bus(url: str) -> Bus:
 
             return InProcessBus()
         case "amqp" | "amqps":
-            from shared.bus.rabbitmq import RabbitBus
-
+            try:
+                from shared.bus.rabbitmq import RabbitBus
+            except ImportError as error:
+                raise ConfigurationError(f"bus_url: {scheme}: {error}; install afterimage[cluster]") from error
             return await RabbitBus(url).open()
     raise ConfigurationError(f"bus_url: no bus speaks {scheme!r}; use inprocess: or amqp://host")

@@ -153,6 +153,12 @@ async def test_a_wrong_password_is_said_at_once() -> None:
         await asyncio.wait_for(RabbitBus(url).open(), SOON_S)
 
 
+async def test_a_virtual_host_that_is_not_there_is_said_by_its_name() -> None:
+    url = url_of("rabbitmq").rstrip("/") + "/no%2Fwhere"
+    with pytest.raises(ConfigurationError, match=r"bus_url: .*refuses the virtual host 'no/where'"):
+        await asyncio.wait_for(RabbitBus(url).open(), SOON_S)
+
+
 async def test_a_running_bus_that_is_refused_waits_as_for_one_that_is_away(bus: RabbitBus, lane: str) -> None:
     """Somebody restores the broker's users, or has changed the password: the service goes on trying."""
     await bus.send(lane, GenerateImage("before"))

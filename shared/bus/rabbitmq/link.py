@@ -6,10 +6,11 @@ import asyncio
 import random
 from contextlib import suppress
 from typing import Any
+from urllib.parse import unquote
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection
-from aio_pika.exceptions import CONNECTION_EXCEPTIONS, ProbableAuthenticationError
+from aio_pika.exceptions import CONNECTION_EXCEPTIONS, InvalidFrameError, ProbableAuthenticationError
 from yarl import URL
 
 from shared.errors import ConfigurationError, UnavailableError
@@ -45,7 +46,7 @@ class Link:
         self._connection: AbstractConnection | None = None
         self._up = asyncio.Event()
         self._error: BaseException | None = None
-        self._refusals = 0
+        self._refusals, self._refused = 0, ""
         self._was_up = False
         self._keeping = asyncio.create_task(self._keep(), name=f"amqp {purpose}")
         self.place = f"{self._url.host}:{self._url.port or 5672}"
@@ -71,7 +72,8 @@ class Link:
                 )
             except GONE as error:
                 self._error = error
-                self._refusals = self._refusals + 1 if isinstance(error, ProbableAuthenticationError) else 0
+                self._refused = self._refusal(error)
+                self._refusals = self._refusals + 1 if self._refused else 0
                 _log.warning("broker_away", broker=self.place, error=repr(error), again_in_s=wait_s)
                 await asyncio.sleep(wait_s * random.uniform(0.7, 1.3))
                 wait_s = min(2 * wait_s, LAST_RETRY_S)
@@ -97,13 +99,23 @@ class Link:
             async with asyncio.timeout(within_s):
                 while self._connection is None or not self._up.is_set():
                     if self._refusals >= REFUSALS and not self._was_up and within_s is not None:
-                        raise ConfigurationError(f"bus_url: the broker at {self.place} refuses this user or password")
+                        raise ConfigurationError(f"bus_url: the broker at {self.place} refuses {self._refused}")
                     with suppress(TimeoutError):
                         async with asyncio.timeout(0.5):
                             await self._up.wait()
         except TimeoutError:
             raise self.unavailable(self._error) from self._error
         return self._connection
+
+    def _refusal(self, error: BaseException) -> str:
+        """What the broker said no to; empty where it did not say no."""
+        if isinstance(error, ProbableAuthenticationError):
+            return "this user or password"
+        # aiormq takes the Close that answers Open for a frame out of place; NOT_ALLOWED is of the virtual host alone
+        if isinstance(error, InvalidFrameError) and "OpenOk" in str(error) and "Connection.Close" in str(error):
+            vhost = unquote(self._url.raw_path.removeprefix("/")) or "/"
+            return f"the virtual host {vhost!r}: it is not there, or not this user's"
+        return ""
 
     async def channel(self, within_s: float | None = None, *, confirms: bool = False) -> AbstractChannel:
         """A new channel; waits for the connection as `ready` does."""

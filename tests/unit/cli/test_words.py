@@ -32,6 +32,16 @@ def test_where_it_started_says_what_it_saved() -> None:
     assert "no step run" in where_it_started(picture(source=PlanSource.EXACT))
 
 
+def test_where_it_started_says_from_where_it_went_on() -> None:
+    """Fewer steps than T ran from noise: an attempt before ran the others."""
+    drawn = picture()
+    resumed = replace(drawn, steps_run=20, job=replace(drawn.job, attempt=2))
+    assert where_it_started(resumed) == "Started from noise: 20 steps in 1.00 s, resumed after step 30 of 50."
+    hit = picture(source=PlanSource.LATENT, start=20)
+    said = where_it_started(replace(hit, steps_run=10, job=replace(hit.job, attempt=2)))
+    assert said.endswith("10 steps in 1.00 s, 20 saved, resumed after step 40 of 50.")
+
+
 def test_an_image_hit_says_whose_picture_it_was_and_who_went_on() -> None:
     hit = replace(picture(source=PlanSource.IMAGE, start=10), model="small")
     assert where_it_started(hit) == (

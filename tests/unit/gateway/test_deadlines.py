@@ -33,7 +33,14 @@ def test_what_a_final_state_means_for_who_waits() -> None:
         assert dropped_because(kept) == ""
     failed = outcome_error(replace(JOB, state=JobState.FAILED, error="out of memory"))
     assert type(failed) is AfterimageError
-    assert "out of memory" in str(failed)
+    assert str(failed) == "job j1 failed: out of memory"
+
+
+def test_attempts_are_counted_by_what_went_wrong_and_not_by_claims() -> None:
+    thrice = replace(JOB, state=JobState.FAILED, attempt=7, failures=3, error="out of memory")
+    assert str(outcome_error(thrice)) == "job j1 failed after 3 attempts: out of memory"
+    cursed = replace(JOB, state=JobState.FAILED, attempt=10, failures=1, crashes=5, error="its worker crashed 5 times")
+    assert str(outcome_error(cursed)) == "job j1 failed: its worker crashed 5 times"
 
 
 def test_a_picture_that_came_late_says_how_late() -> None:

@@ -178,7 +178,7 @@ async def test_unknown_jobs_and_strange_messages_do_not_stay_in_the_lane(slow: B
     assert "JobQueued" in letter.reason
 
 
-async def test_a_drain_hands_back_what_it_cannot_finish(tmp_path: Path) -> None:
+async def test_a_drain_hands_back_what_it_cannot_finish(tmp_path: Path, logs: list[Any]) -> None:
     async with running_worker(tmp_path, SLOW) as bench:
         short, long = await bench.accept(steps=2), await bench.accept(steps=1000)
         await bench.send(short)
@@ -187,6 +187,7 @@ async def test_a_drain_hands_back_what_it_cannot_finish(tmp_path: Path) -> None:
         answer = await bench.service.Drain(pb.DrainRequest(timeout_s=1.5), None)
         assert (answer.finished, answer.handed_back) == (1, 1)
         assert (await bench.jobs.get(short.id)).state is JobState.SUCCEEDED
+        assert [line["job"] for line in logs if line["event"] == "job handed back"] == [long.id]
         back = await bench.jobs.get(long.id)
         assert (back.state, back.failures, back.crashes) == (JobState.QUEUED, 0, 0)
         assert not [key for key in await bench.keys() if long.id in key]

@@ -190,7 +190,9 @@ async def test_a_large_picture_is_decoded_beside_the_event_loop(bench: Bench, mo
     assert [thread is threading.main_thread() for thread in threads] == [False, True]
 
 
-async def test_a_crashed_attempt_resumes_from_its_checkpoint_to_the_bit(tiny_folder: Path, tmp_path: Path) -> None:
+async def test_a_crashed_attempt_resumes_from_its_checkpoint_to_the_bit(
+    tiny_folder: Path, tmp_path: Path, logs: list[Any]
+) -> None:
     large = str(tiny_folder / "large")
     async with running_worker(
         tmp_path, large, batch_invariant=4, state_codec="fp32", checkpoint_every_steps=3, lease_s=0.3
@@ -211,6 +213,7 @@ async def test_a_crashed_attempt_resumes_from_its_checkpoint_to_the_bit(tiny_fol
         assert resumed.result is not None, resumed.error
         assert (resumed.attempt, resumed.crashes) == (2, 1)
         assert resumed.result.steps_run == STEPS - 5
+        assert [(line["job"], line["step"]) for line in logs if line["event"] == "job resumed"] == [(job.id, 5)]
         assert np.array_equal(await bench.picture(resumed), await bench.picture(undisturbed))
         await bench.idle()
         assert saved not in await bench.keys("checkpoints/")

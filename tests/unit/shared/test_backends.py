@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,9 @@ async def test_a_wrong_bus_url_is_not_quoted() -> None:
     with pytest.raises(ConfigurationError, match="bus_url") as error:
         await open_bus("amqp://me:hunter2@host:port/vhost")
     assert "hunter2" not in str(error.value)
+
+
+async def test_a_missing_client_of_the_broker_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "shared.bus.rabbitmq", None)
+    with pytest.raises(ConfigurationError, match=r"bus_url: amqp: .*install afterimage\[cluster\]"):
+        await open_bus("amqp://there")

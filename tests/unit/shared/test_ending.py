@@ -108,3 +108,13 @@ def test_a_service_takes_no_arguments_and_says_so(argument: str, code: int) -> N
     said = done.stdout if code == 0 else done.stderr
     assert said.startswith("usage: python -m services.match_predictor\n\nDecides whether looking")
     assert "takes no arguments" in said
+
+
+def test_a_bad_setting_is_one_line() -> None:
+    command = [sys.executable, "-m", "services.match_predictor"]
+    environment = {**os.environ, **SERVERS, "AFTERIMAGE_LEASE_S": "abc"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == os.EX_CONFIG
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("match_predictor: lease_s: Input should be a valid number")
+    assert line.endswith("(got 'abc')")
