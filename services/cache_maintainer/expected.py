@@ -22,7 +22,9 @@ MOOD_EDGES = (0.08, 0.3, 0.6)
 MOOD_WEIGHT = 0.3
 """Of the last picture in its user's average."""
 FIT_EVERY = 2000
-"""Lookups between two fits."""
+"""Lookups between two fits, once so many were heard."""
+FIRST_FIT = 200
+"""Lookups before the first fit; from then on each has heard twice what the one before had, up to FIT_EVERY."""
 AT_ONCE = 0.02
 """Share of the states that are put in line to leave each time the line is empty."""
 OF = 50
@@ -117,7 +119,7 @@ class ExpectedShelf(Shelf):
         self._line: Iterator[tuple[str, int, float]] = iter(())
         self._least = 0.0
         """Worth per byte of what left last."""
-        self._looked = 0
+        self._looked, self._fit_at = 0, FIRST_FIT
         self._counted_at: float | None = None
         """Until when the entries' time was counted; None before anything was heard."""
         super().__init__(Expected(), states)
@@ -141,8 +143,9 @@ class ExpectedShelf(Shelf):
             self._entries.uses[slot] += 1
             self._entries.used_at[slot] = max(at, self._entries.used_at[slot])
         self._looked += 1
-        fits = self._looked % FIT_EVERY == 0
+        fits = self._looked == self._fit_at
         if fits:
+            self._fit_at = _next_fit(self._looked)
             self._count_time(at)
             self.demand.fit()
         if fits or self._looked % self._batch() == 0:
@@ -306,6 +309,11 @@ class ExpectedShelf(Shelf):
         if offer.start_step == 0:
             return 0
         return 1 if 5 * of_50(offer.start_step, offer.total) <= 3 * self.demand.levels[-1] else 2
+
+
+def _next_fit(looked: int) -> int:
+    """The lookup after which the next fit is due."""
+    return min(2 * looked, (looked // FIT_EVERY + 1) * FIT_EVERY)
 
 
 def of_50(step: int, total: int) -> int:

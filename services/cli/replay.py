@@ -27,7 +27,8 @@ SHOWN_TIMED = ("p50 s", "p99 s", "in 2× alone", "in 4× alone", "busy")
 
 def replay(
     trace: Annotated[
-        Path | None, typer.Argument(help="A .parquet, .csv or .jsonl file with columns prompt and user.")
+        list[Path] | None,
+        typer.Argument(help="A .parquet, .csv or .jsonl file with columns prompt and user; folders with --compare."),
     ] = None,
     policies: Annotated[
         str, Optional(help="Names of policies that ship, or settings files (.toml), with commas between.")
@@ -67,12 +68,12 @@ def replay(
     limit: Annotated[int, Optional(min=0, help="Requests replayed, warm-up included; 0: all.")] = 0,
     rate: Annotated[float, Optional(min=0, help="Poisson arrivals, requests a second; 0: the trace's mean.")] = 0.0,
     recorded_times: Annotated[bool, Optional("--recorded-times", help="The trace's own arrivals instead.")] = False,
-    seed: Annotated[int, Optional(help="Of the arrivals.")] = 0,
+    seed: Annotated[int, Optional(min=0, help="Of the arrivals.")] = 0,
     sizes: Annotated[bool, Optional("--sizes", help="A latent starts pictures of its own size only.")] = False,
     neighbours: Annotated[int, Optional(min=8, max=1024, help="Earlier requests listed for each request.")] = 64,
     compare: Annotated[
-        tuple[Path, Path] | None, Optional(help="Two folders of replays of the same requests, side by side; no TRACE.")
-    ] = None,
+        bool, Optional("--compare", help="Folders of replays of the same requests beside the first of them; no trace.")
+    ] = False,
     bound: Annotated[bool, Optional(help="Compute the offline upper bound.")] = True,
     embeddings: Annotated[Path, Optional(help="Where embeddings and neighbour lists are kept.")] = Path(
         ".afterimage/embeddings"
@@ -95,11 +96,13 @@ def replay(
 
       afterimage replay trace.parquet --policies flexcache,afterimage --states 10000 --decisions-only --encoder minilm
     """
-    if compare is not None:
-        _compare(wide(), *compare)
+    given = trace or []
+    if compare:
+        _compare(wide(), given)
         return
-    if trace is None:
-        raise InvalidRequestError("trace", "name a trace, or two folders with --compare")
+    if len(given) != 1:
+        named = " ".join(map(str, given))
+        raise InvalidRequestError("trace", "name one trace, or folders of replays with --compare", named)
     from services.replay import report
     from services.replay.policy import read_policy
     from services.replay.study import Asked, study
@@ -109,7 +112,7 @@ def replay(
     if decisions_only == bool(workers):
         raise ConfigurationError("say --decisions-only, or --workers for virtual time, one of the two")
     asked = Asked(
-        trace=trace,
+        trace=given[0],
         policies=[(_short(name), read_policy(name)) for name in _names(policies)],
         states=_budgets(states, budget_bytes, entries),
         entries=bool(entries),
@@ -139,7 +142,15 @@ def replay(
     console.print(Text(f"Summary, plots and page: {out}"))
 
 
-def _compare(console: Console, first: Path, second: Path) -> None:
+def _compare(console: Console, folders: Sequence[Path]) -> None:
+    """A table for each folder beside the first."""
+    if len(folders) < 2:
+        raise InvalidRequestError("compare", "two folders or more", " ".join(map(str, folders)))
+    for other in folders[1:]:
+        _beside(console, folders[0], other)
+
+
+def _beside(console: Console, first: Path, second: Path) -> None:
     from services.replay.compare import compare
 
     shown = Table(title=f"Steps saved: {first} and {second}", title_justify="left")
@@ -220,10 +231,12 @@ def _show(console: Console, summary: dict[str, Any]) -> None:
 
 
 def _rows(budget: dict[str, Any]) -> Sequence[Sequence[str]]:
+    from services.replay.compare import label
+
     upper = (budget["bound"] or {}).get("steps_saved")
     rows = [
         (
-            name,
+            label(name, one["surrogate"]),
             f"{one['steps_saved']:.2%}",
             f"{one['steps_saved'] / upper:.1%}" if upper and one["bounded"] else "–",
             f"{one['hit_rate']:.2%}",

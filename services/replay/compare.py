@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -57,26 +58,48 @@ def interval(values: Floats, users: Ints) -> tuple[float, float]:
 def compare(first: Path, second: Path) -> Iterator[Line]:
     """Every policy that both folders hold at the same budget.
 
-    Raises ConfigurationError where a folder holds no replay, or the two counted other requests.
+    Raises ConfigurationError where a folder holds no replay, where the two counted other requests or in other budgets,
+    and where nothing is in both.
     """
     a, b = _summary(first), _summary(second)
     for name in ("digest", "requests", "warmup"):
         if a["trace"].get(name) != b["trace"].get(name):
             raise ConfigurationError(f"{first} and {second} are no replays of the same requests: {name} differs")
-    with np.load(first / DECISIONS) as ours, np.load(second / DECISIONS) as theirs:
-        users = ours["users"]
-        for key in [key for key in ours.files if key in theirs.files and key != "users"]:
-            states, policy = key.split("/", 1)
-            of_steps = [kept[key] / summary["settings"]["steps"] for kept, summary in ((ours, a), (theirs, b))]
-            low, high = interval(of_steps[1] - of_steps[0], users)
-            yield Line(int(states), policy, float(of_steps[0].mean()), float(of_steps[1].mean()), low, high)
+    ours_of, theirs_of = (summary["budgets"][0].get("of", "states") for summary in (a, b))
+    if ours_of != theirs_of:
+        raise ConfigurationError(f"{first} has budgets in {ours_of}, {second} in {theirs_of}: not the same room")
+    ours, theirs = _decisions(first), _decisions(second)
+    users, both = ours["users"], [key for key in ours if key in theirs and key != "users"]
+    if not both:
+        raise ConfigurationError(f"{first} and {second} have no policy at the same budget in common")
+    for key in both:
+        states, policy = key.split("/", 1)
+        of_steps = [kept[key] / summary["settings"]["steps"] for kept, summary in ((ours, a), (theirs, b))]
+        low, high = interval(of_steps[1] - of_steps[0], users)
+        shown = label(policy, a["settings"]["policies"][policy]["reuses"] == "refine")
+        yield Line(int(states), shown, float(of_steps[0].mean()), float(of_steps[1].mean()), low, high)
+
+
+def label(name: str, surrogate: bool) -> str:
+    """How a policy is named wherever its figures are shown."""
+    return f"{name} (surrogate)" if surrogate else name
 
 
 def _summary(folder: Path) -> dict[str, Any]:
     try:
         summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        if not all(summary[name] for name in ("trace", "settings", "budgets")):
+            raise KeyError(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"{folder}: no summary.json of a replay") from error
-    if not (folder / DECISIONS).is_file():
-        raise ConfigurationError(f"{folder}: no {DECISIONS}")
     return summary
+
+
+def _decisions(folder: Path) -> dict[str, npt.NDArray[Any]]:
+    try:
+        with np.load(folder / DECISIONS) as kept:
+            decisions = dict(kept)
+            decisions["users"]
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
+        raise ConfigurationError(f"{folder}: no {DECISIONS} with each request's start; replay it again") from error
+    return decisions

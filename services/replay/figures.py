@@ -26,6 +26,8 @@ class Run:
 
     policy: str
     title: str
+    surrogate: bool
+    """Whether it looked for pictures by similarities that stand for theirs."""
     bounded: bool
     """Whether the offline bound is above it: it is one of decisions alone, on states as they are."""
     room: int
@@ -47,6 +49,7 @@ def figures(run: Run, trace: Trace, warmup: int, steps: int, fleet: Fleet | None
     ages = reuse_ages_s(made, trace, warmup)
     return {
         "title": run.title,
+        "surrogate": run.surrogate,
         "bounded": run.bounded,
         "requests": len(start),
         "hit_rate": float(hits.mean()) if len(start) else 0.0,

@@ -27,6 +27,8 @@ class Load:
     table: KTable
     state_bytes: npt.NDArray[np.int64]
     """(requests,): what one state of each takes."""
+    picture_bytes: npt.NDArray[np.int64]
+    """(requests,): what the finished picture of each takes."""
     group_of: npt.NDArray[np.int64] | None = None
     """(requests,): only a request of the same group is compatible; None: all are."""
     steps: int = 50

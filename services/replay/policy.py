@@ -15,6 +15,9 @@ from shared.errors import ConfigurationError
 FOLDER = Path(__file__).parent / "policies"
 """The files that ship, one per name that `--policies` takes."""
 
+SAME = {"modm-cache-all": "modm"}
+"""Other names of policies: MoDM keeps the pictures of all by default (§5.4)."""
+
 CODEC_SHARE = {"fp16": 1.0, "int8": 0.455, "fp8": 0.416, "int6": 0.341, "int4": 0.235}
 """Bytes of a state beside fp16's, measured on the latent of a 512×512 picture that is all noise, the hardest to pack
 (services/gpu_worker/codecs.py: 32,848, 14,957, 13,658, 11,189 and 7,718 bytes). What each costs in quality is in
@@ -31,7 +34,9 @@ class PolicySettings(BaseModel):
     lookup: Literal["similar", "text", "none"] = "similar"
     candidates: int = Field(8, ge=1, le=200, description="Live neighbours among which the best state is sought.")
     predictor: Literal["always", "svm"] = "always"
-    refit_requests: int = Field(250, ge=1, description="Least requests between two fits of the SVM.")
+    refit_requests: int = Field(
+        0, ge=0, description="Least requests between two fits of the SVM; 0: it alone says when, as when serving."
+    )
     state_codec: Literal["fp16", "int8", "fp8", "int6", "int4"] = "fp16"
     reuses: Literal["latent", "picture", "refine"] = Field(
         "latent", description="States; pictures as they are; or pictures brought to a noise level (MoDM §4.3)."
@@ -43,10 +48,15 @@ class PolicySettings(BaseModel):
     initial_uses: float = Field(1.0, ge=0)
     unlimited: bool = Field(False, description="Nothing is ever evicted, whatever the budget.")
 
+    @property
+    def is_surrogate(self) -> bool:
+        """Whether it looks for pictures by similarities that stand for theirs (services/replay/surrogate.py)."""
+        return self.reuses == "refine"
+
 
 def read_policy(name: str) -> PolicySettings:
     """A policy that ships, or a settings file (a path that ends in .toml); ConfigurationError else."""
-    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{SAME.get(name, name)}.toml"
     if not path.is_file():
         raise ConfigurationError(f"policy {name!r}: not among {', '.join(shipped())}, and no .toml file")
     try:

@@ -9,29 +9,36 @@ from shared.types import Vector
 
 
 class Gate:
-    """Says whether a lookup is worth it."""
+    """Says whether a lookup is worth it. As when serving, entries that come and go are heard of at once, and the SVM
+    itself says when so many of them are others that it wants to be fitted again."""
 
     def __init__(self, vector_of: Callable[[int], Vector], refit_requests: int) -> None:
-        """`refit_requests`: so many requests at least lie between two fits, each of which takes a tenth of a second."""
+        """`refit_requests`: so many requests at least lie between two fits; 0: no such limit, as when serving."""
         self._svm = OneClassSvm()
         self._vector_of = vector_of
         self._every = refit_requests
-        self._added: dict[str, int] = {}
-        self._removed: list[str] = []
+        self._asked = 0
+        self._fit_from = 0
+        """So many requests must have asked before the next fit."""
+
+    @property
+    def fits(self) -> int:
+        return self._svm.fits
 
     def add(self, name: str, request: int) -> None:
-        self._added[name] = request
+        self._svm.update({name: self._vector_of(request)}, ())
 
     def remove(self, name: str) -> None:
-        if self._added.pop(name, None) is None:
-            self._removed.append(name)
+        self._svm.update({}, (name,))
+
+    def refit(self) -> None:
+        """After entries came or went."""
+        fit = self._svm.refit() if self._asked >= self._fit_from else None
+        if fit is not None:
+            fit()
+            self._fit_from = self._asked + self._every
 
     def opens(self, request: int) -> bool:
-        if request % self._every == 0:
-            self._svm.update({name: self._vector_of(one) for name, one in self._added.items()}, self._removed)
-            self._added, self._removed = {}, []
-            fit = self._svm.refit()
-            if fit is not None:
-                fit()
+        self._asked += 1
         hit, _ = self._svm.predict(self._vector_of(request))
         return hit

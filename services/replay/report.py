@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.replay.compare import DECISIONS
+from services.replay.compare import DECISIONS, label
 from services.replay.figures import AGES_S
 
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
@@ -97,7 +97,8 @@ def timed_table(budget: Budget) -> str:
     for name, policy in budget["policies"].items():
         one = policy["timed"]
         rows.append([
-            html.escape(name), f"{one['served_per_s']:.2f}", *(f"{one['latency_s'][q]:.2f}" for q in QUANTILES),
+            html.escape(_shown(name, policy)), f"{one['served_per_s']:.2f}",
+            *(f"{one['latency_s'][q]:.2f}" for q in QUANTILES),
             f"{one['queued_s']['p50']:.2f}", f"{one['queued_s']['p99']:.2f}", f"{one['longest_queue']:,}",
             f"{one['busy']:.0%}", f"{one['rows']:.1f}", *(f"{share:.1%}" for share in one["slo"].values()),
         ])  # fmt: skip
@@ -128,7 +129,7 @@ def rows_of(budget: Budget) -> list[list[str]]:
         share = f"{one['steps_saved'] / upper:.1%}" if upper and one["bounded"] else "–"
         age = one["reuse_age_s"].get("0.5")
         rows.append([
-            html.escape(f"{name}: {one['title']}"), f"{one['steps_saved']:.2%}",
+            html.escape(f"{_shown(name, one)}: {one['title']}"), f"{one['steps_saved']:.2%}",
             "{:.2%} – {:.2%}".format(*one["steps_saved_95"]), share, f"{one['hit_rate']:.2%}",
             f"{one['own_user']:.1%}", f"{one['evictions']:,}", f"{one['states']:,}", f"{one['bytes'] / 1e6:,.1f}",
             "–" if age is None else f"{age:,.0f}", f"{one['decisions_per_s']:,.0f}",
@@ -138,6 +139,10 @@ def rows_of(budget: Budget) -> list[list[str]]:
         rows.append(["offline bound within the budget", f"{upper:.2%}", "", "100.0%", *empty])
         rows.append(["offline bound of any size", f"{budget['bound']['infinite']:.2%}", "", "", *empty])
     return rows
+
+
+def _shown(name: str, figures: Mapping[str, Any]) -> str:
+    return label(name, figures["surrogate"])
 
 
 def _image(path: Path) -> str:
@@ -173,7 +178,8 @@ def _against_budget(path: Path, summary: Summary, what: str, words: str) -> Path
     for number, name in enumerate(budgets[0]["policies"]):
         values = [budget["policies"][name][what] for budget in budgets]
         style = ("-", "--", ":", "-.")[number // len(COLOURS) % 4]
-        axes.plot(at, values, marker="o", linestyle=style, color=COLOURS[number % len(COLOURS)], label=name)
+        shown = _shown(name, budgets[0]["policies"][name])
+        axes.plot(at, values, marker="o", linestyle=style, color=COLOURS[number % len(COLOURS)], label=shown)
     if what == "steps_saved" and all(budget["bound"] for budget in budgets):
         upper = [budget["bound"]["steps_saved"] for budget in budgets]
         axes.plot(at, upper, color="black", linestyle="--", marker="_", label="offline bound")
@@ -194,10 +200,10 @@ def _k_histogram(path: Path, budget: Budget) -> Path:
     policies = budget["policies"]
     ks = sorted({int(k) for one in policies.values() for k in one["k_histogram"]})
     figure, axes = pyplot.subplots(figsize=(9, 1 + 0.35 * len(policies)), layout="constrained")
-    left = [0.0] * len(policies)
+    left, names = [0.0] * len(policies), [_shown(name, one) for name, one in policies.items()]
     for place, k in enumerate(ks):
         part = [one["k_histogram"].get(str(k), 0) / max(one["requests"], 1) for one in policies.values()]
-        axes.barh(list(policies), part, left=left, color=BAND[place % len(BAND)], label=f"K = {k}")
+        axes.barh(names, part, left=left, color=BAND[place % len(BAND)], label=f"K = {k}")
         left = [so_far + more for so_far, more in zip(left, part, strict=True)]
     axes.invert_yaxis()
     axes.set(xlabel=f"share of requests, {budget['states']:,} {budget['of']}", xlim=(0, 1))
@@ -217,7 +223,8 @@ def _ages(path: Path, budget: Budget) -> Path:
         if total:
             shares = [sum(counts[: place + 1]) / total for place in range(len(AGES_S))]
             style = ("-", "--", ":", "-.")[number // len(COLOURS) % 4]
-            axes.plot(AGES_S, shares, marker=".", linestyle=style, color=COLOURS[number % len(COLOURS)], label=name)
+            colour, shown = COLOURS[number % len(COLOURS)], _shown(name, one)
+            axes.plot(AGES_S, shares, marker=".", linestyle=style, color=colour, label=shown)
     axes.set_xscale("log")
     axes.set(
         xlabel="seconds since the state was made",
@@ -239,7 +246,8 @@ def _latencies(path: Path, budget: Budget) -> Path:
     for number, (name, one) in enumerate(budget["policies"].items()):
         style = ("-", "--", ":", "-.")[number // len(COLOURS) % 4]
         shares = np.linspace(0, 1, len(one["timed"]["curve"]))
-        axes.plot(one["timed"]["curve"], shares, linestyle=style, color=COLOURS[number % len(COLOURS)], label=name)
+        colour, shown = COLOURS[number % len(COLOURS)], _shown(name, one)
+        axes.plot(one["timed"]["curve"], shares, linestyle=style, color=colour, label=shown)
     for limit in one["timed"]["slo_s"].values():
         axes.axvline(limit, color="black", linewidth=0.8, linestyle=":")
     axes.set_xscale("log")

@@ -90,11 +90,10 @@ def prepare(trace: Trace, encoder: TextEncoder, store_folder: Path, options: Opt
     if options.pictures is not None:  # a picture may be brought to any size (MoDM §5.2), so groups do not matter
         curve, ends = options.pictures
         wide, _ = _neighbours(trace, vectors, text_of, None, folder, options, PICTURE_FLOOR, bar)
-        each = np.array([round(size.width * size.height * PICTURE_BYTES_PER_PIXEL) for size in drawn])[group_of]
-        pictures = picture_load(curve, ends, text_of, wide, each)
+        pictures = picture_load(curve, ends, text_of, wide)
     timings.neighbours_s = time.monotonic() - start
-    each = np.array([state_bytes(size) for size in drawn])[group_of]
-    load = Load(trace, vectors, text_of, near, options.table, each, groups, STEPS, pictures)
+    each, whole = (np.array([size_of(size) for size in drawn])[group_of] for size_of in (state_bytes, picture_bytes))
+    load = Load(trace, vectors, text_of, near, options.table, each, whole, groups, STEPS, pictures)
     return Prepared(load, timings)
 
 
@@ -117,6 +116,11 @@ def embedded(trace: Trace, encoder: TextEncoder, store_folder: Path, bar: Bar, t
 def state_bytes(size: Size) -> int:
     """What the latent of a picture takes."""
     return round(size.width * size.height * BYTES_PER_PIXEL)
+
+
+def picture_bytes(size: Size) -> int:
+    """What a finished picture takes (MoDM §3.1)."""
+    return round(size.width * size.height * PICTURE_BYTES_PER_PIXEL)
 
 
 def _neighbours(
@@ -166,7 +170,7 @@ def replay(load: Load, policies: Sequence[tuple[str, PolicySettings]], offered: 
             plain = policy.reuses == "latent" and policy.state_codec == "fp16"
             bounded = plain and not offered.entries and served is None
             seconds = time.monotonic() - start, time.process_time() - processor
-            yield Run(name, policy.title, bounded, room, made, *seconds, served)
+            yield Run(name, policy.title, policy.is_surrogate, bounded, room, made, *seconds, served)
 
 
 def bounds(load: Load, budgets: Sequence[int], warmup: int) -> list[Bound]:

@@ -161,6 +161,7 @@ class Replay:
         self._of_text[self._text(request)] = request
         if self._gate is not None:
             self._gate.add(name, request)
+            self._gate.refit()
         return len(victims)
 
     def note(self, made: Decisions, request: int, looked: Looked) -> None:
@@ -268,9 +269,9 @@ def _by(load: Load, policy: PolicySettings) -> tuple[KTable, Neighbours]:
 
 
 def _bytes(load: Load, policy: PolicySettings) -> list[int]:
-    """Of one state of each request, or of its picture."""
-    if policy.reuses == "refine" and load.pictures is not None:
-        return load.pictures.picture_bytes.tolist()
+    """Of one state of each request; of its picture, whether that is handed out as it is or refined."""
+    if policy.reuses != "latent":
+        return load.picture_bytes.tolist()
     share = CODEC_SHARE[policy.state_codec]
     return [max(1, round(size * share)) for size in load.state_bytes.tolist()]
 

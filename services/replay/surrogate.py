@@ -66,8 +66,6 @@ class PictureLoad:
     text_of: Ints
     neighbours: Neighbours
     """By the surrogate's cosine."""
-    picture_bytes: Ints
-    """(requests,): of each one's picture."""
     text_floor: float
     """Below it no prompt is similar enough for its picture to be looked at."""
     table: KTable = MODM
@@ -81,9 +79,7 @@ class PictureLoad:
         return [(int(others[one]), float(made[one])) for one in order if made[one] > self.table.lowest_similarity]
 
 
-def picture_load(
-    curve: Curve, ends: tuple[float, float], text_of: Ints, near: Neighbours, picture_bytes: Ints
-) -> PictureLoad:
+def picture_load(curve: Curve, ends: tuple[float, float], text_of: Ints, near: Neighbours) -> PictureLoad:
     """From lists by prompts (the more below the latents' threshold they reach, the better) to lists by pictures."""
     listed = near.indices >= 0
     made = np.full(near.similarities.shape, -1.0)
@@ -96,7 +92,7 @@ def picture_load(
     similarities = np.take_along_axis(made, order, axis=1).astype(np.float32)
     indices = np.where(similarities > 0, np.take_along_axis(near.indices, order, axis=1), -1).astype(np.int32)
     lists = Neighbours(indices, similarities, near.cut, MODM.lowest_similarity)
-    return PictureLoad(curve, ends, text_of, lists, picture_bytes, near.floor)
+    return PictureLoad(curve, ends, text_of, lists, near.floor)
 
 
 def cosines_of(

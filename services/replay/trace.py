@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,13 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from services.replay.columns import Columns, read_columns
 from shared.errors import ConfigurationError, InvalidRequestError
 from shared.types import Size
 
-Columns = Mapping[str, Sequence[Any]]
 DEFAULT_SIZE = Size(512, 512)
 """Of a trace that names none."""
 TIMES = ("arrival_s", "arrival")
+HALF_PAIR = re.compile("[\ud800-\udfff]")
 ORDER = ("timestamp", "channel", "seq")
 
 
@@ -68,94 +68,60 @@ def read_trace(path: Path) -> Trace:
     """Columns `prompt` and `user`, and where there are: `arrival_s` (else `timestamp`, `channel`, `seq`; else the
     order of the file), `width` and `height`.
 
-    Raises ConfigurationError for a file that is not there or holds no such table.
+    Raises ConfigurationError for a file that is not there or holds no such table; it names the line and the field.
     """
-    columns = _columns(path)
+    columns = read_columns(path)
     for name in ("prompt", "user"):
         if name not in columns:
-            raise ConfigurationError(f"{path}: a trace needs a column {name!r}; it has {', '.join(columns) or 'none'}")
-    count = len(columns["prompt"])
-    if count == 0:
-        raise ConfigurationError(f"{path}: no request in it")
-    order, arrival_s = _in_time(path, columns, count)
+            names = ", ".join(columns.values) or "none"
+            raise ConfigurationError(f"trace {path}: needs a column {name!r}; it has {names}")
+    prompts = columns.checked("prompt", "must be text that says something", _is_prompt)
+    asked_by = columns.checked("user", "must be a name or a whole number", _is_user)
+    if not prompts:
+        raise ConfigurationError(f"trace {path}: no request in it")
+    order, arrival_s = _in_time(columns, len(prompts))
     codes: dict[Any, int] = {}
-    users = [columns["user"][row] for row in order]
-    sizes = _sizes(path, columns)
+    users = [asked_by[row] for row in order]
+    sizes = _sizes(columns)
     return Trace(
-        prompts=tuple(str(columns["prompt"][row]) for row in order),
+        prompts=tuple(prompts[row] for row in order),
         users=np.array([codes.setdefault(user, len(codes)) for user in users], np.int64),
         arrival_s=arrival_s,
-        sizes=tuple(sizes[row] for row in order) if sizes else (DEFAULT_SIZE,) * count,
+        sizes=tuple(sizes[row] for row in order) if sizes else (DEFAULT_SIZE,) * len(prompts),
     )
 
 
-def _columns(path: Path) -> Columns:
-    if not path.is_file():
-        raise ConfigurationError(f"trace {path}: no such file")
-    kinds = {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}
-    if path.suffix not in kinds:
-        raise ConfigurationError(f"trace {path}: must end in {', '.join(kinds)}")
-    return kinds[path.suffix](path)
+def _is_prompt(value: Any) -> bool:
+    """As the gateway takes it; half a surrogate pair is no text."""
+    return isinstance(value, str) and bool(value.strip()) and not HALF_PAIR.search(value)
 
 
-def _parquet(path: Path) -> Columns:
-    try:
-        from pyarrow import ArrowInvalid, parquet
-    except ImportError as error:
-        raise ConfigurationError(f"trace {path}: parquet needs pyarrow (pip install pyarrow)") from error
-    try:
-        columns: Columns = parquet.read_table(path).to_pydict()
-    except ArrowInvalid as error:
-        raise ConfigurationError(f"trace {path}: not a parquet file: {error}") from error
-    return columns
+def _is_user(value: Any) -> bool:
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return isinstance(value, str) or (whole and not isinstance(value, bool))
 
 
-def _csv(path: Path) -> Columns:
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
-
-
-def _jsonl(path: Path) -> Columns:
-    rows = []
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                rows.append(dict(json.loads(line)))
-            except (ValueError, TypeError) as error:
-                raise ConfigurationError(f"trace {path}, line {number}: not a JSON object") from error
-    return {name: [row.get(name) for row in rows] for name in (rows[0] if rows else ())}
-
-
-def _in_time(path: Path, columns: Columns, count: int) -> tuple[Sequence[int], npt.NDArray[np.float64]]:
+def _in_time(columns: Columns, count: int) -> tuple[Sequence[int], npt.NDArray[np.float64]]:
     """The rows' order, and the arrivals in that order."""
     name = next((name for name in TIMES if name in columns), "")
     if name:
-        times = _numbers(path, name, columns[name])
+        times = columns.numbers(name, "must be a number of seconds")
         order = np.argsort(times, kind="stable")
     elif ORDER[0] in columns:
-        times = np.array(columns[ORDER[0]], dtype="datetime64[ms]").astype(np.float64) / 1000
-        keys = [_numbers(path, key, columns[key]) for key in reversed(ORDER[1:]) if key in columns]
+        times = columns.times(ORDER[0])
+        keys = [columns.numbers(key) for key in reversed(ORDER[1:]) if key in columns]
         order = np.lexsort([*keys, times])
     else:
         times, order = np.zeros(count), np.arange(count)
     return order.tolist(), times[order] - times[order[0]]
 
 
-def _sizes(path: Path, columns: Columns) -> list[Size]:
+def _sizes(columns: Columns) -> list[Size]:
     if "width" not in columns or "height" not in columns:
         return []
-    widths, heights = (_numbers(path, name, columns[name]) for name in ("width", "height"))
+    widths, heights = (
+        columns.numbers(name, "must be a number of pixels, from 1 on", 1) for name in ("width", "height")
+    )
     known: dict[tuple[int, int], Size] = {}
     pairs = zip(widths.astype(int).tolist(), heights.astype(int).tolist(), strict=True)
     return [known.setdefault(pair, Size(*pair)) for pair in pairs]
-
-
-def _numbers(path: Path, name: str, values: Sequence[Any]) -> npt.NDArray[np.float64]:
-    try:
-        numbers = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"trace {path}, column {name!r}: {error}") from error
-    if not np.isfinite(numbers).all():
-        raise ConfigurationError(f"trace {path}, column {name!r}: a value is missing")
-    return numbers

@@ -58,7 +58,7 @@ def replayed(trace: Trace, encoder: str, policy: PolicySettings) -> Decisions:
     # candidates, so its lists must hold them
     width = 64 if policy.evict == "afterimage" else 6
     near = find_neighbours(vectors, text_of, group_of, floor=FIG_10.lowest_similarity, width=width)
-    load = Load(trace, vectors, text_of, near, FIG_10, state_bytes, group_of)
+    load = Load(trace, vectors, text_of, near, FIG_10, state_bytes, state_bytes, group_of)
     return Replay(load, policy, ROOM_BYTES).run()
 
 

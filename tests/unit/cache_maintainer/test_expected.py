@@ -87,6 +87,35 @@ def test_it_learns_which_states_users_come_back_for() -> None:
     assert np.mean(found[-4000:]) > 0.65 > 1.5 * np.mean(had[-4000:]) > 0.1
 
 
+def test_it_learns_from_the_first_two_hundred_lookups_on_and_less_often_later() -> None:
+    shelf, fitted_at = ExpectedShelf(LEVELS), []
+    for lookup in range(1, 8001):
+        before = shelf.demand.fits
+        shelf.looked_up([], float(lookup))
+        if shelf.demand.fits > before:
+            fitted_at.append(lookup)
+    assert fitted_at == [200, 400, 800, 1600, 2000, 4000, 6000, 8000]
+
+
+def test_what_is_seen_in_the_first_minutes_is_kept_for_in_the_first_minutes() -> None:
+    """Of forty users half come back to their last picture, the others never."""
+    room, rng = 60 * STATE, random.Random(7)
+    shelf, last = ExpectedShelf(LEVELS), dict[int, str]()
+    found = []
+    for request in range(1200):
+        user, at = rng.randrange(40), float(request)
+        before = last.get(user, "")
+        has = (before, 25) in shelf
+        if before and user % 2:
+            found.append(has)
+            shelf.looked_up([Wish(before, 25, 25 if has else 0)] if shelf.alive(before) else [], at)
+        else:
+            shelf.looked_up([], at)
+        last[user] = f"e{request:06d}"
+        offered(shelf, last[user], f"u{user}", at, room=room, start=15 if has and user % 2 else 0)
+    assert np.mean(found[-300:]) > 0.5, np.mean(found[-300:])
+
+
 def test_what_nobody_comes_for_any_more_leaves_though_its_user_is_there() -> None:
     """Twenty users who come back to an entry six times, then to another, and draw what they never come back to."""
     room, rng = 30 * STATE, random.Random(5)

@@ -67,9 +67,20 @@ def test_two_replays_side_by_side(tmp_path: Path) -> None:
     shares = [json.loads((Path(one) / "summary.json").read_text())["policies"]["lru-hits"] for one in both]
     assert all(f"{share['steps_saved']:.2%}" in shown for share in shares)
     assert shares[0]["steps_saved_95"][0] < shares[0]["steps_saved"] < shares[0]["steps_saved_95"][1]
+    three = CliRunner().invoke(app, ["replay", "--compare", *both, both[0]], catch_exceptions=False).output
+    assert three.startswith(shown.rstrip())
+    assert f"{both[0]} and {both[0]}" in " ".join(three.split())
     run(tmp_path / "c", "--policies", "lru-hits", "--states", "200", "--decisions-only", "--warmup", "50")
     with pytest.raises(AfterimageError, match="warmup differs"):
         CliRunner().invoke(app, ["replay", "--compare", both[0], str(tmp_path / "c" / "out")], catch_exceptions=False)
+    run(tmp_path / "d", "--policies", "lru-hits", "--entries", "200", "--decisions-only")
+    with pytest.raises(AfterimageError, match=r"budgets in states, .* in entries"):
+        CliRunner().invoke(app, ["replay", "--compare", both[0], str(tmp_path / "d" / "out")], catch_exceptions=False)
+    (Path(both[1]) / "decisions.npz").unlink()
+    with pytest.raises(AfterimageError, match=r"no decisions\.npz with each request's start"):
+        CliRunner().invoke(app, ["replay", "--compare", *both], catch_exceptions=False)
+    with pytest.raises(AfterimageError, match="two folders or more"):
+        CliRunner().invoke(app, ["replay", "--compare", both[0]], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +94,8 @@ def test_two_replays_side_by_side(tmp_path: Path) -> None:
         (("--decisions-only", "--states", "1,x"), "numbers from 1 on"),
         (("--decisions-only", "--bytes", "10"), "what one state takes"),
         (("--decisions-only", "--states", "9", "--policies", "lru,lru"), "each once"),
-        (("--decisions-only", "--states", "9", "--policies", "modm"), "modm-cache-all"),
+        (("--decisions-only", "--states", "9", "--policies", "modn"), "modm, "),
+        ((TRACE, "--decisions-only", "--states", "9"), "name one trace"),
         (("--decisions-only", "--states", "9", "--warmup", "1200"), "below the 1,200"),
         (("--decisions-only", "--states", "9", "--table", "nowhere.json"), "no such file"),
     ],
@@ -98,6 +110,13 @@ def test_every_shipped_policy_says_where_it_is_from() -> None:
 
     assert {"none", "exact", "retrieval", "nirvana", "flexcache", "fifo", "infinite"} <= set(shipped())
     assert all(read_policy(name).title and read_policy(name).source for name in shipped())
+
+
+def test_a_seed_below_zero_is_refused() -> None:
+    given = ["replay", TRACE, "--decisions-only", "--states", "9", "--seed", "-1"]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 2
+    assert "--seed" in result.output
 
 
 def test_virtual_time_reports_latency_and_slo(tmp_path: Path) -> None:
@@ -119,8 +138,11 @@ def test_virtual_time_reports_latency_and_slo(tmp_path: Path) -> None:
 
 
 def test_equal_entries(tmp_path: Path) -> None:
-    run(tmp_path, "--entries", "20", "--decisions-only", "--policies", "flexcache,modm-cache-all")
+    said = run(tmp_path, "--entries", "20", "--decisions-only", "--policies", "flexcache,modm")
+    assert "modm (surrogate)" in said
     summary: dict[str, Any] = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["budgets"][0]["of"] == "entries"
     assert [one["states"] for one in summary["policies"].values()] == [20, 20]
+    assert [one["surrogate"] for one in summary["policies"].values()] == [False, True]
+    assert "<td>modm (surrogate): MoDM, cache-all" in (tmp_path / "out" / "index.html").read_text()
     assert not any(one["bounded"] for one in summary["policies"].values())

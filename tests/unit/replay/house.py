@@ -14,6 +14,8 @@ from shared.models.k_table import FIG_10, KTable
 PICTURES = Curve((0.0, 0.8, 1.0), (0.0, 0.8, 1.0), (0.1, 0.1, 0.05))
 STATE = 100
 """Bytes of every state."""
+PICTURE = 3 * STATE
+"""Bytes of every finished picture."""
 
 
 def trace_of(prompts: list[str], users: list[int] | None = None) -> Trace:
@@ -45,8 +47,9 @@ def load_of(
     text_of = np.array([texts[prompt] for prompt in prompts])
     group_of = np.arange(len(prompts)) % groups if groups else None
     near = find_neighbours(vectors, text_of, group_of, floor=table.lowest_similarity, width=width)
-    pictures = picture_load(PICTURES, (0.1, 0.3), text_of, near, np.full(len(prompts), STATE))
-    return Load(trace_of(prompts), vectors, text_of, near, table, np.full(len(prompts), STATE), group_of, 50, pictures)
+    pictures = picture_load(PICTURES, (0.1, 0.3), text_of, near)
+    each, whole = np.full(len(prompts), STATE), np.full(len(prompts), PICTURE)
+    return Load(trace_of(prompts), vectors, text_of, near, table, each, whole, group_of, 50, pictures)
 
 
 def policy(**fields: object) -> PolicySettings:

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 
 from services.cache_maintainer.shelves import SHELVES
+from services.match_predictor.svm import OneClassSvm
 from services.replay.load import Load
 from services.replay.policy import read_policy, shipped
+from services.replay.predicted import Gate
 from services.replay.simulation import Replay
 from services.retriever.selection import Ladder, preference, weigh
 from shared.errors import ConfigurationError
 from shared.index.memory import MemoryIndex
 from shared.types import IndexFilter, IndexItem
-from tests.unit.replay.house import STATE, load_of, policy, topics
+from tests.unit.replay.house import PICTURE, STATE, load_of, policy, topics
 
 ROOM = 60 * STATE
 
@@ -77,9 +79,16 @@ def test_the_infinite_cache_takes_the_best_state_there_ever_was() -> None:
 
 def test_exact_repeats_hand_out_the_picture() -> None:
     said, rows = topics(200)
-    starts = saved(load_of(said, rows), "exact", 1000 * STATE)
+    starts = saved(load_of(said, rows), "exact", 1000 * PICTURE)
     before = [prompt in said[:request] for request, prompt in enumerate(said)]
     assert starts.tolist() == [50 if known else 0 for known in before]
+
+
+@pytest.mark.parametrize("name", ["exact", "retrieval", "modm"])
+def test_a_picture_takes_a_pictures_bytes_whether_handed_out_or_refined(name: str) -> None:
+    made = Replay(load_of(*topics(200)), read_policy(name), 10 * PICTURE).run()
+    assert made.states.max() == 10
+    assert made.bytes.tolist() == (made.states * PICTURE).tolist()
 
 
 def test_a_state_never_starts_what_it_does_not_fit() -> None:
@@ -91,13 +100,37 @@ def test_a_state_never_starts_what_it_does_not_fit() -> None:
 
 def test_the_svm_stands_in_front_of_the_lookup() -> None:
     load = load_of(*topics(300))
-    gated = Replay(load, policy(predictor="svm", refit_requests=50, evict="lcbfu"), ROOM).run()
-    assert not gated.predicted[:50].any()  # nothing to fit yet
-    assert gated.predicted[50:].any()
+    gated = Replay(load, policy(predictor="svm", evict="lcbfu"), ROOM).run()
+    assert not gated.predicted[0]  # nothing is there yet
+    assert gated.predicted[1:50].any()
+    assert not gated.predicted.all()
     assert (gated.start_step[~gated.predicted] == 0).all()
 
 
-@pytest.mark.parametrize("name", ["afterimage", "flexcache", "lru-hits", "modm-cache-all"])
+def test_the_svm_is_fitted_when_it_is_while_serving_unless_a_setting_says_seldomer() -> None:
+    _, rows = topics(200)
+    served, replayed, seldom = OneClassSvm(), Gate(lambda row: rows[row], 0), Gate(lambda row: rows[row], 60)
+    fitted_at = []
+    for row in range(120):
+        served.update({str(row): rows[row]}, ())  # the service hears of each entry, and then asks for a fit
+        work = served.refit()
+        if work is not None:
+            work()
+        before = seldom.fits
+        for gate in (replayed, seldom):
+            gate.add(str(row), row)
+            gate.refit()
+            assert gate.fits > 0
+        if seldom.fits > before:
+            fitted_at.append(row)
+        assert replayed.fits == served.fits
+        assert replayed.opens(150) == served.predict(rows[150])[0]
+        seldom.opens(150)
+    assert served.fits > 20
+    assert fitted_at == [0, 60]
+
+
+@pytest.mark.parametrize("name", ["afterimage", "flexcache", "lru-hits", "modm"])
 def test_an_entry_counts_as_one_with_all_that_was_kept_of_it(name: str) -> None:
     load = load_of(*topics(300))
     replay = Replay(load, read_policy(name), 6, entries=True)
@@ -106,7 +139,7 @@ def test_an_entry_counts_as_one_with_all_that_was_kept_of_it(name: str) -> None:
     made = Replay(load, read_policy(name), 6, entries=True).run()
     assert made.evicted.any()
     assert made.start_step.any()
-    if name != "modm-cache-all":
+    if name != "modm":
         assert all(steps[-1] == 25 for steps in replay.held().values())
 
 

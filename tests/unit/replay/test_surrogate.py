@@ -8,7 +8,7 @@ from services.replay.policy import read_policy
 from services.replay.simulation import Replay
 from services.replay.surrogate import Curve, chance, cosines_of, picture_load, read_curve
 from shared.models.k_table import MODM
-from tests.unit.replay.house import STATE, load_of, topics
+from tests.unit.replay.house import PICTURE, load_of, topics
 
 CURVE = Curve((0.0, 0.5, 1.0), (0.0, 0.4, 1.0), (0.1, 0.1, 0.05))
 
@@ -30,7 +30,7 @@ def test_cosines_follow_the_curve_between_its_ends() -> None:
 
 def test_lists_are_in_order_of_the_surrogate_and_above_its_threshold() -> None:
     load = load_of(*topics(200))
-    pictures = picture_load(CURVE, (0.1, 0.3), load.text_of, load.neighbours, np.full(200, 9))
+    pictures = picture_load(CURVE, (0.1, 0.3), load.text_of, load.neighbours)
     near = pictures.neighbours
     listed = near.indices >= 0
     assert 0 < listed.sum() < (load.neighbours.indices >= 0).sum()
@@ -49,15 +49,15 @@ def test_lists_are_in_order_of_the_surrogate_and_above_its_threshold() -> None:
 
 def test_modm_starts_from_pictures_of_a_sliding_window() -> None:
     load = load_of(*topics(300))
-    large, whole = (Replay(load, read_policy(f"modm-cache-{name}"), 40 * STATE).run() for name in ("large", "all"))
+    large, whole = (Replay(load, read_policy(name), 40 * PICTURE).run() for name in ("modm-cache-large", "modm"))
     for made in (large, whole):
         starts = made.start_step[made.source >= 0]
         assert set(starts.tolist()) <= {level.k for level in MODM.levels}
-        assert made.bytes.max() <= 40 * STATE
+        assert made.bytes.max() <= 40 * PICTURE
         assert (made.similarity[made.source >= 0] > MODM.lowest_similarity).all()
     assert (large.start_step[large.source[large.source >= 0]] == 0).all()  # of misses alone
     hits = np.flatnonzero(whole.source >= 0)
-    assert (hits - whole.source[hits]).max() <= 40  # a picture is as large as a state here: forty of them, in order
+    assert (hits - whole.source[hits]).max() <= 40  # forty of them, in order
 
 
 def test_the_curve_that_ships_was_checked() -> None:

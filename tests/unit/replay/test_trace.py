@@ -51,6 +51,29 @@ def test_without_arrivals_the_order_is_timestamp_channel_and_number(tmp_path: Pa
     assert trace.sizes == (DEFAULT_SIZE,) * 4
 
 
+@pytest.mark.parametrize(("kind", "text"), [("csv", "prompt,user\na,b\ncaf\xe9,b\n"), ("jsonl", '{}\n{}\n{"\xe9": 1}')])
+def test_what_is_not_utf_8_is_said_with_its_line(tmp_path: Path, kind: str, text: str) -> None:
+    (tmp_path / f"trace.{kind}").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigurationError, match=r"line 3: must be UTF-8 \(byte 0xe9"):
+        read_trace(tmp_path / f"trace.{kind}")
+
+
+def test_a_byte_order_mark_and_a_blank_last_line_are_fine(tmp_path: Path) -> None:
+    table, lines = tmp_path / "trace.csv", tmp_path / "trace.jsonl"
+    table.write_bytes(b"\xef\xbb\xbfprompt,user\r\na,b\r\n")
+    lines.write_text('{"prompt": "a", "user": "b"}\n\n')
+    assert [read_trace(path).prompts for path in (table, lines)] == [("a",), ("a",)]
+
+
+def test_a_number_as_timestamp_is_seconds(tmp_path: Path) -> None:
+    said: list[dict[str, object]] = [{"prompt": "a", "user": 1, "timestamp": 1660176000 + second} for second in (60, 0)]
+    same: list[dict[str, object]] = [
+        {"prompt": "a", "user": 1, "timestamp": f"2022-08-11T00:0{minute}:00Z"} for minute in (1, 0)
+    ]
+    for kind, rows in (("jsonl", said), ("csv", said), ("parquet", said), ("jsonl", same)):
+        assert read_trace(written(tmp_path, kind, rows)).arrival_s.tolist() == [0, 60]
+
+
 def test_poisson_arrivals_keep_the_order_and_the_rate(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text("".join(json.dumps({"prompt": str(row), "user": 0}) + "\n" for row in range(2000)))
@@ -67,8 +90,31 @@ def test_poisson_arrivals_keep_the_order_and_the_rate(tmp_path: Path) -> None:
     [
         ("trace.jsonl", '{"prompt": "a"}\n', "needs a column 'user'"),
         ("trace.jsonl", "no json\n", "line 1: not a JSON object"),
-        ("trace.csv", "prompt,user\n", "needs a column"),
-        ("trace.csv", "prompt,user,arrival_s\na,b,soon\n", "column 'arrival_s'"),
+        ("trace.csv", "prompt,user\n", "no request in it"),
+        ("trace.csv", "", "needs a column 'prompt'"),
+        ("trace.jsonl", '{"prompt": "a", "user": 1}\n[["prompt", "a"], ["user", 1]]\n', "line 2: not a JSON object"),
+        ("trace.jsonl", '{"prompt": "a", "user": [1]}\n', "line 1, field 'user': must be a name"),
+        ("trace.jsonl", '{"prompt": "a", "user": null}\n', "line 1, field 'user': .*nothing is there"),
+        ("trace.jsonl", '{"prompt": null, "user": 1}\n', "line 1, field 'prompt': .*nothing is there"),
+        ("trace.jsonl", '{"prompt": "a", "user": 1}\n\n{"user": 1}\n', "line 3, field 'prompt'"),
+        ("trace.jsonl", '{"prompt": 5, "user": 1}\n', "field 'prompt': must be text"),
+        ("trace.csv", "prompt,user\n ,b\n", "line 2, field 'prompt'"),
+        ("trace.csv", "prompt,user\na,b,c\n", "line 2: more fields"),
+        ("trace.csv", "prompt,user,timestamp\na,b,yesterday\n", "line 2, field 'timestamp': must be a date and time"),
+        (
+            "trace.jsonl",
+            '{"prompt": "a", "user": 1, "timestamp": 1660176000}\n{"prompt": "a", "user": 1, "timestamp": null}\n',
+            "line 2, field 'timestamp': .*nothing is there",
+        ),
+        ("trace.jsonl", '{"prompt": "a", "user": 1, "timestamp": 1660176000000}\n', "seconds since 1970"),
+        (
+            "trace.jsonl",
+            '{"prompt": "a", "user": 1}\n{"prompt": "a", "user": 1, "arrival_s": 3}\n',
+            "line 1, field 'arrival_s': must be a number of seconds .*nothing is there",
+        ),
+        ("trace.csv", "prompt,user,width,height\na,b,0,64\n", "line 2, field 'width': must be a number of pixels"),
+        ("trace.csv", "prompt,user,width,height\na,b,64,-8\n", "line 2, field 'height': must be a number of pixels"),
+        ("trace.csv", "prompt,user,arrival_s\na,b,soon\n", "line 2, field 'arrival_s'"),
         ("trace.txt", "", "must end in"),
         ("trace.parquet", "no parquet", "not a parquet file"),
     ],
