@@ -91,8 +91,8 @@ class GatewayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelJob(self, request, context):
-        """Takes effect between two steps; the rest of the batch goes on. The reply is the job as it is at that moment: what it
-        cost (steps_run, timings) its worker notes once it has stopped, and GetJob tells then.
+        """Takes effect between two steps; the rest of the batch goes on. The reply says what it had cost (steps_run, timings)
+        where its worker has stopped and noted that within two seconds; else GetJob tells it later.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
