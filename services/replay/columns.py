@@ -37,7 +37,7 @@ class Columns:
     def bad(self, name: str, row: int, rule: str) -> ConfigurationError:
         """What is wrong with one value."""
         place = f"line {self.lines[row]}" if self.lines else f"row {row + 1}"
-        value = self.values[name][row]
+        value = self._value(name, row)
         got = "nothing is there" if value is None else f"got {str(value)[:80]!r}"
         return ConfigurationError(f"trace {self.path}, {place}, field {name!r}: {rule} ({got})")
 
@@ -48,13 +48,32 @@ class Columns:
                 raise self.bad(name, row, rule)
         return self.values[name]
 
-    def numbers(self, name: str, rule: str = "must be a number", least: float = -np.inf) -> Floats:
-        """The column as finite numbers from `least` on."""
-        return self._each(name, rule, lambda value: _at_least(float(value), least))
+    def together(self, names: Sequence[str]) -> None:
+        """Each row has a value in all of these columns or in none; a column that is not there has none."""
+        for row in range(max((len(self.values[name]) for name in names if name in self), default=0)):
+            there = [name for name in names if self._value(name, row) is not None]
+            if there and len(there) < len(names):
+                missing = next(name for name in names if name not in there)
+                raise self.bad(missing, row, f"goes together with {there[0]!r}: both or neither")
+
+    def numbers(
+        self,
+        name: str,
+        rule: str = "must be a number",
+        least: float = -np.inf,
+        most: float = np.inf,
+        *,
+        whole: bool = False,
+    ) -> Floats:
+        """The column as finite (`whole`: whole) numbers from `least` to `most`."""
+        return self._each(name, rule, lambda value: _within(float(value), least, most, whole))
 
     def times(self, name: str) -> Floats:
         """The column as seconds since 1970: dates, ISO 8601 (UTC where it does not say), or such seconds."""
         return self._each(name, "must be a date and time (ISO 8601) or seconds since 1970", _seconds)
+
+    def _value(self, name: str, row: int) -> Any:
+        return self.values[name][row] if name in self else None
 
     def _each(self, name: str, rule: str, of: Callable[[Any], float]) -> Floats:
         numbers = np.empty(len(self.values[name]))
@@ -68,8 +87,8 @@ class Columns:
         return numbers
 
 
-def _at_least(number: float, least: float) -> float:
-    return number if number >= least else np.nan
+def _within(number: float, least: float, most: float, whole: bool) -> float:
+    return number if least <= number <= most and (not whole or number.is_integer()) else np.nan
 
 
 def _seconds(value: Any) -> float:

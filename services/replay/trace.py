@@ -22,6 +22,10 @@ DEFAULT_SIZE = Size(512, 512)
 TIMES = ("arrival_s", "arrival")
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 ORDER = ("timestamp", "channel", "seq")
+SIDES = ("width", "height")
+LARGEST = 65_536
+"""Pixels of a side that can be meant."""
+PIXELS = f"must be a whole number of pixels from 1 to {LARGEST:,}"
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def poisson(trace: Trace, rate_per_s: float, seed: int = 0) -> Trace:
 
 def read_trace(path: Path) -> Trace:
     """Columns `prompt` and `user`, and where there are: `arrival_s` (else `timestamp`, `channel`, `seq`; else the
-    order of the file), `width` and `height`.
+    order of the file), `width` and `height`, both or neither.
 
     Raises ConfigurationError for a file that is not there or holds no such table; it names the line and the field.
     """
@@ -117,11 +121,9 @@ def _in_time(columns: Columns, count: int) -> tuple[Sequence[int], npt.NDArray[n
 
 
 def _sizes(columns: Columns) -> list[Size]:
-    if "width" not in columns or "height" not in columns:
+    if not any(name in columns for name in SIDES):
         return []
-    widths, heights = (
-        columns.numbers(name, "must be a number of pixels, from 1 on", 1) for name in ("width", "height")
-    )
+    columns.together(SIDES)
+    widths, heights = (columns.numbers(name, PIXELS, 1, LARGEST, whole=True).astype(int).tolist() for name in SIDES)
     known: dict[tuple[int, int], Size] = {}
-    pairs = zip(widths.astype(int).tolist(), heights.astype(int).tolist(), strict=True)
-    return [known.setdefault(pair, Size(*pair)) for pair in pairs]
+    return [known.setdefault(pair, Size(*pair)) for pair in zip(widths, heights, strict=True)]

@@ -40,6 +40,12 @@ def test_every_format_gives_the_same_trace_in_order_of_arrival(tmp_path: Path, k
     assert trace[1:].prompts == ("b", "c")
 
 
+def test_a_parquet_with_one_side_only_is_refused(tmp_path: Path) -> None:
+    rows = [{name: value for name, value in row.items() if name != "height"} for row in ROWS]
+    with pytest.raises(ConfigurationError, match="row 1, field 'height': goes together with 'width': both or neither"):
+        read_trace(written(tmp_path, "parquet", rows))
+
+
 def test_without_arrivals_the_order_is_timestamp_channel_and_number(tmp_path: Path) -> None:
     rows: list[dict[str, object]] = [
         {"prompt": prompt, "user": 1, "timestamp": f"2022-08-11T00:00:0{second}", "channel": channel, "seq": seq}
@@ -112,8 +118,38 @@ def test_poisson_arrivals_keep_the_order_and_the_rate(tmp_path: Path) -> None:
             '{"prompt": "a", "user": 1}\n{"prompt": "a", "user": 1, "arrival_s": 3}\n',
             "line 1, field 'arrival_s': must be a number of seconds .*nothing is there",
         ),
-        ("trace.csv", "prompt,user,width,height\na,b,0,64\n", "line 2, field 'width': must be a number of pixels"),
-        ("trace.csv", "prompt,user,width,height\na,b,64,-8\n", "line 2, field 'height': must be a number of pixels"),
+        (
+            "trace.csv",
+            "prompt,user,width,height\na,b,0,64\n",
+            "line 2, field 'width': must be a whole number of pixels",
+        ),
+        (
+            "trace.csv",
+            "prompt,user,width,height\na,b,64,-8\n",
+            "line 2, field 'height': must be a whole number of pixels",
+        ),
+        (
+            "trace.csv",
+            "prompt,user,width,height\na,b,64.5,64\n",
+            "line 2, field 'width': must be a whole number .*64.5",
+        ),
+        ("trace.csv", "prompt,user,width,height\na,b,64,1e300\n", "line 2, field 'height': .* from 1 to 65,536"),
+        (
+            "trace.csv",
+            "prompt,user,width\na,b,64\n",
+            "line 2, field 'height': goes together with 'width': both or neither",
+        ),
+        ("trace.csv", "prompt,user,height\na,b,64\n", "line 2, field 'width': goes together with 'height'"),
+        (
+            "trace.jsonl",
+            '{"prompt": "a", "user": 1, "width": 64, "height": 64}\n{"prompt": "a", "user": 1, "width": 64}\n',
+            "line 2, field 'height': goes together with 'width': .*nothing is there",
+        ),
+        (
+            "trace.jsonl",
+            '{"prompt": "a", "user": 1, "width": 64, "height": 64}\n{"prompt": "a", "user": 1}\n',
+            "line 2, field 'width': must be a whole number of pixels .*nothing is there",
+        ),
         ("trace.csv", "prompt,user,arrival_s\na,b,soon\n", "line 2, field 'arrival_s'"),
         ("trace.txt", "", "must end in"),
         ("trace.parquet", "no parquet", "not a parquet file"),
