@@ -43,7 +43,8 @@ def shipped_autoencoder(models: Path = BUNDLED) -> AutoencoderTiny:
     found = sorted(models.glob("*/vae"))  # every model ships a copy of the same one
     if not found:
         raise NotFoundError(f"no autoencoder in {models}: train it first")
-    model: AutoencoderTiny = AutoencoderTiny.from_pretrained(found[0], torch_dtype=torch.float32)
+    model = new_autoencoder()  # its configuration does not remember the folder that the weights came from
+    model.load_state_dict(AutoencoderTiny.from_pretrained(found[0], torch_dtype=torch.float32).state_dict())
     return model.eval().requires_grad_(False)
 
 

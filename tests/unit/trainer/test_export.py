@@ -20,7 +20,7 @@ from services.trainer.latents import Latents
 from services.trainer.words import Words
 from shared.errors import NotFoundError
 from shared.models import find_card
-from shared.models.card import SHIPPED
+from shared.models.card import BUNDLED, SHIPPED
 from shared.scenes import VALUES
 
 
@@ -46,6 +46,16 @@ def test_a_denoiser_is_a_stable_diffusion_pipeline(work: Path, tmp_path: Path) -
     picture = pipeline("a fox in the snow", width=96, height=64, num_inference_steps=2, output_type="np").images
     assert picture.shape == (1, 64, 96, 3)
     assert pipeline.scheduler.config.prediction_type == "v_prediction"
+
+
+def test_an_export_names_no_folder_of_the_machine_it_was_made_on(work: Path, tmp_path: Path) -> None:
+    words = Words(tokenizer_at(work))
+    Run("small", DenoiserPlan(), words, Latents(work / "latents", words), work).save()
+    (work / "vae.pt").unlink(missing_ok=True)  # so that the autoencoder is the one that ships
+    export_denoiser(work, "small", tmp_path / "small")
+    written = {path: path.read_text() for path in (tmp_path / "small").rglob("*.json")}
+    assert tmp_path / "small" / "vae" / "config.json" in written
+    assert not [path for path, text in written.items() if "_name_or_path" in text or str(BUNDLED) in text]
 
 
 def test_an_export_replaces_the_last_one_whole(work: Path, tmp_path: Path) -> None:
