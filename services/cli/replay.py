@@ -17,6 +17,7 @@ from services.cli.words import wide
 from shared.errors import ConfigurationError, InvalidRequestError
 
 if TYPE_CHECKING:  # numpy and the encoder are imported when a trace is replayed, not when --help is read
+    from services.replay.compare import Side
     from services.replay.run import Bar
 
 Optional = typer.Option
@@ -28,7 +29,7 @@ SHOWN_TIMED = ("p50 s", "p99 s", "in 2× alone", "in 4× alone", "busy")
 def replay(
     trace: Annotated[
         list[Path] | None,
-        typer.Argument(help="A .parquet, .csv or .jsonl file with columns prompt and user; folders with --compare."),
+        typer.Argument(help="A .parquet, .csv or .jsonl file with columns prompt and user; with --compare folders."),
     ] = None,
     policies: Annotated[
         str, Optional(help="Names of policies that ship, or settings files (.toml), with commas between.")
@@ -72,7 +73,12 @@ def replay(
     sizes: Annotated[bool, Optional("--sizes", help="A latent starts pictures of its own size only.")] = False,
     neighbours: Annotated[int, Optional(min=8, max=1024, help="Earlier requests listed for each request.")] = 64,
     compare: Annotated[
-        bool, Optional("--compare", help="Folders of replays of the same requests beside the first of them; no trace.")
+        bool,
+        Optional(
+            "--compare",
+            help="Replays of the same requests beside the first of them, and no trace: each a FOLDER, for every policy "
+            "that both hold, or a FOLDER:POLICY, of one folder or of several.",
+        ),
     ] = False,
     bound: Annotated[bool, Optional(help="Compute the offline upper bound.")] = True,
     embeddings: Annotated[Path, Optional(help="Where embeddings and neighbour lists are kept.")] = Path(
@@ -90,6 +96,8 @@ def replay(
 
       afterimage replay load/traces/sessions_1200.jsonl --decisions-only --states 100,300,1000
 
+      afterimage replay --compare out/replay:flexcache out/replay:afterimage
+
       afterimage replay --compare out/replay out/replay-with-another-table
 
       afterimage replay load/traces/sessions_1200.jsonl --states 300 --workers 2 --rate 3
@@ -102,7 +110,7 @@ def replay(
         return
     if len(given) != 1:
         named = " ".join(map(str, given))
-        raise InvalidRequestError("trace", "name one trace, or folders of replays with --compare", named)
+        raise InvalidRequestError("trace", "name one trace, or replays with --compare", named)
     from services.replay import report
     from services.replay.policy import read_policy
     from services.replay.study import Asked, study
@@ -142,25 +150,27 @@ def replay(
     console.print(Text(f"Summary, plots and page: {out}"))
 
 
-def _compare(console: Console, folders: Sequence[Path]) -> None:
-    """A table for each folder beside the first."""
-    if len(folders) < 2:
-        raise InvalidRequestError("compare", "two folders or more", " ".join(map(str, folders)))
-    for other in folders[1:]:
-        _beside(console, folders[0], other)
+def _compare(console: Console, given: Sequence[Path]) -> None:
+    """A table for each folder or policy beside the first."""
+    from services.replay.compare import sides
+
+    first, *others = sides([str(path) for path in given])
+    for other in others:
+        _beside(console, first, other)
 
 
-def _beside(console: Console, first: Path, second: Path) -> None:
-    from services.replay.compare import compare
+def _beside(console: Console, first: Side, second: Side) -> None:
+    from services.replay.compare import arrivals, compare
 
     shown = Table(title=f"Steps saved: {first} and {second}", title_justify="left")
-    for place, name in enumerate(("policy", "states", "first", "second", "difference", "95 % over users")):
+    for place, name in enumerate(("policy", "budget", "first", "second", "difference", "95 % over users")):
         shown.add_column(name, justify="left" if place == 0 else "right")
     for line in compare(first, second):
         shares = [f"{share:.2%}" for share in (line.first, line.second)]
         between = f"{line.low:+.2%} to {line.high:+.2%}"
         shown.add_row(line.policy, f"{line.states:,}", *shares, f"{line.second - line.first:+.2%}", between)
     console.print(shown)
+    console.print(Text(f"Differences of the same requests, users drawn anew, {arrivals(first, second)}."))
 
 
 def _names(text: str) -> list[str]:

@@ -1,9 +1,9 @@
-"""Two replays side by side, with confidence intervals over users."""
+"""Two replays, or two policies, side by side, with confidence intervals over users."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from shared.errors import ConfigurationError
+from shared.errors import ConfigurationError, InvalidRequestError
 
 ROUNDS = 1000
 DECISIONS = "decisions.npz"
@@ -23,8 +23,19 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
+class Side:
+    """A folder that a replay left, and one of its policies; "": all of them."""
+
+    folder: Path
+    policy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.folder}:{self.policy}" if self.policy else str(self.folder)
+
+
+@dataclass(frozen=True)
 class Line:
-    """One policy at one budget, in both replays; shares of all steps."""
+    """One policy, or one beside another, at one budget; shares of all steps."""
 
     states: int
     policy: str
@@ -33,6 +44,21 @@ class Line:
     low: float
     high: float
     """95 % of the resampled differences, second less first, lie between."""
+
+
+def sides(given: Sequence[str]) -> list[Side]:
+    """FOLDER or FOLDER:POLICY, two or more, and all of the one kind; InvalidRequestError else."""
+    read = [_side(text) for text in given]
+    if len(read) < 2:
+        raise InvalidRequestError("compare", "two or more of FOLDER, or two or more of FOLDER:POLICY", " ".join(given))
+    if len({bool(side.policy) for side in read}) > 1:
+        raise InvalidRequestError("compare", "a policy with each folder (FOLDER:POLICY), or with none", " ".join(given))
+    return read
+
+
+def _side(text: str) -> Side:
+    folder, colon, policy = text.rpartition(":")
+    return Side(Path(folder), policy) if colon and folder and not Path(text).is_dir() else Side(Path(text))
 
 
 def resampled(values: Floats, users: Ints, rounds: int = ROUNDS, seed: int = 0) -> Floats:
@@ -55,11 +81,12 @@ def interval(values: Floats, users: Ints) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def compare(first: Path, second: Path) -> Iterator[Line]:
-    """Every policy that both folders hold at the same budget.
+def compare(first: Side, second: Side) -> Iterator[Line]:
+    """Every policy that both folders hold at the same budget, or the one policy beside the other at every budget that
+    both were given; differences are those of each request, users are drawn anew.
 
-    Raises ConfigurationError where a folder holds no replay, where the two counted other requests or in other budgets,
-    and where nothing is in both.
+    Raises ConfigurationError where a folder holds no replay or no such policy, where the two counted other requests or
+    in other budgets, and where nothing is in both.
     """
     a, b = _summary(first), _summary(second)
     for name in ("digest", "requests", "warmup"):
@@ -68,16 +95,41 @@ def compare(first: Path, second: Path) -> Iterator[Line]:
     ours_of, theirs_of = (summary["budgets"][0].get("of", "states") for summary in (a, b))
     if ours_of != theirs_of:
         raise ConfigurationError(f"{first} has budgets in {ours_of}, {second} in {theirs_of}: not the same room")
-    ours, theirs = _decisions(first), _decisions(second)
-    users, both = ours["users"], [key for key in ours if key in theirs and key != "users"]
+    ours, theirs = _decisions(first.folder), _decisions(second.folder)
+    pairs = [(key, _beside(key, second)) for key in ours if _is_of(first, key)]
+    both = [(mine, other) for mine, other in pairs if other in theirs]
     if not both:
         raise ConfigurationError(f"{first} and {second} have no policy at the same budget in common")
-    for key in both:
-        states, policy = key.split("/", 1)
-        of_steps = [kept[key] / summary["settings"]["steps"] for kept, summary in ((ours, a), (theirs, b))]
-        low, high = interval(of_steps[1] - of_steps[0], users)
-        shown = label(policy, a["settings"]["policies"][policy]["reuses"] == "refine")
-        yield Line(int(states), shown, float(of_steps[0].mean()), float(of_steps[1].mean()), low, high)
+    for mine, other in both:
+        saved = [
+            kept[key] / summary["settings"]["steps"] for kept, key, summary in ((ours, mine, a), (theirs, other, b))
+        ]
+        low, high = interval(saved[1] - saved[0], ours["users"])
+        names = dict.fromkeys((_label(mine, a), _label(other, b)))
+        means = [float(share.mean()) for share in saved]
+        yield Line(int(mine.split("/")[0]), ", ".join(names), means[0], means[1], low, high)
+
+
+def arrivals(first: Side, second: Side) -> str:
+    """Under which arrivals the two decided, and so what their intervals hold."""
+    said = [_summary(side)["trace"]["arrivals"] for side in (first, second)]
+    if said[0] == said[1]:
+        return f"for one arrival pattern: {said[0]}"
+    return f"for one arrival pattern each, which differ: {said[0]}; {said[1]}"
+
+
+def _is_of(side: Side, key: str) -> bool:
+    return key != "users" and side.policy in ("", key.split("/", 1)[1])
+
+
+def _beside(key: str, second: Side) -> str:
+    """The other side's key at the same budget."""
+    return f"{key.split('/', 1)[0]}/{second.policy}" if second.policy else key
+
+
+def _label(key: str, summary: dict[str, Any]) -> str:
+    policy = key.split("/", 1)[1]
+    return label(policy, summary["settings"]["policies"][policy]["reuses"] == "refine")
 
 
 def label(name: str, surrogate: bool) -> str:
@@ -85,13 +137,16 @@ def label(name: str, surrogate: bool) -> str:
     return f"{name} (surrogate)" if surrogate else name
 
 
-def _summary(folder: Path) -> dict[str, Any]:
+def _summary(side: Side) -> dict[str, Any]:
     try:
-        summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        summary: dict[str, Any] = json.loads((side.folder / "summary.json").read_text(encoding="utf-8"))
         if not all(summary[name] for name in ("trace", "settings", "budgets")):
-            raise KeyError(folder)
+            raise KeyError(side.folder)
+        names = list(summary["settings"]["policies"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{folder}: no summary.json of a replay") from error
+        raise ConfigurationError(f"{side.folder}: no summary.json of a replay") from error
+    if side.policy and side.policy not in names:
+        raise ConfigurationError(f"{side.folder} has no policy {side.policy!r}; it has {', '.join(names)}")
     return summary
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.replay.compare import interval
+from services.replay.fairness import fairness
 from services.replay.simulation import Decisions
 from services.replay.timed import Fleet, Served, timed_figures
 from services.replay.trace import Trace
@@ -39,6 +40,8 @@ class Run:
     """The same in processor time: what a busy machine does not change much."""
     served: Served | None = None
     """None: decisions alone."""
+    predicts: bool = False
+    """Whether a match predictor was asked before every lookup."""
 
 
 def figures(run: Run, trace: Trace, warmup: int, steps: int, fleet: Fleet | None = None) -> dict[str, Any]:
@@ -64,8 +67,8 @@ def figures(run: Run, trace: Trace, warmup: int, steps: int, fleet: Fleet | None
         "reuse_age_s": {str(q): float(np.quantile(ages, q)) for q in (0.1, 0.5, 0.9, 0.99)} if len(ages) else {},
         "reuse_age_histogram": np.histogram(ages, (0, *AGES_S, np.inf))[0].tolist(),
         "own_user": float(own_user(made, trace, warmup)),
-        "users": of_users(trace.users[warmup:], start / steps),
-        "predictor": predictor(made, warmup),
+        "fairness": fairness(trace.users[warmup:], start / steps),
+        "predictor": predictor(made, warmup) if run.predicts else None,
         "searched": made.searched,
         "seconds": run.seconds,
         "decisions_per_s": len(trace) / run.seconds if run.seconds else 0.0,
@@ -86,23 +89,15 @@ def own_user(made: Decisions, trace: Trace, warmup: int) -> float:
     return float((trace.users[hit] == trace.users[made.source[hit]]).mean()) if len(hit) else 0.0
 
 
-def of_users(users: npt.NDArray[np.int64], saved: npt.NDArray[np.float64]) -> dict[str, float]:
-    """How evenly users profit: quantiles of the share saved over users with at least ten requests."""
-    if not len(users):
-        return {}
-    counts = np.bincount(users)
-    means = np.bincount(users, weights=saved)[counts >= 10] / counts[counts >= 10]
-    if not len(means):
-        return {"users": 0}
-    quantiles = {f"saved_p{int(100 * q)}": float(np.quantile(means, q)) for q in (0.1, 0.5, 0.9)}
-    return {"users": len(means), "without_any": float((means == 0).mean()), **quantiles}
+def predictor(made: Decisions, warmup: int) -> dict[str, float | None]:
+    """Counts, and NIRVANA §5.2's two shares: `precision` (its c_p), of the requests let through to a lookup, how many
+    found a state to start from; `recall`, of those that would have found one, how many were let through.
 
-
-def predictor(made: Decisions, warmup: int) -> dict[str, float]:
-    """Of the lookups it called worth it, how many found a state; of those that would have, how many it let through.
-    Empty where no predictor was asked."""
-    predicted, found = made.predicted[warmup:], made.found[warmup:]
-    if predicted.all():
-        return {}
-    right = float((predicted & found).sum())
-    return {"precision": right / max(float(predicted.sum()), 1.0), "recall": right / max(float(found.sum()), 1.0)}
+    Both are known of every request, since a replay looks up also those that are not let through (and then start from
+    noise): what is there is this policy's own cache at that moment. None: a share of nothing.
+    """
+    let_through, would_hit = made.predicted[warmup:], made.found[warmup:]
+    both = int((let_through & would_hit).sum())
+    counts = {"let_through": int(let_through.sum()), "would_hit": int(would_hit.sum()), "both": both}
+    shares = {"precision": counts["let_through"], "recall": counts["would_hit"]}
+    return {**counts, **{name: both / of if of else None for name, of in shares.items()}}

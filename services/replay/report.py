@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from services.replay.compare import DECISIONS, label
-from services.replay.figures import AGES_S
+from services.replay.plots import plots
 
-COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
-BAND = ("#d9d9d9", "#c6dbef", "#9ecae1", "#6baed6", "#3182bd", "#08519c", "#fdae6b", "#e6550d")
 QUANTILES = ("p50", "p95", "p99")
+AGES = ("0.1", "0.5", "0.9", "0.99")
+"""Of `reuse_age_s`."""
 HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Replay</title><style>
 body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .7rem;border-bottom:1px solid #ddd;text-align:right}
@@ -55,11 +55,22 @@ def page_of(summary: Summary, pictures: Sequence[Path]) -> str:
         f"({encoder['hash']}). {html.escape(summary['thresholds'])} {_how(summary['settings'])}</p>",
     ]
     parts += [_table(budget) for budget in summary["budgets"]]
+    parts.append(f"<p>{_intervals(trace)}</p>")
     parts += [timed_table(budget) for budget in summary["budgets"] if _timed(budget)]
-    parts += [_image(path) for path in pictures]
-    about = {name: summary[name] for name in ("settings", "table", "timings", "machine", "versions")}
-    parts.append(f"<h2>Settings, machine, versions</h2><pre>{html.escape(json.dumps(about, indent=1))}</pre>")
+    parts += sections(summary["budgets"])
+    parts += ["<h2>Plots</h2>", *(_image(path) for path in pictures)] if pictures else []
+    about = {name: summary[name] for name in ("settings", "table", "timings", "machine", "versions", "at")}
+    parts.append(f"<h2>Settings, machine, versions</h2><pre>{html.escape(json.dumps(about, indent=1, ensure_ascii=False))}</pre>")
     return "\n".join(parts) + "</html>\n"
+
+
+def _intervals(trace: Mapping[str, Any]) -> str:
+    """What the intervals hold."""
+    return (
+        "Intervals are 95 % over users drawn anew, each with all its requests, under this one arrival pattern "
+        f"({html.escape(trace['arrivals'])}): what another one would change is not in them, and is seen by replaying "
+        "with another --seed. Latencies have no intervals."
+    )
 
 
 def _how(settings: Mapping[str, Any]) -> str:
@@ -117,8 +128,12 @@ def _table(budget: Budget) -> str:
         "policy", "steps saved", "95 % over users", "of the bound", "hits", "own user's", "evicted states",
         "states held", "MB held", "reuse age p50, s", "decisions/s",
     )  # fmt: skip
+    return _html(_room(budget), names, rows_of(budget))
+
+
+def _room(budget: Budget) -> str:
     size = f" ({budget['max_bytes'] / 1e6:,.1f} MB)" if budget["max_bytes"] else ""
-    return _html(f"{budget['states']:,} {budget['of']}{size}", names, rows_of(budget))
+    return f"{budget['states']:,} {budget['of']}{size}"
 
 
 def rows_of(budget: Budget) -> list[list[str]]:
@@ -141,6 +156,78 @@ def rows_of(budget: Budget) -> list[list[str]]:
     return rows
 
 
+def sections(budgets: Sequence[Budget]) -> list[str]:
+    """What a budget's own table has no room for, each kind under one head and a definition."""
+    return [
+        "<h2>Start steps and reuse</h2><p>K: denoising steps that were not run, 0 from noise. Age: seconds between a "
+        "hit and the request whose state it started from (MoDM §A.1), as 10, 50, 90 and 99 % of the hits have.</p>",
+        *map(_starts_table, budgets),
+        "<h2>Fairness</h2><p>Of users with at least "
+        f"{_first(budgets)['fairness']['least_requests']} counted requests, each one's share of the steps of "
+        "all its requests that was saved. Jain's index is (Σx)²/(n·Σx²) of these shares: 1 where all save alike, 1/n "
+        "where one saves everything. Who never asks twice for much the same saves little under any policy: compare "
+        "policies, not with 1.</p>",
+        *map(_fairness_table, budgets),
+        *_predictors(budgets),
+    ]
+
+
+def _first(budgets: Sequence[Budget]) -> Mapping[str, Any]:
+    figures: Mapping[str, Any] = next(iter(budgets[0]["policies"].values()))
+    return figures
+
+
+def _starts_table(budget: Budget) -> str:
+    policies = budget["policies"]
+    ks = sorted({int(k) for one in policies.values() for k in one["k_histogram"]})
+    rows = []
+    for name, one in policies.items():
+        counts, ages = one["k_histogram"], one["reuse_age_s"]
+        shares = [f"{counts.get(str(k), 0) / max(one['requests'], 1):.1%}" for k in ks]
+        rows.append([
+            html.escape(_shown(name, one)), *shares, *(f"{ages[q]:,.0f}" if ages else "–" for q in AGES)
+        ])  # fmt: skip
+    names = ("policy", *(f"K = {k}" for k in ks), *(f"age p{100 * float(q):g}, s" for q in AGES))
+    return _html(_room(budget), names, rows)
+
+
+def _fairness_table(budget: Budget) -> str:
+    rows = []
+    for name, policy in budget["policies"].items():
+        one = policy["fairness"]
+        if one["users"]:
+            index = "–" if one["jain"] is None else f"{one['jain']:.3f}"
+            saved = [f"{share:.1%}" for share in one["saved"].values()]
+            rows.append([html.escape(_shown(name, policy)), index, f"{one['without_any']:.1%}", *saved])
+    one = _first([budget])["fairness"]
+    if not one["users"]:
+        return f"<p>{_room(budget)}: no user asked so often.</p>"
+    who = f"{_room(budget)}: {one['users']:,} users, who asked {one['requests']:.0%} of the requests"
+    return _html(who, ("policy", "Jain's index", "saved nothing", *(f"saved, {q}" for q in one["saved"])), rows)
+
+
+def _predictors(budgets: Sequence[Budget]) -> list[str]:
+    """Nothing where no policy has one."""
+    rows = []
+    for budget in budgets:
+        for name, policy in budget["policies"].items():
+            one = policy["predictor"]
+            if one is not None:
+                shares = ["–" if one[what] is None else f"{one[what]:.2%}" for what in ("precision", "recall")]
+                counts = [f"{one[what]:,}" for what in ("let_through", "would_hit", "both")]
+                rows.append([f"{html.escape(_shown(name, policy))}, {_room(budget)}", *counts, *shares])
+    if not rows:
+        return []
+    return [
+        "<h2>Match predictor</h2><p>Every request is looked up in the policy's cache as it is at that moment, also "
+        "those that the predictor does not let through and that so start from noise: thus it is known which would have "
+        "hit, that is, found a state to start from. Precision (c_p of NIRVANA §5.2): of those let through, the share "
+        "that hit. Recall: of those that would have hit, the share let through. What the cache would hold under "
+        "another predictor is not in it.</p>",
+        _html("counted requests", ("policy", "let through", "would have hit", "both", "precision", "recall"), rows),
+    ]
+
+
 def _shown(name: str, figures: Mapping[str, Any]) -> str:
     return label(name, figures["surrogate"])
 
@@ -148,112 +235,3 @@ def _shown(name: str, figures: Mapping[str, Any]) -> str:
 def _image(path: Path) -> str:
     data = base64.b64encode(path.read_bytes()).decode()
     return f'<p><img alt="{path.stem}" src="data:image/png;base64,{data}"></p>'
-
-
-def plots(folder: Path, summary: Summary) -> list[Path]:
-    """The PNGs; ImportError without matplotlib."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    made = [
-        _against_budget(folder / "steps_saved.png", summary, "steps_saved", "share of steps saved"),
-        _against_budget(folder / "hit_rate.png", summary, "hit_rate", "share of requests that hit"),
-        _against_budget(folder / "evictions.png", summary, "evictions", "states evicted"),
-        _against_budget(folder / "bytes.png", summary, "bytes", "bytes held at the end"),
-    ]
-    for budget in summary["budgets"]:
-        made.append(_k_histogram(folder / f"k_{budget['states']}.png", budget))
-        if _timed(budget):
-            made.append(_latencies(folder / f"latency_{budget['states']}.png", budget))
-        made.append(_ages(folder / f"reuse_age_{budget['states']}.png", budget))
-    return made
-
-
-def _against_budget(path: Path, summary: Summary, what: str, words: str) -> Path:
-    from matplotlib import pyplot
-
-    budgets = summary["budgets"]
-    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
-    at = [budget["states"] for budget in budgets]
-    for number, name in enumerate(budgets[0]["policies"]):
-        values = [budget["policies"][name][what] for budget in budgets]
-        style = ("-", "--", ":", "-.")[number // len(COLOURS) % 4]
-        shown = _shown(name, budgets[0]["policies"][name])
-        axes.plot(at, values, marker="o", linestyle=style, color=COLOURS[number % len(COLOURS)], label=shown)
-    if what == "steps_saved" and all(budget["bound"] for budget in budgets):
-        upper = [budget["bound"]["steps_saved"] for budget in budgets]
-        axes.plot(at, upper, color="black", linestyle="--", marker="_", label="offline bound")
-    if len(at) > 1:
-        axes.set_xscale("log")
-    axes.set(xlabel=f"budget, {budgets[0]['of']}", ylabel=words, ylim=(0, None))
-    axes.grid(alpha=0.3)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-    return path
-
-
-def _k_histogram(path: Path, budget: Budget) -> Path:
-    """Requests by K, from noise at the left, as shares."""
-    from matplotlib import pyplot
-
-    policies = budget["policies"]
-    ks = sorted({int(k) for one in policies.values() for k in one["k_histogram"]})
-    figure, axes = pyplot.subplots(figsize=(9, 1 + 0.35 * len(policies)), layout="constrained")
-    left, names = [0.0] * len(policies), [_shown(name, one) for name, one in policies.items()]
-    for place, k in enumerate(ks):
-        part = [one["k_histogram"].get(str(k), 0) / max(one["requests"], 1) for one in policies.values()]
-        axes.barh(names, part, left=left, color=BAND[place % len(BAND)], label=f"K = {k}")
-        left = [so_far + more for so_far, more in zip(left, part, strict=True)]
-    axes.invert_yaxis()
-    axes.set(xlabel=f"share of requests, {budget['states']:,} {budget['of']}", xlim=(0, 1))
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-    return path
-
-
-def _ages(path: Path, budget: Budget) -> Path:
-    """Share of the hits whose state is at most so old (MoDM §A.1)."""
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
-    for number, (name, one) in enumerate(budget["policies"].items()):
-        counts, total = one["reuse_age_histogram"], sum(one["reuse_age_histogram"])
-        if total:
-            shares = [sum(counts[: place + 1]) / total for place in range(len(AGES_S))]
-            style = ("-", "--", ":", "-.")[number // len(COLOURS) % 4]
-            colour, shown = COLOURS[number % len(COLOURS)], _shown(name, one)
-            axes.plot(AGES_S, shares, marker=".", linestyle=style, color=colour, label=shown)
-    axes.set_xscale("log")
-    axes.set(
-        xlabel="seconds since the state was made",
-        ylabel=f"share of hits, {budget['states']:,} {budget['of']}",
-        ylim=(0, 1),
-    )
-    axes.grid(alpha=0.3)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-    return path
-
-
-def _latencies(path: Path, budget: Budget) -> Path:
-    """Share of the requests served within so many seconds of virtual time, and the SLOs."""
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
-    for number, (name, one) in enumerate(budget["policies"].items()):
-        style = ("-", "--", ":", "-.")[number // len(COLOURS) % 4]
-        shares = np.linspace(0, 1, len(one["timed"]["curve"]))
-        colour, shown = COLOURS[number % len(COLOURS)], _shown(name, one)
-        axes.plot(one["timed"]["curve"], shares, linestyle=style, color=colour, label=shown)
-    for limit in one["timed"]["slo_s"].values():
-        axes.axvline(limit, color="black", linewidth=0.8, linestyle=":")
-    axes.set_xscale("log")
-    axes.set(xlabel="seconds", ylabel=f"share of requests, {budget['states']:,} {budget['of']}", ylim=(0, 1))
-    axes.grid(alpha=0.3)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-    return path

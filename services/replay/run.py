@@ -170,7 +170,8 @@ def replay(load: Load, policies: Sequence[tuple[str, PolicySettings]], offered: 
             plain = policy.reuses == "latent" and policy.state_codec == "fp16"
             bounded = plain and not offered.entries and served is None
             seconds = time.monotonic() - start, time.process_time() - processor
-            yield Run(name, policy.title, policy.is_surrogate, bounded, room, made, *seconds, served)
+            predicts = policy.predictor != "always"
+            yield Run(name, policy.title, policy.is_surrogate, bounded, room, made, *seconds, served, predicts)
 
 
 def bounds(load: Load, budgets: Sequence[int], warmup: int) -> list[Bound]:

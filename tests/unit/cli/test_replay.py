@@ -47,7 +47,7 @@ def test_one_command_leaves_a_folder_that_compares(tmp_path: Path) -> None:
     assert summary["policies"]["infinite"]["steps_saved"] > summary["policies"]["flexcache"]["steps_saved"] > 0
     page = (tmp_path / "out" / "index.html").read_text()
     assert all(name in page for name in policies)
-    assert page.count("data:image/png") == len(list((tmp_path / "out").glob("*.png"))) == 8
+    assert page.count("data:image/png") == len(list((tmp_path / "out").glob("*.png"))) == 10
 
 
 def test_the_second_run_encodes_nothing(tmp_path: Path) -> None:
@@ -59,6 +59,57 @@ def test_the_second_run_encodes_nothing(tmp_path: Path) -> None:
     assert timings["neighbours_kept"]
 
 
+def test_the_page_says_all_that_was_found(tmp_path: Path) -> None:
+    run(tmp_path, "--policies", "nirvana,lru-hits", "--states", "200", "--decisions-only", "--warmup", "50")
+    summary: dict[str, Any] = json.loads((tmp_path / "out" / "summary.json").read_text())
+    page = (tmp_path / "out" / "index.html").read_text()
+    nirvana, lru = (summary["policies"][name] for name in ("nirvana", "lru-hits"))
+    asked = nirvana["predictor"]
+    assert lru["predictor"] is None
+    assert asked["both"] == 250 - nirvana["k_histogram"]["0"]  # who is not let through starts from noise
+    assert asked["precision"] == pytest.approx(asked["both"] / asked["let_through"])
+    assert asked["recall"] == pytest.approx(asked["both"] / asked["would_hit"])
+    assert f"<td>{asked['let_through']}</td><td>{asked['would_hit']}</td><td>{asked['both']}</td>" in page
+    assert f"<td>{asked['precision']:.2%}</td><td>{asked['recall']:.2%}</td>" in page
+    fair = lru["fairness"]
+    assert 0 < fair["jain"] <= 1
+    assert f"<td>{fair['jain']:.3f}</td><td>{fair['without_any']:.1%}</td>" in page
+    assert f"{fair['users']} users, who asked {fair['requests']:.0%} of the requests" in page
+    assert f"<td>{lru['k_histogram']['0'] / 250:.1%}</td>" in page
+    assert f"<td>{lru['reuse_age_s']['0.9']:,.0f}</td>" in page
+    assert f"<td>{lru['evictions']}</td><td>{lru['states']}</td><td>{lru['bytes'] / 1e6:.1f}</td>" in page
+    assert "under this one arrival pattern (Poisson arrivals" in page
+    assert all(f'"{name}"' in page.replace("&quot;", '"') for name in ("machine", "versions", "cores", "numpy", "seed"))
+
+
+def test_two_policies_of_one_folder_side_by_side(tmp_path: Path) -> None:
+    run(tmp_path, "--policies", "lru-hits,none,fifo", "--states", "100,200", "--decisions-only")
+    folder = str(tmp_path / "out")
+
+    def beside(*given: str) -> str:
+        return CliRunner().invoke(app, ["replay", "--compare", *given], catch_exceptions=False).output
+
+    said = beside(f"{folder}:none", f"{folder}:lru-hits", f"{folder}:fifo")
+    budgets = json.loads((tmp_path / "out" / "summary.json").read_text())["budgets"]
+    for budget in budgets:
+        for name in ("lru-hits", "fifo"):
+            figures = budget["policies"][name]
+            (row,) = [
+                line for line in said.splitlines() if f"none, {name} " in line and f" {budget['states']} " in line
+            ]
+            assert f"{figures['steps_saved']:+.2%}" in row  # beside nothing, all that it saves
+            low, high = figures["steps_saved_95"]
+            assert f"{low:+.2%} to {high:+.2%}" in row  # and its own interval
+    for given, wrong in (
+        ((f"{folder}:none", f"{folder}:lfu"), "has no policy 'lfu'; it has lru-hits, none, fifo"),
+        ((f"{folder}:none", folder), r"a policy with each folder \(FOLDER:POLICY\), or with none"),
+        ((f"{folder}:none",), "two or more of FOLDER"),
+        ((f"{folder}/nowhere:none", f"{folder}:none"), "nowhere: no summary.json"),
+    ):
+        with pytest.raises(AfterimageError, match=wrong):
+            beside(*given)
+
+
 def test_two_replays_side_by_side(tmp_path: Path) -> None:
     for folder, table in (("a", "nirvana"), ("b", "")):
         run(tmp_path / folder, "--policies", "lru-hits,none", "--states", "200", "--decisions-only", "--table", table)
@@ -67,6 +118,7 @@ def test_two_replays_side_by_side(tmp_path: Path) -> None:
     shares = [json.loads((Path(one) / "summary.json").read_text())["policies"]["lru-hits"] for one in both]
     assert all(f"{share['steps_saved']:.2%}" in shown for share in shares)
     assert shares[0]["steps_saved_95"][0] < shares[0]["steps_saved"] < shares[0]["steps_saved_95"][1]
+    assert shown.count("Poisson arrivals") == 1
     three = CliRunner().invoke(app, ["replay", "--compare", *both, both[0]], catch_exceptions=False).output
     assert three.startswith(shown.rstrip())
     unwrapped = "".join(three.split())  # the console may wrap inside a long path
@@ -80,7 +132,7 @@ def test_two_replays_side_by_side(tmp_path: Path) -> None:
     (Path(both[1]) / "decisions.npz").unlink()
     with pytest.raises(AfterimageError, match=r"no decisions\.npz with each request's start"):
         CliRunner().invoke(app, ["replay", "--compare", *both], catch_exceptions=False)
-    with pytest.raises(AfterimageError, match="two folders or more"):
+    with pytest.raises(AfterimageError, match="two or more of FOLDER"):
         CliRunner().invoke(app, ["replay", "--compare", both[0]], catch_exceptions=False)
 
 
