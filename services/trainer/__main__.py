@@ -141,7 +141,7 @@ def denoiser(
     start: Start = None,
     device: Device = "auto",
 ) -> None:
-    """Train `large` on the stored latents, or teach `small` what `large` says with guidance (two sittings)."""
+    """Train `large` on the stored latents, or teach `small` what `large` says with guidance, sitting after sitting."""
     _known([name], SHAPES)
     plans = recipe.denoiser_plans(name, seed)
     if any(asked is not None for asked in (steps, other_sizes, timestep_centre)):  # one sitting, of the caller's making

@@ -31,7 +31,7 @@ def test_the_whole_recipe_at_a_sliver_of_its_length(tmp_path: Path, renderer: Re
     assert done.exit_code == 0, done.output
     assert [runs.steps_done(work / f"{name}.pt") for name in ("vae", "clip", "judge")] == [2, 1, 1]
     assert runs.steps_done(work / "large.pt") == 4  # two workers only stop where they meet
-    assert runs.steps_done(work / "small.pt") == 2
+    assert runs.steps_done(work / "small.pt") == 3
     for name in ("large", "small"):
         pipeline = StableDiffusionPipeline.from_pretrained(models / name, safety_checker=None)
         assert pipeline.unet.config.sample_size == 16
@@ -54,14 +54,21 @@ def test_commands_default_to_the_recipe(monkeypatch: pytest.MonkeyPatch, tmp_pat
     for name in ("large", "small"):
         done = CliRunner().invoke(command.app, ["denoiser", name, "--work", str(tmp_path)])
         assert done.exit_code == 0, done.output
-    assert asked == [
-        ("large", recipe.denoiser_plans("large")[0], 2),
-        ("small", recipe.denoiser_plans("small")[0], 1),
-        ("small", recipe.denoiser_plans("small")[1], 1),
+    assert asked == [("large", plan, 2) for plan in recipe.denoiser_plans("large")] + [
+        ("small", plan, 1) for plan in recipe.denoiser_plans("small")
+    ]
+    assert [(plan.steps, plan.other_sizes, plan.timestep_centre) for _, plan, _ in asked] == [  # type: ignore[attr-defined]
+        (2839, 0.22, 0.25),
+        (8339, 0.5, -0.2),
+        (4150, 0.22, 0.25),
+        (6550, 0.4, 0.25),
+        (9550, 0.4, -0.2),
     ]
     asked.clear()
     CliRunner().invoke(command.app, ["denoiser", "small", "--work", str(tmp_path), "--steps", "7"])
-    assert asked == [("small", replace(recipe.denoiser_plans("small")[1], steps=7, other_sizes=0.22), 1)]
+    assert asked == [
+        ("small", replace(recipe.denoiser_plans("small")[-1], steps=7, other_sizes=0.22, timestep_centre=0.25), 1)
+    ]
 
 
 def test_every_option_says_what_it_is() -> None:
