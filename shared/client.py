@@ -17,7 +17,8 @@ import grpc
 from protos import common_pb2, gateway_pb2
 from protos.gateway_pb2_grpc import GatewayServiceStub
 from shared import rpc
-from shared.errors import AfterimageError, ConfigurationError, OverloadedError, UnavailableError
+from shared.errors import AfterimageError, ConfigurationError
+from shared.patience import Patience
 from shared.request_fields import RequestFields, request_message
 from shared.rpc_types import job_from_proto, plan_from_proto, timings_from_proto
 from shared.types import Job, JobState, Plan, Timings
@@ -26,10 +27,6 @@ T = TypeVar("T")
 
 IDEMPOTENCY_KEY = "idempotency-key"
 MAX_MESSAGE_BYTES = 64 * 2**20
-_RETRIED = (UnavailableError, OverloadedError)
-_FIRST_DELAY_S, _MAX_DELAY_S = 0.2, 10.0
-_REACHED_S = 5.0
-"""A try that lasted for longer had reached the gateway, which it is given 2 s for (shared/rpc.py)."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +101,8 @@ class AsyncClient:
 
     Every error is one of `shared.errors`. A call that finds the gateway away or full is tried again, after the delay
     the gateway asked for, for at most `retry_s` seconds, under one idempotency key: it never draws twice. They count
-    from when the gateway was last there: a picture that is waited for through two restarts has as long for each.
-    `on_wait` is told why a picture is waited for so, and for how long.
+    from break to break: a picture that is waited for through two restarts has as long for each, and one that the
+    gateway has no way to give has it once. `on_wait` is told why a picture is waited for so, and for how long.
 
         async with AsyncClient("localhost:50051") as client:
             picture = await client.generate("a red fox in the snow", steps=50, seed=7)
@@ -170,17 +167,20 @@ class AsyncClient:
         """
         request = gateway_pb2.GenerateStreamRequest(request=request_message(prompt, **fields), previews=previews)
         metadata = self._metadata(idempotency_key or uuid.uuid4().hex)
-        retries, accepted = self._delays(), False
+        patience, accepted, now = self._patience(), False, asyncio.get_running_loop().time
         while True:
+            begun = now()
             try:
                 async for message in self._stub.GenerateStream(request, timeout=timeout_s, metadata=metadata):
-                    event, retries = _read(message, partial(_event, message)), self._delays()
+                    event = _read(message, partial(_event, message))
                     if not (accepted and isinstance(event, Accepted)):
+                        patience.renew()
                         yield event
                     accepted = accepted or isinstance(event, Accepted)
                 return
             except grpc.RpcError as error:
-                await self._wait_or_raise(rpc.from_rpc_error(error), retries, on_wait)
+                broken = rpc.from_rpc_error(error)
+                await _wait(broken, patience.pause_s(broken, now() - begun), on_wait)
 
     async def get_job(self, job_id: str, *, timeout_s: float = 10.0) -> JobView:
         """The job as it is now; NotFoundError when there is none."""
@@ -221,35 +221,16 @@ class AsyncClient:
         return await self._retried(lambda: _unary(method, request, timeout_s=timeout_s, metadata=self._metadata()))
 
     async def _retried(self, attempt: Callable[[], Awaitable[T]], on_wait: OnWait | None = None) -> T:
-        retries, loop = self._delays(), asyncio.get_running_loop()
+        patience, now = self._patience(), asyncio.get_running_loop().time
         while True:
-            begun = loop.time()
+            begun = now()
             try:
                 return await attempt()
             except AfterimageError as error:
-                if loop.time() - begun > _REACHED_S:  # it was there, and this is another break
-                    retries = self._delays()
-                await self._wait_or_raise(error, retries, on_wait)
+                await _wait(error, patience.pause_s(error, now() - begun), on_wait)
 
-    def _delays(self) -> Iterator[float]:
-        """Doubling, jittered seconds to wait, as long as `retry_s` has not passed since the first was asked for."""
-        loop, delay_s = asyncio.get_running_loop(), _FIRST_DELAY_S
-        end = loop.time() + self._retry_s
-        while loop.time() < end:
-            yield min(delay_s * self._random.uniform(0.5, 1.5), max(end - loop.time(), 0.01))
-            delay_s = min(delay_s * 2, _MAX_DELAY_S)
-
-    async def _wait_or_raise(
-        self, error: AfterimageError, delays: Iterator[float], on_wait: OnWait | None = None
-    ) -> None:
-        delay_s = next(delays, None)
-        if delay_s is None or not isinstance(error, _RETRIED):
-            raise error
-        # the gateway's own delay, spread out so that everyone it sent away does not come back at once
-        delay_s = max(delay_s, (error.retry_after_s or 0.0) * self._random.uniform(1.0, 1.3))
-        if on_wait is not None:
-            on_wait(Waiting(error, delay_s))
-        await asyncio.sleep(delay_s)
+    def _patience(self) -> Patience:
+        return Patience(self._retry_s, self._random)
 
 
 class Client:
@@ -339,6 +320,12 @@ async def _unary(method: Callable[..., Any], request: Any, *, timeout_s: float, 
         return await method(request, timeout=timeout_s, metadata=metadata)
     except grpc.RpcError as error:
         raise rpc.from_rpc_error(error) from error
+
+
+async def _wait(error: AfterimageError, pause_s: float, on_wait: OnWait | None) -> None:
+    if on_wait is not None:
+        on_wait(Waiting(error, pause_s))
+    await asyncio.sleep(pause_s)
 
 
 async def _made(target: str, tenant: str, retry_s: float) -> AsyncClient:

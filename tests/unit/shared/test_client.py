@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from protos import common_pb2, gateway_pb2
-from shared import client as clients
-from shared.client import Accepted, AsyncClient, Picture
+from shared import patience, rpc
+from shared.client import Accepted, AsyncClient, Event, Picture
 from shared.errors import ConfigurationError, UnavailableError
 from shared.types import JobState
 
@@ -90,8 +90,8 @@ class Breaking:
 
 
 async def test_every_break_is_waited_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "_REACHED_S", 0.6)
-    monkeypatch.setattr(clients, "_FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr(patience, "REACHED_S", 0.6)
+    monkeypatch.setattr(patience, "FIRST_DELAY_S", 0.05)
     for kind in ("generate", "stream"):
         breaking = Breaking(breaks=4, there_s=1.2)
         async with (
@@ -107,7 +107,7 @@ async def test_every_break_is_waited_for_anew(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_one_break_is_waited_for_as_long_as_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "_FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr(patience, "FIRST_DELAY_S", 0.05)
     tries = 0
 
     async def away(request: bytes, context: Any) -> bytes:
@@ -122,3 +122,38 @@ async def test_one_break_is_waited_for_as_long_as_was_said(monkeypatch: pytest.M
             await client.generate("a fox")
         assert asyncio.get_running_loop().time() - begun >= 0.5
         assert tries >= 3
+
+
+@pytest.mark.parametrize("kind", ["generate", "stream"])
+async def test_a_picture_that_the_gateway_cannot_give_is_not_asked_for_for_ever(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there, takes the job up again under its key, and says each time that the blob store is away: at once, or
+    after longer than a gateway that is away would take."""
+    monkeypatch.setattr(patience, "REACHED_S", 0.1)
+    monkeypatch.setattr(patience, "FIRST_DELAY_S", 0.05)
+    away = rpc.to_status(UnavailableError("the blob store does not answer", retry_after_s=0.05))
+    tries = 0
+
+    async def generate(request: bytes, context: Any) -> bytes:
+        nonlocal tries
+        tries += 1
+        await asyncio.sleep(0.2)
+        await context.abort(away.code, away.details, away.trailing_metadata)
+        raise AssertionError
+
+    async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        nonlocal tries
+        tries += 1
+        yield ACCEPTED
+        await context.abort(away.code, away.details, away.trailing_metadata)
+
+    async with gateway(unary=generate, stream=stream) as address, AsyncClient(address, retry_s=0.5) as client:
+        asking = client.generate("a fox") if kind == "generate" else _drained(client.generate_stream("a fox"))
+        with pytest.raises(UnavailableError, match="blob store"):
+            await asyncio.wait_for(asking, 30)
+    assert tries >= 3
+
+
+async def _drained(events: AsyncIterator[Event]) -> list[Event]:
+    return [event async for event in events]
