@@ -199,10 +199,11 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         waits beside another would count as present at its crash, and crash after crash condemn it too."""
         with contextlib.closing(self._read_ahead(task, delivery)) as ahead, self._claims.holding(task.job_id):
             if (job := await self._claim(task.job_id)) is not None:
-                if not alone and job.crashes >= CRASHES_TOGETHER:
-                    return not await self._unclaimed(job)
-                await self._run(job, delivery, ahead)
-                return True
+                if alone or job.crashes < CRASHES_TOGETHER:
+                    await self._run(job, delivery, ahead)
+                    return True
+                if await self._unclaimed(job):
+                    return False
         await self._not_ours(task.job_id, delivery)
         return True
 

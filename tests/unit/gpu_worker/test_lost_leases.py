@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from services.gpu_worker import service as service_module
+from services.gpu_worker.attempt import CRASHES_TOGETHER
 from shared.errors import UnavailableError
 from shared.messages import (
     GenerateImage,
@@ -122,6 +123,40 @@ async def test_a_claim_that_only_lost_its_answer_is_no_crash(slow: Bench, monkey
     job = await slow.draw(steps=2)
     assert unheard[0] is not None
     assert (job.state, job.attempt, job.crashes, job.failures) == (JobState.SUCCEEDED, 2, 0, 0)
+
+
+@pytest.mark.usefixtures("plain_logs")
+@pytest.mark.parametrize("what", ["its answer is lost", "it was cancelled meanwhile"])
+async def test_a_job_that_must_ride_alone_is_let_go_of_with_its_task(
+    slow: Bench, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """It is claimed, looked at and released; where that release hits no row its task must not stay in hand."""
+    monkeypatch.setattr(service_module, "RETRY_S", 0.01)
+    release, tried = slow.jobs.release, list[bool]()
+
+    async def in_trouble(job_id: str, attempt: int) -> bool:
+        tried.append(True)
+        if len(tried) == 1 and what == "it was cancelled meanwhile":
+            await slow.jobs.cancel(job_id)
+        done: bool = await release(job_id, attempt)
+        if len(tried) == 1 and what == "its answer is lost":
+            raise UnavailableError("connection lost")
+        return done
+
+    job = await slow.accept(steps=2)
+    for _ in range(CRASHES_TOGETHER):
+        assert await slow.jobs.claim(job.id, "dead", 60)
+        await slow.jobs.recover()
+    monkeypatch.setattr(slow.jobs, "release", in_trouble)
+    await slow.send(job)
+    done = await slow.final(job.id)
+    assert done.state is (JobState.SUCCEEDED if what == "its answer is lost" else JobState.CANCELLED)
+    await slow.idle()
+    await slow.service._taking.close(1.0)  # what is in hand would go back to its lane
+    receiver = await slow.backends.bus.receive([lane_of(slow.model)], prefetch=1)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await receiver.get()
 
 
 async def test_a_claim_cancelled_half_way_is_handed_back(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
