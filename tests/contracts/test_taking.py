@@ -182,6 +182,22 @@ async def test_a_worker_that_stands_aside_leaves_what_it_does_not_draw_and_comes
         await one.taking.close(1.0)
 
 
+async def test_a_drain_that_cuts_a_beginning_short_leaves_nobody_who_takes(bus: Bus, lane: str) -> None:
+    for n in range(3):
+        await bus.send(lane, GenerateImage(str(n)))
+    for turns in range(40):  # wherever the beginning is by then
+        beginning = asyncio.create_task(bus.receive([lane], prefetch=3))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        beginning.cancel()
+        (receiver,) = await asyncio.gather(beginning, return_exceptions=True)
+        if not isinstance(receiver, BaseException):
+            await receiver.close()
+    other = await bus.receive([lane], prefetch=3)
+    assert sorted(await take(other, 3)) == ["0", "1", "2"]
+    await other.close()
+
+
 async def test_a_lane_that_was_left_is_others_while_its_last_task_is_drawn(bus: Bus, lane: str) -> None:
     worker, other = Worker(bus, 2), Worker(bus, 1)
     worker.held.clear()

@@ -128,9 +128,11 @@ class RabbitBus:
         try:
             async with asyncio.timeout(self._wait_s):
                 await listener.started.wait()
-        except TimeoutError:
+        except BaseException as error:  # of a cancelled call too: nobody would ask for what it goes on bringing
             await listener.close()
-            raise self._links[1].unavailable(None) from None
+            if isinstance(error, TimeoutError):
+                raise self._links[1].unavailable(None) from None
+            raise
         return listener
 
     async def close(self) -> None:
