@@ -46,9 +46,10 @@ def instead(plan: Plan, assigned: Collection[str] | None) -> Plan:
     )
 
 
-def drawable(request: Request, plan: Plan, assigned: Collection[str]) -> Plan:
+def drawable(request: Request, plan: Plan, assigned: Collection[str]) -> Plan | None:
     """What waits where nobody takes it, as some worker may draw it: by `instead`; a picture that only models which
-    nobody runs may go on from is a miss, unless the request names the model.
+    nobody runs may go on from is a miss, unless the request names the model. None: it waits on where it is, since as a
+    miss it would wait for the same model.
 
     In `refine` it would go from hand to hand: who takes it there may not draw it, and sends it back to where it was.
     """
@@ -56,6 +57,6 @@ def drawable(request: Request, plan: Plan, assigned: Collection[str]) -> Plan:
     refiners = [one.model for one in there.may_run]
     if there.source is not PlanSource.IMAGE or request.names_a_model or not {*refiners}.isdisjoint(assigned):
         return there
-    if there.miss_model in ("", *refiners):  # the large model's own, and it comes back
-        return there
+    if there.miss_model in ("", *refiners):
+        return None
     return from_noise(there, f"workers: nobody runs {', '.join(refiners)}{DRAWN}", "")

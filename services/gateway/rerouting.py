@@ -27,7 +27,8 @@ async def reroute(catalog: Catalog, bus: Bus, served: Collection[str], assigned:
         if assigned is None or model in assigned:
             continue
         async for job in _waiting(catalog, lane_of(model)):
-            plan = drawable(job.request, job.plan, assigned)
+            if (plan := drawable(job.request, job.plan, assigned)) is None:
+                continue
             lane = lane_for(job.request, plan, served)
             if lane == job.lane or not await catalog.jobs.reroute(job.id, job.attempt, lane, plan):
                 continue

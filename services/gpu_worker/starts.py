@@ -181,8 +181,9 @@ class _Preparation:
 
     def _elsewhere(self, plan: Plan, assigned: Collection[str] | None) -> Prepared:
         """Of a plan that only models which are not here may run: the first of them that some worker runs, else a miss,
-        so that it waits for nobody who may never come."""
+        so that it waits for nobody who may never come; but not where a miss would wait for the same model."""
         others = [one for one in plan.may_run if assigned is None or one.model in assigned]
+        others = others or [one for one in plan.may_run if one.model == (plan.miss_model or plan.model)]
         if others or plan.source is not PlanSource.IMAGE:
             there = replace(plan, model=others[0].model, start_step=others[0].start_step) if others else plan
             return Prepared(there, FromNoise(), None)

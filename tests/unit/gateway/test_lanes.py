@@ -144,6 +144,7 @@ async def test_a_picture_that_nobody_may_go_on_from_is_a_miss_and_goes_round_no_
     """Large workers take hits too in quality mode, and pass on those that only the small model may refine."""
     backends = await open_backends(settings)
     jobs, alone = backends.catalog.jobs, replace(IMAGE, may_run=IMAGE.may_run[:1])
+    own = replace(IMAGE, model="large", start_step=5, may_run=IMAGE.may_run[1:])
     named = replace(REQUEST, quality="small")
     try:
         for name, request, plan in (("passed on", REQUEST, alone), ("named", named, alone), ("both", REQUEST, IMAGE)):
@@ -157,6 +158,10 @@ async def test_a_picture_that_nobody_may_go_on_from_is_a_miss_and_goes_round_no_
         assert (await jobs.get("named")).lane == "generate.small"
         assert await reroute(backends.catalog, backends.bus, PAIR, frozenset({"large"})) == 0
         assert await reroute(backends.catalog, backends.bus, PAIR, frozenset({"small"})) == 0
+        # as a miss it would wait for the large model as well, and for more steps
+        await jobs.accept(Job("the large one's", REQUEST, own, JobState.QUEUED, lane="generate.large"))
+        assert await reroute(backends.catalog, backends.bus, PAIR, frozenset({"small"})) == 0
+        assert (await jobs.get("the large one's")).lane == "generate.large"
     finally:
         await backends.close()
 

@@ -146,6 +146,16 @@ async def test_a_picture_for_models_that_are_not_here_moves_to_one_that_runs_els
         assert (prepared.plan.source, prepared.plan.model, prepared.plan.start_step) == (PlanSource.IMAGE, "gone", 6)
 
 
+async def test_a_picture_is_no_miss_where_that_would_wait_for_the_same_model(pair: Bench) -> None:
+    """The only worker is on a turn with the small model, and the picture is the large one's to go on from."""
+    plan = await image_hit(pair, await pair.draw(), may_run=(ModelPlan("gone", 6),), model="gone", miss_model="gone")
+    families = {"large": pair.service._place.families["large"]}
+    job = await pair.accept(plan)
+    prepared = await prepare(job, families, pair.blobs, pair.backends.catalog.entries, assigned={"large"})
+    assert prepared.family is None
+    assert (prepared.plan.source, prepared.plan.model, prepared.plan.start_step) == (PlanSource.IMAGE, "gone", 6)
+
+
 async def test_a_latent_hit_of_a_model_that_is_not_here_is_drawn_by_its_image_plan(pair: Bench) -> None:
     image = await image_hit(pair, await pair.draw(), may_run=(ModelPlan("tiny-small", 6, 1.0),))
     plan = Plan(PlanSource.LATENT, "elsewhere", 4, state_key="states/none", weights_hash="x", fallback=image)
