@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from shared.errors import AfterimageError, CancelledError, DeadlineError
+from shared.errors import AfterimageError, CancelledError, DeadlineError, passes
+from shared.telemetry import log
 from shared.types import Job, JobState
+
+AGAIN_S = 1.0
+"""Between two tries to drop a job while the catalog does not answer."""
 
 
 def time_left_s(job: Job, now: float) -> float | None:
@@ -57,28 +61,41 @@ class DropTimers:
     def __init__(self, drop: Callable[[str], Awaitable[object]]) -> None:
         self._drop = drop
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._tasks: set[asyncio.Future[object]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def arm(self, job: Job, now: float) -> None:
         left = time_left_s(job, now)
         if left is not None:
-            self.disarm(job.id)
-            # a moment later, so that the row's own times say that it was late
-            self._timers[job.id] = asyncio.get_running_loop().call_later(max(left, 0.0) + 0.01, self._late, job.id)
+            self._in(max(left, 0.0) + 0.01, job.id)  # a moment later, so that the row's own times say that it was late
 
     def disarm(self, job_id: str) -> None:
         if (timer := self._timers.pop(job_id, None)) is not None:
             timer.cancel()
 
     def drop_soon(self, job_id: str) -> None:
-        """Drops now, in a task of its own: the caller may itself be being cancelled."""
-        task = asyncio.ensure_future(self._drop(job_id))
+        """Drops now, in a task of its own: the caller may itself be being cancelled. Tried again until the catalog
+        takes it."""
+        task = asyncio.create_task(self._dropped(job_id))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
+        self._closed = True
         for job_id in list(self._timers):
             self.disarm(job_id)
+
+    async def _dropped(self, job_id: str) -> None:
+        try:
+            await self._drop(job_id)
+        except AfterimageError as error:
+            log("gateway").warning("job not dropped", job=job_id, error=str(error))
+            if passes(error) and not self._closed:
+                self._in(AGAIN_S, job_id)
+
+    def _in(self, seconds: float, job_id: str) -> None:
+        self.disarm(job_id)
+        self._timers[job_id] = asyncio.get_running_loop().call_later(seconds, self._late, job_id)
 
     def _late(self, job_id: str) -> None:
         self._timers.pop(job_id, None)

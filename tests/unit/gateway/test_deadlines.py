@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
+
+from services.gateway import deadlines
 from services.gateway.deadlines import DropTimers, dropped_because, late_because, outcome_error, time_left_s
-from shared.errors import AfterimageError, CancelledError, DeadlineError
+from shared.errors import AfterimageError, CancelledError, DeadlineError, NotFoundError, UnavailableError
 from shared.types import Job, JobState, Plan, PlanSource, Request, Size
 
 REQUEST = Request(
@@ -69,3 +72,27 @@ async def test_a_timer_fires_once_unless_the_job_ends_first() -> None:
     await asyncio.sleep(0.15)
     timers.close()
     assert sorted(dropped) == ["j1", "too late already"]
+
+
+async def test_a_job_that_cannot_be_dropped_yet_is_dropped_once_the_catalog_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else it would be drawn although its client asked for the contrary, and the error be nobody's."""
+    monkeypatch.setattr(deadlines, "AGAIN_S", 0.01)
+    asked: list[str] = []
+    dropped = asyncio.Event()
+
+    async def drop(job_id: str) -> None:
+        asked.append(job_id)
+        if job_id == "expired":
+            raise NotFoundError("no such job")
+        if len(asked) < 4:
+            raise UnavailableError("the catalog does not answer", retry_after_s=1.0)
+        dropped.set()
+
+    timers = DropTimers(drop)
+    timers.drop_soon("expired")
+    timers.arm(JOB, now=200.0)
+    await asyncio.wait_for(dropped.wait(), 20)
+    timers.close()
+    assert asked == ["expired", "j1", "j1", "j1"]
