@@ -160,11 +160,18 @@ class GlobalMonitor:
     def look(self, at: float) -> None:
         """Between two decisions: who is gone, and who is as fast as it says."""
         self.urgent |= bool(self._roster.lapse(at))
+        self._forget_gone()
         demand = self._demand(at)
         waiting = {lane.lane for lane in demand.lanes if lane.waiting}
         self._roster.judge(
             at, lambda report: report.worker not in self._asked_at and bool(waiting & self._lanes(report.model))
         )
+
+    def _forget_gone(self) -> None:
+        """A replica that stands by decides nothing for as long as it lives, however many workers come and go."""
+        here = {worker.name for worker in self._roster.workers()}
+        self._home = {name: model for name, model in self._home.items() if name in here}
+        self._runs = {name: run for name, run in self._runs.items() if name in here}
 
     def _lanes(self, model: str) -> set[str]:
         refines = model != self.rules.large or self._refines(self._mode, self.models)
@@ -296,7 +303,6 @@ class GlobalMonitor:
         self._away = {
             name: model for name, model in self._away.items() if self._home.get(name, model) != model
         }  # fmt: skip
-        self._runs = {name: run for name, run in self._runs.items() if name in self._home}
         self._mode = decision.target.mode
         if not decision.kept:  # while nobody can run a small one, the last that was wanted stays in mind
             self._small = decision.target.small or self._small

@@ -254,3 +254,19 @@ def test_better_pictures_are_worth_it_as_long_as_nothing_is_left_undone() -> Non
     assert pays_back(before, during, after, Workload(0.5, 1), better=True)
     assert not pays_back(before, during, after, Workload(0.5, 1), better=False)
     assert not pays_back(before, during, after, Workload(1, 2), better=True)
+
+
+def test_a_replica_that_only_stands_by_forgets_who_is_gone() -> None:
+    """It decides nothing for as long as another one leads, and workers have a new name with every start."""
+    town = Town(workers=2)
+    for start in range(50):
+        town.at += TICK_S
+        town.report()
+        town.monitor.hear(WorkerReported(f"s{start}", "gpu", "large", 0, 1, ()), town.at)
+        town.monitor.adopt(WorkersAssigned(tuple((name, "large") for name in (*town.models, f"s{start}")), "quality"))
+        if start % 2:
+            town.monitor.hear(WorkerReported(f"s{start}", "gpu", "large", 0, 1, (), leaving=True), town.at)
+        town.monitor.look(town.at)
+    known = {worker.name for worker in town.monitor.view(town.at).workers}
+    assert town.monitor._home.keys() == town.monitor._runs.keys() == known
+    assert len(known) < 8
