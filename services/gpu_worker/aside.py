@@ -20,10 +20,11 @@ class StandingAside:
     def __init__(self, catalog: Catalog, taking: Taking) -> None:
         self._catalog, self._taking = catalog.within(ANSWER_S), taking
         self._aside: asyncio.Task[None] | None = None
+        self._closed = False
 
     def unanswered(self) -> None:
         """Somebody got no answer, perhaps of the catalog: it is asked; while it is away tasks are left to others."""
-        if self._aside is None or self._aside.done():
+        if not self._closed and (self._aside is None or self._aside.done()):
             self._aside = asyncio.create_task(self._until_it_is_back())
 
     async def _until_it_is_back(self) -> None:
@@ -47,13 +48,14 @@ class StandingAside:
     async def _taken_up(self) -> bool:
         try:
             await self._taking.come_back()
-        except AfterimageError as error:
-            log("gpu_worker").warning("tasks not taken yet", error=str(error))
+        except Exception as error:  # whatever it is, giving up here would leave a worker that takes nothing any more
+            log("gpu_worker").warning("tasks not taken yet", error=repr(error))
             return False
         return True
 
     async def close(self) -> None:
         """It stays where it is: nobody is to take anything any more."""
+        self._closed = True
         if self._aside is not None:
             self._aside.cancel()
             await asyncio.gather(self._aside, return_exceptions=True)

@@ -136,6 +136,37 @@ async def test_a_change_of_lanes_meanwhile_counts_once_it_is_back(pair: Pair) ->
     assert taking._loop is None
 
 
+async def test_a_bus_that_does_not_let_it_come_back_is_asked_until_it_does(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog is back and the broker away, or in some trouble that nobody has thought of."""
+    bench, taking = pair.bench, pair.lonely._taking
+    await bench.service._taking.pause()
+    pair.cut.away = True
+    job = await bench.accept(steps=2)
+    await bench.send(job)
+    await _until(lambda: taking._aside)
+    come_back, troubles = taking.come_back, [UnavailableError("the broker is away"), RuntimeError("a surprise")]
+
+    async def at_last() -> None:
+        if troubles:
+            raise troubles.pop()
+        await come_back()
+
+    monkeypatch.setattr(taking, "come_back", at_last)
+    pair.cut.away = False
+    assert (await bench.final(job.id)).state is JobState.SUCCEEDED
+    assert not troubles
+
+
+async def test_once_it_has_drained_it_looks_after_no_catalog(pair: Pair) -> None:
+    await pair.lonely.drain(0.1)
+    pair.cut.away = True
+    pair.lonely._aside.unanswered()
+    await asyncio.sleep(0.05)
+    assert pair.lonely._aside._aside is None or pair.lonely._aside._aside.done()
+
+
 async def _swept_up(bench: Bench, job_id: str) -> None:
     async with asyncio.timeout(20):
         while not any(job.id == job_id for job in await bench.jobs.to_requeue(unconfirmed_after_s=60.0)):
