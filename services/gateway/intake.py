@@ -110,11 +110,6 @@ class Intake:
     async def close(self) -> None:
         await self._confirmer.close()
 
-    def _check_able(self, card: ModelCard) -> None:
-        if card.name in self._roster.unable(self._clock.monotonic()):
-            said = f"model {card.name!r}: none of the workers could load it, and their logs say why; ask for another"
-            raise NobodyAbleError(said)
-
     async def _first(self, caller: Caller, body: str) -> Job | None:
         """The job that the caller's idempotency key already names."""
         if not caller.idempotency_key:
@@ -122,25 +117,27 @@ class Intake:
         return await self._backends.catalog.jobs.first(caller.tenant, caller.idempotency_key, body)
 
     async def _admitted(self, request: Request, card: ModelCard) -> tuple[Planned, bytes]:
-        """The plan of a request that there is room for, and its picture if it is an exact repeat, which a full disk
-        does not keep from its answer. Its row is to be written, and the queue told so. Raises OverloadedError
-        and NobodyAbleError."""
-        self._check_able(card)
-        full = self._full_disk()
-        if full is not None and not _may_repeat(request):
-            raise full
+        """The plan of a request that can be drawn, and its picture if it is an exact repeat, which needs neither room
+        nor a worker. Its row is to be written, and the queue told so. Raises OverloadedError and NobodyAbleError."""
+        undrawable = self._undrawable(card)
+        if undrawable is not None and not _may_repeat(request):
+            raise undrawable
         await self._admit()
         try:
             planned = await self._lookup.plan(request, card)
             picture = await self._stored_picture(planned)
-            if full is not None and not picture:
-                raise full
+            if undrawable is not None and not picture:
+                raise undrawable
         except BaseException:
             self._queue.arrived()
             raise
         return planned, picture
 
-    def _full_disk(self) -> StorageFullError | None:
+    def _undrawable(self, card: ModelCard) -> NobodyAbleError | StorageFullError | None:
+        """Why no picture of this model can be drawn now."""
+        if card.name in self._roster.unable(self._clock.monotonic()):
+            said = f"model {card.name!r}: none of the workers could load it, and their logs say why; ask for another"
+            return NobodyAbleError(said)
         try:
             if self._local_disk:
                 check_disk(shutil.disk_usage(self._local_disk).free, self._settings.min_free_bytes)

@@ -244,13 +244,15 @@ class GatewayService(GatewayServiceServicer):
         return job
 
     async def _noted(self, job: Job) -> Job:
-        """A cancelled job with what its worker noted, where one had it and says so in time."""
+        """A cancelled job with what its worker noted, where one had it and says so in time. It is cancelled whether or
+        not the catalog can be asked again."""
         now, look_s = asyncio.get_running_loop().time, LOOK_S
         end = now() + NOTED_S
         while job.state is JobState.CANCELLED and job.worker and job.result is None and now() < end:
             await asyncio.sleep(look_s)
             look_s = min(2 * look_s, 0.25)
-            job = await self._jobs.get(job.id)
+            with contextlib.suppress(AfterimageError):
+                job = await self._jobs.get(job.id)
         return job
 
     def _arm(self, job: Job) -> None:

@@ -13,6 +13,7 @@ import pytest
 from services.gateway.service import GatewayService
 from shared.client import Accepted, AsyncClient, Picture, Progress, Waiting
 from shared.errors import (
+    AfterimageError,
     CancelledError,
     DeadlineError,
     NotFoundError,
@@ -20,7 +21,7 @@ from shared.errors import (
     StorageFullError,
     UnavailableError,
 )
-from shared.types import JobState, PlanSource
+from shared.types import Job, JobState, PlanSource
 from tests.flows.conftest import Make
 from tests.flows.house import SLOW, House, house
 
@@ -63,6 +64,39 @@ async def test_cancelling_takes_effect_between_steps_and_the_batch_goes_on(make:
     assert picture.steps_run == 30
     assert again.job.state is JobState.SUCCEEDED  # too late: it had ended
     assert cost.timings.total_s > 0
+
+
+async def test_a_catalog_that_goes_away_after_a_cancel_takes_nothing_back(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row says what it had cost a moment later, and cannot be read by then."""
+    async with house(make(large=SLOW)) as it:
+        stream = it.client.generate_stream("doomed", steps=500, cache="off")
+        accepted = await anext(stream)
+        assert isinstance(accepted, Accepted)
+        doomed = accepted.job_id
+        await stream.aclose()
+        async with asyncio.timeout(20):
+            while (await it.client.get_job(doomed)).job.state is not JobState.RUNNING:
+                await asyncio.sleep(0.02)
+        gateway = next(service for service in it.process.services if isinstance(service, GatewayService))
+        jobs, refused = gateway._jobs, list[str]()
+        cancel, get = jobs.cancel, jobs.get
+
+        async def away(job_id: str) -> Job:
+            refused.append(job_id)
+            raise UnavailableError("the catalog does not answer")
+
+        async def and_then_away(job_id: str) -> Job:
+            job: Job = await cancel(job_id)
+            monkeypatch.setattr(jobs, "get", away)
+            return job
+
+        monkeypatch.setattr(jobs, "cancel", and_then_away)
+        view = await it.client.cancel(doomed)
+        monkeypatch.setattr(jobs, "get", get)
+        assert view.job.state is JobState.CANCELLED
+        assert refused
 
 
 async def test_a_cancelled_queued_job_never_starts(make: Make) -> None:
@@ -140,13 +174,21 @@ async def test_a_full_disk_refuses_before_accepting(make: Make) -> None:
         assert (await it.client.list_jobs())[0] == []
 
 
-async def test_an_exact_repeat_needs_no_room(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["the disk is full", "no worker can load its model"])
+async def test_an_exact_repeat_needs_neither_room_nor_a_worker(
+    make: Make, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     """Nothing is drawn or stored for it but a row; what is not one is refused as ever."""
     async with house(make(large="noop:")) as it:
         first = await it.generate("a red fox", seed=7)
         gateway = next(service for service in it.process.services if isinstance(service, GatewayService))
         full = it.process.context.settings.model_copy(update={"min_free_bytes": 2**60})
-        monkeypatch.setattr(gateway._intake, "_settings", full)
+        refusal: tuple[type[AfterimageError], str] = StorageFullError, "min_free_bytes"
+        if what == "the disk is full":
+            monkeypatch.setattr(gateway._intake, "_settings", full)
+        else:
+            monkeypatch.setattr(gateway._roster, "unable", lambda now: {"noop"})
+            refusal = UnavailableError, "'noop': none of the workers could load it"
         repeat = await it.client.generate("a red fox", steps=10, seed=7)
         assert (repeat.plan.source, repeat.png, repeat.steps_run) == (PlanSource.EXACT, first.png, 0)
         others: tuple[dict[str, Any], ...] = (
@@ -156,7 +198,7 @@ async def test_an_exact_repeat_needs_no_room(make: Make, monkeypatch: pytest.Mon
             {"seed": 7, "cache": "write"},
         )
         for other in others:
-            with pytest.raises(StorageFullError, match="min_free_bytes"):
+            with pytest.raises(refusal[0], match=refusal[1]):
                 await it.client.generate("a red fox", steps=10, **other)
         rows, _ = await it.client.list_jobs()
         assert [row.job.id for row in rows] == [repeat.job.id, first.job.id]
