@@ -186,8 +186,8 @@ def early_starts(rows: Sequence[Row]) -> str:
     plan = row.picture.plan
     return (
         f"A start after {plan.start_step} of {row.steps} steps at similarity {plan.similarity:.3f} is meant: the "
-        f"latent is still nearly noise by then, and the K table of {row.picture.model} allows it because pictures "
-        "of other things were measured to be as good a start as noise there (`afterimage profile`)."
+        f"K table of {row.picture.model} allows it because with that many steps left pictures of other things were "
+        "measured to be about as good a start as noise (`afterimage profile`)."
     )
 
 
