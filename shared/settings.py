@@ -187,7 +187,7 @@ class Settings(BaseSettings):
     )
 
     # ---- lookup ----
-    k_table_alpha: Annotated[float, Field(gt=0, le=1, description="Quality a hit keeps; NIRVANA's is .9.")] = 0.9
+    k_table_alpha: Annotated[float, Field(gt=0, le=1, description="Quality a hit keeps; NIRVANA's is .9.")] = 0.95
     image_k_table_alpha: Annotated[
         float, Field(gt=0, le=1, description="Quality that a start from a finished picture keeps; MoDM's is .95.")
     ] = 0.95

@@ -61,7 +61,7 @@ def replay(
     table_encoder: Annotated[
         str, Optional(help="The encoder that the table is for: its thresholds are moved to this one's same quantiles.")
     ] = "",
-    alpha: Annotated[float, Optional(min=0.01, max=1, help="Which of the bundled tables.")] = 0.9,
+    alpha: Annotated[float, Optional(min=0.01, max=1, help="Which of the bundled tables.")] = 0.95,
     warmup: Annotated[
         int | None, Optional(min=0, help="First requests, which do not count; default: a tenth, at most 10,000.")
     ] = None,

@@ -60,7 +60,9 @@ def page_of(summary: Summary, pictures: Sequence[Path]) -> str:
     parts += sections(summary["budgets"])
     parts += ["<h2>Plots</h2>", *(_image(path) for path in pictures)] if pictures else []
     about = {name: summary[name] for name in ("settings", "table", "timings", "machine", "versions", "at")}
-    parts.append(f"<h2>Settings, machine, versions</h2><pre>{html.escape(json.dumps(about, indent=1, ensure_ascii=False))}</pre>")
+    parts.append(
+        f"<h2>Settings, machine, versions</h2><pre>{html.escape(json.dumps(about, indent=1, ensure_ascii=False))}</pre>"
+    )
     return "\n".join(parts) + "</html>\n"
 
 

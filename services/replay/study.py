@@ -45,7 +45,7 @@ class Asked:
     """See `k_table`."""
     table_encoder: str = ""
     """The encoder that the table was made for, when its thresholds are to be matched by quantiles."""
-    alpha: float = 0.9
+    alpha: float = 0.95
     warmup: int | None = None
     skip: int = 0
     limit: int = 0

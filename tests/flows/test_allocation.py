@@ -88,7 +88,7 @@ async def drawn(it: House, job: Job) -> str:
 
 async def test_the_bundled_models_share_two_workers_as_the_demand_wants(two: Callable[..., Settings]) -> None:
     """A miss, then pictures that start from it: the hits that the gateway tells of turn one of two workers small."""
-    async with house(two(encoder="bundled:clip", capture_steps=())) as it:
+    async with house(two(encoder="bundled:clip", capture_steps=(), image_k_table_alpha=0.9)) as it:
         before = await until(it, lambda answer: len(answer.assignments) == 2)
         assert run_by(before) == ["large", "large"]
         assert all(one.rate > 0 for one in before.assignments)
