@@ -162,13 +162,13 @@ def _compare(console: Console, given: Sequence[Path]) -> None:
 def _beside(console: Console, first: Side, second: Side) -> None:
     from services.replay.compare import arrivals, compare
 
-    shown = Table(title=f"Steps saved: {first} and {second}", title_justify="left")
-    for place, name in enumerate(("policy", "budget", "first", "second", "difference", "95 % over users")):
-        shown.add_column(name, justify="left" if place == 0 else "right")
+    shown = Table(title=f"{first} and {second}", title_justify="left")
+    for place, name in enumerate(("policy", "budget", "share of", "first", "second", "difference", "95 % over users")):
+        shown.add_column(name, justify="left" if place in (0, 2) else "right")
     for line in compare(first, second):
         shares = [f"{share:.2%}" for share in (line.first, line.second)]
         between = f"{line.low:+.2%} to {line.high:+.2%}"
-        shown.add_row(line.policy, f"{line.states:,}", *shares, f"{line.second - line.first:+.2%}", between)
+        shown.add_row(line.policy, f"{line.states:,}", line.what, *shares, f"{line.second - line.first:+.2%}", between)
     console.print(shown)
     console.print(Text(f"Differences of the same requests, users drawn anew, {arrivals(first, second)}."))
 

@@ -35,10 +35,12 @@ class Side:
 
 @dataclass(frozen=True)
 class Line:
-    """One policy, or one beside another, at one budget; shares of all steps."""
+    """One policy, or one beside another, at one budget."""
 
     states: int
     policy: str
+    what: str
+    """`steps saved`, as shares of all steps, or `hits`, as shares of all requests."""
     first: float
     second: float
     low: float
@@ -101,13 +103,13 @@ def compare(first: Side, second: Side) -> Iterator[Line]:
     if not both:
         raise ConfigurationError(f"{first} and {second} have no policy at the same budget in common")
     for mine, other in both:
-        saved = [
-            kept[key] / summary["settings"]["steps"] for kept, key, summary in ((ours, mine, a), (theirs, other, b))
-        ]
-        low, high = interval(saved[1] - saved[0], ours["users"])
-        names = dict.fromkeys((_label(mine, a), _label(other, b)))
-        means = [float(share.mean()) for share in saved]
-        yield Line(int(mine.split("/")[0]), ", ".join(names), means[0], means[1], low, high)
+        names = ", ".join(dict.fromkeys((_label(mine, a), _label(other, b))))
+        starts = ours[mine], theirs[other]
+        saved = [start / summary["settings"]["steps"] for start, summary in zip(starts, (a, b), strict=True)]
+        hits = [(start > 0).astype(np.float64) for start in starts]
+        for what, (one, two) in (("steps saved", saved), ("hits", hits)):
+            low, high = interval(two - one, ours["users"])
+            yield Line(int(mine.split("/")[0]), names, what, float(one.mean()), float(two.mean()), low, high)
 
 
 def arrivals(first: Side, second: Side) -> str:

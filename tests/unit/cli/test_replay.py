@@ -94,12 +94,13 @@ def test_two_policies_of_one_folder_side_by_side(tmp_path: Path) -> None:
     for budget in budgets:
         for name in ("lru-hits", "fifo"):
             figures = budget["policies"][name]
-            (row,) = [
-                line for line in said.splitlines() if f"none, {name} " in line and f" {budget['states']} " in line
-            ]
-            assert f"{figures['steps_saved']:+.2%}" in row  # beside nothing, all that it saves
+            rows = [line for line in said.splitlines() if f"none, {name} " in line and f" {budget['states']} " in line]
+            steps, hits = rows
+            assert " hits " in hits
+            assert f"{figures['hit_rate']:+.2%}" in hits  # beside nothing, all that it hits
+            assert f"{figures['steps_saved']:+.2%}" in steps
             low, high = figures["steps_saved_95"]
-            assert f"{low:+.2%} to {high:+.2%}" in row  # and its own interval
+            assert f"{low:+.2%} to {high:+.2%}" in steps  # and its own interval
     for given, wrong in (
         ((f"{folder}:none", f"{folder}:lfu"), "has no policy 'lfu'; it has lru-hits, none, fifo"),
         ((f"{folder}:none", folder), r"a policy with each folder \(FOLDER:POLICY\), or with none"),
