@@ -19,6 +19,7 @@ STARTS, USES, MOODS = 3, 3, 4
 """An entry was drawn from noise, from a small or from a large K; was used never, once, more often; and its user's
 recent pictures started, on average, from a K in one of four ranges."""
 MOOD_EDGES = (0.08, 0.3, 0.6)
+FIRST_MOOD = sum(MOOD_EDGES[:2]) / 2
 MOOD_WEIGHT = 0.3
 """Of the last picture in its user's average."""
 FIT_EVERY = 2000
@@ -31,6 +32,8 @@ OF = 50
 """Steps of the run that levels count; those of a shorter or longer one are brought to it."""
 LEAST_WORTH = 1.3
 """A new state must be expected to save so many times what the last one that left was: it may still be wrong."""
+REMEMBERED = 100_000
+"""Users of whom something is known though none of their entries is left; with more, who asked longest ago is new."""
 
 
 class _Users:
@@ -38,18 +41,48 @@ class _Users:
 
     def __init__(self) -> None:
         self._row: dict[Hashable, int] = {}
-        self.mood = np.full(256, sum(MOOD_EDGES[:2]) / 2)
+        """In the order in which they last asked."""
+        self._free: list[int] = []
+        self._most = REMEMBERED
+        self.mood = np.full(256, FIRST_MOOD)
         """Running average of K over the highest level."""
         self.entries: list[list[int]] = []
         """Slots of their live entries, oldest first."""
 
+    def __len__(self) -> int:
+        return len(self._row)
+
     def of(self, name: Hashable) -> int:
-        row = self._row.setdefault(name, len(self._row))
-        if row == len(self.entries):
-            self.entries.append([])
-            if row == len(self.mood):
-                self.mood = np.concatenate([self.mood, np.full(row, sum(MOOD_EDGES[:2]) / 2)])
+        row = self._row.pop(name, None)
+        if row is None:
+            row = self._new()
+        self._row[name] = row
         return row
+
+    def forget(self, name: Hashable) -> None:
+        """Who has no entries left."""
+        row = self._row.pop(name, None)
+        if row is not None:
+            self.mood[row] = FIRST_MOOD
+            self._free.append(row)
+
+    def _new(self) -> int:
+        if len(self._row) >= self._most:
+            self._forget_idle()
+        if self._free:
+            return self._free.pop()
+        row = len(self.entries)
+        self.entries.append([])
+        if row == len(self.mood):
+            self.mood = np.concatenate([self.mood, np.full(row, FIRST_MOOD)])
+        return row
+
+    def _forget_idle(self) -> None:
+        """Of the half that asked longest ago those without entries; with very many entries more users may stay."""
+        for name in list(self._row)[: len(self._row) // 2]:
+            if not self.entries[self._row[name]]:
+                self.forget(name)
+        self._most = max(REMEMBERED, 3 * len(self._row) // 2)
 
 
 class _Entries:
@@ -153,7 +186,7 @@ class ExpectedShelf(Shelf):
 
     def admit(self, offer: Offer, max_bytes: int) -> tuple[int, ...]:
         """Fewer levels where room is dear: a state that would be worth less than what leaves for it is left out."""
-        user = self._users.of(offer.user or offer.entry_id)
+        user = self._users.of(offer.user or _nobody(offer.entry_id))
         highest = self.demand.levels[-1]
         mood = min(offer.start_step * OF / offer.total / highest, 1.0)
         self._users.mood[user] += MOOD_WEIGHT * (mood - self._users.mood[user])
@@ -165,6 +198,8 @@ class ExpectedShelf(Shelf):
             steps = self._worth_it(offer, user, steps)
         if steps and offer.entry_id not in self._slot:
             self._open(offer, user)
+        elif offer.entry_id not in self._slot:
+            self._users.forget(_nobody(offer.entry_id))
         return steps
 
     def insert(self, state: State) -> None:
@@ -172,7 +207,7 @@ class ExpectedShelf(Shelf):
         slot = self._slot.get(state.entry_id)
         if slot is None:  # nobody said whose it is
             offer = Offer(state.entry_id, "", 0, (state.step,), state.bytes, state.created_at)
-            slot = self._open(offer, self._users.of(state.entry_id))
+            slot = self._open(offer, self._users.of(_nobody(state.entry_id)))
         self._entries.used_at[slot] = max(self._entries.used_at[slot], state.used_at)
         place = self._place_of(state.step, int(self._entries.total[slot]))
         self._entries.held[slot] |= 1 << place
@@ -194,6 +229,7 @@ class ExpectedShelf(Shelf):
         if not self.alive(key[0]):
             self._steps.pop(key[0], None)
             self._users.entries[self._entries.user[slot]].remove(slot)
+            self._users.forget(_nobody(key[0]))
             del self._slot[key[0]]
             self._entries.give_back(slot)
 
@@ -227,7 +263,7 @@ class ExpectedShelf(Shelf):
     def _line_up(self, now: float) -> None:
         """Again now and then, whether or not room was needed: what was dear an hour ago keeps nobody out for ever."""
         self._count_time(now)
-        if self._slot:
+        if len(self):  # entries of a batch are opened before their states come
             line = self._least_worth(now)
             self._line, self._least = iter(line), line[0][2]
 
@@ -299,16 +335,25 @@ class ExpectedShelf(Shelf):
         return max(self.demand.place(of_50(step, total)) - 1, 0)
 
     def _steps_at(self, name: str, place: int) -> Sequence[int]:
-        """The steps whose states an entry may have at the place of a level."""
+        """The steps whose states an entry may have at the place of a level: of 20 steps, 10 stand at that of 25."""
         level = self.demand.levels[place]
         odd = self._steps.get(name)
-        return (level,) if odd is None else (level, *odd.get(place, ()))
+        if odd is None:
+            return (level,)
+        others = tuple(odd.get(place, ()))
+        own = self._place_of(level, int(self._entries.total[self._slot[name]])) == place
+        return (level, *others) if own else others
 
     def _begun(self, offer: Offer) -> int:
         """From noise, from a small K, or from one in the upper two fifths."""
         if offer.start_step == 0:
             return 0
         return 1 if 5 * of_50(offer.start_step, offer.total) <= 3 * self.demand.levels[-1] else 2
+
+
+def _nobody(entry_id: str) -> tuple[str]:
+    """The name of whoever asked for an entry of which nobody said whose it is: no user's."""
+    return (entry_id,)
 
 
 def _next_fit(looked: int) -> int:

@@ -148,6 +148,68 @@ def test_states_of_entries_nobody_announced_can_leave() -> None:
     assert shelf.bytes == 0
 
 
+def state_of(name: str, step: int, at: float = 0.0) -> State:
+    return State(name, step, "", STATE, "fp16", "", 0, at, at)
+
+
+def test_of_a_shorter_run_only_the_state_of_a_level_leaves_with_it() -> None:
+    """Of 20 steps, 10 stand at the level of 25, and there is a level of 10 whose state is the fourth."""
+    levels = (5, 10, 15, 20, 25)
+    shelf, steps = ExpectedShelf(levels), (2, 4, 6, 8, 10)
+    shelf.admit(Offer("a", "u", 0, steps, STATE, 0.0, 20), 99 * STATE)
+    for step in steps:
+        shelf.insert(state_of("a", step))
+    for at in (1.0, 2.0, 3.0):  # what users come back for are the highest states
+        shelf.looked_up([Wish("a", 25, 25)], at)
+    first = shelf.make_room(1, STATE, 5 * STATE, 4.0)
+    assert [one.step for one in first] != [10]
+    alike = ExpectedShelf(levels)  # the same with 50 steps
+    alike.admit(Offer("a", "u", 0, levels, STATE, 0.0), 99 * STATE)
+    for step in levels:
+        alike.insert(state_of("a", step))
+    for at in (1.0, 2.0, 3.0):
+        alike.looked_up([Wish("a", 25, 25)], at)
+    longer = [*alike.make_room(1, STATE, 5 * STATE, 4.0), *alike.make_room(4, 4 * STATE, 4 * STATE, 4.0)]
+    shorter = [*first, *shelf.make_room(4, 4 * STATE, 4 * STATE, 4.0)]
+    assert [one.step * 5 // 2 for one in shorter] == [one.step for one in longer]
+
+
+def test_a_batch_is_looked_at_before_any_of_its_states_is_there() -> None:
+    """As the maintainer does at its first start: all jobs of a batch, then their states."""
+    shelf = ExpectedShelf(LEVELS)
+    for number in range(100):
+        shelf.looked_up([], float(number))
+        assert shelf.admit(Offer(f"e{number}", "u", 0, LEVELS, STATE, float(number)), 1000 * STATE) == LEVELS
+
+
+def test_who_asked_is_forgotten_with_what_they_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody in particular with the entry, a user when many others asked since."""
+    monkeypatch.setattr("services.cache_maintainer.expected.REMEMBERED", 100)
+    shelf, most = ExpectedShelf(LEVELS), 0
+    for number in range(3000):
+        user = "" if number % 2 else f"u{number}"
+        shelf.looked_up([], float(number))
+        offered(shelf, f"e{number}", user, float(number), room=30 * STATE)
+        most = max(most, len(shelf._users))
+    assert most <= 100 + 30
+    anonymous, at = ExpectedShelf(LEVELS), 0.0
+    for number in range(200):
+        offered(anonymous, f"e{number}", "", at, room=30 * STATE)
+    assert len(anonymous._users) <= 30
+
+
+def test_a_user_who_comes_back_is_known_though_nothing_of_theirs_is_left() -> None:
+    shelf = ExpectedShelf(LEVELS)
+    for number in range(10):
+        offered(shelf, f"e{number}", "ada", float(number), room=30 * STATE, start=0)
+    row = shelf._users.of("ada")
+    mood = float(shelf._users.mood[row])
+    for number in range(10):
+        for level in LEVELS:
+            shelf.remove((f"e{number}", level))
+    assert (shelf._users.of("ada"), float(shelf._users.mood[row])) == (row, mood)
+
+
 def test_smaller_states_multiply_the_budget() -> None:
     load = load_of(*topics(400))
     fp16, int8 = (Replay(load, read_policy(name), 60 * STATE).run() for name in ("afterimage", "afterimage-int8"))
