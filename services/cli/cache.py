@@ -19,7 +19,7 @@ from rich.text import Text
 
 from protos import cache_maintainer_pb2 as pb
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
-from services.cli.connection import listens
+from services.cli.connection import listens, options
 from services.cli.embedded import alone, found_running, settings_from
 from services.cli.tables import WIDE, Column, fitted
 from services.cli.words import Bar, wide
@@ -84,8 +84,8 @@ def inspect(
     out = wide()
     out.print(entries_table(entries, out.width))
     if after:
-        there = f" --target {target}" if target else ""
-        out.print(f"more: afterimage cache inspect --limit {limit} --after {after}{there}", highlight=False)
+        same = options(limit=limit, data_dir=data_dir, target=target)
+        out.print(Text(f"more: afterimage cache inspect --after {after}{same}"))
 
 
 def entries_table(entries: Sequence[pb.Entry], width: int = WIDE) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -24,6 +25,15 @@ def address_of(target: str | None, settings: Settings) -> str:
         return target
     facts = found_running(settings.data_dir)
     return str(facts["address"]) if facts else settings.listen
+
+
+def options(**given: object) -> str:
+    """Options as they were typed, for a command that is proposed: ` --name value` of each that was; the tenant whom
+    everybody is by default goes without saying."""
+    said = {name.replace("_", "-"): str(value) for name, value in given.items() if value}
+    return "".join(
+        f" --{name} {shlex.quote(value)}" for name, value in said.items() if (name, value) != ("tenant", "default")
+    )
 
 
 async def listens(address: str) -> bool:
@@ -53,10 +63,8 @@ async def connected(
     """
     address = address_of(target, settings)
     if not await listens(address):
-        where = f" --data-dir {data_dir}" if data_dir else ""
-        raise UnavailableError(
-            f"nothing listens on {address}; start it with `afterimage up{where}`, or name it with --target"
-        )
+        start = f"afterimage up{options(data_dir=data_dir)}"
+        raise UnavailableError(f"nothing listens on {address}; start it with `{start}`, or name it with --target")
     _must_be_of(data_dir, target, address)
     async with AsyncClient(address, tenant=tenant) as client:
         yield client
@@ -95,5 +103,6 @@ def _must_be_of(data_dir: Path | None, target: str | None, address: str) -> None
         return
     raise ConfigurationError(
         f"data_dir: nothing serves {data_dir.absolute()}, and what listens on {address} works in another directory: "
-        f"leave --data-dir out to use that, or start one here: `afterimage up --data-dir {data_dir} --listen HOST:PORT`"
+        "leave --data-dir out to use that, or start one here: "
+        f"`afterimage up{options(data_dir=data_dir)} --listen HOST:PORT`"
     )

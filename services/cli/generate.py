@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from services.cli.connection import connected_or_embedded
+from services.cli.connection import connected_or_embedded, options
 from services.cli.embedded import settings_from
 from services.cli.words import Bar, candidates_table, hint, keep_picture, where_it_started, wide
 from shared.client import Accepted, AsyncClient, Picture, Waiting
@@ -84,14 +84,15 @@ def generate(
     }
     console = wide()
     settings = settings_from(data_dir=data_dir)
+    where = options(target=target, data_dir=data_dir, tenant=tenant)
 
     async def drawn() -> Picture:
         async with connected_or_embedded(target, settings, tenant, console, data_dir=data_dir) as client:
-            return await draw(client, prompt, fields, console, target=target)
+            return await draw(client, prompt, fields, console, where=where)
 
     picture = asyncio.run(drawn())
     path = out or Path(f"{picture.job.id}.png")
-    made = keep_picture(picture, path)
+    made = keep_picture(picture, path, where)
     console.print(Text(where_it_started(picture)))
     console.print(Text(f"{picture.plan.reason} {hint(picture.plan)}".rstrip(), style="dim"))
     for note in (*picture.plan.degraded, *picture.job.warnings):
@@ -104,12 +105,12 @@ def generate(
 
 
 async def draw(
-    client: AsyncClient, prompt: str, fields: dict[str, Any], console: Console, *, target: str | None = None
+    client: AsyncClient, prompt: str, fields: dict[str, Any], console: Console, *, where: str = ""
 ) -> Picture:
     """The picture, with a bar that moves by denoising step and begins where the picture does.
 
     Interrupted, it cancels the job: nobody else waits for it. Raises UnavailableError saying where the picture will be,
-    once there is a job.
+    once there is a job; `where`: the options that find it.
     """
     bar = Bar(
         TextColumn("{task.description}"),
@@ -134,7 +135,7 @@ async def draw(
         except UnavailableError as error:
             if not job_id:
                 raise
-            again = f"afterimage jobs show {job_id} -o FILE" + (f" --target {target}" if target else "")
+            again = f"afterimage jobs show {job_id} -o FILE{where}"
             raise UnavailableError(f"{error}; job {job_id} was accepted, look for its picture: {again}") from error
     raise AfterimageError("the stream ended without a picture")
 

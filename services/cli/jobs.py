@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 import typer
 from rich.text import Text
 
-from services.cli.connection import connected
+from services.cli.connection import connected, options
 from services.cli.embedded import settings_from
 from services.cli.words import candidates_table, counted, job_sheet, jobs_table, keep_picture, wide
 from shared.client import AsyncClient
@@ -50,7 +50,8 @@ def list_jobs(
         jobs_table(views, out.width) if views else f"no jobs{f' that are {state}' if state else ''} of tenant {tenant}"
     )
     if token:
-        out.print(f"more: afterimage jobs list --limit {limit} --after {token}", highlight=False)
+        same = options(limit=limit, state=state, target=target, data_dir=data_dir, tenant=tenant)
+        out.print(Text(f"more: afterimage jobs list --after {token}{same}"))
 
 
 @app.command("show")
@@ -71,7 +72,8 @@ def show_job(
     if view.job.plan.candidates:
         console.print(candidates_table(view.job.plan, console.width))
     if out is not None:
-        made = keep_picture(_ask(target, data_dir, tenant, lambda client: client.get_picture(job_id)), out)
+        picture = _ask(target, data_dir, tenant, lambda client: client.get_picture(job_id))
+        made = keep_picture(picture, out, options(target=target, data_dir=data_dir, tenant=tenant))
         console.print(Text(f"{out}" + (f"  (made the folder {made})" if made else "")))
 
 

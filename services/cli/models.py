@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from services.cli.connection import options
 from services.cli.embedded import settings_from
 from services.cli.tables import WIDE, Column, fitted
 from services.cli.words import wide
@@ -139,9 +140,10 @@ def add(
     added.add(settings.data_dir, chosen, found)
     out = wide()
     out.print(Text(f"{chosen} is {found} ({card.family or 'family not known before it is fetched'})"))
-    where = f" --data-dir {data_dir}" if data_dir else ""
+    where = options(data_dir=data_dir)
     uses = {"check": f"models check {chosen}", "try": f"demo --large {chosen}", "serve": f"up --large {chosen}"}
-    out.print(Text("    ".join(f"{use} it: afterimage {command}{where}" for use, command in uses.items())))
+    for use, command in uses.items():
+        out.print(Text(f"{use} it: afterimage {command}{where}"))
 
 
 @app.command("remove")

@@ -77,10 +77,10 @@ def chosen_model(plan: Plan) -> str:
     return next((candidate.model for candidate in plan.candidates if candidate.chosen), "")
 
 
-def keep_picture(picture: Picture, path: Path) -> Path | None:
+def keep_picture(picture: Picture, path: Path, where: str = "") -> Path | None:
     """Writes the PNG; the folder that had to be made for it, None when it was there.
 
-    Raises AfterimageError saying how to get the picture all the same.
+    Raises AfterimageError saying how to get the picture all the same; `where`: the options that find its job.
     """
     folder = path.parent
     made = None if folder.is_dir() else folder
@@ -88,7 +88,7 @@ def keep_picture(picture: Picture, path: Path) -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_bytes(picture.png)
     except OSError as error:
-        again = f"afterimage jobs show {picture.job.id} --out FILE"
+        again = f"afterimage jobs show {picture.job.id} --out FILE{where}"
         raise AfterimageError(f"out: cannot write {path} ({error.strerror}); while it runs: {again}") from error
     return made
 

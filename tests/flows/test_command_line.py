@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,12 @@ async def test_commands_find_the_process_that_works_in_a_data_directory(make: Ma
             assert kept == (await it.client.get_picture(job.id)).png
             none = await asyncio.to_thread(run, "jobs", "list", "--state", "failed", *where)
             assert "no jobs that are failed" in none.output
+            await asyncio.to_thread(run, "generate", "a blue fox", "--steps", 2, *where)
+            page = await asyncio.to_thread(run, "jobs", "list", "--state", "succeeded", "--limit", 1, *where)
+            (more,) = re.findall(r"^more: afterimage (.+)$", page.output, re.MULTILINE)
+            words = shlex.split(more)
+            assert {"--state", "--data-dir", "--limit"} <= set(words)
+            assert job.id in (await asyncio.to_thread(run, *words)).output
             words = ["jobs", "cancel", job.id, *map(str, where)]
             late = await asyncio.to_thread(CliRunner().invoke, app, words)
             assert late.exit_code == 1

@@ -117,7 +117,7 @@ def test_a_purge_asks_in_words(what: list[str], asked: str) -> None:
 def test_help_flows_at_eighty_columns_and_flags_have_no_type(
     monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
-    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)  # read from TERMINAL_WIDTH when typer was imported
     monkeypatch.setenv("COLUMNS", "80")
     text = CliRunner().invoke(cli.app, [*command, "--help"]).output
     assert "<bool>" not in text

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from services.cli.connection import address_of, connected, connected_or_embedded
+from services.cli.connection import address_of, connected, connected_or_embedded, options
 from services.cli.embedded import RUNNING_FILE
 from shared.errors import ConfigurationError, UnavailableError
 from shared.settings import Settings
@@ -64,3 +64,11 @@ async def test_where_nothing_listens_the_error_says_how_to_start_it_there(tmp_pa
     settings = Settings(data_dir=tmp_path / "mine", listen="127.0.0.1:1")
     with pytest.raises(UnavailableError, match=r"`afterimage up --data-dir .*mine`"):
         await connected(None, settings, "default", data_dir=tmp_path / "mine").__aenter__()
+
+
+def test_a_proposed_command_goes_to_the_same_place() -> None:
+    assert options(target=None, data_dir=None, tenant="default", state=None) == ""
+    assert options(target="h:1", data_dir=Path("my data"), tenant="acme") == (
+        " --target h:1 --data-dir 'my data' --tenant acme"
+    )
+    assert options(state="default") == " --state default"

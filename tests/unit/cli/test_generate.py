@@ -38,8 +38,10 @@ class GoesAway:
 
 async def test_giving_up_says_where_the_picture_will_be() -> None:
     lost: Any = GoesAway(accepts=True)
-    with pytest.raises(UnavailableError, match=r"away; job j1 .*afterimage jobs show j1 -o FILE --target here:1"):
-        await draw(lost, "a fox", {}, Console(quiet=True), target="here:1")
+    with pytest.raises(
+        UnavailableError, match=r"away; job j1 .*afterimage jobs show j1 -o FILE --target here:1 --tenant acme$"
+    ):
+        await draw(lost, "a fox", {}, Console(quiet=True), where=" --target here:1 --tenant acme")
     never: Any = GoesAway(accepts=False)
     with pytest.raises(UnavailableError, match=r"^away$"):
         await draw(never, "a fox", {}, Console(quiet=True))

@@ -13,6 +13,7 @@ from huggingface_hub import constants
 from rich.console import Console
 
 from services.cli import models
+from services.cli.tables import WIDE
 from shared.errors import ModelError
 from shared.models import added, find_card, tiny_families
 
@@ -33,7 +34,7 @@ def _an_empty_hub_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     text = io.StringIO()
-    monkeypatch.setattr(models, "wide", lambda: Console(file=text, width=400))
+    monkeypatch.setattr(models, "wide", lambda: Console(file=text, width=WIDE))
     return text
 
 

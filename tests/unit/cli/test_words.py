@@ -74,6 +74,8 @@ def test_a_picture_that_cannot_be_written_is_not_lost(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(AfterimageError, match=r"out: cannot write .*: afterimage jobs show j1 --out FILE"):
         keep_picture(picture(), tmp_path / "file" / "fox.png")
+    with pytest.raises(AfterimageError, match=r"jobs show j1 --out FILE --tenant acme$"):
+        keep_picture(picture(), tmp_path / "file" / "fox.png", " --tenant acme")
     assert keep_picture(picture(), tmp_path / "new" / "fox.png") == tmp_path / "new"
     assert keep_picture(picture(), tmp_path / "new" / "fox.png") is None
     assert (tmp_path / "new" / "fox.png").read_bytes() == picture().png
