@@ -24,6 +24,8 @@ from shared.models.card import ModelCard
 from shared.settings import Settings
 from shared.types import Plan, PlanSource, Request, Size, vector_from
 
+FACTS = "facts.json"
+"""In a folder of work, what it was made with."""
 WINDOW = 8
 """Requests drawn together, which do not see each other's pictures: those of one full batch."""
 
@@ -256,7 +258,7 @@ class _HandedOut:
 
 def same_work(work: Path, facts: Mapping[str, Any]) -> None:
     """Remembers what a folder of pictures was drawn with; ConfigurationError when it was drawn with something else."""
-    path = work / "facts.json"
+    path = work / FACTS
     told = json.loads(json.dumps(facts))
     if not path.exists():
         work.mkdir(parents=True, exist_ok=True)

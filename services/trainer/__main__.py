@@ -15,7 +15,7 @@ from services.trainer import recipe, runs
 from services.trainer.architecture import SHAPES
 from services.trainer.autoencoder import AutoencoderPlan, train_autoencoder
 from services.trainer.clip_pair import PairPlan, train_pair
-from services.trainer.denoiser_training import DenoiserPlan
+from services.trainer.denoiser_training import OPTIMIZERS, DenoiserPlan
 from services.trainer.drawing import prompt_pictures
 from services.trainer.export import autoencoder_at, export_denoiser, export_judge, export_pair
 from services.trainer.judge_training import JudgePlan, train_judge_net
@@ -96,10 +96,14 @@ def clip(
 @app.command()
 def latents(
     work: Work = WORK,
-    count: Annotated[int, typer.Option(help="Scenes of 64×64 in a part; an eighth as many of each other size")] = COUNT,
+    count: Annotated[
+        int, typer.Option(min=1, help="Scenes of 64×64 in a part; an eighth as many of each other size")
+    ] = COUNT,
     part: Annotated[
         int | None,
-        typer.Option(help=f"The one part to make, so that several run side by side; default: all {PARTS} in turn"),
+        typer.Option(
+            min=0, help=f"The one part to make, so that several run side by side; default: all {PARTS} in turn"
+        ),
     ] = None,
     device: Device = "auto",
 ) -> None:
@@ -122,8 +126,8 @@ def denoiser(
         int | None,
         typer.Option(min=1, help="Single-thread processes averaging their weights; default 2 for large, 1 for small"),
     ] = None,
-    optimizer: Annotated[str, typer.Option(help="muon or adamw")] = DenoiserPlan.optimizer,
-    batch: Annotated[int, typer.Option(help="Scenes of 64×64 in a worker's step; fewer of larger sizes")] = (
+    optimizer: Annotated[str, typer.Option(help=" or ".join(OPTIMIZERS))] = DenoiserPlan.optimizer,
+    batch: Annotated[int, typer.Option(min=1, help="Scenes of 64×64 in a worker's step; fewer of larger sizes")] = (
         DenoiserPlan.batch
     ),
     rate: Rate = DenoiserPlan.rate,
@@ -143,6 +147,7 @@ def denoiser(
 ) -> None:
     """Train `large` on the stored latents, or teach `small` what `large` says with guidance, sitting after sitting."""
     _known([name], SHAPES)
+    _known([optimizer], OPTIMIZERS, "--optimizer")
     plans = recipe.denoiser_plans(name, seed)
     if any(asked is not None for asked in (steps, other_sizes, timestep_centre)):  # one sitting, of the caller's making
         share = DenoiserPlan.other_sizes if other_sizes is None else other_sizes
@@ -245,11 +250,11 @@ def plots(
     write_plots(models, out)
 
 
-def _known(names: Iterable[str], allowed: Collection[str]) -> None:
+def _known(names: Iterable[str], allowed: Collection[str], field: str = "name") -> None:
     """Raises BadParameter for the first of `names` that is none of `allowed`, before anything is fetched or drawn."""
     for name in names:
         if name not in allowed:
-            raise typer.BadParameter(f"must be one of {', '.join(allowed)}, not {name!r}", param_hint="name")
+            raise typer.BadParameter(f"must be one of {', '.join(allowed)}, not {name!r}", param_hint=field)
 
 
 def main() -> None:

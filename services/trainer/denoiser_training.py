@@ -25,6 +25,9 @@ from services.trainer.muon import Muon
 from services.trainer.sitting import SETTLED
 from services.trainer.words import Words
 
+OPTIMIZERS = ("muon", "adamw")
+"""Muon for inner matrices and AdamW for the rest, or AdamW for all."""
+
 
 @dataclass(frozen=True)
 class DenoiserPlan:
@@ -34,7 +37,7 @@ class DenoiserPlan:
     seconds: float = math.inf
     seed: int = 2
     rate: float = 1.5e-3
-    optimizer: str = "muon"
+    optimizer: str = OPTIMIZERS[0]
     batch: int = 32
     average_every: int = 4
     other_sizes: float = 0.22

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,18 +137,23 @@ def test_systems_that_were_measured_before_a_break_are_not_measured_again(
     for way in two_processes.WAYS[:2]:
         (tmp_path / f"{way.name}.json").write_text(json.dumps(two_processes.figures_of(way, answers, 0.25, {})))
     asked = ["--work", str(tmp_path), "--out", str(tmp_path / "out"), "--count", "20"]
+    ended = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
         two_processes.main(asked)
     said = capsys.readouterr().out
     assert "2 of 6: small alone" in said
     assert "3 of 6: large with 10 steps" in said
     assert said.count("measured before") == 2
+    assert signal.getsignal(signal.SIGTERM) is ended
+    with pytest.raises(ConfigurationError, match="other count"):
+        two_processes.main(["--work", str(tmp_path), "--count", "21"])
     two_processes.main([*asked, "--ways", "vanilla", "small"])
     found = json.loads((tmp_path / "out" / "two_processes.json").read_text())["figures"]["systems"]
     assert {name: one["speedup"] for name, one in found.items()} == {"vanilla": 1.0, "small": 1.0}
     assert (tmp_path / "out" / "two_processes.png").is_file()
-    with pytest.raises(ConfigurationError, match="other count"):
+    with pytest.raises(KeyboardInterrupt):  # all were recorded: from the first one on, with whatever settings
         two_processes.main(["--work", str(tmp_path), "--count", "21"])
+    assert "measured before" not in capsys.readouterr().out.rpartition("wrote ")[2]
 
 
 def test_one_process_at_a_time_draws_a_system(tmp_path: Path) -> None:

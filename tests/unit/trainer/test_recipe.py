@@ -85,6 +85,14 @@ def test_where_no_autoencoder_was_trained_the_one_that_ships_encodes(tmp_path: P
     assert all(torch.equal(ours[name], shipped[name]) for name in shipped)
 
 
+def test_an_optimizer_that_nobody_knows_is_refused_by_name(tmp_path: Path) -> None:
+    asked = ["denoiser", "large", "--optimizer", "sgd", "--work", str(tmp_path)]
+    done = CliRunner().invoke(command.app, asked, env={"COLUMNS": "200", "TERM": "dumb"})
+    assert done.exit_code == 2
+    assert "Invalid value for --optimizer: must be one of muon, adamw, not 'sgd'" in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["judge", "huge"], ["strange-words", "clip"], ["export", "large", "huge"], ["grid", "clip", "x.png"]],
