@@ -47,10 +47,10 @@ protos: dev      ## generate the gRPC code beside the .proto files
 lock: dev        ## write constraints.txt anew
 	@PATH=$$PWD/.venv/bin:$$PATH ./scripts/lock.sh
 
-bench: dev       ## measure every figure of bench/README.md on this machine
+bench: dev       ## run every benchmark that `python -m bench` knows on this machine, about two hours
 	@$(PY) -m bench
 
-faults: dev      ## kill services and servers under load, cut networks (FAULTS=full: 1,000 jobs, about 11 minutes)
+faults: dev      ## kill services and servers under load, cut networks (FAULTS=full: 1,000 jobs, a quarter of an hour)
 	@$(PY) -m pytest tests/faults -s -q
 
 judge: dev       ## score the bundled models on held-out prompts; writes out/judge/summary.json (needs npm; 15 to 30 minutes)
