@@ -186,6 +186,7 @@ class Cache:
                 if await self._backends.catalog.entries.add(entry, {"whole": vector} if vector else {}):
                     added.append(entry)
                     self._shelve(entry)
+                self.held.settled(entry.id)
             except Exception as error:
                 self._doubtful.add(entry.id)
                 if passes(error):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 from services.cache_maintainer.admission import offer_of, wishes_of
 from services.cache_maintainer.eviction import Shelf
@@ -19,6 +19,8 @@ class Holdings:
     pictures: Window | None
     max_bytes: int
     """Of the latents."""
+    _weighed: dict[str, frozenset[int]] = field(default_factory=dict)
+    """Entry → the steps of it that the policy let in, until it is settled."""
 
     def make_room(self, now: float, incoming: Sequence[State] = ()) -> list[State]:
         """What leaves before these come, latents for latents and pictures for pictures."""
@@ -31,10 +33,21 @@ class Holdings:
 
     def worth_keeping(self, entry: Entry, job: Job, at: float) -> Entry:
         """The entry with those of its latents that the policy lets in, which first hears what was looked up for it, and
-        who asked even where there are none."""
-        self.latents.looked_up(wishes_of(job), at)
-        kept = self.latents.admit(offer_of(entry, job, at), self.max_bytes)
+        who asked even where there are none: once, however often the entry's insertion is tried."""
+        if entry.id not in self._weighed:
+            self.latents.looked_up(wishes_of(job), at)
+            self._weighed[entry.id] = frozenset(self.latents.admit(offer_of(entry, job, at), self.max_bytes))
+        kept = self._weighed[entry.id]
         return replace(entry, states=tuple(one for one in entry.states if one.is_picture or one.step in kept))
+
+    def settled(self, entry_id: str) -> None:
+        """It is in the catalog."""
+        self._weighed.pop(entry_id, None)
+
+    def only_waiting(self, entry_ids: Collection[str]) -> None:
+        """All others are in the catalog, or their jobs expired."""
+        for entry_id in self._weighed.keys() - set(entry_ids):
+            self.settled(entry_id)
 
     def put(self, state: State) -> None:
         if not state.is_picture:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -19,6 +18,7 @@ from shared.service import running
 from shared.settings import Settings
 from shared.types import IndexFilter, Request
 from tests.unit.cached import finished_job, unit
+from tests.unit.facts import heard
 
 
 class House:
@@ -40,11 +40,11 @@ class House:
 
     async def settle(self) -> None:
         """Until facts are delivered and batches are done."""
-        await asyncio.sleep(0.05)
+        await heard(self.backends.bus)
         await self.service.flush()
         async with self.service.cache._lock:  # a batch that had begun before
             pass
-        await asyncio.sleep(0.02)
+        await heard(self.backends.bus)
 
     async def found(self, seed: int) -> list[str]:
         hits = await self.backends.index.search("whole", unit(seed), IndexFilter(), 10)

@@ -291,15 +291,21 @@ async def looked_through(here: Home) -> None:
     await here.until(is_not_behind)
 
 
+async def embed_now(here: Home) -> None:
+    """As `picture_batch_s` after the first of them came."""
+    await here.maintainer._embed_all()
+
+
 async def test_pictures_that_come_together_are_embedded_together_and_the_catalog_is_not_asked_which(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = counted(monkeypatch)
-    async with home(settings, picture_batch_s=0.5) as here:
-        await looked_through(here)
+    async with home(settings, picture_batch_s=3600.0) as here:
+        await embed_now(here)  # from now on it knows what waits
         monkeypatch.setattr(here.maintainer._pictures, "embed_all", None)
         jobs = [await here.finish(f"p{seed}", seed) for seed in (1, 2, 3)]
         assert calls == []  # they wait for each other
+        await embed_now(here)
         await here.embedded()
         assert calls == [3]
         assert [await here.found(seed) for seed in (1, 2, 3)] == [[job.id] for job in jobs]
@@ -309,9 +315,10 @@ async def test_more_pictures_than_are_remembered_are_looked_for_in_the_catalog(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.cache_maintainer.pictures.REMEMBERED", 1)
-    async with home(settings, picture_batch_s=0.5) as here:
-        await looked_through(here)
+    async with home(settings, picture_batch_s=3600.0) as here:
+        await embed_now(here)  # from now on it knows what waits
         jobs = [await here.finish(f"p{seed}", seed) for seed in (1, 2, 3)]
+        await embed_now(here)
         await here.embedded()
         assert [await here.found(seed) for seed in (1, 2, 3)] == [[job.id] for job in jobs]
 
@@ -320,10 +327,11 @@ async def test_a_picture_that_leaves_while_it_waits_is_not_embedded(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = counted(monkeypatch)
-    async with home(settings, picture_batch_s=0.5, picture_max_count=1) as here:
-        await looked_through(here)
+    async with home(settings, picture_batch_s=3600.0, picture_max_count=1) as here:
+        await embed_now(here)
         for seed in (1, 2):
             await here.finish(f"p{seed}", seed)
+        await embed_now(here)
         await here.embedded()
         assert calls == [1]
         assert len(await here.found(2)) == 1

@@ -21,6 +21,7 @@ from shared.telemetry import METRICS
 from shared.types import CacheMode, Candidate, Plan, PlanSource, State
 from tests.unit.cache_maintainer.house import House, house
 from tests.unit.cached import MODEL, finished_job, request, unit
+from tests.unit.facts import heard
 
 
 async def test_a_finished_job_becomes_an_entry_that_can_be_found(small: Settings) -> None:
@@ -207,6 +208,7 @@ async def test_purge_by_entry_tenant_and_everything(small: Settings, clock: Manu
         gone = await home.stub.Purge(pb.PurgeRequest(tenant="other"), timeout=5)
         assert (gone.entries, gone.states, gone.bytes) == (1, 5, 500)
         assert await home.found(2) == []
+        await heard(home.backends.bus)
         assert EntriesEvicted((second,)) in home.facts
         assert (await home.stub.Purge(pb.PurgeRequest(entry_id=first), timeout=5)).entries == 1
         assert (await home.stub.Purge(pb.PurgeRequest(everything=True), timeout=5)).entries == 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from protos import cache_maintainer_pb2 as pb
+from services.cache_maintainer.eviction import Wish
 from services.cache_maintainer.leadership import NAME as LEASE
 from services.cache_maintainer.leadership import Leadership
 from services.cache_maintainer.setbacks import FIRST_S
@@ -20,6 +22,7 @@ from shared.settings import Settings
 from shared.types import IndexFilter, JobState
 from tests.unit.cache_maintainer.house import failing, house
 from tests.unit.cached import ENCODER, MODEL, finished_job, near, request, unit
+from tests.unit.facts import heard
 
 
 async def test_an_index_that_is_away_gets_the_entry_later(small: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +59,7 @@ async def test_a_batch_that_fails_half_way_leaves_nothing_half_cached(
         first, second = (job.id for job in jobs)
         assert await home.found(1) == [first]
         assert home.service.cache.shelf.bytes == (await entries.totals()).bytes == 500
-        await asyncio.sleep(0.02)
+        await heard(home.backends.bus)
         assert EntriesCached((first,)) in home.facts
         await home.service._tidy()  # the next round remembers what failed
         assert await home.found(2) == [second]
@@ -100,6 +103,52 @@ async def test_an_eviction_that_the_index_refuses_leaves_the_catalog_whole(
         await home.service.catch_up()
         assert (await home.found(1), await home.found(2)) == ([], [second.id])
         assert home.service.cache.shelf.bytes == (await entries.totals()).bytes == 500
+
+
+async def test_what_a_job_looked_up_counts_once_however_often_its_insertion_is_tried(
+    small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(small.model_copy(update={"cache_max_bytes": 500, "eviction_policy": "afterimage"})) as home:
+        first = await home.finish(request("a"), 1)
+        second = await finished_job(home.backends, request("b"), unit(2))
+        index, shelf, held = home.backends.index, home.service.cache.shelf, home.service.cache.held
+        heard_of, looked_up = list[float](), shelf.looked_up
+
+        def counted(wishes: Sequence[Wish], at: float) -> None:
+            heard_of.append(at)
+            looked_up(wishes, at)
+
+        monkeypatch.setattr(shelf, "looked_up", counted)
+        with monkeypatch.context() as patched:
+
+            async def away(_: object) -> None:
+                raise UnavailableError("the index is away")
+
+            patched.setattr(index, "remove", away)
+            for _ in range(5):
+                with pytest.raises(UnavailableError):
+                    await home.service.cache.insert([second.id])
+        await home.service.catch_up()
+        assert (await home.found(1), await home.found(2)) == ([], [second.id])
+        assert len(heard_of) == 1
+        assert not held._weighed
+        assert await home.steps(first) == []
+
+
+async def test_what_was_weighed_of_a_job_that_expires_is_forgotten(
+    small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(small) as home:
+        job = await finished_job(home.backends, request("a"), unit(1))
+        entries, held = home.backends.catalog.entries, home.service.cache.held
+        with monkeypatch.context() as patched:
+            patched.setattr(entries, "add", failing(entries.add, UnavailableError("locked"), on=1))
+            with pytest.raises(UnavailableError):
+                await home.service.cache.insert([job.id])
+        assert set(held._weighed) == {job.id}
+        monkeypatch.setattr(home.backends.catalog.jobs, "to_cache", lambda *_: asyncio.sleep(0, []))
+        await home.service.catch_up()
+        assert not held._weighed
 
 
 async def test_jobs_without_latents_become_exact_repeats_even_when_nobody_heard_of_them(small: Settings) -> None:

@@ -17,13 +17,14 @@ from services.match_predictor.service import MatchPredictorService
 from shared import rpc
 from shared.backends import Backends
 from shared.errors import InvalidRequestError, UnavailableError
-from shared.messages import EntriesCached, EntriesEvicted, JobQueued
+from shared.messages import EntriesCached, EntriesEvicted, JobQueued, Message
 from shared.models.card import find_card, served_card
 from shared.models.k_table import KTable, Level, profile_kind, table_to_json
 from shared.service import Context, running
 from shared.settings import Settings
 from shared.types import Request, Scope, Size, Vector, vector_bytes, visible_owners
 from tests.unit.cached import ENCODER, MODEL, SIZE, finished_job, near, request, unit
+from tests.unit.facts import heard
 
 
 @dataclass
@@ -40,9 +41,13 @@ class House:
         assert entry is not None
         await self.backends.catalog.entries.add(entry, {"whole": job.vector})
         if tell:
-            await self.backends.bus.publish(EntriesCached((entry.id,)))
-            await asyncio.sleep(0.1)
+            await self.tell(EntriesCached((entry.id,)))
         return entry.id
+
+    async def tell(self, fact: Message) -> None:
+        """Until it was heard."""
+        await self.backends.bus.publish(fact)
+        await heard(self.backends.bus)
 
     async def predict(
         self, vector: Vector, *, tenant: str = "default", user: str = "ada", size: Size = SIZE, steps: int = 50
@@ -81,8 +86,7 @@ async def test_follows_the_cache(noop: Settings) -> None:
         entry = await home.cache(request(), unit(1))
         assert await home.predict(near(unit(1), 0.7))  # Fig. 10 begins above .65
         assert not await home.predict(near(unit(1), 0.6))
-        await home.backends.bus.publish(EntriesEvicted((entry, "unknown")))
-        await asyncio.sleep(0.05)
+        await home.tell(EntriesEvicted((entry, "unknown")))
         assert not await home.predict(unit(1))
         assert (await home.stats()).entries == 0
 
@@ -179,8 +183,9 @@ async def test_the_model_is_looked_up_once(noop: Settings, monkeypatch: pytest.M
         kind = profile_kind(noop.k_table_alpha)
         await home.backends.catalog.profiles.put(kind, "noop", card.weights_hash, table_to_json(table))
         await home.cache(request(), unit(1))
-        await asyncio.sleep(0.2)
-        assert await home.predict(near(unit(1), 0.5))  # the table was read again
+        async with asyncio.timeout(60):  # until the table was read again
+            while not await home.predict(near(unit(1), 0.5)):
+                await asyncio.sleep(0.01)
     assert looked_up == [MODEL]
 
 
@@ -189,10 +194,7 @@ async def test_live_precision_and_recall(noop: Settings) -> None:
         assert math.isnan((await home.stats()).precision)
         outcomes = [(True, True, False)] * 3 + [(True, False, False), (False, True, True), (False, None, False)]
         for predicted, found, sampled in outcomes:
-            await home.backends.bus.publish(
-                JobQueued("j", "l", "noop", "noise", predicted_hit=predicted, found=found, sampled=sampled)
-            )
-        await asyncio.sleep(0.05)
+            await home.tell(JobQueued("j", "l", "noop", "noise", predicted_hit=predicted, found=found, sampled=sampled))
         stats = await home.stats()
         assert (stats.precision, stats.recall, stats.judged) == (0.75, 0.6, 5)  # 3 / (3 + 1 ÷ .5)
 

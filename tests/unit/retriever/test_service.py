@@ -24,6 +24,7 @@ from shared.service import running
 from shared.settings import Settings
 from shared.types import CacheMode, Entry, IndexItem, Plan, PlanSource, Request, Scope, Vector, owner_key, vector_bytes
 from tests.unit.cached import ENCODER, MODEL, finished_job, near, request, unit
+from tests.unit.facts import heard
 
 
 @dataclass
@@ -171,7 +172,7 @@ async def test_what_is_cached_and_evicted_is_known_without_asking_the_catalog(
     async with house(noop) as home:
         first = await home.cache(request(), unit(1))
         await home.backends.bus.publish(EntriesCached((first,)))
-        await asyncio.sleep(0.1)
+        await heard(home.backends.bus)
         reads = []
         by_ids = home.backends.catalog.entries.by_ids
 
@@ -184,7 +185,7 @@ async def test_what_is_cached_and_evicted_is_known_without_asking_the_catalog(
         assert reads == []
         await home.backends.catalog.entries.drop_states([(first, 25)])
         await home.backends.bus.publish(EntriesEvicted((), holes=(first,)))
-        await asyncio.sleep(0.05)
+        await heard(home.backends.bus)
         plan = await home.plan(request("x"), unit(1))
         assert (plan.start_step, plan.candidates[0].wished_step) == (20, 25)
         assert reads == [[first]]
