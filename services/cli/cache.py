@@ -59,7 +59,8 @@ def stats(data_dir: DataDir = None, target: Target = None) -> None:
         room = f" ({reply.picture_bytes / reply.max_picture_bytes:.0%} of {_size(reply.max_picture_bytes)})"
         kept = f"{reply.pictures} pictures of {reply.max_pictures}, {_size(reply.picture_bytes)}"
         out.print(f"{kept}{room if reply.max_picture_bytes else ''}, policy {reply.picture_policy}")
-    out.print(f"since start: {reply.inserted} states inserted, {reply.evicted} evicted, {reply.holes} found missing")
+    evicted = f"{reply.evicted} evicted, {reply.holes} of them from entries that kept others"
+    out.print(f"since start: {reply.inserted} states inserted, {evicted}")
     if reply.states_by_step:
         table = Table("K", "states", "uses")
         for step in sorted(reply.states_by_step):

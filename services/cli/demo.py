@@ -22,7 +22,7 @@ from services.cli.embedded import embedded, settings_from
 from services.cli.report import Row, Totals, contact_sheet, nearest, report_html, summary, totals
 from services.cli.session import Prompt, session
 from services.cli.tables import WIDE, Column, fitted
-from services.cli.words import Bar, counted, wide
+from services.cli.words import Bar, counted, made_folder, wide
 from shared import telemetry
 from shared.client import AsyncClient, Picture
 from shared.client import Progress as Step
@@ -69,6 +69,7 @@ def demo(
     """
     telemetry.configure_logging("error")
     console = wide()
+    made_folder(out)
     with tempfile.TemporaryDirectory(prefix="afterimage-demo-") as data:
         added.copy(settings_from(data_dir=data_dir).data_dir, Path(data))
         settings = settings_from(data_dir=Path(data), large=large, small=small, encoder=encoder, device=device)
@@ -139,7 +140,6 @@ async def _settled(process: Running, drawn: set[str]) -> None:
 
 
 def _write(out: Path, rows: Sequence[Row]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
     for number, row in enumerate(rows, 1):
         (out / f"{number:02}.png").write_bytes(row.picture.png)
         (out / f"{number:02}-without-cache.png").write_bytes(row.without.png)

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from services.cli.embedded import settings_from
-from services.cli.words import wide
+from services.cli.words import made_folder, wide
 from shared.devices import placed
 from shared.errors import ConfigurationError, InvalidRequestError
 from shared.models.k_table import IMAGE_STEPS, KTable, profile_kind, profile_of, table_file, table_to_json
@@ -82,6 +82,7 @@ def profile(
       afterimage profile --model ./my-checkpoint --encoder openai/clip-vit-large-patch14 --device cuda --pairs 2000
     """
     wanted = _alphas(alphas)
+    made_folder(out)
     settings = settings_from(large=model, encoder=encoder, device=device, data_dir=data_dir, max_rows=max_rows)
     console = wide()
     profiler, about = _prepared(settings, steps, fresh_noise, judge, images_from, against, console)
@@ -208,7 +209,6 @@ def _measure(
     """Every pair's records, those of earlier runs first; each chunk is on disk before the next one starts."""
     from services.cli.pairs import scene_pairs
 
-    out.mkdir(parents=True, exist_ok=True)
     path = out / "rows.jsonl"
     done = _resumed(path, about)
     numbers = {record["pair"] for record in done}

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from services.cli.tables import WIDE, Column, fitted
 from shared.client import JobView, Picture
-from shared.errors import AfterimageError
+from shared.errors import AfterimageError, InvalidRequestError
 from shared.types import JobState, Plan, PlanSource
 
 
@@ -91,6 +91,14 @@ def keep_picture(picture: Picture, path: Path, where: str = "") -> Path | None:
         again = f"afterimage jobs show {picture.job.id} --out FILE{where}"
         raise AfterimageError(f"out: cannot write {path} ({error.strerror}); while it runs: {again}") from error
     return made
+
+
+def made_folder(out: Path) -> None:
+    """Makes it, before anything takes long; raises InvalidRequestError where that cannot be."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequestError("out", f"must be a folder ({error.strerror})", out) from error
 
 
 def candidates_table(plan: Plan, width: int = WIDE) -> Table:

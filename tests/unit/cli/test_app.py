@@ -16,8 +16,8 @@ from shared.errors import ConfigurationError, InvalidRequestError, OverloadedErr
 
 COMMANDS = [
     ("up",), ("generate",), ("profile",), ("demo",), ("jobs", "list"), ("jobs", "show"), ("jobs", "cancel"),
-    ("cache", "stats"), ("cache", "inspect"), ("cache", "purge"),
-    ("models", "list"), ("models", "check"), ("models", "add"), ("cache", "rebuild-index"), ("health",), ("monitor",),
+    ("cache", "stats"), ("cache", "inspect"), ("cache", "purge"), ("cache", "rebuild-index"),
+    ("models", "list"), ("models", "check"), ("models", "add"), ("models", "remove"), ("health",), ("monitor",),
     ("replay",), ("dead-letters", "list"), ("dead-letters", "replay"),
 ]  # fmt: skip
 
@@ -132,3 +132,12 @@ def test_help_flows_at_eighty_columns_and_flags_have_no_type(
 
 def test_paragraphs_flow_and_examples_stay() -> None:
     assert flowing("One.\n\n    Two\n    lines.\n\n      afterimage up") == "One.\n\nTwo lines.\n\n  afterimage up"
+
+
+@pytest.mark.parametrize("command", ["demo", "profile"])
+def test_a_folder_that_cannot_be_made_is_said_before_anything_is_drawn(command: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for out, why in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "in", "Not a directory")):
+        refused = CliRunner().invoke(cli.app, [command, "--out", str(out)]).exception
+        assert isinstance(refused, InvalidRequestError)
+        assert str(refused) == f"out: must be a folder ({why}) (got '{out}')"

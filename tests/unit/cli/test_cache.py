@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from services.cache_maintainer.cache import Counts
 from services.cache_maintainer.service import PAGE, CacheMaintainerService
 from services.cli import cache
 from services.global_monitor.service import GlobalMonitorService
@@ -45,11 +46,14 @@ async def test_a_target_is_asked_whatever_the_data_directory_holds(
 ) -> None:
     shown, elsewhere = io.StringIO(), tmp_path / "elsewhere"
     monkeypatch.setattr(cache, "wide", lambda: Console(file=shown, width=400))
-    async with running([CacheMaintainerService()], settings) as process:
+    maintainer = CacheMaintainerService()
+    async with running([maintainer], settings) as process:
         await process.context.backends.catalog.entries.add(replace(an_entry(), prompt="a fox"), {})
+        maintainer.cache.counts = Counts(inserted=9, evicted=4, holes=3)
         await asyncio.to_thread(cache.stats, elsewhere, process.address)
         await asyncio.to_thread(cache.inspect, "", 5, "", elsewhere, process.address)
         assert "1 entries, " in shown.getvalue()
+        assert "9 states inserted, 4 evicted, 3 of them from entries that kept others" in shown.getvalue()
         assert "a fox" in shown.getvalue()
     with pytest.raises(UnavailableError):
         await asyncio.to_thread(cache.stats, elsewhere, process.address)

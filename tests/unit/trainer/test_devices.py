@@ -25,6 +25,7 @@ from services.trainer.latents import Batch, Latents
 from services.trainer.muon import orthogonalised
 from services.trainer.words import Words
 from shared.devices import chosen_device
+from shared.errors import ConfigurationError
 
 META = torch.device("meta")
 MOVES = {torch.Tensor.to, torch.Tensor.copy_, torch.Tensor.cpu, torch._has_compatible_shallow_copy_type}
@@ -57,8 +58,17 @@ def test_a_mix_of_devices_is_seen() -> None:
 def test_a_device_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for there, chosen in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         assert chosen_device("auto") == chosen
-    assert chosen_device("cuda:1") == "cuda:1"
+        assert chosen_device("cpu") == "cpu"
+        if there:
+            assert [chosen_device(name) for name in ("cuda", "cuda:1")] == ["cuda", "cuda:1"]
+        for name in ("cuda:2",) if there else ("cuda", "cuda:1"):
+            with pytest.raises(ConfigurationError, match=rf"^device: no {name} here, torch .* finds {2 * there} GPUs"):
+                chosen_device(name)
+    for name in ("gpu", "cuda:one", ""):
+        with pytest.raises(ConfigurationError, match=f"device: must be auto, cpu, cuda or cuda:N .got '{name}'"):
+            chosen_device(name)
 
 
 @pytest.mark.parametrize("taught", [False, True])
