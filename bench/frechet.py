@@ -31,7 +31,7 @@ def _root(covariance: Features) -> Features:
     return root
 
 
-def bootstrapped(one: Features, other: Features, rounds: int = 20, seed: int = 0) -> tuple[float, float]:
+def distance_of_halves(one: Features, other: Features, rounds: int = 20, seed: int = 0) -> tuple[float, float]:
     """(5 %, 95 %) of the distance over halves drawn at random from both sets, so that it can be said whether two
     distances to one reference differ by more than chance; halves lie higher than the whole, which is biased less."""
     rng, found = np.random.default_rng(seed), []

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.frechet import Features, bootstrapped, frechet_distance
+from bench.frechet import Features, distance_of_halves, frechet_distance
 from bench.judging import JUDGE, Verdict, accuracy, judge_pictures, open_encoder
 from bench.painting import Painter
 from bench.plotting import pyplot_or_none
@@ -131,7 +131,7 @@ def figures_of(scored: Mapping[str, Scored], speeds: Mapping[str, Speed]) -> dic
     for name, one in scored.items():
         if name == "reference":
             continue
-        low, high = bootstrapped(one.features, reference)
+        low, high = distance_of_halves(one.features, reference)
         systems[name] = {
             "distance": frechet_distance(one.features, reference),
             "distance_of_halves": [low, high],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.frechet import Features, bootstrapped, frechet_distance
+from bench.frechet import Features, distance_of_halves, frechet_distance
 
 
 def exactly(mean: Features, covariance: Features, count: int = 64, seed: int = 0) -> Features:
@@ -60,8 +60,8 @@ def test_what_cannot_be_compared() -> None:
 def test_halves_lie_around_the_whole_and_repeat() -> None:
     rng = np.random.default_rng(4)
     one, other = rng.standard_normal((400, 4)), rng.standard_normal((400, 4)) + 1.0
-    low, high = bootstrapped(one, other)
+    low, high = distance_of_halves(one, other)
     assert low < high
     assert low < frechet_distance(one, other) * 1.2
     assert high > frechet_distance(one, other) * 0.8
-    assert bootstrapped(one, other) == (low, high)
+    assert distance_of_halves(one, other) == (low, high)
