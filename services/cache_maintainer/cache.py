@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from services.cache_maintainer.admission import admit, fitting, left_out
@@ -100,6 +100,12 @@ class Cache:
                 self.held.make_room(self._clock.now(), [state for entry in kept for state in entry.states])
             )
             return await self._add(kept, by_id)
+
+    async def only_waiting(self, job_ids: Collection[str]) -> None:
+        """Forgets what is remembered of all other jobs: they were cached, or expired."""
+        self.setbacks.keep(job_ids)
+        async with self._lock:  # what is being inserted is neither
+            self.held.only_waiting(job_ids)
 
     def holds_picture(self, entry_id: str) -> bool:
         """Whether its picture can be started from, once it is embedded."""

@@ -178,6 +178,9 @@ class Shelf:
         """The steps whose states are worth inserting; here all that the whole budget could hold, the largest first."""
         return offer.steps[max(0, len(offer.steps) - max_bytes // max(offer.state_bytes, 1)) :]
 
+    def forget(self, entry_id: str) -> None:
+        """Hears that an entry it admitted has no states and gets none any more; most policies know nothing of it."""
+
     def make_room(self, incoming: int, incoming_bytes: int, max_bytes: int, now: float | None = None) -> list[State]:
         """The states to evict before `incoming` states are inserted, least valuable first; they are off the shelf now.
 

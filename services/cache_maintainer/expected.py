@@ -227,10 +227,14 @@ class ExpectedShelf(Shelf):
         if not any((key[0], step) in self for step in self._steps_at(key[0], place)):
             self._entries.held[slot] &= ~(1 << place)
         if not self.alive(key[0]):
-            self._steps.pop(key[0], None)
+            self.forget(key[0])
+
+    def forget(self, entry_id: str) -> None:
+        slot = self._slot.pop(entry_id, None)
+        if slot is not None:
+            self._steps.pop(entry_id, None)
             self._users.entries[self._entries.user[slot]].remove(slot)
-            self._users.forget(_nobody(key[0]))
-            del self._slot[key[0]]
+            self._users.forget(_nobody(entry_id))
             self._entries.give_back(slot)
 
     def _open(self, offer: Offer, user: int) -> int:

@@ -41,8 +41,10 @@ class Holdings:
         return replace(entry, states=tuple(one for one in entry.states if one.is_picture or one.step in kept))
 
     def settled(self, entry_id: str) -> None:
-        """It is in the catalog."""
+        """It is in the catalog, or never comes there."""
         self._weighed.pop(entry_id, None)
+        if not self.latents.alive(entry_id):
+            self.latents.forget(entry_id)
 
     def only_waiting(self, entry_ids: Collection[str]) -> None:
         """All others are in the catalog, or their jobs expired."""

@@ -215,8 +215,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         except BaseException:
             self._behind = True
             raise
-        self.cache.setbacks.keep(seen)
-        self.cache.held.only_waiting(seen)
+        await self.cache.only_waiting(seen)
 
     async def collect(self) -> None:
         """Expires results, drops entries that lived only with them, and collects blobs that nothing names; what fails

@@ -11,6 +11,7 @@ import pytest
 
 from protos import cache_maintainer_pb2 as pb
 from services.cache_maintainer.eviction import Wish
+from services.cache_maintainer.expected import ExpectedShelf
 from services.cache_maintainer.leadership import NAME as LEASE
 from services.cache_maintainer.leadership import Leadership
 from services.cache_maintainer.setbacks import FIRST_S
@@ -138,17 +139,19 @@ async def test_what_a_job_looked_up_counts_once_however_often_its_insertion_is_t
 async def test_what_was_weighed_of_a_job_that_expires_is_forgotten(
     small: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with house(small) as home:
+    async with house(small.model_copy(update={"eviction_policy": "afterimage"})) as home:
         job = await finished_job(home.backends, request("a"), unit(1))
-        entries, held = home.backends.catalog.entries, home.service.cache.held
+        entries, held, shelf = home.backends.catalog.entries, home.service.cache.held, home.service.cache.shelf
+        assert isinstance(shelf, ExpectedShelf)
         with monkeypatch.context() as patched:
             patched.setattr(entries, "add", failing(entries.add, UnavailableError("locked"), on=1))
             with pytest.raises(UnavailableError):
                 await home.service.cache.insert([job.id])
-        assert set(held._weighed) == {job.id}
+        assert set(held._weighed) == set(shelf._slot) == {job.id}
         monkeypatch.setattr(home.backends.catalog.jobs, "to_cache", lambda *_: asyncio.sleep(0, []))
         await home.service.catch_up()
         assert not held._weighed
+        assert not shelf._slot  # no time is counted as that of an entry that is not there
 
 
 async def test_jobs_without_latents_become_exact_repeats_even_when_nobody_heard_of_them(small: Settings) -> None:
