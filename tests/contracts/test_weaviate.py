@@ -23,7 +23,7 @@ from shared.index import Hnsw, open_index
 from shared.index.rebuild import reconcile, repair_index
 from shared.index.weaviate import WeaviateIndex
 from shared.index.weaviate.collection import COLLECTION, FAMILY
-from shared.index.weaviate.connection import client_of
+from shared.index.weaviate.connection import Connection, client_of
 from shared.types import PICTURE_STEP, IndexFilter, IndexItem
 from tests.contracts.conftest import an_empty_weaviate
 from tests.contracts.nouns import a_vector, an_entry
@@ -164,6 +164,30 @@ async def test_a_wrong_grpc_port_is_said_at_the_start_and_with_every_failure(
                 await trouble
             assert str(port) not in away.value.outside
         await index.close()
+
+
+async def test_who_waits_for_less_than_connecting_takes_finds_it_done_later(
+    index: WeaviateIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a retriever does that was started before a server far away."""
+    await index.add([item("a", 1)])
+    meet, begun = Connection._meet_grpc, list[float]()
+
+    async def far_away(self: Connection) -> None:
+        begun.append(time.monotonic())
+        await asyncio.sleep(1.0)
+        await meet(self)
+
+    monkeypatch.setattr(Connection, "_meet_grpc", far_away)
+    late = WeaviateIndex(url_of("weaviate"), Hnsw())
+    found: list[str] = []
+    end = time.monotonic() + 20.0
+    while not found and time.monotonic() < end:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.4):
+                found = await ids_found(late, 1)
+    await late.close()
+    assert (found, len(begun)) == (["a"], 1)
 
 
 async def test_nobody_without_the_key_gets_anything_out_of_a_private_server(index: WeaviateIndex) -> None:

@@ -22,6 +22,8 @@ _CHANNEL = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_bac
 """After a restart of the server it is found again within a second (by default that can take two minutes)."""
 
 
+MEET_S = 10.0
+"""Limit of connecting, which goes on beside whoever asked for it."""
 _SERVICE = "weaviate.v1.Weaviate"
 """Whose health is asked for: another server behind a wrong port, a gateway say, does not know it."""
 
@@ -59,13 +61,13 @@ def client_of(url: str, *, connect_s: float, read_s: float, write_s: float) -> W
 
 
 class Connection:
-    """Made anew after every trouble."""
+    """Made once for all who ask, and anew where that failed."""
 
     def __init__(self, client: WeaviateAsyncClient, at: ConnectionParams) -> None:
         self.client = client
         self._http = f"{at.http.host}:{at.http.port}"
         self._grpc, self._secure = f"{at.grpc.host}:{at.grpc.port}", at.grpc.secure
-        self._connecting = asyncio.Lock()
+        self._connecting: asyncio.Task[None] | None = None
 
     @asynccontextmanager
     async def within(self, limit_s: float, what: str) -> AsyncIterator[None]:
@@ -86,16 +88,21 @@ class Connection:
             raise UnavailableError(f"index: {what}: {said[:300]}", retry_after_s=1.0, outside=away) from error
 
     async def _connect(self) -> None:
-        if self.client.is_connected():
-            return
-        async with self._connecting:
-            if not self.client.is_connected():
-                try:
-                    await self.client.connect()
-                    await self._meet_grpc()
-                except BaseException:
-                    await self.client.close()  # half open
-                    raise
+        """Whoever gives up waiting leaves it to go on: where it takes longer than a search may, each would else begin
+        it again and none see its end."""
+        if self._connecting is None or _failed(self._connecting):
+            self._connecting = asyncio.create_task(self._met())
+            self._connecting.add_done_callback(_failed)  # its error is known, whether or not anybody waits still
+        await asyncio.shield(self._connecting)
+
+    async def _met(self) -> None:
+        try:
+            async with asyncio.timeout(MEET_S):
+                await self.client.connect()
+                await self._meet_grpc()
+        except BaseException:
+            await self.client.close()  # half open
+            raise
 
     async def _meet_grpc(self) -> None:
         """The client greets the server over HTTP alone; searches go over gRPC. ConnectionError when nobody is there."""
@@ -112,4 +119,11 @@ class Connection:
                 ) from error
 
     async def close(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
         await self.client.close()
+
+
+def _failed(connecting: asyncio.Task[None]) -> bool:
+    return connecting.done() and (connecting.cancelled() or connecting.exception() is not None)
