@@ -57,7 +57,7 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
         self._holder = f"{gethostname()}-{getpid()}-{new_id()}"
         self._monitor = GlobalMonitor(rules_of(settings), context.clock.monotonic())
         self._leads = context.backends.catalog.process_local
-        self._away = self._blind = False
+        self._away = self._blind = self._unheard = False
         self._renewed = self._next = self._told = self._counted = float("-inf")
         self._catalog = context.backends.catalog.within(settings.catalog_timeout_s)
         self._shown: Decision | None = None
@@ -181,8 +181,16 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
     async def _tell(self) -> None:
         """Said again and again: a worker that missed it, or is new, hears it the next time."""
         models = self._monitor.models
-        if self._leads and models:
+        if not (self._leads and models):
+            return
+        try:
             await self._context.backends.bus.publish(WorkersAssigned(tuple(sorted(models.items())), self._monitor.mode))
+        except AfterimageError as error:  # the last assignment stands
+            if not self._unheard:
+                log(self.name).warning("assignment not told", error=str(error))
+            self._unheard = True
+        else:
+            self._unheard = False
 
     async def _renew(self) -> None:
         catalog, at = self._context.backends.catalog, self._context.clock.monotonic()

@@ -299,14 +299,18 @@ class Attempt:
         await _logged(self._place.backends.catalog.jobs.stopped(self.job.id, self.job.attempt, stopped))
 
     async def settle(self, *, succeeded: bool, ended: bool) -> None:
-        """Removes what nobody will name: checkpoints of a job that ended, and all blobs of an attempt that lost."""
+        """Removes what nobody will name: checkpoints of a job that ended, and all blobs of an attempt that lost. What a
+        store that is away keeps is the collector's."""
         if self._saving is not None:
             await self._saving
-        keys = await self._checkpoints() if ended else []
-        if not succeeded:
-            keys += [self._picture_key, *(state.key for state in await self._captured())]
-        if keys:
-            await self._place.backends.blobs.delete(keys)
+        try:
+            keys = await self._checkpoints() if ended else []
+            if not succeeded:
+                keys += [self._picture_key, *(state.key for state in await self._captured())]
+            if keys:
+                await self._place.backends.blobs.delete(keys)
+        except AfterimageError as error:
+            log("gpu_worker").warning("blobs left to the collector", job=self.job.id, error=str(error))
 
     async def _checkpoints(self) -> list[str]:
         """This attempt's, and those of the ones before: whoever was killed may have left some that no row names."""

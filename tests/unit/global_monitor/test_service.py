@@ -20,6 +20,7 @@ from protos.global_monitor_pb2_grpc import GlobalMonitorServiceStub
 from services.cli.monitor import shown
 from services.global_monitor.service import GlobalMonitorService
 from shared import telemetry
+from shared.errors import UnavailableError
 from shared.ids import new_id
 from shared.messages import JobQueued, Message, WorkerReported, WorkersAssigned, lane_of, refine_lane
 from shared.service import Running, running
@@ -203,3 +204,27 @@ async def test_work_that_names_a_model_nobody_runs_gets_the_only_worker_and_give
         await jobs.cancel(job.id)
         await home.until(lambda: home.models == {"w0": "large"})
         assert "nobody served" not in (await home.answer()).why
+
+
+async def test_a_broker_that_is_away_is_said_once_and_is_no_bug(
+    quick: Settings, monkeypatch: pytest.MonkeyPatch, logs: list[Any]
+) -> None:
+    tried: list[Message] = []
+    async with house(quick) as home:
+        await home.until(lambda: bool(home.said))
+        bus = home.process.context.backends.bus
+        publish = bus.publish
+
+        async def away(fact: Message) -> None:
+            if isinstance(fact, WorkersAssigned):
+                tried.append(fact)
+                raise UnavailableError("the broker does not answer")
+            await publish(fact)
+
+        monkeypatch.setattr(bus, "publish", away)
+        await home.until(lambda: len(tried) >= 3)
+        monkeypatch.setattr(bus, "publish", publish)
+        before = len(home.said)
+        await home.until(lambda: len(home.said) > before)
+    own = [line for line in logs if line.get("service") == "global_monitor"]
+    assert [line["event"] for line in own if line["log_level"] in ("warning", "error")] == ["assignment not told"]

@@ -42,6 +42,27 @@ async def test_checkpoints_of_a_worker_killed_after_its_jobs_end_go_with_its_tas
     assert await slow.keys("checkpoints/") == []
 
 
+async def test_blobs_that_cannot_be_deleted_now_are_left_to_the_collector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logs: list[Any]
+) -> None:
+    """The job has ended and its task is settled: nothing is put back."""
+
+    async def away(_: object) -> None:
+        raise UnavailableError("the blob store does not answer")
+
+    async with running_worker(tmp_path, SLOW, checkpoint_every_steps=2) as bench:
+        job = await bench.accept(steps=10)
+        await bench.send(job)
+        await bench.until(lambda row: row.checkpoint_step > 0, job.id)
+        monkeypatch.setattr(bench.blobs, "delete", away)
+        done = await bench.final(job.id)
+        await bench.idle()
+        assert (done.state, done.attempt) == (JobState.SUCCEEDED, 1)
+    told = [line["event"] for line in logs]
+    assert "blobs left to the collector" in told
+    assert "task put back" not in told
+
+
 async def _send_again(bench: Bench, job: Job) -> None:
     """The task as the broker brings it after its worker died."""
     lane = lane_of(bench.model)
