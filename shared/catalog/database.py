@@ -22,6 +22,8 @@ AWAY = "the catalog does not answer; ask again in a moment"
 PASSING = ("08", "25P03", "40", "53", "55P03", "57")
 """PostgreSQL's states that pass: connection lost, idle too long, lost to another transaction, out of something, waited
 too long for a lock, starting up or shutting down."""
+REFUSED = ("28", "3D")
+"""… and those that a person must mend: this user or password, no such database."""
 
 
 class Database(Protocol):
@@ -77,6 +79,10 @@ def explain(error: sa.exc.DBAPIError | DriverError | sqlite3.Error, where: str) 
     if "not a database" in said or "malformed" in said:
         return ConfigurationError(
             f"catalog_url: {where} is no catalog or is damaged ({said}); restore it or move it away"
+        )
+    if str(state or "").startswith(REFUSED):
+        return ConfigurationError(
+            f"catalog_url: {where} refuses us ({said})", outside="the catalog failed; its error is in the log"
         )
     if "unable to open" in said:
         return ConfigurationError(f"catalog_url: {where} cannot be opened ({said}); check the path and its permissions")

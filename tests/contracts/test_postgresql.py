@@ -192,6 +192,22 @@ async def test_a_server_that_is_not_there_says_so_at_once(catalog_url: str) -> N
     assert time.monotonic() - start < 5.0
 
 
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"database": "nowhere"}, 'database "nowhere" does not exist'),
+        ({"username": "no one"}, '"no one" does not exist'),
+    ],
+)
+async def test_a_server_that_refuses_us_is_said_by_its_setting(
+    catalog_url: str, change: dict[str, str], rule: str
+) -> None:
+    wrong = sa.make_url(catalog_url).set(**change).render_as_string(hide_password=False)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=f"^catalog_url: .*refuses us .*{rule}") as refused:
+        await open_catalog(wrong)
+    assert "catalog_url" not in refused.value.outside
+
+
 async def test_the_pool_is_a_number(catalog_url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"catalog_url: pool must be 2 to 1000 connections, not 'many'"):
         await open_catalog(f"{catalog_url}?pool=many")
