@@ -138,13 +138,15 @@ class AsyncClient:
     ) -> Picture:
         """The picture of `prompt`; `cache`, `scope` and `modality` may be given by name, e.g. `cache="off"`.
 
-        timeout_s ends the waiting, not the drawing: the job goes on, and its picture is there under the same
-        idempotency key, or as `get_picture` of its id. A deadline for the drawing itself is `deadline_s`.
+        timeout_s ends the waiting, however often it was begun again, not the drawing: the job goes on, and its picture
+        is there under the same idempotency key, or as `get_picture` of its id. A deadline for the drawing itself is
+        `deadline_s`.
         """
         request = gateway_pb2.GenerateRequest(request=request_message(prompt, **fields))
         metadata = self._metadata(idempotency_key or uuid.uuid4().hex)
+        left_s = _countdown(timeout_s)
         reply = await self._retried(
-            lambda: _unary(self._stub.Generate, request, timeout_s=timeout_s, metadata=metadata), on_wait
+            lambda: _unary(self._stub.Generate, request, timeout_s=left_s(), metadata=metadata), on_wait
         )
         return _read(reply, lambda: _picture(reply.job, reply.picture))
 
@@ -168,10 +170,11 @@ class AsyncClient:
         request = gateway_pb2.GenerateStreamRequest(request=request_message(prompt, **fields), previews=previews)
         metadata = self._metadata(idempotency_key or uuid.uuid4().hex)
         patience, accepted, now = self._patience(), False, asyncio.get_running_loop().time
+        left_s = _countdown(timeout_s)
         while True:
             begun = now()
             try:
-                async for message in self._stub.GenerateStream(request, timeout=timeout_s, metadata=metadata):
+                async for message in self._stub.GenerateStream(request, timeout=left_s(), metadata=metadata):
                     event = _read(message, partial(_event, message))
                     if not (accepted and isinstance(event, Accepted)):
                         patience.renew()
@@ -320,6 +323,13 @@ async def _unary(method: Callable[..., Any], request: Any, *, timeout_s: float, 
         return await method(request, timeout=timeout_s, metadata=metadata)
     except grpc.RpcError as error:
         raise rpc.from_rpc_error(error) from error
+
+
+def _countdown(seconds: float) -> Callable[[], float]:
+    """How many of these seconds are left."""
+    now = asyncio.get_running_loop().time
+    end = now() + seconds
+    return lambda: max(end - now(), 0.0)
 
 
 async def _wait(error: AfterimageError, pause_s: float, on_wait: OnWait | None) -> None:

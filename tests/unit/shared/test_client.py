@@ -13,7 +13,7 @@ import pytest
 from protos import common_pb2, gateway_pb2
 from shared import patience, rpc
 from shared.client import Accepted, AsyncClient, Event, Picture
-from shared.errors import ConfigurationError, UnavailableError
+from shared.errors import ConfigurationError, DeadlineError, UnavailableError
 from shared.types import JobState
 
 SERVICE = "afterimage.gateway.v1.GatewayService"
@@ -153,6 +153,27 @@ async def test_a_picture_that_the_gateway_cannot_give_is_not_asked_for_for_ever(
         with pytest.raises(UnavailableError, match="blob store"):
             await asyncio.wait_for(asking, 30)
     assert tries >= 3
+
+
+@pytest.mark.parametrize("kind", ["generate", "stream"])
+async def test_a_picture_is_waited_for_no_longer_than_was_said_however_often_the_gateway_breaks(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "REACHED_S", 0.1)
+    monkeypatch.setattr(patience, "FIRST_DELAY_S", 0.05)
+    breaking = Breaking(breaks=10_000, there_s=0.3)
+    async with (
+        gateway(unary=breaking.generate, stream=breaking.stream) as address,
+        AsyncClient(address, retry_s=5.0) as client,
+    ):
+        asking = (
+            client.generate("a fox", timeout_s=1.5)
+            if kind == "generate"
+            else _drained(client.generate_stream("a fox", timeout_s=1.5))
+        )
+        with pytest.raises(DeadlineError):
+            await asyncio.wait_for(asking, 30)
+    assert breaking.tries >= 3
 
 
 async def _drained(events: AsyncIterator[Event]) -> list[Event]:
