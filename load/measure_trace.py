@@ -63,6 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--draws", type=int, default=40, help="windows to average over")
     parser.add_argument("--json", type=Path, help="write the numbers here too")
     chosen = parser.parse_args(arguments)
+    for name, path in (("path", chosen.path), ("--made", chosen.made)):
+        if not path.is_file():
+            parser.error(f"{name}: no such file: {path}")
     rows, made = read_rows(chosen.path), read_rows(chosen.made)
     window_s = chosen.window_h * 3600 or made[-1].arrival_s - made[0].arrival_s
     cut = windows(rows, window_s=window_s, user_share=chosen.user_share, draws=chosen.draws)

@@ -18,6 +18,7 @@ from services.trainer import runs
 from services.trainer.autoencoder import STRIDE
 from services.trainer.renderer import LAYOUTS, SIZES, Renderer, boxes
 from services.trainer.words import LENGTH, Words, sprinkled
+from shared.errors import NotFoundError
 from shared.scenes import VALUES, WORDINGS, Scene, caption, held_out, random_scene
 
 NATURAL_SHARE = 0.25
@@ -103,10 +104,18 @@ def encode_scenes(
     os.replace(partial, folder / f"{stem}.json")
 
 
+def must_be_there(folder: Path) -> None:
+    """Raises NotFoundError where no scenes were encoded into `folder` yet."""
+    if not any(folder.glob("*.json")):
+        raise NotFoundError(f"no latents in {folder}: make them first, with `python -m services.trainer latents`")
+
+
 class Latents:
     """Every encoded scene in a folder, drawn in batches of one size."""
 
     def __init__(self, folder: Path, words: Words, object_weight: float = 5.0) -> None:
+        """Raises NotFoundError where there are none."""
+        must_be_there(folder)
         self.words, self._object_weight = words, object_weight
         self._parts: dict[tuple[int, int], list[_Part]] = {}
         for info in sorted(folder.glob("*.json")):

@@ -15,7 +15,7 @@ from services.trainer.denoiser_training import DenoiserPlan, Run, train_denoiser
 from services.trainer.distillation import GuidedTeacher
 from services.trainer.evaluation import report
 from services.trainer.export import autoencoder_at
-from services.trainer.latents import Latents
+from services.trainer.latents import Latents, must_be_there
 from services.trainer.words import Words
 from shared.models.card import BUNDLED
 
@@ -32,8 +32,9 @@ def train_in_workers(
     """Train denoiser `name` with `workers` processes, this one the first; all end when one does. A GPU takes one.
 
     `teacher` is the exported denoiser that a guided one learns from; others never look at it. `start` holds exported
-    weights to begin with where there is no checkpoint.
+    weights to begin with where there is no checkpoint. Raises NotFoundError where there are no latents to train on.
     """
+    must_be_there(work / "latents")
     if device is not None and device.type != "cpu":
         workers = 1
     with socket.socket() as free:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from services.trainer import runs
 from services.trainer.denoiser_training import DenoiserPlan
 from services.trainer.workers import train_in_workers
+from shared.errors import NotFoundError
+
+
+def test_without_latents_nothing_is_started(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"no latents in .*latents: make them first, with `.* latents`"):
+        train_in_workers("large", DenoiserPlan(steps=1), tmp_path, workers=2, teacher=tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_workers_stop_together_by_the_clock(work: Path, teacher: Path) -> None:
