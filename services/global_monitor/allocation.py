@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from services.global_monitor.fleet import Group, capacity, splits, sustained
+from services.global_monitor.fleet import CLOSE, Group, capacity, splits, sustained
 from services.global_monitor.quality import most_large
 from services.global_monitor.throughput_mode import balanced
 from services.global_monitor.workload import Workload
@@ -80,7 +81,23 @@ def _balanced(workers: int, fleet: Fleet, work: Workload, small: str, large: flo
     """Eq. 12 within its bounds: at least one large always, at least one small when there are hits."""
     most = workers - 1 if work.hit + work.small > 0 else workers
     wanted = balanced(fleet[small], work)
-    return Target(min(max(large if wanted is None else wanted, 1), most), small, "throughput", 1, most, why)
+    share = min(max(large if wanted is None else wanted, 1), most)
+    return Target(_whole_side(fleet[small], work, share, most), small, "throughput", 1, most, why)
+
+
+def _whole_side(groups: Sequence[Group], work: Workload, large: float, most: int) -> float:
+    """`large`, or, where its nearest whole number leaves work undone of which the one on its other side gets more done,
+    that one: 1.3 large workers of which .3 are missing may hold up more than 14 small ones for 15 do."""
+
+    def carried(count: int) -> float:
+        shares = (sustained(capacity(groups, split), work, large_refines=False) for split in splits(groups, count))
+        return max(shares, default=0.0)
+
+    nearest = math.floor(large + 0.5)
+    other = nearest + 1 if large > nearest else nearest - 1
+    if not 1 <= other <= most or carried(nearest) >= 1:
+        return large
+    return other if carried(other) > carried(nearest) * (1 + CLOSE) else large
 
 
 def _candidates(fleet: Fleet, work: Workload, now: str) -> list[tuple[str, Workload]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -40,6 +41,32 @@ def test_throughput_by_hand() -> None:
     assert balanced([Group(8, 1.0, 4.0), Group(8, 1.0, 4.0)], Workload(10, 15)) == pytest.approx(10 / 13.75 * 16)
     assert balanced([Group(16, 1.0, 4.0)], Workload()) is None
     assert balanced([Group(16, 1.0, 0.0)], Workload(10, 15)) is None
+
+
+def test_a_rounded_share_that_holds_up_the_rest_is_rounded_the_other_way() -> None:
+    """N = 16, P_large = 1, P_small = 4, W_miss = 1.5, W_hit = 60: N_large = 1.5/16.5 · 16 = 1.45 (eq. 12).
+
+    One large worker does 1/1.5 = .67 of the misses, and 15 small ones all hits; with two, 14 small ones do 56/60 = .93
+    of the hits, and all misses are done. At a third of that one large worker is enough, and eq. 12 stands as it is.
+    """
+    fleet = {"small": [Group(16, 1.0, 4.0)]}
+    assert allocate(16, fleet, Workload(1.5, 60), "throughput").large == 2
+    assert allocate(16, fleet, Workload(0.5, 20), "throughput").large == pytest.approx(1.5 / 16.5 * 16)
+
+
+@given(st.integers(2, 12), rates, rates, st.floats(0.01, 30), st.floats(0.01, 60))
+@settings(max_examples=300, deadline=None)
+def test_no_neighbour_of_throughput_modes_whole_number_gets_more_of_undone_work_done(
+    workers: int, large: float, small: float, miss: float, hit: float
+) -> None:
+    group, work = Group(workers, large, small), Workload(miss, hit)
+
+    def carried(count: int) -> float:
+        return sustained(capacity([group], (count,)), work, large_refines=False)
+
+    found = math.floor(allocate(workers, {"small": [group]}, work, "throughput").large + 0.5)
+    beside = [carried(count) for count in (found - 1, found + 1) if 1 <= count < workers]
+    assert carried(found) >= 1 or all(other <= carried(found) * (1 + 1e-6) for other in beside)
 
 
 @given(groups_, works)
