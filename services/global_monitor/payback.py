@@ -29,13 +29,13 @@ def pays_back(before: Stage, during: Stage, after: Stage, work: Workload, *, bet
 
 
 def done(stages: tuple[Stage, ...], work: Workload) -> float:
-    """Full generations of `work` that are drawn: what one stage leaves undone may be caught up in the next."""
+    """Full generations of `work` that are drawn, no kind of it at the cost of another: an equal share of each. What one
+    stage leaves undone may be caught up in the next."""
     seconds = sum(stage.seconds for stage in stages)
     large = sum(stage.seconds * stage.has.large for stage in stages)
     small = sum(stage.seconds * stage.has.small for stage in stages)
-    misses, named = min(work.miss * seconds, large), min(work.small * seconds, small)
-    free = small - named
-    if large:
-        refining = sum(stage.seconds * stage.has.large for stage in stages if stage.large_refines) / large
-        free += (large - misses) * refining
-    return misses + named + min(work.hit * seconds, free)
+    refining = sum(stage.seconds * stage.has.large for stage in stages if stage.large_refines)
+    of_large = refining / large if large else 0.0  # what large models do beyond their misses they do for hits
+    limits = ((large, work.miss), (small, work.small), (small + refining, work.hit + work.small + of_large * work.miss))
+    share = min((has / (wanted * seconds) for has, wanted in limits if wanted), default=0.0)
+    return min(share, 1.0) * work.total * seconds

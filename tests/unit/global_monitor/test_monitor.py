@@ -97,7 +97,7 @@ def test_sdxl_refines_where_it_can_and_the_monitor_goes_back_up_to_it() -> None:
 def test_a_demand_that_nobody_can_meet_is_balanced_by_eq_12_with_the_fastest() -> None:
     decision = Town().run(6, 120, 0.5)
     assert (decision.mode, decision.target.small) == ("throughput", "sana")
-    # eq. 12: 60/(60 + 30/6) · 16 = 14.8; of 15 and one small 6/30 of the hits are done, of 14 and two 14/60 of the misses
+    # eq. 12: 60/(60 + 30/6) · 16 = 14.8; with 15 large 6/30 of the hits are done, with 14 there are 14/60 of the misses
     assert decision.target.large == 14
     assert decision.count("sana") == 2
 
@@ -237,13 +237,17 @@ def test_workers_that_measured_nothing_yet_do_not_stop_it() -> None:
 
 def test_payback_by_hand() -> None:
     """Two large workers of 1 generation a minute; 1 miss and 4 hits a minute. One becomes small (4 a minute), a minute
-    is lost: 2 · 3 = 6 before; 1 · 3 + 4 · 2 = 11 after, of which misses 3 and hits 8."""
+    is lost: 2 · 3 = 6 before; 1 · 3 + 4 · 2 = 11 after, of which misses 3 and hits 8. Where hits are for the small one
+    alone, one large and 15 small draw two thirds of 1.5 misses and as much of 60 hits; two and 14 draw 56 of those."""
     work = Workload(1, 4)
     before = Stage(3, Capacity(2, 0), large_refines=True)
     during, after = Stage(1, Capacity(1, 0), large_refines=True), Stage(2, Capacity(1, 4), large_refines=True)
     assert done((before,), work) == 6
     assert done((during, after), work) == 11
     assert pays_back(before, during, after, work, better=False)
+    one, two = Stage(1, Capacity(1, 60), large_refines=False), Stage(1, Capacity(2, 56), large_refines=False)
+    assert done((one,), Workload(1.5, 60)) == pytest.approx(41)
+    assert done((two,), Workload(1.5, 60)) == pytest.approx(56 / 60 * 61.5)
     late = Stage(2.9, Capacity(1, 0), large_refines=True), Stage(0.1, Capacity(1, 4), large_refines=True)
     assert not pays_back(before, *late, work, better=False)
     assert not pays_back(before, Stage(3, Capacity(1, 0), True), Stage(0, Capacity(1, 4), True), work, better=True)
