@@ -19,6 +19,7 @@ from services.gpu_worker.aside import StandingAside
 from services.gpu_worker.assignment import Assignment
 from services.gpu_worker.attempt import CRASHES_ALONE, CRASHES_TOGETHER, Attempt, ElsewhereError, Workplace
 from services.gpu_worker.burial import Burial
+from services.gpu_worker.cards import cards_here
 from services.gpu_worker.claims import Claims
 from services.gpu_worker.describing import described
 from services.gpu_worker.engine import Engine
@@ -42,7 +43,6 @@ from shared.errors import (
     passes,
 )
 from shared.messages import GenerateImage, JobCancelled, JobFailed, JobSucceeded, Message
-from shared.models import served_cards
 from shared.service import Context
 from shared.telemetry import METRICS, log
 from shared.types import Job, JobState, Plan, Result
@@ -72,9 +72,8 @@ class GpuWorkerService(GpuWorkerServiceServicer):
     async def start(self, context: Context) -> None:
         settings, self._context, bus = placed(context.settings), context, context.backends.bus
         self.worker = f"{socket.gethostname()}-{os.getpid()}" + (f"-{self._number}" if self._number > 1 else "")
-        self._models = Resident(
-            served_cards(settings), partial(load_warm, settings=settings), limit_bytes=settings.resident_bytes
-        )
+        cards, load = cards_here(context.settings, alone=bus.process_local), partial(load_warm, settings=settings)
+        self._models = Resident(cards, load, limit_bytes=settings.resident_bytes)
         self._taking = Taking(bus, settings.max_rows, self._handle)
         self._aside = StandingAside(context.backends.catalog, self._taking)
         self._assignment = Assignment(
