@@ -85,7 +85,9 @@ class Stack:
             if name in self.processes
         }
         asked = {variable(f"{service}_address"): ",".join(self._of(service)) for service in ASKED}
-        return {**given, **self._settings, **urls, **asked, "PYTHONPATH": _python_path()}
+        # what a latent is compatible with follows the worker's device, which other services cannot see
+        device = {} if any(Path("/dev").glob("nvidia[0-9]*")) else {variable("device"): "cpu"}
+        return {**device, **given, **self._settings, **urls, **asked, "PYTHONPATH": _python_path()}
 
     @property
     def gateways(self) -> list[str]:

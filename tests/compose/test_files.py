@@ -182,6 +182,15 @@ def test_without_passwords_it_says_where_they_come_from(docker: None, tmp_path: 
         compose("config", "--quiet")
 
 
+def test_every_service_knows_whether_the_workers_have_a_gpu() -> None:
+    """The dtype of the latents that they look for follows it, and only a worker could see it."""
+    services, gpu = _file("services.yaml"), _file("gpu.yaml")
+    own = {name: one["environment"]["AFTERIMAGE_DEVICE"] for name, one in services["services"].items()}
+    assert set(own.values()) == {"${DEVICE:-cpu}"}
+    told = {name: one["environment"]["AFTERIMAGE_DEVICE"] for name, one in gpu["services"].items()}
+    assert told == dict.fromkeys(own, "auto") | {"gpu_worker": "${GPU_WORKER_DEVICE:-cuda}"}
+
+
 def test_a_gpu_is_asked_for_with_the_build_of_torch_that_uses_it(docker: None, tmp_path: Path) -> None:
     compose = Compose(tmp_path, ("backends.yaml", "services.yaml", "gpu.yaml"), {})
     services = json.loads(compose("config", "--format", "json"))["services"]

@@ -145,6 +145,15 @@ def test_services_of_a_stack_write_checkpoints_unless_told_otherwise(
     assert Settings().checkpoint_every_steps == 10
 
 
+def test_services_of_a_stack_without_a_gpu_all_know_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AFTERIMAGE_DEVICE", raising=False)
+    has_gpu = any(Path("/dev").glob("nvidia[0-9]*"))
+    assert Stack(tmp_path).environment.get("AFTERIMAGE_DEVICE") == (None if has_gpu else "cpu")
+    assert Stack(tmp_path, settings={"device": "cuda:1"}).environment["AFTERIMAGE_DEVICE"] == "cuda:1"
+    monkeypatch.setenv("AFTERIMAGE_DEVICE", "auto")
+    assert Stack(tmp_path).environment["AFTERIMAGE_DEVICE"] == "auto"
+
+
 def test_a_replica_whose_address_others_were_given_cannot_be_added_later(tmp_path: Path) -> None:
     with pytest.raises(StackError, match="retriever"):
         Stack(tmp_path).add("retriever")
