@@ -33,10 +33,11 @@ def neighbours_of(cosines: list[list[float]], width: int) -> Neighbours:
     return Neighbours(indices, similarities, cut, 0.5)
 
 
-def best_possible(cosines: list[list[float]], room: int) -> int:
-    """Steps saved by the best of all caches of `room` states: after each request any of what is held, and any state of
-    that request, may be kept."""
+def best_possible(cosines: list[list[float]], room: int, sizes: list[int] | None = None) -> int:
+    """Steps saved by the best of all caches of `room` bytes: after each request any of what is held, and any state of
+    that request, may be kept. sizes: bytes of one state of each request; None: 1 each."""
     count = len(cosines)
+    each = sizes or [1] * count
 
     @cache
     def from_here(i: int, held: frozenset[tuple[int, int]]) -> int:
@@ -44,15 +45,24 @@ def best_possible(cosines: list[list[float]], room: int) -> int:
             return 0
         saved = max((k for j, k in held if LADDER.wished(cosines[i][j]) >= k), default=0)
         could = [*held, *((i, k) for k in LEVELS)]
-        kept = (frozenset(some) for size in range(room + 1) for some in combinations(could, size))
+        most = room // min(each)
+        kept = (
+            frozenset(some)
+            for number in range(most + 1)
+            for some in combinations(could, number)
+            if sum(each[j] for j, _ in some) <= room
+        )
         return saved + max(from_here(i + 1, after) for after in kept)
 
     return from_here(0, frozenset())
 
 
-def bound_of(cosines: list[list[float]], room: int, width: int) -> tuple[float, float, float]:
+def bound_of(
+    cosines: list[list[float]], room: int, width: int, sizes: list[int] | None = None
+) -> tuple[float, float, float]:
     """(tightened bound, bound, infinite cache) in steps."""
-    options = options_of(neighbours_of(cosines, width), LADDER, LEVELS, np.ones(len(cosines), np.int64), 0)
+    each = np.array(sizes or [1] * len(cosines), np.int64)
+    options = options_of(neighbours_of(cosines, width), LADDER, LEVELS, each, 0)
     found = bound(options, room, steps=4)
     closer = tightened(options, found, room, steps=4)
     total = 4 * len(cosines)
@@ -73,6 +83,33 @@ def test_no_cache_is_better_than_the_bound(cosines: list[list[float]], room: int
     closer, upper, infinite = bound_of(cosines, room, width)
     assert possible <= closer + 1e-6
     assert closer <= upper + 1e-6 <= infinite + 2e-6
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    cosines=traces,
+    sizes=st.lists(st.integers(2, 5), min_size=5, max_size=5),
+    room=st.integers(2, 7),
+    width=st.integers(1, 5),
+)
+def test_nor_is_one_whose_entries_are_of_unequal_bytes(
+    cosines: list[list[float]], sizes: list[int], room: int, width: int
+) -> None:
+    each = sizes[: len(cosines)]
+    possible = best_possible(cosines, room, each)
+    closer, upper, infinite = bound_of(cosines, room, width, each)
+    assert possible <= closer + 1e-6
+    assert closer <= upper + 1e-6 <= infinite + 2e-6
+
+
+def test_a_small_state_takes_less_of_the_room_than_a_large_one() -> None:
+    # four pairs, each far apart, in a product of room and time of 16: two small pairs take 4 each, a large one 8
+    cosines = [[0.9 if i - j == 4 else 0.0 for j in range(i)] for i in range(8)]
+    uneven, large = [1, 1, 2, 2, 1, 1, 1, 1], [2] * 8
+    assert best_possible(cosines, 2, uneven) == 4
+    assert bound_of(cosines, 2, 5, uneven)[1] == pytest.approx(6)
+    assert best_possible(cosines, 2, large) == 2
+    assert bound_of(cosines, 2, 5, large)[1] == pytest.approx(4)
 
 
 def test_it_is_reached_where_one_state_serves_everyone() -> None:
