@@ -311,6 +311,14 @@ class State:
         """Its blob is the picture of the entry's job, which the job still names as its result."""
         return self.step == PICTURE_STEP
 
+    def used(self, at: float) -> State:
+        """The same, once something has started from it once more."""
+        latest = at if at > self.used_at else self.used_at
+        return State(
+            self.entry_id, self.step, self.key, self.bytes, self.codec, self.sha256, self.uses + 1, self.created_at,
+            latest,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from services.cache_maintainer.eviction import Offer, Wish
-from services.cache_maintainer.expected import of_50
+from services.cache_maintainer.eviction import Offer
 from shared.exact import entry_of
 from shared.types import PICTURE_CODEC, PICTURE_STEP, Entry, Job, PlanSource, Result, State
 
@@ -31,23 +30,22 @@ def admit(job: Job, *, picture: bool = False) -> Entry | None:
     return replace(entry, states=tuple(sorted(states, key=lambda state: state.step)))
 
 
-def wishes_of(job: Job) -> list[Wish]:
-    """What its lookup thought of each entry's latents, in K of 50."""
-    steps = job.request.steps
-    return [
-        Wish(one.entry_id, of_50(one.wished_step, steps), of_50(one.start_step, steps))
-        for one in job.plan.candidates
-        if one.kind == "latent"
-    ]
-
-
 def offer_of(entry: Entry, job: Job, at: float) -> Offer:
-    """Its latents, for the eviction policy to choose from; they are of one size. The user is one tenant's."""
-    steps = tuple(state.step for state in entry.latents)
-    largest = max((state.bytes for state in entry.latents), default=0)
+    """Its states and what its lookup thought of each entry's latents, for the policy. The user is one tenant's."""
+    latents, picture = entry.latents, entry.picture
     user = f"{entry.tenant}/{entry.user}" if entry.user else ""
     start = 0 if job.plan.source is PlanSource.IMAGE else job.plan.start_step
-    return Offer(entry.id, user, start, steps, largest, at, job.request.steps)
+    return Offer(
+        entry.id,
+        user,
+        start,
+        tuple(state.step for state in latents),
+        tuple(state.bytes for state in latents),
+        at,
+        job.request.steps,
+        [one for one in job.plan.candidates if one.kind == "latent"],
+        picture.bytes if picture is not None else None,
+    )
 
 
 def _picture(entry_id: str, result: Result) -> State:
@@ -55,23 +53,9 @@ def _picture(entry_id: str, result: Result) -> State:
     return State(entry_id, PICTURE_STEP, result.picture_key, result.picture_bytes, PICTURE_CODEC, result.picture_sha256)
 
 
-def fitting(entries: Sequence[Entry], max_bytes: int) -> list[Entry]:
-    """The entries with only as many latents as an empty cache of `max_bytes` could hold: a batch that is larger than
-    the budget keeps the latents that save the most steps. Pictures have a budget of their own."""
-    kept = _largest(state for entry in entries for state in entry.latents) if entries else []
-    room, keys = max_bytes, set()
-    for state in kept:
-        if state.bytes <= room:
-            room -= state.bytes
-            keys.add(state.key)
-    return [
-        replace(entry, states=tuple(state for state in entry.states if state.is_picture or state.key in keys))
-        for entry in entries
-    ]
-
-
-def _largest(states: Iterable[State]) -> list[State]:
-    return sorted(states, key=lambda state: (-state.step, state.bytes, state.key))
+def keeping(entry: Entry, steps: Sequence[int]) -> Entry:
+    """The entry with those of its states that are kept (PICTURE_STEP: its picture)."""
+    return replace(entry, states=tuple(state for state in entry.states if state.step in steps))
 
 
 def left_out(jobs: Sequence[Job], kept: Sequence[Entry]) -> list[str]:

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from services.cache_maintainer.admission import admit, fitting, left_out
+from services.cache_maintainer.admission import admit, keeping, left_out, offer_of
 from services.cache_maintainer.doomed import Doomed
 from services.cache_maintainer.eviction import Shelf
 from services.cache_maintainer.fresh import Fresh
 from services.cache_maintainer.holdings import Holdings
 from services.cache_maintainer.setbacks import Setbacks
-from services.cache_maintainer.window import Window, with_room
+from services.cache_maintainer.window import Window
 from shared.backends import Backends
 from shared.clock import Clock
 from shared.errors import AfterimageError, NotFoundError, StorageFullError, passes
@@ -68,7 +68,6 @@ class Cache:
         self.counts = Counts()
         self._backends = backends
         self._clock = clock
-        self._max_bytes = max_bytes
         self._check = check
         self._lock = asyncio.Lock()
         self.setbacks = Setbacks()
@@ -91,15 +90,11 @@ class Cache:
             jobs = await self._uncached(job_ids)
             admitted = self._admitted(jobs)
             await self._refuse([job_id for job_id, entry in admitted.items() if entry is None])
-            kept = fitting([entry for entry in admitted.values() if entry is not None], self._max_bytes)
-            by_id = {job.id: job for job in jobs}
-            kept = [self.held.worth_keeping(entry, by_id[entry.id], self._clock.now()) for entry in kept]
-            if self.pictures is not None:
-                kept = with_room(kept, self.pictures.limits)
-            await self._evict(
-                self.held.make_room(self._clock.now(), [state for entry in kept for state in entry.states])
-            )
-            return await self._add(kept, by_id)
+            by_id, now = {job.id: job for job in jobs}, self._clock.now()
+            entries = [entry for entry in admitted.values() if entry is not None]
+            taken = self.held.take_in([offer_of(entry, by_id[entry.id], now) for entry in entries], now)
+            await self._evict(taken.victims)
+            return await self._add([keeping(*one) for one in zip(entries, taken.kept, strict=True)], by_id)
 
     async def only_waiting(self, job_ids: Collection[str]) -> None:
         """Forgets what is remembered of all other jobs: they were cached, or expired."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from shared.models.k_table import IMAGE_STEPS
 from shared.types import State
@@ -15,11 +15,31 @@ Score = tuple[float, ...]
 """Compared element by element; the smallest leaves first."""
 Key = tuple[str, int]
 """(entry id, step)."""
+Tie = Literal["oldest_use", "oldest", "smallest_k"]
 
 
-@dataclass(frozen=True, slots=True)
+class Wished(Protocol):
+    """What a lookup thought of one entry: the step its similarity allows, and the one that is there for it."""
+
+    @property
+    def entry_id(self) -> str: ...
+    @property
+    def wished_step(self) -> int: ...
+    @property
+    def start_step(self) -> int: ...
+
+
+class Wish(NamedTuple):
+    """The same, and nothing else."""
+
+    entry_id: str
+    wished_step: int
+    start_step: int
+
+
+@dataclass(slots=True)
 class Offer:
-    """A finished picture whose states could be kept, and who asked for it."""
+    """A finished picture whose states could be kept, who asked for it, and what was looked up for it."""
 
     entry_id: str
     user: str
@@ -27,21 +47,27 @@ class Offer:
     start_step: int
     """K that it started from; 0 from noise."""
     steps: tuple[int, ...]
-    """Of the states, rising."""
-    state_bytes: int
-    """Of each."""
+    """Of its latents, rising."""
+    sizes: tuple[int, ...]
+    """Bytes of each of them; about the same."""
     at: float
     total: int = 50
     """T: steps of the whole run."""
+    wishes: Sequence[Wished] = ()
+    """Entries whose latents were thought of."""
+    picture_bytes: int | None = None
+    """None: its picture is not to start others."""
 
+    @property
+    def state_bytes(self) -> int:
+        """Of the largest latent."""
+        return max(self.sizes, default=0)
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What a lookup thought of one entry: the K its similarity allows, and the K that is there for it."""
-
-    entry_id: str
-    wished_step: int
-    start_step: int
+    def bytes_of(self, steps: Sequence[int]) -> int:
+        """What the latents after these of its steps take."""
+        if len(steps) == len(self.steps):
+            return sum(self.sizes)
+        return sum(size for step, size in zip(self.steps, self.sizes, strict=True) if step in steps)
 
 
 class Policy(Protocol):
@@ -63,7 +89,7 @@ class Lcbfu:
 
     name: ClassVar[str] = "lcbfu"
     initial_uses: float = 1.0
-    tie: Literal["oldest_use", "oldest", "smallest_k"] = "oldest_use"
+    tie: Tie = "oldest_use"
 
     def score(self, state: State) -> Score:
         ties: dict[str, Score] = {
@@ -155,7 +181,7 @@ class Shelf:
         """A picture started from this state; unknown ones (evicted meanwhile) are fine."""
         state = self._states.get(key)
         if state is not None:
-            self._states[key] = replace(state, uses=state.uses + 1, used_at=max(at, state.used_at))
+            self._states[key] = state.used(at)
             self._last = max(self._last, at)
             self._push(key)
 
@@ -171,8 +197,8 @@ class Shelf:
     def score(self, key: Key) -> Score:
         return self.policy.score(self._states[key])
 
-    def looked_up(self, wishes: Sequence[Wish], at: float) -> None:
-        """Hears what a lookup found, used or not; most policies do not care."""
+    def looked_up(self, wishes: Sequence[Wished], at: float, total: int = 50) -> None:
+        """Hears what a lookup for a run of `total` steps found, used or not; most policies do not care."""
 
     def admit(self, offer: Offer, max_bytes: int) -> tuple[int, ...]:
         """The steps whose states are worth inserting; here all that the whole budget could hold, the largest first."""

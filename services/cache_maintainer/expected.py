@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from services.cache_maintainer.demand import Demand, Floats, Ints
-from services.cache_maintainer.eviction import Key, Offer, Score, Shelf, Wish
+from services.cache_maintainer.eviction import Key, Offer, Score, Shelf, Wish, Wished
 from shared.types import State
 
 RANKS = (0, 1, 2, 3, 3, 4, 4, 4, 4, 5)
@@ -159,7 +159,9 @@ class ExpectedShelf(Shelf):
 
     # ---- what is heard ----
 
-    def looked_up(self, wishes: Sequence[Wish], at: float) -> None:
+    def looked_up(self, wishes: Sequence[Wished], at: float, total: int = OF) -> None:
+        if total != OF:
+            wishes = [Wish(one.entry_id, of_50(one.wished_step, total), of_50(one.start_step, total)) for one in wishes]
         if self._counted_at is None:
             self._counted_at = at
         best, second = _two_best(wishes)
@@ -206,7 +208,7 @@ class ExpectedShelf(Shelf):
         super().insert(state)
         slot = self._slot.get(state.entry_id)
         if slot is None:  # nobody said whose it is
-            offer = Offer(state.entry_id, "", 0, (state.step,), state.bytes, state.created_at)
+            offer = Offer(state.entry_id, "", 0, (state.step,), (state.bytes,), state.created_at)
             slot = self._open(offer, self._users.of(_nobody(state.entry_id)))
         self._entries.used_at[slot] = max(self._entries.used_at[slot], state.used_at)
         place = self._place_of(state.step, int(self._entries.total[slot]))
@@ -370,7 +372,7 @@ def of_50(step: int, total: int) -> int:
     return step if total == OF else -(-step * OF // total)
 
 
-def _two_best(wishes: Sequence[Wish]) -> tuple[int, int]:
+def _two_best(wishes: Sequence[Wished]) -> tuple[int, int]:
     """The largest K that is there, and the largest of another entry."""
     best = second = 0
     for wish in wishes:

@@ -1,45 +1,56 @@
-"""A shelf for every eviction policy, by name, and those that the settings ask for."""
+"""A shelf for every eviction policy by name, and what the settings ask for: serving and replays open the same."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from services.cache_maintainer.aging import AgingShelf, Lrbu
-from services.cache_maintainer.eviction import POLICIES, Fifo, Lcbfu, Lfu, Lru, Policy, Shelf
+from services.cache_maintainer.eviction import POLICIES, Lcbfu, Policy, Shelf, Tie
 from services.cache_maintainer.expected import OF, ExpectedShelf
 from services.cache_maintainer.general import Gdsf, GdsfShelf, S3Fifo, S3FifoShelf, WTinyLfu, WTinyLfuShelf
 from services.cache_maintainer.window import Limits, Window
 from shared.settings import Settings
 from shared.types import State
 
-OpenShelf = Callable[[float, Iterable[State], Sequence[int]], Shelf]
-"""(uses that a state is credited with at birth, states, the K that are kept) → shelf; most need only the second."""
 
-SHELVES: dict[str, OpenShelf] = {
-    "lcbfu": lambda uses, states, _: Shelf(Lcbfu(uses), states),
-    "lrbu": lambda uses, states, _: AgingShelf(Lrbu(uses), states),
-    "lru": lambda _, states, __: Shelf(Lru(), states),
-    "lfu": lambda _, states, __: Shelf(Lfu(), states),
-    "fifo": lambda _, states, __: Shelf(Fifo(), states),
-    "afterimage": lambda _, states, levels: ExpectedShelf(levels, states),
-    "gdsf": lambda uses, states, _: GdsfShelf(Gdsf(uses), states),
-    "s3fifo": lambda _, states, __: S3FifoShelf(S3Fifo(), states),
-    "wtinylfu": lambda _, states, __: WTinyLfuShelf(WTinyLfu(), states),
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """What some policies can be told; each takes what concerns it."""
+
+    initial_uses: float = 1.0
+    """That a state is credited with at birth."""
+    tie: Tie = "oldest_use"
+    capture_steps: Sequence[int] = ()
+    """The K that are kept, of 50."""
+    whole: bool = False
+    """Whether an entry is one thing that holds every K."""
+
+
+_WEIGHED: dict[str, Callable[[Knobs, Iterable[State]], Shelf]] = {
+    "lrbu": lambda knobs, states: AgingShelf(Lrbu(knobs.initial_uses), states),
+    "afterimage": lambda knobs, states: ExpectedShelf(knobs.capture_steps or (OF // 2,), states, whole=knobs.whole),
+    "gdsf": lambda knobs, states: GdsfShelf(Gdsf(knobs.initial_uses), states),
+    "s3fifo": lambda _, states: S3FifoShelf(S3Fifo(), states),
+    "wtinylfu": lambda _, states: WTinyLfuShelf(WTinyLfu(), states),
 }
+SHELVES = (*POLICIES, *_WEIGHED)
+"""Names of all policies; pictures leave by one of POLICIES."""
 
 
-def policy_of(name: str, settings: Settings) -> Policy:
-    if name == "lcbfu":
-        return Lcbfu(settings.lcbfu_initial_uses, settings.lcbfu_tie)
-    return POLICIES[name]()
+def open_shelf(name: str, knobs: Knobs, states: Iterable[State] = ()) -> Shelf:
+    """KeyError for a name that is not among SHELVES."""
+    return Shelf(plain(name, knobs), states) if name in POLICIES else _WEIGHED[name](knobs, states)
+
+
+def plain(name: str, knobs: Knobs) -> Policy:
+    """One of POLICIES."""
+    return Lcbfu(knobs.initial_uses, knobs.tie) if name == "lcbfu" else POLICIES[name]()
 
 
 def shelf_of(settings: Settings, states: Sequence[State]) -> Shelf:
     """The latents' shelf under the policy of the settings."""
-    if settings.eviction_policy in POLICIES:
-        return Shelf(policy_of(settings.eviction_policy, settings), states)
-    levels = settings.capture_steps or (OF // 2,)
-    return SHELVES[settings.eviction_policy](settings.lcbfu_initial_uses, states, levels)
+    return open_shelf(settings.eviction_policy, _knobs(settings), states)
 
 
 def window_of(settings: Settings, states: Sequence[State]) -> Window | None:
@@ -47,4 +58,8 @@ def window_of(settings: Settings, states: Sequence[State]) -> Window | None:
     if settings.image_tier == "off":
         return None
     limits = Limits(settings.picture_max_count, settings.picture_max_bytes, settings.picture_max_age_s)
-    return Window(policy_of(settings.picture_policy, settings), limits, states)
+    return Window(plain(settings.picture_policy, _knobs(settings)), limits, states)
+
+
+def _knobs(settings: Settings) -> Knobs:
+    return Knobs(settings.lcbfu_initial_uses, settings.lcbfu_tie, settings.capture_steps)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from services.cache_maintainer.eviction import Key, Policy, Shelf
-from shared.types import Entry, State
+from shared.types import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +68,17 @@ def _arrival(state: State) -> tuple[float, Key]:
     return state.created_at, (state.entry_id, state.step)
 
 
-def with_room(entries: Sequence[Entry], limits: Limits) -> list[Entry]:
-    """The entries, in their order, with only as many pictures as an empty window could hold: the last of
-    those that alone would fit."""
-    count, size, kept = 0, 0, set[str]()
-    for entry in reversed(entries):
-        picture = entry.picture
-        if picture is None or picture.bytes > limits.max_bytes:
+def last_that_fit(sizes: Sequence[int | None], limits: Limits) -> dict[int, int]:
+    """Of pictures of these bytes (None: there is none) as many as an empty window could hold, by their places: the last
+    of those that alone would fit."""
+    kept: dict[int, int] = {}
+    total = 0
+    for place in range(len(sizes) - 1, -1, -1):
+        size = sizes[place]
+        if size is None or size > limits.max_bytes:
             continue
-        count, size = count + 1, size + picture.bytes
-        if count > limits.max_count or size > limits.max_bytes:
+        total += size
+        if len(kept) == limits.max_count or total > limits.max_bytes:
             break
-        kept.add(entry.id)
-    return [entry if entry.id in kept else replace(entry, states=entry.latents) for entry in entries]
+        kept[place] = size
+    return kept

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from services.replay.encoders import Rows
-from services.replay.neighbours import Neighbours, similarity
+from services.replay.neighbours import Neighbours
 from services.replay.surrogate import PictureLoad
 from services.replay.trace import Trace
+from shared.index.nearest import cosines, nearest
 from shared.models.k_table import KTable
 
 
@@ -39,8 +40,10 @@ class Load:
 class LiveRows:
     """The live entries' vectors in one matrix, for the searches that the neighbour lists cannot answer."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, *, any_group: bool) -> None:
+        """`any_group`: what is there starts requests of every group."""
         self._load = load
+        self._group_of = None if any_group else load.group_of
         self._rows = np.empty((1024, load.vectors.shape[1]), np.float32)
         self._requests = np.empty(1024, np.int64)
         self._place: dict[int, int] = {}
@@ -64,10 +67,10 @@ class LiveRows:
     def nearest(self, request: int, limit: int, floor: float) -> list[tuple[int, float]]:
         """(request, cosine) of the nearest live entries above the floor, best first, equal ones the latest first."""
         requests = self._requests[: len(self._place)]
-        scores = similarity(self._rows[: len(self._place)], self._load.vectors[self._load.text_of[request]])
+        scores = cosines(self._rows[: len(self._place)], self._load.vectors[self._load.text_of[request]])
         kept = scores > floor
-        if self._load.group_of is not None:
-            kept &= self._load.group_of[requests] == self._load.group_of[request]
+        if self._group_of is not None:
+            kept &= self._group_of[requests] == self._group_of[request]
         requests, scores = requests[kept], scores[kept]
-        order = np.lexsort((-requests, -scores))[:limit]
+        order = nearest(scores, limit, requests.__getitem__)
         return list(zip(requests[order].tolist(), scores[order].tolist(), strict=True))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.replay.encoders import Rows
+from shared.index.nearest import cosines
 
 AT_A_TIME = 256
 """Requests compared together, with blocks of …"""
@@ -80,7 +81,7 @@ def find_neighbours(
     """The `width` nearest earlier requests of each request above `floor`.
 
     vectors: unit rows, one per text; text_of: each request's row of it; group_of: only requests of the same group are
-    neighbours (a latent fits one size only), None: all are. A matrix product finds them, and `similarity` re-scores
+    neighbours (a latent fits one size only), None: all are. A matrix product finds them, and `cosines` re-scores
     them, so that the numbers are the live index's to the last bit. `begun`: where what is done is kept every SAVED
     requests, so that a run that was broken off goes on; removed at the end.
     """
@@ -114,12 +115,6 @@ def find_neighbours(
     if begun is not None:
         begun.unlink(missing_ok=True)
     return found
-
-
-def similarity(rows: Rows, query: npt.NDArray[np.float32]) -> Similarities:
-    """Cosines of unit rows, as the index in memory computes them: never above 1 (shared/index/memory.py)."""
-    scores: Similarities = np.minimum(np.vecdot(rows, query), np.float32(1.0))
-    return scores
 
 
 def _above(
@@ -156,7 +151,7 @@ def _keep(found: Neighbours, request: int, points: Rows, others: npt.NDArray[np.
         cut = True
     else:
         cut = len(others) > width
-    exact = similarity(points[others], points[request])
+    exact = cosines(points[others], points[request])
     order = np.lexsort((-others, -exact))
     order = order[exact[order] > found.floor]
     cut &= len(order) > width or len(others) > width

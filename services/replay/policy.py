@@ -5,10 +5,11 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from services.cache_maintainer.eviction import POLICIES
 from services.cache_maintainer.shelves import SHELVES
 from shared.errors import ConfigurationError
 
@@ -44,9 +45,15 @@ class PolicySettings(BaseModel):
     min_similarity: float = Field(0.0, ge=0, le=1, description="Of pictures handed out as they are.")
     capture_steps: tuple[int, ...] = (5, 10, 15, 20, 25)
     insert_on_hit: bool = False
-    evict: Literal[tuple(SHELVES)] = "fifo"  # type: ignore[valid-type]
+    evict: Literal[SHELVES] = "fifo"  # type: ignore[valid-type]
     initial_uses: float = Field(1.0, ge=0)
     unlimited: bool = Field(False, description="Nothing is ever evicted, whatever the budget.")
+
+    @model_validator(mode="after")
+    def _pictures_leave_as_when_serving(self) -> Self:
+        if self.reuses != "latent" and self.evict not in POLICIES:
+            raise ValueError(f"evict: pictures leave by {', '.join(POLICIES)}, as when serving (got {self.evict!r})")
+        return self
 
     @property
     def is_surrogate(self) -> bool:

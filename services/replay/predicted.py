@@ -2,43 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from services.match_predictor.svm import OneClassSvm
 from shared.types import Vector
 
 
 class Gate:
-    """Says whether a lookup is worth it. As when serving, entries that come and go are heard of at once, and the SVM
-    itself says when so many of them are others that it wants to be fitted again."""
+    """Says whether a lookup is worth it. As when serving there is one SVM for the entries that fit each other, which
+    goes with the last of them; it hears of those that leave and then of those that come, and says after either whether
+    so many are others that it wants to be fitted again."""
 
     def __init__(self, vector_of: Callable[[int], Vector], refit_requests: int) -> None:
         """`refit_requests`: so many requests at least lie between two fits; 0: no such limit, as when serving."""
-        self._svm = OneClassSvm()
+        self._svms: dict[int, OneClassSvm] = {}
+        """By group: requests that fit each other."""
         self._vector_of = vector_of
         self._every = refit_requests
         self._asked = 0
         self._fit_from = 0
         """So many requests must have asked before the next fit."""
+        self.fits = 0
 
-    @property
-    def fits(self) -> int:
-        return self._svm.fits
+    def left(self, entries: Iterable[tuple[int, str]]) -> None:
+        """(group, name) of those that made room for a request."""
+        for group, name in entries:
+            self._svms[group].update({}, (name,))
+            if not len(self._svms[group]):
+                del self._svms[group]
+        self._refit()
 
-    def add(self, name: str, request: int) -> None:
-        self._svm.update({name: self._vector_of(request)}, ())
+    def came(self, group: int, name: str, request: int) -> None:
+        self._svms.setdefault(group, OneClassSvm()).update({name: self._vector_of(request)}, ())
+        self._refit()
 
-    def remove(self, name: str) -> None:
-        self._svm.update({}, (name,))
-
-    def refit(self) -> None:
-        """After entries came or went."""
-        fit = self._svm.refit() if self._asked >= self._fit_from else None
-        if fit is not None:
-            fit()
-            self._fit_from = self._asked + self._every
-
-    def opens(self, request: int) -> bool:
+    def opens(self, group: int, request: int) -> bool:
         self._asked += 1
-        hit, _ = self._svm.predict(self._vector_of(request))
-        return hit
+        svm = self._svms.get(group)
+        return svm is not None and svm.predict(self._vector_of(request))[0]
+
+    def _refit(self) -> None:
+        if self._asked < self._fit_from:
+            return
+        for svm in self._svms.values():
+            fit = svm.refit()
+            if fit is not None:
+                fit()
+                self.fits += 1
+                self._fit_from = self._asked + self._every

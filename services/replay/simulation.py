@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
@@ -10,17 +10,18 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from services.cache_maintainer.eviction import Offer, Shelf, Wish
-from services.cache_maintainer.expected import ExpectedShelf
-from services.cache_maintainer.shelves import SHELVES
+from services.cache_maintainer.eviction import Fifo, Offer, Shelf
+from services.cache_maintainer.holdings import Holdings
+from services.cache_maintainer.shelves import Knobs, open_shelf, plain
+from services.cache_maintainer.window import Limits, Window
 from services.replay.load import LiveRows, Load
 from services.replay.neighbours import Neighbours
 from services.replay.policy import CODEC_SHARE, PolicySettings
 from services.replay.predicted import Gate
-from services.retriever.selection import Ladder, Weighed, captured, preference, scaled, weigh
+from services.retriever.selection import Ladder, Weighed, best, captured, weigh
 from shared.errors import ConfigurationError
 from shared.models.k_table import KTable, Level
-from shared.types import State, Vector
+from shared.types import PICTURE_STEP, State, Vector
 
 UNLIMITED = 2**62
 NOTHING = Weighed(0, 0.0, "", 0)
@@ -67,7 +68,8 @@ class Looked(NamedTuple):
     entry_id: str
     predicted: bool
     found: bool
-    wishes: Sequence[Wish]
+    thought_of: Sequence[Weighed]
+    """Every candidate of a lookup that was made."""
 
 
 class Decided(NamedTuple):
@@ -89,15 +91,19 @@ class Replay:
         self._load, self._policy = load, policy
         self.room = UNLIMITED if policy.unlimited else room
         """Bytes, or entries."""
-        self._whole = entries or policy.reuses == "refine"
+        self._pictures = policy.reuses != "latent"
+        self._whole = entries and not self._pictures
         self._table, self._neighbours = _by(load, policy)
-        levels = scaled(policy.capture_steps, load.steps) or (load.steps,)
-        self._shelf = _shelf(policy, levels, whole=self._whole and policy.reuses == "latent")
+        self._held = _holdings(policy, self.room, whole=self._whole)
+        self._shelf = self._held.of(PICTURE_STEP)
+        """The one that is filled."""
         self._names = [f"{request:09d}" for request in range(len(load.trace))]
         self._users = list(map(str, load.trace.users.tolist()))
+        self._texts = load.text_of.tolist()
         self._present: dict[int, list[int]] = {}
+        """Request → the steps that its picture is there for."""
         self._state_bytes = [1] * len(load.trace) if entries else _bytes(load, policy)
-        self._live = LiveRows(load)
+        self._live = LiveRows(load, any_group=policy.reuses == "refine") if policy.lookup == "similar" else None
         self._of_text: dict[tuple[int, int], int] = {}
         """(text, group) → the latest live request for it."""
         self._gate = Gate(self._vector, policy.refit_requests) if policy.predictor == "svm" else None
@@ -133,36 +139,54 @@ class Replay:
 
     def look(self, request: int, row: Row, now: float) -> Looked:
         """What this request starts from, of what is there now; that is used."""
-        (chosen, wishes), predicted = self._start(request, row), True
+        (chosen, thought_of), predicted = self._start(request, row), True
         found = chosen is not None
-        if self._gate is not None and not self._gate.opens(request):
-            chosen, predicted = None, False
+        if self._gate is not None and not self._gate.opens(self._group(request), request):
+            chosen, thought_of, predicted = None, (), False
         start, similarity, name, _ = chosen or NOTHING
         if start:
-            self._shelf.use((name, self._shelved(self._present[int(name)])[-1] if self._whole else start), now)
-        return Looked(start, similarity, name, predicted, found, wishes)
+            self._held.use(name, self._shelved(int(name), start), now)
+        return Looked(start, similarity, name, predicted, found, thought_of)
 
     def keep(self, request: int, looked: Looked, now: float) -> int:
         """Inserts the states of its picture, as the cache maintainer does; how many had to leave for them."""
-        name, size = self._names[request], self._state_bytes[request]
-        self._shelf.looked_up(looked.wishes, now)
-        kept = self._captured(looked.start_step)
-        offer = Offer(name, self._users[request], looked.start_step, self._shelved(kept), size, now)
-        steps = self._shelf.admit(offer, self.room)
-        if not steps:
-            return 0
-        victims = self._shelf.make_room(len(steps), len(steps) * size, self.room, now)
-        for victim in victims:
-            self._drop(victim)
+        name, size, there = self._names[request], self._state_bytes[request], self._captured(looked.start_step)
+        latents = () if self._pictures else there[-1:] if self._whole else there
+        offer = Offer(
+            name,
+            self._users[request],
+            looked.start_step,
+            latents,
+            (size,) * len(latents),
+            now,
+            self._load.steps,
+            looked.thought_of,
+            size if self._pictures and there else None,
+        )
+        (steps,), victims = self._held.take_in((offer,), now)
+        if victims:
+            self._drop(victims)
         for step in steps:
-            self._shelf.insert(State(name, step, "", size, "", "", 0, now, now))
-        self._present[request] = list(kept if self._whole else steps)
-        self._live.add(request)
+            self._held.put(State(name, step, "", size, "", "", 0, now, now))
+        self._held.settled(name)
+        if steps:
+            self._appeared(request, there if self._pictures or self._whole else steps)
+        return len(victims)
+
+    def _shelved(self, request: int, start: int) -> int:
+        """The step under which what starts a request after `start` is on its shelf."""
+        if self._pictures:
+            return PICTURE_STEP
+        return self._present[request][-1] if self._whole else start
+
+    def _appeared(self, request: int, steps: Sequence[int]) -> None:
+        """It can be started from."""
+        self._present[request] = list(steps)
+        if self._live is not None:
+            self._live.add(request)
         self._of_text[self._text(request)] = request
         if self._gate is not None:
-            self._gate.add(name, request)
-            self._gate.refit()
-        return len(victims)
+            self._gate.came(self._group(request), self._names[request], request)
 
     def note(self, made: Decisions, request: int, looked: Looked) -> None:
         """Writes one request's row."""
@@ -180,30 +204,31 @@ class Replay:
         """The steps whose states each entry holds."""
         return {self._names[request]: list(steps) for request, steps in self._present.items()}
 
-    def _start(self, request: int, row: Row) -> tuple[Weighed | None, Sequence[Wish]]:
+    def _start(self, request: int, row: Row) -> tuple[Weighed | None, Sequence[Weighed]]:
         if self._policy.lookup == "none":
             return None, ()
         if self._policy.lookup == "text":
             return self._repeat(request), ()
         near, cosines, cut = row
-        limit, present = self._policy.candidates, self._present
+        limit, present, ladder, names = self._policy.candidates, self._present, self._ladder, self._names
         weighed = []
         for other, cosine in zip(near, cosines, strict=True):
             steps = present.get(other)
             if steps is not None:
-                weighed.append(weigh(self._ladder, self._names[other], cosine, steps))
+                weighed.append(weigh(ladder, names[other], cosine, steps))
                 if len(weighed) == limit:
                     break
         chosen = best(weighed)
         beyond = cosines[-1] if cosines else 1.0  # of what is not listed; nothing is known of a list without pictures
-        if cut and len(weighed) < limit and self._ladder.wished(beyond) > (chosen.start_step if chosen else 0):
+        if cut and len(weighed) < limit and ladder.wished(beyond) > (chosen.start_step if chosen else 0):
             self.searched += 1
             found = self._nearest(request, limit)
-            weighed = [weigh(self._ladder, self._names[one], cosine, present[one]) for one, cosine in found]
+            weighed = [weigh(ladder, names[one], cosine, present[one]) for one, cosine in found]
             chosen = best(weighed)
-        return chosen, [Wish(one.entry_id, one.wished_step, one.start_step) for one in weighed]
+        return chosen, weighed
 
     def _nearest(self, request: int, limit: int) -> list[tuple[int, float]]:
+        assert self._live is not None
         pictures = self._load.pictures
         if self._policy.reuses != "refine" or pictures is None:
             return self._live.nearest(request, limit, self._neighbours.floor)
@@ -216,45 +241,47 @@ class Replay:
         return None if same is None else Weighed(self._load.steps, 1.0, self._names[same], self._load.steps)
 
     def _vector(self, request: int) -> Vector:
-        row: Vector = self._load.vectors[self._load.text_of[request]]
+        row: Vector = self._load.vectors[self._texts[request]]
         return row
 
     def _text(self, request: int) -> tuple[int, int]:
+        return self._texts[request], self._group(request)
+
+    def _group(self, request: int) -> int:
         groups = self._load.group_of
-        return int(self._load.text_of[request]), -1 if groups is None else int(groups[request])
+        return -1 if groups is None else int(groups[request])
 
     def _steps_kept(self, start: int) -> tuple[int, ...]:
         """What is there of a picture that started after `start` steps."""
         if self._policy.reuses == "picture":
             return () if start else (self._load.steps,)
         if self._policy.reuses == "refine":  # a finished picture can be brought to any noise level
-            return () if start and not self._policy.insert_on_hit else tuple(level.k for level in self._table.levels)
+            return () if start and not self._policy.insert_on_hit else self._ladder.steps
         ks = self._policy.capture_steps
         return captured(ks, self._load.steps, start, insert_on_hit=self._policy.insert_on_hit)
 
-    def _shelved(self, steps: Sequence[int]) -> tuple[int, ...]:
-        """The steps that stand on the shelf: where an entry counts as one, its last stands for all."""
-        return tuple(steps[-1:] if self._whole else steps)
+    def _drop(self, victims: Sequence[State]) -> None:
+        spent = []
+        for victim in victims:
+            request = int(victim.entry_id)
+            left = self._present[request]
+            if self._whole or self._pictures:
+                left.clear()
+            else:
+                left.remove(victim.step)
+            if not left:
+                self._vanished(request)
+                spent.append((self._group(request), victim.entry_id))
+        if self._gate is not None:
+            self._gate.left(spent)
 
-    def _drop(self, state: State) -> None:
-        request = int(state.entry_id)
-        left = self._present[request]
-        if self._whole:
-            left.clear()
-        else:
-            left.remove(state.step)
-        if not left:
-            del self._present[request]
+    def _vanished(self, request: int) -> None:
+        """Nothing of it is left."""
+        del self._present[request]
+        if self._live is not None:
             self._live.remove(request)
-            if self._gate is not None:
-                self._gate.remove(state.entry_id)
-            if self._of_text.get(self._text(request)) == request:
-                del self._of_text[self._text(request)]
-
-
-def best(weighed: Iterable[Weighed]) -> Weighed | None:
-    """What the planner takes of them."""
-    return max((one for one in weighed if one.start_step), key=preference, default=None)
+        if self._of_text.get(self._text(request)) == request:
+            del self._of_text[self._text(request)]
 
 
 def _by(load: Load, policy: PolicySettings) -> tuple[KTable, Neighbours]:
@@ -276,7 +303,9 @@ def _bytes(load: Load, policy: PolicySettings) -> list[int]:
     return [max(1, round(size * share)) for size in load.state_bytes.tolist()]
 
 
-def _shelf(policy: PolicySettings, levels: Sequence[int], *, whole: bool) -> Shelf:
-    if whole and policy.evict == "afterimage":
-        return ExpectedShelf(levels, whole=True)
-    return SHELVES[policy.evict](policy.initial_uses, (), levels)
+def _holdings(policy: PolicySettings, room: int, *, whole: bool) -> Holdings:
+    """A shelf of latents with so much room, or a window of pictures; whole: latents come and leave by entries."""
+    knobs = Knobs(policy.initial_uses, capture_steps=policy.capture_steps, whole=whole)
+    if policy.reuses == "latent":
+        return Holdings(open_shelf(policy.evict, knobs), None, room)
+    return Holdings(Shelf(Fifo()), Window(plain(policy.evict, knobs), Limits(UNLIMITED, room)), 0)

@@ -7,7 +7,7 @@ at least α of the quality of one from scratch (NIRVANA §5.3, MoDM eq. 5). Equa
 
 the steps that are left (NIRVANA §4.3; MoDM eqs. 3 and 4, where C_small is `step`), in steps of the model that was asked
 for, and for a picture its way through the refining model's VAE encoder. The cheapest wins. Among equals a latent comes
-first: it goes on with the very run that left it. Then the more similar.
+first: it goes on with the very run that left it. Then `best` decides, as it does among candidates of one kind and pace.
 
 A small model's step counts as less than a whole one only where both models' latency was measured alike; a ratio that
 nobody measured is taken for 1, so that nothing leaves the large model for a saving that may not be there. Fewer steps
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.retriever.selection import preference
+from services.retriever.selection import best
 from shared.models.latency import Latency
 from shared.types import Candidate, ModelPlan, State
 
@@ -51,6 +51,23 @@ class Offer:
     """Who may, cheapest first; one for a latent."""
     cost: float
 
+    @property
+    def entry_id(self) -> str:
+        return self.candidate.entry_id
+
+    @property
+    def similarity(self) -> float:
+        return self.candidate.similarity
+
+    @property
+    def start_step(self) -> int:
+        return self.candidate.start_step
+
+    @property
+    def rank(self) -> tuple[float, bool]:
+        """The least wins: by cost, then latents before pictures."""
+        return round(self.cost, 9), self.state.is_picture
+
 
 def cost_of(pace: Pace, steps: int, start: int, *, picture: bool) -> float:
     """Of the rest of a run of `steps` that begins after `start`."""
@@ -59,8 +76,6 @@ def cost_of(pace: Pace, steps: int, start: int, *, picture: bool) -> float:
 
 def cheapest(offers: Iterable[Offer]) -> Offer | None:
     """The offer that wins; None of none."""
-    return max(offers, key=_worth, default=None)
-
-
-def _worth(offer: Offer) -> tuple[float, bool, tuple[int, float, str]]:
-    return -round(offer.cost, 9), not offer.state.is_picture, preference(offer.candidate)
+    able = list(offers)
+    least = min((one.rank for one in able), default=None)
+    return best(one for one in able if one.rank == least)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from shared.models.k_table import KTable
 
@@ -29,6 +29,11 @@ class Ladder:
             highest = max(highest, k)
             self._k.append(highest * steps // table.steps)
 
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Those that it allows at all, rising."""
+        return tuple(sorted({*self._k} - {0}))
+
     def wished(self, similarity: float) -> int:
         """The largest K the table allows above this similarity: K·steps/T, rounded down. 0: start from noise."""
         return self._k[bisect_left(self._above, similarity)]
@@ -41,7 +46,11 @@ def wished_step(table: KTable, similarity: float, steps: int, savings: float = 0
 
 def largest_present(present: Iterable[int], wished: int) -> int:
     """Handling of holes: the largest K that is there and not above the wished one; 0 when none is (NIRVANA §5.4)."""
-    return max((k for k in present if 0 < k <= wished), default=0)
+    largest = 0
+    for k in present:
+        if largest < k <= wished:
+            largest = k
+    return largest
 
 
 class Weighed(NamedTuple):
@@ -65,14 +74,22 @@ class Startable(Protocol):
     def entry_id(self) -> str: ...
 
 
+S = TypeVar("S", bound=Startable)
+
+
 def weigh(ladder: Ladder, entry_id: str, similarity: float, present: Iterable[int]) -> Weighed:
     """`present`: the steps (of this request's T) whose states the entry holds."""
     wished = ladder.wished(similarity)
     return Weighed(largest_present(present, wished) if wished else 0, similarity, entry_id, wished)
 
 
-def preference(one: Startable) -> tuple[int, float, str]:
-    """The largest is started from: the fewest steps left, then the more similar, then the younger entry."""
+def best(candidates: Iterable[S]) -> S | None:
+    """The one that is started from, of candidates of one kind; None: none of them can be."""
+    return max((one for one in candidates if one.start_step), key=_preference, default=None)
+
+
+def _preference(one: Startable) -> tuple[int, float, str]:
+    """The largest: the fewest steps left, then the more similar, then the younger entry."""
     return one.start_step, one.similarity, one.entry_id
 
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.cache_maintainer.admission import admit, fitting
+from services.cache_maintainer.admission import admit
 from shared.types import (
     CacheMode,
     Captured,
@@ -69,14 +69,3 @@ def test_without_an_embedding_only_exact_repeats_can_be_answered() -> None:
     entry = admit(job(vector=b""))
     assert entry is not None
     assert entry.states == ()
-
-
-def test_a_batch_larger_than_the_budget_keeps_what_saves_most() -> None:
-    first = admit(job())
-    assert first is not None
-    second = replace(first, id="k", states=tuple(replace(s, entry_id="k", key=s.key + "k") for s in first.states))
-    kept = fitting([first, second], 250)
-    assert [[state.step for state in entry.states] for entry in kept] == [[10], [10]]
-    assert [entry.states for entry in fitting([first], 0)] == [()]
-    assert fitting([first, second], 400) == [first, second]
-    assert fitting([], 100) == []

@@ -58,7 +58,7 @@ def test_silences_are_told_apart_alike_one_by_one_and_together() -> None:
 
 def offered(shelf: Shelf, name: str, user: str, at: float, *, room: int, start: int = 0) -> tuple[int, ...]:
     steps = tuple(k for k in LEVELS if k > start)
-    kept = shelf.admit(Offer(name, user, start, steps, STATE, at), room)
+    kept = shelf.admit(Offer(name, user, start, steps, (STATE,) * len(steps), at), room)
     shelf.make_room(len(kept), len(kept) * STATE, room, at)
     for step in kept:
         shelf.insert(State(name, step, "", STATE, "fp16", "", 0, at, at))
@@ -134,7 +134,7 @@ def test_what_nobody_comes_for_any_more_leaves_though_its_user_is_there() -> Non
         name = f"e{request:06d}"
         if not passing:
             favourite[user], uses_left[user] = name, 6
-        kept = shelf.admit(Offer(name, f"u{user}", 0, (25,), STATE, at), room)
+        kept = shelf.admit(Offer(name, f"u{user}", 0, (25,), (STATE,), at), room)
         shelf.make_room(len(kept), len(kept) * STATE, room, at)
         for step in kept:
             shelf.insert(State(name, step, "", STATE, "fp16", "", 0, at, at))
@@ -156,7 +156,7 @@ def test_of_a_shorter_run_only_the_state_of_a_level_leaves_with_it() -> None:
     """Of 20 steps, 10 stand at the level of 25, and there is a level of 10 whose state is the fourth."""
     levels = (5, 10, 15, 20, 25)
     shelf, steps = ExpectedShelf(levels), (2, 4, 6, 8, 10)
-    shelf.admit(Offer("a", "u", 0, steps, STATE, 0.0, 20), 99 * STATE)
+    shelf.admit(Offer("a", "u", 0, steps, (STATE,) * 5, 0.0, 20), 99 * STATE)
     for step in steps:
         shelf.insert(state_of("a", step))
     for at in (1.0, 2.0, 3.0):  # what users come back for are the highest states
@@ -164,7 +164,7 @@ def test_of_a_shorter_run_only_the_state_of_a_level_leaves_with_it() -> None:
     first = shelf.make_room(1, STATE, 5 * STATE, 4.0)
     assert [one.step for one in first] != [10]
     alike = ExpectedShelf(levels)  # the same with 50 steps
-    alike.admit(Offer("a", "u", 0, levels, STATE, 0.0), 99 * STATE)
+    alike.admit(Offer("a", "u", 0, levels, (STATE,) * 5, 0.0), 99 * STATE)
     for step in levels:
         alike.insert(state_of("a", step))
     for at in (1.0, 2.0, 3.0):
@@ -179,7 +179,8 @@ def test_a_batch_is_looked_at_before_any_of_its_states_is_there() -> None:
     shelf = ExpectedShelf(LEVELS)
     for number in range(100):
         shelf.looked_up([], float(number))
-        assert shelf.admit(Offer(f"e{number}", "u", 0, LEVELS, STATE, float(number)), 1000 * STATE) == LEVELS
+        offer = Offer(f"e{number}", "u", 0, LEVELS, (STATE,) * len(LEVELS), float(number))
+        assert shelf.admit(offer, 1000 * STATE) == LEVELS
 
 
 def test_who_asked_is_forgotten_with_what_they_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -277,7 +277,7 @@ async def test_the_afterimage_policy_decides_as_its_shelf_alone(small: Settings,
             plan = Plan(PlanSource.LATENT if start else PlanSource.NOISE, "noop", start, candidates=tuple(found))
             name = await home.finish(asked, number, steps=steps, plan=plan)
             alone.looked_up([Wish(one.entry_id, one.wished_step, one.start_step) for one in found], clock.now())
-            kept = alone.admit(Offer(name, asked.user, start, steps, 100, clock.now()), 2000)
+            kept = alone.admit(Offer(name, asked.user, start, steps, (100,) * len(steps), clock.now()), 2000)
             alone.make_room(len(kept), 100 * len(kept), 2000, clock.now())
             for step in kept:
                 alone.insert(State(name, step, "", 100, "fp16", "", 0, clock.now(), clock.now()))

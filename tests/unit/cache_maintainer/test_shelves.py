@@ -9,7 +9,7 @@ import pytest
 from services.cache_maintainer.aging import AgingShelf, Lrbu
 from services.cache_maintainer.eviction import Shelf
 from services.cache_maintainer.general import Gdsf, GdsfShelf, S3Fifo, S3FifoShelf, WTinyLfu, WTinyLfuShelf
-from services.cache_maintainer.shelves import SHELVES
+from services.cache_maintainer.shelves import SHELVES, Knobs, open_shelf
 from shared.types import State
 
 
@@ -77,7 +77,7 @@ def test_wtinylfu_takes_in_only_what_was_used_more_than_what_would_leave() -> No
 
 @pytest.mark.parametrize("name", sorted(SHELVES))
 def test_every_shelf_counts_right_and_can_be_emptied(name: str) -> None:
-    rng, shelf = random.Random(1), SHELVES[name](1.0, (), (5, 25))
+    rng, shelf = random.Random(1), open_shelf(name, Knobs(capture_steps=(5, 25)))
     for now in range(300):
         for step in (5, 25):
             shelf.insert(state(f"e{now}", step, size=rng.choice((60, 100)), at=float(now)))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from protos import cache_maintainer_pb2 as pb
-from services.cache_maintainer.eviction import Wish
+from services.cache_maintainer.eviction import Wished
 from services.cache_maintainer.expected import ExpectedShelf
 from services.cache_maintainer.leadership import NAME as LEASE
 from services.cache_maintainer.leadership import Leadership
@@ -115,9 +115,9 @@ async def test_what_a_job_looked_up_counts_once_however_often_its_insertion_is_t
         index, shelf, held = home.backends.index, home.service.cache.shelf, home.service.cache.held
         heard_of, looked_up = list[float](), shelf.looked_up
 
-        def counted(wishes: Sequence[Wish], at: float) -> None:
+        def counted(wishes: Sequence[Wished], at: float, total: int) -> None:
             heard_of.append(at)
-            looked_up(wishes, at)
+            looked_up(wishes, at, total)
 
         monkeypatch.setattr(shelf, "looked_up", counted)
         with monkeypatch.context() as patched:

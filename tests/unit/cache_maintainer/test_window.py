@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.cache_maintainer.eviction import Fifo, Lcbfu, Lru
-from services.cache_maintainer.window import Limits, Window, with_room
-from shared.types import PICTURE_STEP, Entry, State
-from tests.unit.retriever.test_planning import entry
+from services.cache_maintainer.window import Limits, Window, last_that_fit
+from shared.types import PICTURE_STEP, State
 
 ROOMY = Limits(max_count=100, max_bytes=10_000)
 
@@ -73,21 +72,12 @@ def test_other_policies_keep_what_is_used() -> None:
     assert names(Window(Fifo(), replace(ROOMY, max_count=2), [often, once]).make_room(1, 1, now=3.0)) == ["often"]
 
 
-def with_picture(name: str, size: int) -> Entry:
-    one = entry(name, ks=(5,))
-    return replace(one, states=(*one.states, picture(name, 0.0, size)))
-
-
 def test_a_picture_larger_than_the_window_costs_only_itself() -> None:
-    batch = [with_picture(name, size) for name, size in (("a", 100), ("b", 100), ("c", 5000))]
-    kept = with_room(batch, Limits(max_count=2, max_bytes=1000))
-    assert [one.picture is not None for one in kept] == [True, True, False]
+    assert set(last_that_fit([100, 100, 5000], Limits(max_count=2, max_bytes=1000))) == {0, 1}
 
 
-def test_a_batch_larger_than_the_window_keeps_its_last_pictures_and_every_latent() -> None:
-    batch = [with_picture(name, 100) for name in "abc"]
-    kept = with_room(batch, replace(ROOMY, max_count=2))
-    assert [one.picture is not None for one in kept] == [False, True, True]
-    assert [one.latents for one in kept] == [one.latents for one in batch]
-    assert [one.picture is not None for one in with_room(batch, replace(ROOMY, max_bytes=150))] == [False, False, True]
-    assert all(one.picture is None for one in with_room(batch, replace(ROOMY, max_count=0)))
+def test_a_batch_larger_than_the_window_keeps_its_last_pictures() -> None:
+    assert last_that_fit([100, 100, None, 90], replace(ROOMY, max_count=2)) == {1: 100, 3: 90}
+    assert set(last_that_fit([100, 100, 100], replace(ROOMY, max_bytes=150))) == {2}
+    assert last_that_fit([100, 100], replace(ROOMY, max_count=0)) == {}
+    assert last_that_fit([], ROOMY) == {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from services.replay.load import Load
 from services.replay.policy import read_policy, shipped
 from services.replay.predicted import Gate
 from services.replay.simulation import Replay
-from services.retriever.selection import Ladder, preference, weigh
+from services.retriever.selection import Ladder, best, weigh
 from shared.errors import ConfigurationError
 from shared.index.memory import MemoryIndex
 from shared.types import IndexFilter, IndexItem
@@ -34,10 +36,11 @@ async def test_its_lookups_are_the_live_indexs(candidates: int, width: int) -> N
         vector = rows[load.text_of[request]]
         hits = await index.search("whole", vector, IndexFilter(), candidates)
         weighed = [weigh(ladder, hit.entry_id, hit.similarity, held[hit.entry_id]) for hit in hits]
-        best = max((one for one in weighed if one.start_step), key=preference, default=None)
-        assert decided.start_step == (best.start_step if best else 0)
-        if best is not None:
-            assert decided.similarity == pytest.approx(best.similarity, abs=1e-6)
+        chosen = best(weighed)
+        assert decided.start_step == (chosen.start_step if chosen else 0)
+        if chosen is not None:
+            assert decided.similarity == pytest.approx(chosen.similarity, abs=1e-6)
+            assert decided.entry_id == chosen.entry_id
             asked += 1
         now = replay.held()
         await index.remove([name for name in held if name not in now])
@@ -98,6 +101,16 @@ def test_a_state_never_starts_what_it_does_not_fit() -> None:
     assert (hits % 4 == made.source[hits] % 4).all()
 
 
+def test_a_picture_starts_any_size_also_where_all_live_ones_are_compared() -> None:
+    load = load_of(*topics(200), width=3)
+    alike, unlike = (
+        Replay(replace(load, group_of=groups), read_policy("modm"), 30 * PICTURE)
+        for groups in (None, np.arange(200) % 4)
+    )
+    assert alike.run().source.tolist() == unlike.run().source.tolist()
+    assert unlike.searched > 20
+
+
 def test_the_svm_stands_in_front_of_the_lookup() -> None:
     load = load_of(*topics(300))
     gated = Replay(load, policy(predictor="svm", evict="lcbfu"), ROOM).run()
@@ -110,24 +123,58 @@ def test_the_svm_stands_in_front_of_the_lookup() -> None:
 def test_the_svm_is_fitted_when_it_is_while_serving_unless_a_setting_says_seldomer() -> None:
     _, rows = topics(200)
     served, replayed, seldom = OneClassSvm(), Gate(lambda row: rows[row], 0), Gate(lambda row: rows[row], 60)
-    fitted_at = []
-    for row in range(120):
-        served.update({str(row): rows[row]}, ())  # the service hears of each entry, and then asks for a fit
+    fitted_at, fits = [], 0
+
+    def fitted() -> int:  # the service hears of each fact, and then asks for a fit
         work = served.refit()
         if work is not None:
             work()
+        return work is not None
+
+    for row in range(120):
         before = seldom.fits
+        if row >= 20:
+            served.update({}, (str(row - 20),))
+            fits += fitted()
+        served.update({str(row): rows[row]}, ())
+        fits += fitted()
         for gate in (replayed, seldom):
-            gate.add(str(row), row)
-            gate.refit()
-            assert gate.fits > 0
+            if row >= 20:
+                gate.left([(-1, str(row - 20))])
+            gate.came(-1, str(row), row)
         if seldom.fits > before:
             fitted_at.append(row)
-        assert replayed.fits == served.fits
-        assert replayed.opens(150) == served.predict(rows[150])[0]
-        seldom.opens(150)
-    assert served.fits > 20
+        assert replayed.fits == fits
+        assert replayed.opens(-1, 150) == served.predict(rows[150])[0]
+        seldom.opens(-1, 150)
+    assert fits > 100  # of twenty entries one is the twentieth part: each that comes after one that left
     assert fitted_at == [0, 60]
+
+
+def test_pictures_of_every_size_have_an_svm_of_their_own_that_goes_with_the_last_of_them() -> None:
+    _, rows = topics(50)
+    gate = Gate(lambda row: rows[row], 0)
+    gate.came(0, "a", 0)
+    assert gate.opens(0, 0)
+    assert not gate.opens(1, 0)
+    gate.left([(0, "a")])
+    assert not gate.opens(0, 0)
+    gate.came(0, "b", 1)
+    assert gate.opens(0, 1)
+    assert gate.fits == 2
+
+
+def test_a_predicted_miss_is_not_looked_up_and_nobody_hears_of_candidates() -> None:
+    load = load_of(*topics(300))
+    replay = Replay(load, policy(predictor="svm", evict="afterimage", insert_on_hit=True), ROOM)
+    shut = 0
+    for request, row in enumerate(replay.rows()):
+        looked = replay.look(request, row, float(request))
+        if not looked.predicted:
+            shut += looked.found
+            assert (looked.start_step, looked.thought_of) == (0, ())
+        replay.keep(request, looked, float(request))
+    assert shut > 5
 
 
 @pytest.mark.parametrize("name", ["afterimage", "flexcache", "lru-hits", "modm"])

@@ -1,0 +1,39 @@
+"""The order in which equal things are found, and that a search finds the best there are."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.index.memory import MemoryIndex
+from shared.index.nearest import cosines, nearest
+from shared.types import IndexFilter, IndexItem
+
+scores = st.lists(st.sampled_from([0.1, 0.5, 0.5000001, 0.9]), max_size=30)
+
+
+@given(scores=scores, limit=st.integers(1, 12), seed=st.integers(0, 9))
+def test_the_best_first_and_of_equal_ones_the_largest_name(scores: list[float], limit: int, seed: int) -> None:
+    given = np.array(scores, np.float32)
+    names = np.random.default_rng(seed).permutation(len(scores))
+    found = nearest(given, limit, lambda places: names[places])
+    assert found == sorted(range(len(scores)), key=lambda place: (-given[place], -names[place]))[:limit]
+
+
+def test_rounding_never_brings_a_cosine_above_one() -> None:
+    rows = np.random.default_rng(0).standard_normal((500, 7)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    own = np.array([cosines(rows[at : at + 1], rows[at])[0] for at in range(500)])
+    assert own.max() == 1
+    assert (np.vecdot(rows, rows) > 1).any()
+    assert cosines(rows, rows[3])[3] == own[3]  # whatever other rows are compared
+
+
+async def test_of_pictures_for_the_same_words_the_index_finds_the_youngest() -> None:
+    index, row = MemoryIndex(), np.array([0.6, 0.8], np.float32)
+    for name in ("b", "a", "d", "c"):
+        await index.add([IndexItem(name, {"whole": row})])
+    await index.remove(["d"])
+    found = [hit.entry_id for hit in await index.search("whole", row, IndexFilter(), 2)]
+    assert found == ["c", "b"]
