@@ -81,16 +81,17 @@ def replay(
         ),
     ] = False,
     bound: Annotated[bool, Optional(help="Compute the offline upper bound.")] = True,
-    embeddings: Annotated[Path, Optional(help="Where embeddings and neighbour lists are kept.")] = Path(
+    embeddings: Annotated[Path, Optional(help="Where embeddings, neighbour lists and decisions are kept.")] = Path(
         ".afterimage/embeddings"
     ),
+    anew: Annotated[bool, Optional("--anew", help="Decide everything again, whatever an earlier run decided.")] = False,
 ) -> None:
     """Offer one trace to many cache policies, and write one folder that compares them.
 
     Each request is decided by the code that serves: K table, choice among candidates, what is kept, what leaves.
     Nothing is drawn, the cache holds names; every picture would take T = 50 steps. With --workers each request comes
-    at its time and is drawn in virtual time, and what it leaves is there once it is finished. Embeddings and neighbour
-    lists stay on disk, so that a run can be broken off and the next one is fast.
+    at its time and is drawn in virtual time, and what it leaves is there once it is finished. Embeddings, neighbour
+    lists and decisions stay on disk, so that a run that was broken off goes on.
 
     [bold]Examples[/bold]
 
@@ -139,6 +140,7 @@ def replay(
         neighbours=neighbours,
         bound=bound,
         embeddings=embeddings,
+        anew=anew,
     )
     console = wide()
     with _bars(console) as bar:
@@ -231,6 +233,9 @@ def _show(console: Console, summary: dict[str, Any]) -> None:
         for row in _rows(budget):
             shown.add_row(*row)
         console.print(shown)
+    if taken := summary["taken_over"]:
+        named = ", ".join(f"{one['policy']} at {one['states']:,}" for one in taken)
+        console.print(Text(f"Taken over as an earlier run decided them (--anew: not): {named}."))
     console.print(Text(summary["thresholds"]))
     console.print(
         Text(

@@ -15,6 +15,7 @@ from services.replay.bound import Bound, bound, options_of, tightened
 from services.replay.embeddings import EmbeddingStore, embed
 from services.replay.encoders import Rows, TextEncoder
 from services.replay.figures import Run
+from services.replay.kept import Kept, Made, read, write
 from services.replay.load import Load
 from services.replay.neighbours import Neighbours, find_neighbours, load_neighbours
 from services.replay.policy import PolicySettings
@@ -154,24 +155,47 @@ class Offered:
     entries: bool = False
     fleet: Fleet | None = None
     """None: decisions alone, each kept before the next request."""
+    kept: Kept | None = None
+    """Where what is decided is kept; None: nowhere."""
+    anew: bool = False
+    """Whether all is decided again, whatever is kept."""
 
 
-def replay(load: Load, policies: Sequence[tuple[str, PolicySettings]], offered: Offered, bar: Bar) -> Iterator[Run]:
-    """Every policy at every budget, in turn."""
+def replay(
+    load: Load,
+    policies: Sequence[tuple[str, PolicySettings]],
+    offered: Offered,
+    bar: Bar,
+    took_over: Callable[[str, int], None] = lambda policy, room: None,
+) -> Iterator[Run]:
+    """Every policy at every budget, in turn; `took_over` hears of those that an earlier run had decided."""
     for room in offered.budgets:
         for name, policy in policies:
-            advance = bar(name, len(load.trace))
-            start, processor = time.monotonic(), time.process_time()
-            one = Replay(load, policy, room, entries=offered.entries)
-            if offered.fleet is None:
-                made, served = one.run(advance), None
+            path = None
+            if offered.kept is not None:
+                path = offered.kept.path(policy, room, entries=offered.entries, fleet=offered.fleet)
+            made = read(path) if path is not None and not offered.anew else None
+            if made is None:
+                made = _decided(load, policy, room, offered, bar(name, len(load.trace)))
+                if path is not None:
+                    write(path, made)
             else:
-                made, served = TimedReplay(one, load.trace, load.steps, offered.fleet).run(advance)
+                took_over(name, room)
             plain = policy.reuses == "latent" and policy.state_codec == "fp16"
-            bounded = plain and not offered.entries and served is None
-            seconds = time.monotonic() - start, time.process_time() - processor
-            predicts = policy.predictor != "always"
-            yield Run(name, policy.title, policy.is_surrogate, bounded, room, made, *seconds, served, predicts)
+            bounded = plain and not offered.entries and made.served is None
+            what = made.decisions, made.seconds, made.processor_s, made.served
+            yield Run(name, policy.title, policy.is_surrogate, bounded, room, *what, policy.predictor != "always")
+
+
+def _decided(load: Load, policy: PolicySettings, room: int, offered: Offered, advance: Callable[[int], None]) -> Made:
+    start, processor = time.monotonic(), time.process_time()
+    one = Replay(load, policy, room, entries=offered.entries)
+    decisions, served = (
+        (one.run(advance), None)
+        if offered.fleet is None
+        else TimedReplay(one, load.trace, load.steps, offered.fleet).run(advance)
+    )
+    return Made(decisions, served, time.monotonic() - start, time.process_time() - processor)
 
 
 def bounds(load: Load, budgets: Sequence[int], warmup: int) -> list[Bound]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from services.replay.bound import Bound
 from services.replay.encoders import TextEncoder, open_encoder
 from services.replay.figures import Run, figures
+from services.replay.kept import Kept
 from services.replay.policy import PolicySettings
 from services.replay.run import Bar, Offered, Options, Prepared, Timings, bounds, embedded, prepare, replay, state_bytes
 from services.replay.surrogate import MODM_ENDS, read_curve
@@ -56,6 +57,8 @@ class Asked:
     neighbours: int = 64
     bound: bool = True
     embeddings: Path = Path(".afterimage/embeddings")
+    anew: bool = False
+    """Whether policies are replayed that an earlier run replayed alike."""
 
 
 def study(asked: Asked, bar: Bar) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
@@ -75,7 +78,12 @@ def study(asked: Asked, bar: Bar) -> tuple[dict[str, Any], dict[str, npt.NDArray
     prepared = prepare(trace, encoder, asked.embeddings, options, bar)
     each = 1 if asked.entries else state_bytes(DEFAULT_SIZE)
     budgets = [states * each for states in asked.states]
-    runs = list(replay(prepared.load, asked.policies, Offered(budgets, asked.entries, asked.fleet), bar))
+    taken: list[tuple[str, int]] = []
+    kept = Kept(asked.embeddings / encoder.hash, prepared.load)
+    offered = Offered(budgets, asked.entries, asked.fleet, kept, asked.anew)
+    runs = list(
+        replay(prepared.load, asked.policies, offered, bar, lambda name, room: taken.append((name, room // each)))
+    )
     start = time.monotonic()
     bounded = asked.bound and any(run.bounded for run in runs)
     upper = bounds(prepared.load, budgets, warmup) if bounded else []
@@ -89,8 +97,9 @@ def study(asked: Asked, bar: Bar) -> tuple[dict[str, Any], dict[str, npt.NDArray
         "arrivals": arrivals,
     }
     summary = _summary(asked, about, encoder, table, thresholds, prepared, runs, upper)
-    kept = {f"{run.room // each}/{run.policy}": run.decisions.start_step[warmup:] for run in runs}
-    return summary, {"users": trace.users[warmup:], **kept}
+    summary["taken_over"] = [{"policy": name, "states": states} for name, states in taken]
+    starts = {f"{run.room // each}/{run.policy}": run.decisions.start_step[warmup:] for run in runs}
+    return summary, {"users": trace.users[warmup:], **starts}
 
 
 def _trace(asked: Asked) -> tuple[Trace, str]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +60,29 @@ def test_the_second_run_encodes_nothing(tmp_path: Path) -> None:
     timings = json.loads((tmp_path / "out" / "summary.json").read_text())["timings"]
     assert timings["encoded"] == 0
     assert timings["neighbours_kept"]
+
+
+def test_what_a_killed_replay_had_finished_is_taken_over_and_said(tmp_path: Path) -> None:
+    given = ("--policies", "lru-hits,afterimage", "--states", "100", "--decisions-only", "--no-bound")
+    where = ("--limit", "300", "--out", str(tmp_path / "out"), "--embeddings", str(tmp_path / "embeddings"))
+    killed = subprocess.Popen([sys.executable, "-m", "services", "replay", TRACE, *where, *given])
+    try:
+        until = time.monotonic() + 120
+        while not [path for path in tmp_path.glob("embeddings/*/decided-*.npz") if ".part" not in path.name]:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    finally:
+        killed.kill()
+        killed.wait()
+    said = " ".join(run(tmp_path, *given).split())
+    assert "Taken over as an earlier run decided them (--anew: not): lru-hits at 100" in said
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["taken_over"][0] == {"policy": "lru-hits", "states": 100}
+    assert "Taken over" not in run(tmp_path, *given, "--anew")
+    again = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert again["taken_over"] == []
+    for name in ("lru-hits", "afterimage"):
+        assert again["policies"][name]["k_histogram"] == summary["policies"][name]["k_histogram"]
 
 
 def test_the_page_says_all_that_was_found(tmp_path: Path) -> None:

@@ -1,0 +1,148 @@
+"""A replay that was broken off goes on: what is decided stays, and what changed is decided again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.replay import kept
+from services.replay.figures import Run
+from services.replay.kept import Kept, read
+from services.replay.load import Load
+from services.replay.policy import PolicySettings, read_policy
+from services.replay.run import Offered, replay
+from services.replay.simulation import Decisions
+from services.replay.timed import Fleet
+from services.replay.workers import Profile
+from shared.models.k_table import Level
+from tests.unit.replay.house import STATE, load_of, topics
+
+POLICIES = [(name, read_policy(name)) for name in ("lru-hits", "afterimage", "flexcache")]
+ROOM = 60 * STATE
+FLEET = Fleet(Profile("toy", (1, 8), (0.1, 0.2), 0.1), 2, 8)
+
+
+@pytest.fixture(scope="module")
+def load() -> Load:
+    return load_of(*topics(300))
+
+
+class Said:
+    """What began and what was taken over; breaks off where it is told to."""
+
+    def __init__(self, broken_at: str = "") -> None:
+        self.began: list[str] = []
+        self.taken: list[tuple[str, int]] = []
+        self._broken_at = broken_at
+
+    def bar(self, stage: str, total: int) -> Callable[[int], None]:
+        self.began.append(stage)
+
+        def advance(count: int) -> None:
+            if stage == self._broken_at:
+                raise KeyboardInterrupt
+
+        return advance
+
+    def took(self, policy: str, room: int) -> None:
+        self.taken.append((policy, room))
+
+
+def run(
+    load: Load,
+    folder: Path,
+    said: Said,
+    policies: list[tuple[str, PolicySettings]] | None = None,
+    room: int = ROOM,
+    *,
+    fleet: Fleet | None = None,
+    entries: bool = False,
+    anew: bool = False,
+) -> list[Run]:
+    offered = Offered([room], entries, fleet, Kept(folder, load), anew)
+    return list(replay(load, POLICIES if policies is None else policies, offered, said.bar, said.took))
+
+
+def alike(one: Run, other: Run) -> bool:
+    names = [field.name for field in fields(Decisions)]
+    return all(np.array_equal(getattr(one.decisions, name), getattr(other.decisions, name)) for name in names)
+
+
+def test_what_was_finished_before_the_break_is_not_decided_again(load: Load, tmp_path: Path) -> None:
+    broken, again = Said("afterimage"), Said()
+    with pytest.raises(KeyboardInterrupt):
+        run(load, tmp_path, broken)
+    assert broken.began == ["lru-hits", "afterimage"]
+    runs = run(load, tmp_path, again)
+    assert again.taken == [("lru-hits", ROOM)]
+    assert again.began == ["afterimage", "flexcache"]
+    for one, other in zip(runs, run(load, tmp_path / "elsewhere", Said()), strict=True):
+        assert alike(one, other)
+        assert (one.policy, one.title, one.bounded) == (other.policy, other.title, other.bounded)
+
+
+@pytest.mark.parametrize("fleet", [None, FLEET])
+def test_a_second_run_takes_over_everything_as_it_was(load: Load, tmp_path: Path, fleet: Fleet | None) -> None:
+    first, said = run(load, tmp_path, Said(), fleet=fleet), Said()
+    for one, other in zip(first, run(load, tmp_path, said, fleet=fleet), strict=True):
+        assert alike(one, other)
+        assert (one.seconds, one.processor_s) == (other.seconds, other.processor_s)
+        if one.served is not None and other.served is not None:
+            assert one.served.done_at.tolist() == other.served.done_at.tolist()
+            assert one.served.longest_queue == other.served.longest_queue
+        assert (one.served is None) == (other.served is None) == (fleet is None)
+    assert said.began == []
+    assert len(said.taken) == len(POLICIES)
+    anew = Said()
+    run(load, tmp_path, anew, fleet=fleet, anew=True)
+    assert anew.taken == []
+
+
+def test_whatever_changes_a_decision_is_decided_again(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((name, policy),) = only = POLICIES[:1]
+    run(load, tmp_path, Said(), only)
+
+    def runs_again(load: Load, policy: PolicySettings = policy, room: int = ROOM, **more: object) -> bool:
+        said = Said()
+        run(load, tmp_path, said, [(name, policy)], room, **more)  # type: ignore[arg-type]
+        assert len(said.began) + len(said.taken) == 1
+        return not said.taken
+
+    assert not runs_again(load)
+    assert not runs_again(load, policy.model_copy(update={"title": "by another name"}))
+    assert runs_again(load, policy.model_copy(update={"candidates": 3}))
+    assert runs_again(load, room=ROOM + 1)
+    assert runs_again(load, entries=True)
+    assert runs_again(load, fleet=FLEET)
+    table = replace(load.table, levels=(*load.table.levels, Level(30, 0.99)))
+    assert runs_again(replace(load, table=table))
+    assert runs_again(replace(load, state_bytes=load.state_bytes + 1))
+    assert runs_again(replace(load, trace=replace(load.trace, arrival_s=2 * load.trace.arrival_s)))
+    assert runs_again(replace(load, trace=replace(load.trace, users=load.trace.users + np.arange(300) % 2)))
+    assert runs_again(replace(load, group_of=np.arange(300) % 2))
+    monkeypatch.setattr(kept, "_code", lambda: ["another version"])
+    assert runs_again(load)
+
+
+def test_what_a_kill_left_half_written_is_decided_again(load: Load, tmp_path: Path) -> None:
+    run(load, tmp_path, Said())
+    (whole, *_) = sorted(tmp_path.glob("decided-*.npz"))
+    assert read(whole) is not None
+    whole.write_bytes(whole.read_bytes()[:-100])
+    assert read(whole) is None
+    assert read(tmp_path / "nothing.npz") is None
+    said = Said()
+    run(load, tmp_path, said)
+    assert len(said.began) == 1
+    assert read(whole) is not None
+
+
+def test_every_source_that_decides_is_there() -> None:
+    for pattern in kept.DECIDING:
+        assert list(kept.ROOT.glob(pattern)), pattern
