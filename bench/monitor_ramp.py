@@ -22,11 +22,11 @@ from bench.recording import RESULTS, machine, quantile, record, settings_of, tab
 from bench.trace_plans import Hits, load_hits
 from bench.two_models import ASSUMPTIONS as SHARED
 from bench.virtual_systems import LARGE, SMALL, Arrivals, Modm, Run, bundled_speeds, miss, plain, plans_of, poisson
-from bench.virtual_workers import Speed
 from services.global_monitor.allocation import allocate
 from services.global_monitor.fleet import Group
 from services.global_monitor.monitor import Rules
 from services.global_monitor.workload import Workload
+from services.replay.pace import Profile
 from shared.types import PlanSource
 
 BATCH = 8
@@ -83,9 +83,9 @@ def work_of(hits: Hits) -> Workload:
     return Workload(miss_work, hit_work, small_work)
 
 
-def oracle(ramp: Ramp, each: Workload, speeds: dict[str, Speed], count: int, rules: Rules) -> list[int]:
+def oracle(ramp: Ramp, each: Workload, speeds: dict[str, Profile], count: int, rules: Rules) -> list[int]:
     """Large workers in every period, by who knows its mean rate; each: work of one request."""
-    rates = {model: BATCH / speed.step(BATCH) / 50 for model, speed in speeds.items()}
+    rates = {model: BATCH / speed.of(BATCH) / 50 for model, speed in speeds.items()}
     fleet = {SMALL: [Group(count, rates[LARGE], rates[SMALL])]}
     large = [count]
     for period in range(int(ramp.ends_at // rules.period_s)):
@@ -184,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     on, speeds = machine(), bundled_speeds()
-    capacity = given.workers / speeds[LARGE].share(BATCH)
+    capacity = given.workers / speeds[LARGE].share_s(BATCH)
     ramp = Ramp(given.low * capacity, given.high * capacity, 60 * given.hold_min, 60 * given.ramp_min)
     rules = Rules(LARGE, (SMALL,), mode=given.mode, period_s=given.period_s, window_s=max(given.period_s, 60.0))
     hits = {name: load_hits(name, given.plans) for name in ("nirvana", "modm")}

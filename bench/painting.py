@@ -11,10 +11,11 @@ import torch
 from bench.cached_serving import Drawing
 from services.gateway.lanes import lane_for
 from services.gpu_worker.codecs import encode_png, encode_state
+from services.gpu_worker.duty import taken_by
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import Finished, LatentCaptured, Left
 from services.gpu_worker.families import Family, load_family
-from services.gpu_worker.starts import start_of, taken_by, task_of
+from services.gpu_worker.starts import start_of, task_of
 from shared.messages import refine_lane
 from shared.models.card import served_cards
 from shared.settings import Settings

@@ -19,8 +19,8 @@ from bench.plotting import pyplot_or_none
 from bench.recording import RESULTS, machine, record, settings_of, table
 from bench.trace_plans import Hits, load_hits
 from bench.virtual_systems import Modm, Run, everyone_may, latent, miss, plain, steady
-from bench.virtual_workers import STEPS, Speed
 from services.global_monitor.monitor import Rules
+from services.replay.pace import STEPS, Profile
 from shared.types import Plan, PlanSource
 
 LARGE, SDXL, SANA = "sd3.5-large", "sdxl", "sana"
@@ -47,8 +47,8 @@ ASSUMPTIONS = (
 )
 
 
-def speeds_of(seconds: Mapping[str, float]) -> dict[str, Speed]:
-    return {model: Speed({1: each / STEPS}) for model, each in seconds.items()}
+def speeds_of(seconds: Mapping[str, float]) -> dict[str, Profile]:
+    return {model: Profile(model, (1,), (each / STEPS,)) for model, each in seconds.items()}
 
 
 def latents_of(hits: Hits) -> list[Plan]:
@@ -58,7 +58,7 @@ def latents_of(hits: Hits) -> list[Plan]:
 
 
 def level(
-    per_minute: float, plans: Mapping[str, Sequence[Plan]], speeds: dict[str, Speed], given: argparse.Namespace
+    per_minute: float, plans: Mapping[str, Sequence[Plan]], speeds: dict[str, Profile], given: argparse.Namespace
 ) -> dict[str, Any]:
     """Served a minute once settled, and who did it."""
     until, settle = 3600 * given.hours, 1800 * given.hours

@@ -20,8 +20,9 @@ from bench.recording import RESULTS, machine, quantile, record, settings_of, tab
 from bench.trace_plans import load_hits
 from bench.two_models import ASSUMPTIONS as SHARED
 from bench.virtual_systems import LARGE, SMALL, Modm, bundled_speeds, miss, plain, plans_of, steady
-from bench.virtual_workers import Done, Speed
 from services.global_monitor.monitor import Rules
+from services.replay.pace import Profile
+from services.replay.workers import Done
 from shared.types import Plan
 
 LATE = (2.0, 4.0)
@@ -52,10 +53,10 @@ def judged(done: Sequence[Done], offered: Mapping[int, float], until: float, alo
 
 
 def level(
-    rate: float, workers: int, rows: int, plans: Mapping[str, Sequence[Plan]], speeds: dict[str, Speed],
+    rate: float, workers: int, rows: int, plans: Mapping[str, Sequence[Plan]], speeds: dict[str, Profile],
     given: argparse.Namespace,
 ) -> dict[str, dict[str, float]]:  # fmt: skip
-    until, settle, alone_s = 60 * given.minutes, 60 * given.settle_min, speeds[LARGE].alone()
+    until, settle, alone_s = 60 * given.minutes, 60 * given.settle_min, speeds[LARGE].alone_s()
     rules = Rules(LARGE, (SMALL,), mode=given.mode, period_s=given.period_s, window_s=max(given.period_s, 60.0))
 
     def arrivals() -> Any:
@@ -143,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     fleets = []
     for rows in given.rows:
         for workers in given.workers:
-            most = workers / speeds[LARGE].share(rows)
+            most = workers / speeds[LARGE].share_s(rows)
             levels = [
                 {"offered": one, "per_s": one * most,
                  "systems": level(one * most, workers, rows, plans, speeds, given)}
@@ -157,7 +158,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     plot(fleets, given.out / "slo_latency.png")
     settings = {**settings_of(given), "assumptions": ASSUMPTIONS}
-    record("slo_latency", {"large_alone_s": speeds[LARGE].alone(), "fleets": fleets}, settings, on=on, folder=given.out)
+    record(
+        "slo_latency", {"large_alone_s": speeds[LARGE].alone_s(), "fleets": fleets}, settings, on=on, folder=given.out
+    )
 
 
 if __name__ == "__main__":

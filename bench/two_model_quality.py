@@ -35,9 +35,9 @@ from bench.trace_plans import MODM, NIRVANA, RETRIEVAL
 from bench.traced_systems import Served, System, SystemRun, main_size, same_work
 from bench.two_models import FEWER_STEPS
 from bench.virtual_systems import bundled_speeds
-from bench.virtual_workers import STEPS, Speed
 from load.sessions import SHIPPED_SEED, Prompt, make_trace
 from services.embedder.encoder import Encoder
+from services.replay.pace import STEPS, Profile
 from shared.errors import ConfigurationError
 from shared.models.card import served_cards
 from shared.settings import Settings
@@ -111,21 +111,21 @@ def features_of(run: SystemRun, indices: Sequence[int], encoder: Encoder) -> Fea
     return found
 
 
-def cost(served: Iterable[Served], speeds: Mapping[str, Speed], rows: int = 8) -> float:
+def cost(served: Iterable[Served], speeds: Mapping[str, Profile], rows: int = 8) -> float:
     """Seconds of a worker's time a request, in vanilla's."""
-    full = speeds["large"].share(rows)
+    full = speeds["large"].share_s(rows)
     return fmean(_seconds(one, speeds, rows) for one in served) / full
 
 
-def _seconds(one: Served, speeds: Mapping[str, Speed], rows: int) -> float:
+def _seconds(one: Served, speeds: Mapping[str, Profile], rows: int) -> float:
     if one.source == PlanSource.EXACT:
         return 0.0
     speed = speeds[one.model]
     encoded = speed.decode_s if one.source == PlanSource.IMAGE else 0.0
-    return speed.share(rows, one.steps_run) + encoded
+    return speed.share_s(rows, one.steps_run) + encoded
 
 
-def figures_of(scored: Mapping[str, Scored], speeds: Mapping[str, Speed]) -> dict[str, Any]:
+def figures_of(scored: Mapping[str, Scored], speeds: Mapping[str, Profile]) -> dict[str, Any]:
     reference = scored["reference"].features
     systems: dict[str, dict[str, Any]] = {}
     for name, one in scored.items():

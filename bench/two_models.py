@@ -3,7 +3,7 @@
     python -m bench.two_models
 
 The bundled pair's measured latencies (`latency.json`: 64×64, one thread, batches of up to 8), the decisions of
-bench.trace_plans, and the services' own lanes, duties, claims and monitor (bench/virtual_workers.py). Every system is
+bench.trace_plans, and the services' own lanes, duties, claims and monitor (services/replay/workers.py). Every system is
 offered the same arrivals, more than any of them can serve. What is assumed stands in ASSUMPTIONS and in the results.
 """
 
@@ -29,10 +29,11 @@ from bench.virtual_systems import (
     miss,
     plain,
     plans_of,
+    served_together,
     steady,
 )
-from bench.virtual_workers import Speed, served_together
 from services.global_monitor.monitor import Rules
+from services.replay.pace import Profile
 from shared.types import PlanSource
 
 FEWER_STEPS = 10
@@ -90,8 +91,8 @@ def _over(workers: int, cost: float) -> float:
     return workers / cost if cost else float("inf")
 
 
-def bound_of(hits: Hits, speeds: Mapping[str, Speed], rows: int) -> Bound:
-    return Bound(hits.rate, hits.share_skipped, speeds[SMALL].share(rows) / speeds[LARGE].share(rows))
+def bound_of(hits: Hits, speeds: Mapping[str, Profile], rows: int) -> Bound:
+    return Bound(hits.rate, hits.share_skipped, speeds[SMALL].share_s(rows) / speeds[LARGE].share_s(rows))
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Load:
     seed: int
 
 
-def run_all(load: Load, speeds: dict[str, Speed], hits: Mapping[str, Hits], rules: Rules) -> dict[str, Run]:
+def run_all(load: Load, speeds: dict[str, Profile], hits: Mapping[str, Hits], rules: Rules) -> dict[str, Run]:
     def arrivals() -> Any:
         return steady(load.rate, load.until, load.seed)
 
@@ -213,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rules = Rules(LARGE, (SMALL,), period_s=given.period_s, window_s=max(given.period_s, 60.0))
     fleets = []
     for workers in given.workers:
-        fastest = max(1 / speeds[SMALL].share(given.rows), 1 / speeds[LARGE].share(given.rows, FEWER_STEPS))
+        fastest = max(1 / speeds[SMALL].share_s(given.rows), 1 / speeds[LARGE].share_s(given.rows, FEWER_STEPS))
         rate = given.offered * workers * fastest
         load = Load(workers, given.rows, rate, 60 * given.settle_min, 60 * given.minutes, given.seed)
         fleets.append(figures_of(load, run_all(load, speeds, hits, rules), bound))

@@ -165,7 +165,7 @@ async def drive(stack: Stack, way: Way, given: argparse.Namespace, rows: Sequenc
 def with_bounds(systems: dict[str, Any], users: int) -> dict[str, Any]:
     """Speedups, and beside MoDM's the bound from its own hits: of two workers one stays large, or both do both."""
     speeds, rows = bundled_speeds(), min(ROWS, max(users // WORKERS, 1))
-    ratio = speeds[SMALL].share(rows) / speeds[LARGE].share(rows)
+    ratio = speeds[SMALL].share_s(rows) / speeds[LARGE].share_s(rows)
     for name, one in systems.items():
         if "vanilla" in systems:
             one["speedup"] = one["per_s"] / systems["vanilla"]["per_s"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +9,12 @@ from itertools import cycle
 
 from bench.trace_plans import Hits
 from bench.traced_systems import Served
-from bench.virtual_workers import STEPS, Done, Request, Speed, Worker, Workers
 from services.gateway.lanes import only_model
 from services.global_monitor.monitor import Decision, GlobalMonitor, Rules
 from services.gpu_worker.duty import Duty
+from services.replay.pace import STEPS, Profile, read_profile
+from services.replay.workers import Done, Request, Worker, Workers
 from shared.messages import JobQueued, JobSucceeded, WorkerReported, WorkersAssigned
-from shared.models.card import BUNDLED
 from shared.types import ModelPlan, Plan, PlanSource
 
 LARGE, SMALL = "large", "small"
@@ -24,14 +23,9 @@ Arrivals = Iterator[tuple[int, float]]
 """(number from 1 on, at)."""
 
 
-def measured_speed(model: str) -> Speed:
-    """Of a bundled model, as `afterimage profile` measured it: 64×64, one thread."""
-    found = json.loads((BUNDLED / model / "latency.json").read_text())
-    return Speed({int(rows): float(s) for rows, s in found["step_s"].items()}, float(found["decode_s"]))
-
-
-def bundled_speeds() -> dict[str, Speed]:
-    return {model: measured_speed(model) for model in (LARGE, SMALL)}
+def bundled_speeds() -> dict[str, Profile]:
+    """As `afterimage profile` measured them: 64×64, one thread."""
+    return {model: read_profile(f"bundled:{model}") for model in (LARGE, SMALL)}
 
 
 def poisson(rate: Callable[[float], float], highest: float, until: float, seed: int) -> Arrivals:
@@ -92,7 +86,7 @@ class Run:
 
 
 def plain(
-    arrivals: Arrivals, plans: Sequence[Plan], speeds: dict[str, Speed], count: int, until: float,
+    arrivals: Arrivals, plans: Sequence[Plan], speeds: dict[str, Profile], count: int, until: float,
     *, model: str = LARGE, max_rows: int = 8, steps: int = STEPS,
 ) -> Run:  # fmt: skip
     """Every worker runs `model`."""
@@ -104,7 +98,7 @@ def plain(
 
 
 def handed_out(
-    arrivals: Arrivals, hits: Hits, speeds: dict[str, Speed], count: int, until: float, *, max_rows: int = 8
+    arrivals: Arrivals, hits: Hits, speeds: dict[str, Profile], count: int, until: float, *, max_rows: int = 8
 ) -> Run:
     """Hits are answered at once with a picture as it is, and take nobody's time."""
     run, missed = Run(), []
@@ -123,14 +117,14 @@ class Modm:
     """The global monitor over virtual workers."""
 
     def __init__(
-        self, arrivals: Arrivals, plans: Sequence[Plan], speeds: dict[str, Speed], count: int, rules: Rules,
+        self, arrivals: Arrivals, plans: Sequence[Plan], speeds: dict[str, Profile], count: int, rules: Rules,
         until: float, *, max_rows: int = 8,
     ) -> None:  # fmt: skip
         self.run = Run(models=[(0.0, count)])
         self._offered = (Request(number, at, plan) for (number, at), plan in zip(arrivals, cycle(plans), strict=False))
         self._rules, self._until, self._max_rows = rules, until, max_rows
         self._steps = tuple(
-            (model, rows, speed.step(rows)) for model, speed in speeds.items() for rows in sorted({1, max_rows})
+            (model, rows, speed.of(rows)) for model, speed in speeds.items() for rows in sorted({1, max_rows})
         )
         self._monitor = GlobalMonitor(rules, 0.0)
         self._workers = Workers(
@@ -194,3 +188,16 @@ def everyone_may(hits: Hits, models: Sequence[str], large: str) -> list[Plan]:
         is_hit = one.source == PlanSource.IMAGE
         plans.append(picture([(model, one.start_step) for model in models], large) if is_hit else miss(large))
     return plans
+
+
+def served_together(done: Sequence[Done], since: float, until: float) -> float:
+    """Requests a second between two times, counting only those whose predecessors are served too: no kind of request
+    is served at the cost of another."""
+    served = {one.request.number: one.at for one in done}
+    counts = [0, 0]
+    for place, end in enumerate((since, until)):
+        number = counts[0]
+        while served.get(number + 1, float("inf")) <= end:
+            number += 1
+        counts[place] = number
+    return (counts[1] - counts[0]) / (until - since)

@@ -113,10 +113,10 @@ def replay(
         named = " ".join(map(str, given))
         raise InvalidRequestError("trace", "name one trace, or replays with --compare", named)
     from services.replay import report
+    from services.replay.pace import read_profile
     from services.replay.policy import read_policy
     from services.replay.study import Asked, study
     from services.replay.timed import Fleet
-    from services.replay.workers import read_profile
 
     if decisions_only == bool(workers):
         raise ConfigurationError("say --decisions-only, or --workers for virtual time, one of the two")

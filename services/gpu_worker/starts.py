@@ -11,6 +11,7 @@ from typing import Any
 
 from services.gpu_worker import checkpoints
 from services.gpu_worker.codecs import decode_checkpoint, decode_png, decode_state
+from services.gpu_worker.duty import handed_on, taken_by
 from services.gpu_worker.families import Family
 from services.gpu_worker.resizing import fitted
 from services.gpu_worker.rows import FromCheckpoint, FromNoise, FromPicture, FromState, Start, Task
@@ -82,23 +83,6 @@ def guidance_of(plan: Plan, request: Request) -> float:
     """The plan's for its model, where it says one: not every model takes what the request was made for."""
     own = next((one.guidance for one in plan.may_run if one.model == plan.model), None)
     return request.guidance if own is None else own
-
-
-def taken_by(plan: Plan, families: Mapping[str, Family], preferred: Collection[str] = ()) -> Plan:
-    """The plan with a model that is here and that model's own k, fixed from now on (MoDM §4.2).
-
-    An image hit is drawn by the cheapest of the `preferred` models that may, else by the cheapest that is here; a
-    latent hit whose model is not here by its fallback. Unchanged where nobody here may draw it.
-    """
-    if plan.source is PlanSource.LATENT and plan.model not in families and plan.fallback is not None:
-        other = taken_by(plan.fallback, families, preferred)
-        return replace(other, candidates=plan.candidates) if other.model in families else plan
-    here = [one for one in plan.may_run if one.model in families]
-    if plan.source is not PlanSource.IMAGE or not here:
-        return plan
-    able = next((one for one in here if one.model in preferred), here[0])
-    weights_hash = families[able.model].card.weights_hash
-    return replace(plan, model=able.model, start_step=able.start_step, weights_hash=weights_hash)
 
 
 def smaller_starts(plan: Plan, entry: Entry, card: ModelCard, request: Request, why: str) -> Iterator[Plan]:
@@ -180,12 +164,9 @@ class _Preparation:
             return await self._degraded(plan, family, f"blobs: {error.outside}")
 
     def _elsewhere(self, plan: Plan, assigned: Collection[str] | None) -> Prepared:
-        """Of a plan that only models which are not here may run: the first of them that some worker runs, else a miss,
-        so that it waits for nobody who may never come; but not where a miss would wait for the same model."""
-        others = [one for one in plan.may_run if assigned is None or one.model in assigned]
-        others = others or [one for one in plan.may_run if one.model == (plan.miss_model or plan.model)]
-        if others or plan.source is not PlanSource.IMAGE:
-            there = replace(plan, model=others[0].model, start_step=others[0].start_step) if others else plan
+        """Of a plan that only models which are not here may run."""
+        there = handed_on(plan, assigned)
+        if there is not None:
             return Prepared(there, FromNoise(), None)
         names = ", ".join(one.model for one in plan.may_run)
         return self._from_noise(plan, f"workers: nobody runs {names}{DRAWN}")

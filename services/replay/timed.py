@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from services.replay.pace import Profile, slo_s
 from services.replay.simulation import Decisions, Looked, Replay, nothing_decided
 from services.replay.trace import Trace
-from services.replay.workers import Profile, Workers, slo_s
+from services.replay.workers import Done, Request, Workers
+from shared.types import Plan, PlanSource
 
 SLO_TIMES = (2.0, 4.0)
 """Of a picture drawn alone from noise (MoDM §6)."""
@@ -48,7 +51,12 @@ class TimedReplay:
         self._made = nothing_decided(count)
         self._joined, self._done = np.zeros(count), np.zeros(count)
         self._in_hand: dict[int, Looked] = {}
-        self._workers = Workers(fleet.profile, fleet.workers, fleet.max_rows, self._finished)
+        model = fleet.profile.model
+        # with one model served all waits in its own lane, hits as misses, and a broker pushes it
+        self._workers = Workers(
+            (model,), {model: fleet.profile}, fleet.workers, self._finished, max_rows=fleet.max_rows, in_turns=True
+        )
+        self._plan = cache(partial(_plan, model))
 
     def run(self, advance: Callable[[int], None] = lambda _: None) -> tuple[Decisions, Served]:
         """Until the last picture is drawn; `advance` hears of every 1,024 arrivals."""
@@ -57,7 +65,7 @@ class TimedReplay:
             self._workers.until(times[request])
             looked = self._in_hand[request] = self._replay.look(request, row, times[request])
             self._replay.note(self._made, request, looked)
-            self._workers.arrive(request, self._steps - looked.start_step)
+            self._workers.arrive(Request(request, times[request], self._plan(looked.start_step), self._steps))
             if request % 1024 == 1023:
                 advance(1024)
         self._workers.finish()
@@ -69,10 +77,16 @@ class TimedReplay:
         )  # fmt: skip
         return replace(self._made, searched=self._replay.searched), served
 
-    def _finished(self, request: int, joined_at: float, at: float) -> None:
-        self._joined[request], self._done[request] = joined_at, at
+    def _finished(self, done: Done) -> None:
+        request, at = done.request.number, done.at
+        self._joined[request], self._done[request] = done.joined_at, at
         self._made.evicted[request] = self._replay.keep(request, self._in_hand.pop(request), at)
         self._made.states[request], self._made.bytes[request] = self._replay.holds
+
+
+def _plan(model: str, start_step: int) -> Plan:
+    """A picture that is refined starts as a latent does: bringing it into one takes no time here."""
+    return Plan(PlanSource.LATENT if start_step else PlanSource.NOISE, model, start_step)
 
 
 def timed_figures(served: Served, trace: Trace, warmup: int, steps: int, fleet: Fleet) -> dict[str, Any]:

@@ -1,73 +1,55 @@
-"""Workers in virtual time: which row is in which step when, by the code that schedules and on a measured latency."""
+"""Workers in virtual time: which row is in which step when, and who takes what from which lane, on measured latencies.
+
+Nothing is drawn, and only time is made up: lanes, duties, who draws what several may and who joins a batch are decided
+by the code that serves (gateway/lanes.py; gpu_worker/duty.py and scheduler.py). Replays run them with one
+model, bench/virtual_systems.py with several and the global monitor.
+"""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import json
 import math
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
-
-from services.gpu_worker.duty import Duty, lanes
+from services.gateway.lanes import instead, lane_for
+from services.gpu_worker.duty import Duty, handed_on, lanes, preferred, taken_by, used
 from services.gpu_worker.scheduler import decide
-from shared.errors import ConfigurationError
-from shared.models.card import find_card
-from shared.models.latency import FILE
+from services.replay.pace import STEPS, Profile
+from shared.messages import lane_of
+from shared.misses import from_noise
+from shared.types import Plan, PlanSource, Size
+from shared.types import Request as Asked
+
+ASKED = Asked(prompt="", size=Size(64, 64), steps=STEPS, guidance=1.0, seed=0)
+"""What a request says of itself as far as its lane goes: it names no model."""
 
 
-@dataclass(frozen=True)
-class Profile:
-    """What `afterimage profile` measured of a model: seconds of a step by rows in the batch, and of a decoding."""
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`plan` of `steps` steps."""
 
-    model: str
-    rows: tuple[int, ...]
-    """Rising."""
-    step_s: tuple[float, ...]
-    decode_s: float
+    number: int
+    at: float
+    plan: Plan
+    steps: int = STEPS
 
-    def of(self, rows: int) -> float:
-        """Seconds of one step; between what was measured as on a line, beyond it as much more per row as at its end."""
-        if rows <= self.rows[-1] or len(self.rows) == 1:
-            return float(np.interp(rows, self.rows, self.step_s)) * max(1.0, rows / self.rows[-1])
-        slope = (self.step_s[-1] - self.step_s[-2]) / (self.rows[-1] - self.rows[-2])
-        return self.step_s[-1] + slope * (rows - self.rows[-1])
-
-    def alone_s(self, steps: int) -> float:
-        """Of a picture from noise on an idle worker: what SLOs are multiples of (MoDM §6)."""
-        return steps * self.of(1) + self.decode_s
-
-
-def read_profile(name: str) -> Profile:
-    """`latency.json` beside a model's weights (bundled:NAME, a folder, a hub id), or a file like it (.json).
-
-    Raises ConfigurationError where there is none, or it is no latency; ModelError for a model that is not there.
-    """
-    path = Path(name) if name.endswith(".json") else find_card(name).folder / FILE
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        by_rows = sorted((int(rows), float(seconds)) for rows, seconds in found["step_s"].items())
-        decode_s = float(found["decode_s"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"profile {name!r}: no measured latency in {path} ({error!r})") from error
-    if not by_rows or by_rows[0][0] < 1 or min(seconds for _, seconds in by_rows) <= 0 or decode_s < 0:
-        raise ConfigurationError(f"profile {name!r}: {path} has no step of a positive time")
-    rows, seconds = zip(*by_rows, strict=True)
-    return Profile(path.parent.name if name.endswith(".json") else find_card(name).name, rows, seconds, decode_s)
+    @property
+    def is_hit(self) -> bool:
+        return self.plan.source is not PlanSource.NOISE
 
 
 @dataclass(slots=True)
 class Row:
-    """One request in a worker's hands; the scheduler reads it as it reads a task."""
+    """A request in a worker's hands, with the plan as it is run; the scheduler reads it as it reads a task."""
 
-    number: int
-    steps: int
-    """Left to run."""
+    request: Request
+    lane: str
     arrived: int
     joined_at: float = -1.0
     id: str = ""
@@ -82,41 +64,97 @@ class Worker:
     """One batch; between two changes of its rows all steps take equally long."""
 
     name: str
-    lane: str
-    rows: list[Row] = field(default_factory=list)
+    duty: Duty
+    wanted: Duty
+    lanes: tuple[str, ...] = ()
+    families: dict[str, Any] = field(default_factory=dict)
+    """That draw here, by model …"""
+    first: tuple[str, ...] = ()
+    """… and which of them what several may."""
+    rows: dict[str, list[tuple[int, int, Row]]] = field(default_factory=dict)
+    """By model, a heap of (the worker's step after which it ends, number, row)."""
+    ran: int = 0
+    """Steps so far."""
+    in_hand: int = 0
     begun_at: float = 0.0
     step_s: float = 0.0
+    planned: int = 0
+    """Steps of the present stretch."""
     stretch: int = 0
-    """Number of the present stretch of equal steps: events of an earlier one are void."""
+    """Its number: events of an earlier one are void."""
     running: bool = False
-    decoding: bool = False
+    shut: bool = False
+    """While pictures are decoded, and while it looks through its lanes."""
     busy_s: float = 0.0
     row_s: float = 0.0
     """Seconds times rows."""
 
+    @property
+    def switches(self) -> bool:
+        """It is to draw with another model, and takes nothing new before."""
+        return self.wanted.model != self.duty.model
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A request that was served."""
+
+    request: Request
+    at: float
+    worker: str
+    model: str
+    steps_run: int
+    joined_at: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.at - self.request.at
+
 
 @dataclass
 class Workers:
-    """`on_done` hears (request, when it joined, when it was finished) at that virtual time."""
+    """Each steps all its rows together and lets requests join and leave between steps, as the engine does; all models
+    are loaded everywhere. on_done hears what was served, on_model a worker that has changed its model.
 
-    profile: Profile
+    `in_turns`: what waits in the one lane goes to those with a free row in turns, as a broker pushes it; else each
+    worker with a free row takes it, idle ones first, as those do that listen to several lanes
+    (shared/bus/rabbitmq/receiving.py).
+    """
+
+    served: tuple[str, ...]
+    """Models, the large one first."""
+    profiles: Mapping[str, Profile]
     count: int
-    max_rows: int
-    on_done: Callable[[int, float, float], None]
+    on_done: Callable[[Done], None]
+    on_model: Callable[[Worker, float], None] = lambda worker, at: None
+    max_rows: int = 8
+    mode: str = "quality"
+    in_turns: bool = False
     now: float = 0.0
-    waiting: deque[Row] = field(default_factory=deque)
+    workers: list[Worker] = field(init=False)
+    waiting: dict[str, deque[Row]] = field(default_factory=lambda: defaultdict(deque))
     longest: int = 0
     """Queue there ever was."""
-    workers: list[Worker] = field(init=False)
+    moved: int = 0
+    """Requests that went on to another lane, because whoever took them from `refine` may not draw them."""
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _order: Iterator[int] = field(default_factory=itertools.count)
     _turn: int = 0
 
     def __post_init__(self) -> None:
-        model = self.profile.model
-        # with one model served all waits in its own lane, hits as misses (services.gateway.lanes)
-        (lane,) = lanes(Duty(model, frozenset({model})), (model,), (model,))
-        self.workers = [Worker(f"w{number:02}", lane) for number in range(self.count)]
+        first = Duty(self.served[0], frozenset({self.served[0]}), self.mode)
+        self.workers = [Worker(f"w{number:02}", first, first) for number in range(self.count)]
+        # a family says who it is and of which weights; plans made here name none
+        self._families: dict[str, Any] = {
+            model: SimpleNamespace(card=SimpleNamespace(weights_hash="")) for model in self.served
+        }
+        for worker in self.workers:
+            self._set(worker, first)
+
+    # ---- time ----
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._order), what))
 
     def until(self, when: float) -> None:
         """Everything that happens up to then."""
@@ -130,74 +168,156 @@ class Workers:
         while self._events:
             self.until(self._events[0][0])
 
-    def arrive(self, number: int, steps: int) -> None:
-        """A request with so many steps to run, now; 0: nothing to draw."""
-        if steps <= 0:
-            self.on_done(number, self.now, self.now)
+    def run(self, requests: Iterable[Request], arrived: Callable[[Request, str], None], until: float) -> None:
+        """`arrived` hears of every request and its lane before anyone can take it."""
+        for request in requests:
+            self.until(request.at)
+            self.arrive(request, arrived)
+        self.until(until)
+
+    # ---- what comes, and who is to take it ----
+
+    def arrive(self, request: Request, arrived: Callable[[Request, str], None] = lambda request, lane: None) -> None:
+        """Now; of one with no steps to run there is nothing to draw."""
+        if request.plan.start_step >= request.steps:
+            self.on_done(Done(request, self.now, "", "", 0, self.now))
             return
-        self.waiting.append(Row(number, steps, number, id=str(number)))
-        self.longest = max(self.longest, len(self.waiting))
-        self._deliver()
+        plan = request.plan
+        if plan.fallback is not None:
+            plan = instead(plan, {worker.duty.model for worker in self.workers})
+            request = request if plan is request.plan else replace(request, plan=plan)
+        lane = lane_for(ASKED, plan, self.served)
+        arrived(request, lane)
+        self._put(lane, request)
+
+    def assign(self, duties: Mapping[str, Duty]) -> None:
+        """What each worker is to do; who changes its model finishes what it has first."""
+        for worker in self.workers:
+            worker.wanted = duties[worker.name]
+            if not worker.switches:
+                self._set(worker, worker.wanted)
+        self._offer()
+
+    def _put(self, lane: str, request: Request) -> None:
+        self.waiting[lane].append(Row(request, lane, request.number, id=str(request.number)))
+        self.longest = max(self.longest, len(self.waiting[lane]))
+        if self.in_turns:
+            self._deliver()
+        else:
+            self._offer()
 
     def _deliver(self) -> None:
-        """In turns to those with a free row, as a broker does (prefetch: as many as there are rows)."""
+        """To the next with a free row (prefetch: as many as there are rows)."""
         for _ in range(self.count):
             worker = self.workers[self._turn]
             self._turn = (self._turn + 1) % self.count
-            if self.waiting and len(worker.rows) < self.max_rows:
-                if not worker.running:
-                    self._join(worker)
-                elif not worker.decoding:  # else they join when that is over
-                    self._cut(worker)
+            if worker.in_hand < self.max_rows:
+                self._wake(worker)
                 return
 
-    def _cut(self, worker: Worker) -> None:
-        """Newcomers join before the next step: the stretch ends there."""
-        steps = max(1, math.ceil((self.now - worker.begun_at) / worker.step_s - 1e-9))
-        self._end_after(worker, steps)
+    def _offer(self) -> None:
+        """To those with nothing in hand, small models first, as they can do nothing else; then to whoever has room."""
+        idle = [worker for worker in self.workers if not worker.running]
+        for worker in sorted(idle, key=lambda one: one.duty.model == self.served[0]):
+            self._wake(worker)
+        for worker in self.workers:
+            if worker.running and worker.in_hand < self.max_rows and any(self.waiting[lane] for lane in worker.lanes):
+                self._wake(worker)
+
+    def _wake(self, worker: Worker) -> None:
+        if not worker.running:
+            self._join(worker)
+        elif not worker.shut and not worker.switches:  # newcomers join before the next step: the stretch ends there
+            steps = max(1, math.ceil((self.now - worker.begun_at) / worker.step_s - 1e-9))
+            if steps < worker.planned:
+                self._end_after(worker, steps)
+
+    # ---- steps ----
 
     def _join(self, worker: Worker) -> None:
-        """Takes what there is room for, and runs until a row is done."""
-        worker.decoding = False
-        here = [self.waiting.popleft() for _ in range(min(self.max_rows - len(worker.rows), len(self.waiting)))]
-        joining = set(decide(here, worker.rows, frozenset(), self.now, self.max_rows).join) if here else set()
-        self.waiting.extendleft(row for row in reversed(here) if row.id not in joining)
-        for row in here:
-            if row.id in joining:
-                row.joined_at = self.now
-                worker.rows.append(row)
-        worker.running = bool(worker.rows)
+        """Takes what there is room for, and runs until a row is done; an empty worker that is to switch does."""
+        worker.running = worker.shut = True
+        if worker.switches and not worker.in_hand:
+            self._set(worker, worker.wanted)
+            self.on_model(worker, self.now)
+        encode_s = 0.0 if worker.switches else self._board(worker)
+        worker.shut = False
+        worker.running = worker.in_hand > 0
         if worker.running:
-            worker.begun_at, worker.step_s = self.now, self.profile.of(len(worker.rows))
-            self._end_after(worker, min(row.steps for row in worker.rows))
+            worker.begun_at = self.now + encode_s
+            worker.step_s = sum(self.profiles[model].of(len(heap)) for model, heap in worker.rows.items() if heap)
+            self._end_after(worker, min(heap[0][0] for heap in worker.rows.values() if heap) - worker.ran)
+
+    def _board(self, worker: Worker) -> float:
+        """Brings rows in; the seconds that pictures among them need before."""
+        here: list[Row] = []
+        while worker.in_hand + len(here) < self.max_rows and (row := self._taken(worker)) is not None:
+            here.append(row)
+        riding = [row for heap in worker.rows.values() for *_, row in heap] if here else []
+        joining = set(decide(here, riding, frozenset(), self.now, self.max_rows).join) if here else set()
+        encode_s = 0.0
+        for row in here:
+            plan = row.request.plan
+            if row.id not in joining:
+                self.waiting[row.lane].append(row)
+                continue
+            row.joined_at = self.now
+            ends = worker.ran + row.request.steps - plan.start_step
+            heapq.heappush(worker.rows.setdefault(plan.model, []), (ends, row.request.number, row))
+            worker.in_hand += 1
+            if plan.source is PlanSource.IMAGE:
+                encode_s += self.profiles[plan.model].decode_s
+        return encode_s
 
     def _end_after(self, worker: Worker, steps: int) -> None:
         worker.stretch += 1
-        self._at(worker.begun_at + steps * worker.step_s, partial(self._stretched, worker, worker.stretch, steps))
+        worker.planned = steps
+        self.at(worker.begun_at + steps * worker.step_s, partial(self._stretched, worker, worker.stretch))
 
-    def _stretched(self, worker: Worker, stretch: int, steps: int) -> None:
+    def _stretched(self, worker: Worker, stretch: int) -> None:
+        """Pictures that are ready are decoded one after the other, and the batch waits."""
         if stretch != worker.stretch:
             return
-        worker.busy_s += steps * worker.step_s
-        worker.row_s += steps * worker.step_s * len(worker.rows)
-        for row in worker.rows:
-            row.steps -= steps
-        done = [row for row in worker.rows if row.steps <= 0]
-        worker.rows = [row for row in worker.rows if row.steps > 0]
-        if not done:
+        lasted = worker.planned * worker.step_s
+        worker.busy_s += lasted
+        worker.row_s += lasted * worker.in_hand
+        worker.ran += worker.planned
+        at = self.now
+        for model, heap in worker.rows.items():
+            while heap and heap[0][0] <= worker.ran:
+                row = heapq.heappop(heap)[2]
+                worker.in_hand -= 1
+                at += self.profiles[model].decode_s
+                ran = row.request.steps - row.request.plan.start_step
+                done = Done(row.request, at, worker.name, model, ran, row.joined_at)
+                self.at(at, partial(self.on_done, done))
+                worker.shut = True
+        if not worker.shut:
             self._join(worker)
             return
-        worker.busy_s += len(done) * self.profile.decode_s
-        for place, row in enumerate(done, 1):  # one after the other, and no step meanwhile
-            at = self.now + place * self.profile.decode_s
-            self._at(at, partial(self.on_done, row.number, row.joined_at, at))
-        worker.decoding = True
-        self._at(self.now + len(done) * self.profile.decode_s, partial(self._join, worker))
+        worker.busy_s += at - self.now
+        self.at(at, partial(self._join, worker))
 
-    def _at(self, when: float, what: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (when, next(self._order), what))
+    def _taken(self, worker: Worker) -> Row | None:
+        """The next from its lanes, with the plan of whoever draws it here; None: they are empty."""
+        while (lane := next((lane for lane in worker.lanes if self.waiting[lane]), None)) is not None:
+            row = self.waiting[lane].popleft()
+            plan = taken_by(row.request.plan, worker.families, worker.first)
+            if plan.model in worker.families:
+                if plan is not row.request.plan:
+                    row.request = replace(row.request, plan=plan)
+                return row
+            self._move(row.request, worker.duty)
+        return None
 
+    def _set(self, worker: Worker, duty: Duty) -> None:
+        worker.duty = duty
+        worker.lanes = lanes(duty, self.served, self.served)
+        worker.families = {model: self._families[model] for model in used(duty, self.served, self.served)}
+        worker.first = preferred(duty, self.served, self.served)
 
-def slo_s(profile: Profile, steps: int, times: Sequence[float]) -> list[float]:
-    """Seconds that a request may take: multiples of a picture drawn alone (MoDM §6: 2 and 4)."""
-    return [multiple * profile.alone_s(steps) for multiple in times]
+    def _move(self, request: Request, duty: Duty) -> None:
+        """To the lane of a model that may draw it and that some worker runs, else a miss."""
+        self.moved += 1
+        plan = handed_on(request.plan, duty.assigned) or from_noise(request.plan, "workers: nobody runs it", "")
+        self._put(lane_of(plan.model), replace(request, plan=plan))

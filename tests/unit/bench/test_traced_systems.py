@@ -19,8 +19,8 @@ from bench.painting import Blank, Planned, claimed_by_small
 from bench.trace_plans import NIRVANA, RETRIEVAL, hits_of
 from bench.traced_systems import Served, System, SystemRun, main_size, same_work, windows
 from bench.two_processes import Answer
-from bench.virtual_workers import Speed
 from load.sessions import make_trace
+from services.replay.pace import Profile
 from shared.errors import ConfigurationError
 from shared.settings import Settings
 from shared.types import ModelPlan, Plan, PlanSource, Request, Size
@@ -87,7 +87,7 @@ def test_a_blank_leaves_the_states_that_its_plan_asks_for() -> None:
 def test_what_quality_figures_are_made_of() -> None:
     rng = np.random.default_rng(0)
     served = {n: Served(n, "image", "small", 10, 50, 0.6, (("small", 10),)) for n in range(40)}
-    speeds = {"large": Speed({1: 1.0, 8: 4.0}, 1.0), "small": Speed({1: 0.25, 8: 1.0}, 1.0)}
+    speeds = {"large": Profile("large", (1, 8), (1.0, 4.0), 1.0), "small": Profile("small", (1, 8), (0.25, 1.0), 1.0)}
     # of a full batch each row takes .5 and .125 s a step, and the picture is decoded and was encoded
     assert quality.cost(served.values(), speeds) == pytest.approx((40 * 0.125 + 1 + 1) / (50 * 0.5 + 1))
     handed_out = [Served(0, "exact", "", 50, 50, 0.99, ())]

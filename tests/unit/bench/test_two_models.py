@@ -12,7 +12,7 @@ from bench.remaining import EVERY_S, Remaining
 from bench.trace_plans import Hits, figures_of, load_hits
 from bench.traced_systems import Served
 from bench.virtual_systems import miss
-from bench.virtual_workers import Done, Request
+from services.replay.workers import Done, Request
 
 
 def image(index: int, k: int, *models: str) -> Served:

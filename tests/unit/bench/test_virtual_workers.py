@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from bench.virtual_systems import latent, miss, picture
-from bench.virtual_workers import Done, Request, Speed, Worker, Workers, served_together
+from bench.virtual_systems import latent, miss, picture, served_together
 from services.gpu_worker.duty import Duty
+from services.replay.pace import Profile
+from services.replay.workers import Done, Request, Worker, Workers
 from shared.messages import lane_of, refine_lane
 
-SPEEDS = {"large": Speed({1: 1.0, 2: 1.5}, 2.0), "small": Speed({1: 0.25, 2: 0.5}, 1.0)}
+SPEEDS = {
+    "large": Profile("large", (1, 2), (1.0, 1.5), 2.0),
+    "small": Profile("small", (1, 2), (0.25, 0.5), 1.0),
+}
 PAIR = ("large", "small")
 
 
@@ -35,8 +39,8 @@ def test_a_request_alone_takes_its_steps_its_picture_and_the_way_in() -> None:
     lanes = run(one, Request(1, 10.0, miss("large")), Request(2, 100.0, latent("large", 20)))
     assert [(each.request.number, each.at, each.steps_run) for each in done] == [(1, 62.0, 50), (2, 132.0, 30)]
     assert lanes == [(lane_of("large"), 1), (lane_of("large"), 2)]
-    assert SPEEDS["large"].alone() == 52.0
-    assert SPEEDS["large"].share(2) == 50 * 0.75 + 2.0
+    assert SPEEDS["large"].alone_s() == 52.0
+    assert SPEEDS["large"].share_s(2) == 50 * 0.75 + 2.0
 
 
 def test_requests_join_between_steps_and_a_batch_waits_for_decoding() -> None:
@@ -48,9 +52,9 @@ def test_requests_join_between_steps_and_a_batch_waits_for_decoding() -> None:
 
 
 def test_a_step_between_measured_batches_and_beyond_them() -> None:
-    speed = Speed({1: 1.0, 4: 2.5, 8: 8.5})
-    assert [speed.step(rows) for rows in (1, 2, 4, 6, 8, 10)] == pytest.approx([1.0, 1.5, 2.5, 5.5, 8.5, 11.5])
-    assert Speed({1: 2.0}).step(3) == 6.0
+    speed = Profile("m", (1, 4, 8), (1.0, 2.5, 8.5))
+    assert [speed.of(rows) for rows in (1, 2, 4, 6, 8, 10)] == pytest.approx([1.0, 1.5, 2.5, 5.5, 8.5, 11.5])
+    assert Profile("m", (1,), (2.0,)).of(3) == 6.0
 
 
 def test_in_throughput_mode_hits_are_the_small_ones_and_misses_the_large_ones() -> None:

@@ -13,11 +13,11 @@ from services.replay import kept
 from services.replay.figures import Run
 from services.replay.kept import Kept, read
 from services.replay.load import Load
+from services.replay.pace import Profile
 from services.replay.policy import PolicySettings, read_policy
 from services.replay.run import Offered, replay
 from services.replay.simulation import Decisions
 from services.replay.timed import Fleet
-from services.replay.workers import Profile
 from shared.models.k_table import Level
 from tests.unit.replay.house import STATE, load_of, topics
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from services.replay.load import Load
+from services.replay.pace import Profile
 from services.replay.policy import read_policy
 from services.replay.simulation import Decisions, Replay
 from services.replay.timed import Fleet, Served, TimedReplay, timed_figures
-from services.replay.workers import Profile
 from tests.unit.replay.house import STATE, load_of, topics
 
 ROOM = 60 * STATE

@@ -9,25 +9,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.replay.workers import Profile, Workers, read_profile, slo_s
+from services.replay.pace import Profile, read_profile, slo_s
+from services.replay.workers import Done, Request, Workers
 from shared.errors import ConfigurationError
+from shared.types import Plan, PlanSource
 
 ONE_A_SECOND = Profile("toy", (1, 2, 4), (1.0, 1.5, 2.0), 0.25)
 
 
 def run(
-    arrivals: list[tuple[float, int]], *, count: int = 1, max_rows: int = 2
+    arrivals: list[tuple[float, int]], *, count: int = 1, max_rows: int = 2, in_turns: bool = True
 ) -> tuple[list[tuple[float, float]], Workers]:
     """(joined, done) of each; arrivals: (second, steps)."""
     found: dict[int, tuple[float, float]] = {}
 
-    def done(number: int, joined: float, at: float) -> None:
-        found[number] = joined, at
+    def done(one: Done) -> None:
+        found[one.request.number] = one.joined_at, one.at
 
-    workers = Workers(ONE_A_SECOND, count, max_rows, done)
+    workers = Workers(("toy",), {"toy": ONE_A_SECOND}, count, done, max_rows=max_rows, in_turns=in_turns)
     for number, (at, steps) in enumerate(arrivals):
         workers.until(at)
-        workers.arrive(number, steps)
+        workers.arrive(Request(number, at, Plan(PlanSource.NOISE, "toy"), steps))
     workers.finish()
     return [found[number] for number in range(len(arrivals))], workers
 
@@ -70,23 +72,30 @@ def test_they_take_turns() -> None:
     assert workers.longest == 1
 
 
+def test_a_broker_pushes_in_turns_where_workers_that_ask_are_served_when_idle() -> None:
+    given = [(0.0, 4), (0.1, 1), (2.5, 1)]
+    # the third is pushed to the first worker, whose step ends at 3; the second has been idle since 1.35
+    assert run(given, count=2)[0][2][0] == 3.0
+    assert run(given, count=2, in_turns=False)[0][2][0] == 2.5
+
+
 arrivals = st.lists(st.tuples(st.floats(0, 50), st.integers(1, 9)), min_size=1, max_size=30)
 
 
 @settings(max_examples=60, deadline=None)
-@given(arrivals=arrivals, count=st.integers(1, 3), max_rows=st.integers(1, 4))
+@given(arrivals=arrivals, count=st.integers(1, 3), max_rows=st.integers(1, 4), in_turns=st.booleans())
 def test_everyone_is_served_with_all_steps_and_nobody_faster_than_alone(
-    arrivals: list[tuple[float, int]], count: int, max_rows: int
+    arrivals: list[tuple[float, int]], count: int, max_rows: int, in_turns: bool
 ) -> None:
     arrivals = sorted(arrivals, key=lambda one: one[0])
-    found, workers = run(arrivals, count=count, max_rows=max_rows)
+    found, workers = run(arrivals, count=count, max_rows=max_rows, in_turns=in_turns)
     for (at, steps), (joined, done) in zip(arrivals, found, strict=True):
         assert joined >= at
         assert done >= joined + ONE_A_SECOND.alone_s(steps) - 1e-6
     # a step of a full batch does the most rows a second that there are
     fewest = sum(steps for _, steps in arrivals) * min(ONE_A_SECOND.of(rows) / rows for rows in range(1, max_rows + 1))
     assert sum(one.busy_s for one in workers.workers) >= fewest - 1e-6
-    assert not workers.waiting
+    assert not any(workers.waiting.values())
 
 
 def test_a_profile_is_read_from_a_model_or_a_file(tmp_path: Path) -> None:
