@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.replay.neighbours import Neighbours
-from services.retriever.selection import Ladder
+from services.retriever.selection import Ladder, largest_present
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -204,6 +204,7 @@ def _wished(ladder: Ladder, similarities: npt.NDArray[np.float32]) -> Ints:
 
 
 def _at_most(levels: Sequence[int], wished: Ints) -> Ints:
-    """The largest level not above each; 0 for none."""
-    known = np.array([0, *sorted(levels)])
-    return known[np.searchsorted(known, wished, side="right") - 1]
+    """`largest_present` of each."""
+    different, place = np.unique(wished, return_inverse=True)
+    found = np.fromiter((largest_present(levels, one) for one in different.tolist()), np.int64, len(different))
+    return found[place]

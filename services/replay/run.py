@@ -200,8 +200,7 @@ def _decided(load: Load, policy: PolicySettings, room: int, offered: Offered, ad
 
 def bounds(load: Load, budgets: Sequence[int], warmup: int) -> list[Bound]:
     """The offline bound at every budget."""
-    levels = sorted({level.k * load.steps // load.table.steps for level in load.table.levels})
     ladder = Ladder(load.table, load.steps)
-    options = options_of(load.neighbours, ladder, levels, load.state_bytes, warmup)
+    options = options_of(load.neighbours, ladder, ladder.steps, load.state_bytes, warmup)
     firsts = [bound(options, max_bytes, load.steps) for max_bytes in budgets]
     return [tightened(options, first, room, load.steps) for first, room in zip(firsts, budgets, strict=True)]
