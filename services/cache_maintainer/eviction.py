@@ -202,7 +202,8 @@ class Shelf:
 
     def admit(self, offer: Offer, max_bytes: int) -> tuple[int, ...]:
         """The steps whose states are worth inserting; here all that the whole budget could hold, the largest first."""
-        return offer.steps[max(0, len(offer.steps) - max_bytes // max(offer.state_bytes, 1)) :]
+        steps = offer.steps
+        return steps[max(0, len(steps) - max_bytes // max(offer.state_bytes, 1)) :] if steps else steps
 
     def forget(self, entry_id: str) -> None:
         """Hears that an entry it admitted has no states and gets none any more; most policies know nothing of it."""

@@ -28,11 +28,11 @@ def nearest(scores: Cosines, limit: int, names: Callable[[Places], npt.NDArray[A
     """Places of the `limit` best scores, best first; equal ones by name, the largest first: names grow with time, so
     that of pictures for the very same words the youngest is found, as it is preferred (retriever/selection.py)."""
     among = len(scores)
-    if among > 4 * limit:  # else sorting them all is as fast
+    if among <= 4 * limit:  # sorting them all is as fast
+        rising = np.lexsort((names(np.arange(among)), scores))
+    else:
         least = np.partition(scores, among - limit)[among - limit]
         places = np.flatnonzero(scores >= least)
-    else:
-        places = np.arange(among)
-    rising = np.lexsort((names(places), scores[places]))
-    found: list[int] = places[rising[::-1][:limit]].tolist()
+        rising = places[np.lexsort((names(places), scores[places]))]
+    found: list[int] = rising[::-1][:limit].tolist()
     return found
