@@ -24,6 +24,8 @@ table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .7rem;border-b
 td:first-child,th:first-child{text-align:left}img{max-width:100%}caption{text-align:left;font-weight:600}
 pre{background:#f6f6f6;padding:1rem;overflow-x:auto}</style>"""
 
+ABOUT = ("settings", "table", "taken_over", "timings", "machine", "versions", "at")
+
 Summary = Mapping[str, Any]
 Budget = Mapping[str, Any]
 
@@ -59,7 +61,7 @@ def page_of(summary: Summary, pictures: Sequence[Path]) -> str:
     parts += [timed_table(budget) for budget in summary["budgets"] if _timed(budget)]
     parts += sections(summary["budgets"])
     parts += ["<h2>Plots</h2>", *(_image(path) for path in pictures)] if pictures else []
-    about = {name: summary[name] for name in ("settings", "table", "timings", "machine", "versions", "at")}
+    about = {name: summary[name] for name in ABOUT}
     parts.append(
         f"<h2>Settings, machine, versions</h2><pre>{html.escape(json.dumps(about, indent=1, ensure_ascii=False))}</pre>"
     )
