@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from shared.settings import Settings
 
 if TYPE_CHECKING:  # the servers' imports take a second that --help need not wait for
+    from shared.clock import Clock
     from shared.service import Running, Service
 
 RUNNING_FILE = "running.json"
@@ -61,12 +62,12 @@ def alone(settings: Settings) -> Settings:
 
 
 @contextlib.asynccontextmanager
-async def embedded(settings: Settings) -> AsyncIterator[Running]:
-    """Everything in this process, on a port of its own, until the block ends."""
+async def embedded(settings: Settings, clock: Clock | None = None) -> AsyncIterator[Running]:
+    """Everything in this process, on a port of its own, until the block ends; `clock`: None is the system's."""
     from shared.devices import placed
     from shared.service import running
 
-    async with running(all_services(settings.workers), alone(placed(settings))) as process:
+    async with running(all_services(settings.workers), alone(placed(settings)), clock=clock) as process:
         yield process
 
 

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from services.cli import replay_real
 from services.cli.words import wide
 from shared.errors import ConfigurationError, InvalidRequestError
 
@@ -27,6 +28,7 @@ SHOWN_TIMED = ("p50 s", "p99 s", "in 2× alone", "in 4× alone", "busy")
 
 
 def replay(
+    context: typer.Context,
     trace: Annotated[
         list[Path] | None,
         typer.Argument(help="A .parquet, .csv or .jsonl file with columns prompt and user; with --compare folders."),
@@ -42,6 +44,18 @@ def replay(
     decisions_only: Annotated[
         bool, Optional("--decisions-only", help="Decide and keep at once, request by request; else name --workers.")
     ] = False,
+    real: Annotated[
+        bool, Optional("--real", help="Serve every request on real models, each policy with an empty cache of its own.")
+    ] = False,
+    one_at_a_time: Annotated[
+        bool, Optional("--one-at-a-time", help="With --real: ask each once what the one before left is indexed.")
+    ] = False,
+    model: Annotated[
+        str | None, Optional("--model", "--large", help="With --real: a name of `models list`, a folder, or a hub id.")
+    ] = None,
+    small: Annotated[
+        str | None, Optional(help="With --real, for modm: models that go on from its pictures, e.g. bundled:small.")
+    ] = None,
     workers: Annotated[
         int, Optional(min=0, max=4096, help="Workers in virtual time: latency, queueing and SLO are in the report.")
     ] = 0,
@@ -89,9 +103,10 @@ def replay(
     """Offer one trace to many cache policies, and write one folder that compares them.
 
     Each request is decided by the code that serves: K table, choice among candidates, what is kept, what leaves.
-    Nothing is drawn, the cache holds names; every picture would take T = 50 steps. With --workers each request comes
-    at its time and is drawn in virtual time, and what it leaves is there once it is finished. Embeddings, neighbour
-    lists and decisions stay on disk, so that a run that was broken off goes on.
+    Every picture takes T = 50 steps. With --decisions-only nothing is drawn, and the cache holds names. With --workers
+    each request comes at its time and is drawn in virtual time, and what it leaves is there once it is finished. With
+    --real each policy is served by an Afterimage started here, and asked over gRPC. Embeddings, neighbour lists and
+    decisions stay on disk, so that a run that was broken off goes on.
 
     [bold]Examples[/bold]
 
@@ -102,6 +117,8 @@ def replay(
       afterimage replay --compare out/replay out/replay-with-another-table
 
       afterimage replay load/traces/sessions_1200.jsonl --states 300 --workers 2 --rate 3
+
+      afterimage replay load/traces/sessions_1200.jsonl --real --policies none,afterimage --states 200 --limit 60
 
       afterimage replay trace.parquet --policies flexcache,afterimage --states 10000 --decisions-only --encoder minilm
     """
@@ -115,15 +132,22 @@ def replay(
     from services.replay import report
     from services.replay.pace import read_profile
     from services.replay.policy import read_policy
+    from services.replay.run import state_bytes
     from services.replay.study import Asked, study
     from services.replay.timed import Fleet
+    from services.replay.trace import DEFAULT_SIZE
 
-    if decisions_only == bool(workers):
-        raise ConfigurationError("say --decisions-only, or --workers for virtual time, one of the two")
+    if [decisions_only, bool(workers), real].count(True) != 1:
+        raise ConfigurationError("say --decisions-only, --workers for virtual time, or --real, one of the three")
+    _fits({"one-at-a-time": one_at_a_time, "model": model, "small": small}, real, "goes with --real")
+    _fits({"entries": entries, "table-encoder": table_encoder}, not real, "goes without --real: the services know none")
+    drawn = replay_real.settings_of(context) if real else None
+    if drawn:
+        encoder, alpha = drawn.encoder, drawn.k_table_alpha
     asked = Asked(
         trace=given[0],
         policies=[(_short(name), read_policy(name)) for name in _names(policies)],
-        states=_budgets(states, budget_bytes, entries),
+        states=_budgets(states, budget_bytes, entries, replay_real.each(drawn) if drawn else state_bytes(DEFAULT_SIZE)),
         entries=bool(entries),
         fleet=Fleet(read_profile(profile), workers, max_rows) if workers else None,
         encoder=encoder,
@@ -143,13 +167,19 @@ def replay(
         anew=anew,
     )
     console = wide()
+    left: Sequence[str] = ()
     with _bars(console) as bar:
-        summary, decisions = study(asked, bar)
+        if drawn:
+            summary, decisions, left = replay_real.drawn(asked, drawn, out, one_at_a_time, bar)
+        else:
+            summary, decisions = study(asked, bar)
     written = report.write(out, summary, decisions)
     _show(console, summary)
     if not any(path.suffix == ".png" for path in written):
         console.print(Text("no plots: matplotlib is not installed (pip install 'afterimage[train]')", style="yellow"))
     console.print(Text(f"Summary, plots and page: {out}"))
+    if left:
+        replay_real.broken_off(console, left)
 
 
 def _compare(console: Console, given: Sequence[Path]) -> None:
@@ -186,11 +216,15 @@ def _short(name: str) -> str:
     return Path(name).stem if name.endswith(".toml") else name
 
 
-def _budgets(states: str, in_bytes: str, entries: str) -> list[int]:
-    """Budgets in states or entries; a budget in bytes is as many states as fit."""
-    from services.replay.run import state_bytes
-    from services.replay.trace import DEFAULT_SIZE
+def _fits(options: dict[str, Any], here: bool, rule: str) -> None:
+    """InvalidRequestError for an option that was given and has no meaning here."""
+    for name, value in options.items():
+        if value and not here:
+            raise InvalidRequestError(name, rule, value)
 
+
+def _budgets(states: str, in_bytes: str, entries: str, state_bytes: int) -> list[int]:
+    """Budgets in states or entries; a budget in bytes is as many states of `state_bytes` as fit."""
     given = {"states": states, "bytes": in_bytes, "entries": entries}
     said = [(name, text) for name, text in given.items() if text]
     if len(said) != 1:
@@ -200,7 +234,7 @@ def _budgets(states: str, in_bytes: str, entries: str) -> list[int]:
         values = [int(part.replace("_", "")) for part in text.split(",")]
     except ValueError:
         values = []
-    each = state_bytes(DEFAULT_SIZE) if name == "bytes" else 1
+    each = state_bytes if name == "bytes" else 1
     if not values or min(values) < each:
         least = f"numbers from {each} on, what one state takes" if name == "bytes" else "numbers from 1 on"
         raise InvalidRequestError(name, f"{least}, with commas between", text)
@@ -237,6 +271,8 @@ def _show(console: Console, summary: dict[str, Any]) -> None:
         named = ", ".join(f"{one['policy']} at {one['states']:,}" for one in taken)
         console.print(Text(f"Taken over as an earlier run decided them (--anew: not): {named}."))
     console.print(Text(summary["thresholds"]))
+    if timings is None:
+        return
     console.print(
         Text(
             f"Embeddings {timings['embed_s']:.0f} s ({timings['encoded']:,} of {timings['texts']:,} prompts were new), "
@@ -256,7 +292,7 @@ def _rows(budget: dict[str, Any]) -> Sequence[Sequence[str]]:
             f"{one['steps_saved'] / upper:.1%}" if upper and one["bounded"] else "–",
             f"{one['hit_rate']:.2%}",
             f"{one['evictions']:,}",
-            f"{one['decisions_per_s']:,.0f}",
+            "–" if one["decisions_per_s"] is None else f"{one['decisions_per_s']:,.0f}",
             *(_timed(one["timed"]) if one["timed"] else ()),
         )
         for name, one in budget["policies"].items()
@@ -266,4 +302,5 @@ def _rows(budget: dict[str, Any]) -> Sequence[Sequence[str]]:
 
 def _timed(one: dict[str, Any]) -> Sequence[str]:
     slo = [f"{share:.1%}" for share in one["slo"].values()]
-    return (f"{one['latency_s']['p50']:.2f}", f"{one['latency_s']['p99']:.2f}", *slo, f"{one['busy']:.0%}")
+    busy = "–" if one["busy"] is None else f"{one['busy']:.0%}"
+    return (f"{one['latency_s']['p50']:.2f}", f"{one['latency_s']['p99']:.2f}", *slo, busy)

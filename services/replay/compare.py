@@ -131,7 +131,8 @@ def _beside(key: str, second: Side) -> str:
 
 def _label(key: str, summary: dict[str, Any]) -> str:
     policy = key.split("/", 1)[1]
-    return label(policy, summary["settings"]["policies"][policy]["reuses"] == "refine")
+    refines = summary["settings"]["policies"][policy]["reuses"] == "refine"
+    return label(policy, refines and not summary["settings"].get("real"))  # real pictures have cosines of their own
 
 
 def label(name: str, surrogate: bool) -> str:

@@ -62,7 +62,8 @@ def _axes() -> tuple[Figure, Axes]:
 def _saved(path: Path, figure: Figure, axes: Axes) -> Path:
     from matplotlib import pyplot
 
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    if axes.get_legend_handles_labels()[0]:  # nothing is drawn of ages where nobody hit
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
     return path

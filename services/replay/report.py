@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from services.replay.compare import DECISIONS, label
 from services.replay.plots import plots
+from services.replay.real_page import NAMES, dashed, how, is_real, notes, rows, sheet
 
 QUANTILES = ("p50", "p95", "p99")
 AGES = ("0.1", "0.5", "0.9", "0.99")
@@ -39,6 +40,7 @@ def write(folder: Path, summary: Summary, decisions: Mapping[str, npt.NDArray[An
     np.savez_compressed(folder / DECISIONS, **arrays)
     try:
         pictures = plots(folder, summary)
+        pictures += sheet(folder, summary, decisions) if is_real(summary) else []
     except ImportError:
         pictures = []
     page = folder / "index.html"
@@ -54,11 +56,14 @@ def page_of(summary: Summary, pictures: Sequence[Path]) -> str:
         f"<h1>Replay of {html.escape(trace['name'])}</h1>",
         f"<p>{trace['requests']:,} requests of {trace['users']:,} users, the first {trace['warmup']:,} uncounted; "
         f"{html.escape(trace['arrivals'])}. Prompts compared by {html.escape(encoder['name'])} "
-        f"({encoder['hash']}). {html.escape(summary['thresholds'])} {_how(summary['settings'])}</p>",
+        f"({encoder['hash']}). {html.escape(summary['thresholds'])} {_drawn(summary)}</p>",
     ]
     parts += [_table(budget) for budget in summary["budgets"]]
     parts.append(f"<p>{_intervals(trace)}</p>")
     parts += [timed_table(budget) for budget in summary["budgets"] if _timed(budget)]
+    if is_real(summary):
+        parts += [_html("Pictures and processor time", NAMES, rows(budget)) for budget in summary["budgets"]]
+        parts.append(notes(summary))
     parts += sections(summary["budgets"])
     parts += ["<h2>Plots</h2>", *(_image(path) for path in pictures)] if pictures else []
     about = {name: summary[name] for name in ABOUT}
@@ -75,6 +80,11 @@ def _intervals(trace: Mapping[str, Any]) -> str:
         f"({html.escape(trace['arrivals'])}): what another one would change is not in them, and is seen by replaying "
         "with another --seed. Latencies have no intervals."
     )
+
+
+def _drawn(summary: Summary) -> str:
+    """How pictures came about."""
+    return how(summary) if is_real(summary) else _how(summary["settings"])
 
 
 def _how(settings: Mapping[str, Any]) -> str:
@@ -103,22 +113,24 @@ def _timed(budget: Budget) -> bool:
 
 
 def timed_table(budget: Budget) -> str:
-    """Latency, queueing and SLO of every policy, in virtual time."""
+    """Latency, queueing and SLO of every policy; a dash where nothing is known."""
     names = ("policy", "served/s", "p50 s", "p95 s", "p99 s", "queued p50 s", "queued p99 s", "longest queue", "busy",
              "rows a batch")  # fmt: skip
     first = next(one["timed"] for one in budget["policies"].values() if one["timed"])
     slo = [f"within {times}× alone ({limit:.3g} s)" for times, limit in first["slo_s"].items()]
-    rows = []
+    shown = []
     for name, policy in budget["policies"].items():
-        one = policy["timed"]
-        rows.append([
+        one, queued = policy["timed"], policy["timed"]["queued_s"] or {}
+        shown.append([
             html.escape(_shown(name, policy)), f"{one['served_per_s']:.2f}",
             *(f"{one['latency_s'][q]:.2f}" for q in QUANTILES),
-            f"{one['queued_s']['p50']:.2f}", f"{one['queued_s']['p99']:.2f}", f"{one['longest_queue']:,}",
-            f"{one['busy']:.0%}", f"{one['rows']:.1f}", *(f"{share:.1%}" for share in one["slo"].values()),
+            dashed(queued.get("p50"), ".2f"), dashed(queued.get("p99"), ".2f"), dashed(one["longest_queue"], ","),
+            dashed(one["busy"], ".0%"), dashed(one["rows"], ".1f"), *(f"{share:.1%}" for share in one["slo"].values()),
         ])  # fmt: skip
-    limit = f"{budget['states']:,} {budget['of']}: {first['offered_per_s']:.3g} requests a second in virtual time"
-    return _html(limit, (*names, *slo), rows)
+    of, rate = f"{budget['states']:,} {budget['of']}", first["offered_per_s"]
+    offered = "one at a time" if rate is None else f"{rate:.3g} requests a second"
+    where = "in virtual time" if first["busy"] is not None else "on real models"
+    return _html(f"{of}: {offered} {where}", (*names, *slo), shown)
 
 
 def _html(caption: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -151,7 +163,7 @@ def rows_of(budget: Budget) -> list[list[str]]:
             html.escape(f"{_shown(name, one)}: {one['title']}"), f"{one['steps_saved']:.2%}",
             "{:.2%} – {:.2%}".format(*one["steps_saved_95"]), share, f"{one['hit_rate']:.2%}",
             f"{one['own_user']:.1%}", f"{one['evictions']:,}", f"{one['states']:,}", f"{one['bytes'] / 1e6:,.1f}",
-            "–" if age is None else f"{age:,.0f}", f"{one['decisions_per_s']:,.0f}",
+            dashed(age, ",.0f"), dashed(one["decisions_per_s"], ",.0f"),
         ])  # fmt: skip
     if upper:
         empty = [""] * 7

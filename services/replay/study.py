@@ -66,10 +66,8 @@ def study(asked: Asked, bar: Bar) -> tuple[dict[str, Any], dict[str, npt.NDArray
 
     Raises ConfigurationError, ModelError and InvalidRequestError for what cannot be replayed.
     """
-    trace, arrivals = _trace(asked)
-    warmup = min(WARMUP, len(trace) // 10) if asked.warmup is None else asked.warmup
-    if warmup >= len(trace):
-        raise InvalidRequestError("warmup", f"below the {len(trace):,} requests of the trace", warmup)
+    trace, arrivals = trace_of(asked)
+    warmup = warmup_of(asked, trace)
     encoder = open_encoder(asked.encoder)
     table, thresholds = _thresholds(asked, trace, encoder, bar)
     refines = any(policy.reuses == "refine" for _, policy in asked.policies)
@@ -88,21 +86,14 @@ def study(asked: Asked, bar: Bar) -> tuple[dict[str, Any], dict[str, npt.NDArray
     bounded = asked.bound and any(run.bounded for run in runs)
     upper = bounds(prepared.load, budgets, warmup) if bounded else []
     prepared.timings.bound_s = time.monotonic() - start
-    about = {
-        "name": asked.trace.name,
-        "digest": trace.digest,
-        "requests": len(trace),
-        "users": len(set(trace.users.tolist())),
-        "warmup": warmup,
-        "arrivals": arrivals,
-    }
+    about = about_trace(asked, trace, warmup, arrivals)
     summary = _summary(asked, about, encoder, table, thresholds, prepared, runs, upper)
     summary["taken_over"] = [{"policy": name, "states": states} for name, states in taken]
     starts = {f"{run.room // each}/{run.policy}": run.decisions.start_step[warmup:] for run in runs}
     return summary, {"users": trace.users[warmup:], **starts}
 
 
-def _trace(asked: Asked) -> tuple[Trace, str]:
+def trace_of(asked: Asked) -> tuple[Trace, str]:
     """The trace as it is replayed, and its arrivals in words."""
     whole = read_trace(asked.trace)
     trace = whole[asked.skip : asked.skip + asked.limit if asked.limit else None]
@@ -112,6 +103,26 @@ def _trace(asked: Asked) -> tuple[Trace, str]:
         return trace, "arrivals as recorded"
     rate = asked.rate_per_s or trace.mean_rate_per_s
     return poisson(trace, rate, asked.seed), f"Poisson arrivals, {rate:.3g} requests a second, seed {asked.seed}"
+
+
+def warmup_of(asked: Asked, trace: Trace) -> int:
+    """How many of its first requests do not count."""
+    warmup = min(WARMUP, len(trace) // 10) if asked.warmup is None else asked.warmup
+    if warmup >= len(trace):
+        raise InvalidRequestError("warmup", f"below the {len(trace):,} requests of the trace", warmup)
+    return warmup
+
+
+def about_trace(asked: Asked, trace: Trace, warmup: int, arrivals: str) -> dict[str, Any]:
+    """What the summary says of it."""
+    return {
+        "name": asked.trace.name,
+        "digest": trace.digest,
+        "requests": len(trace),
+        "users": len(set(trace.users.tolist())),
+        "warmup": warmup,
+        "arrivals": arrivals,
+    }
 
 
 def _thresholds(asked: Asked, trace: Trace, encoder: TextEncoder, bar: Bar) -> tuple[KTable, str]:
@@ -151,7 +162,6 @@ def _summary(
         }
         for place, states in enumerate(asked.states)
     ]
-    levels = [asdict(level) for level in table.levels]
     settings = {
         "policies": {name: policy.model_dump(mode="json") for name, policy in asked.policies},
         "sizes_honoured": asked.honour_sizes,
@@ -168,13 +178,11 @@ def _summary(
         "trace": about,
         "encoder": {"name": asked.encoder, "hash": encoder.hash, "dim": encoder.dim},
         "thresholds": thresholds,
-        "table": {"source": table.source, "steps": table.steps, "levels": levels},
+        "table": about_table(table),
         "budgets": budgets,
         "settings": settings,
         "timings": asdict(prepared.timings),
-        "machine": machine(),
-        "versions": {name: _version(name) for name in PACKAGES},
-        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **where_and_when(),
     }
 
 
@@ -183,6 +191,19 @@ def _surrogate() -> dict[str, Any]:
     _, measured = read_curve()
     kept = ("similarity", "share", "spread", "check", "pictures", "model", "weights_hash")
     return {"table": MODM.source, "ends": MODM_ENDS, **{name: measured[name] for name in kept}}
+
+
+def about_table(table: KTable) -> dict[str, Any]:
+    return {"source": table.source, "steps": table.steps, "levels": [asdict(level) for level in table.levels]}
+
+
+def where_and_when() -> dict[str, Any]:
+    """Machine, versions and time, for the summary."""
+    return {
+        "machine": machine(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
 
 
 def machine() -> dict[str, Any]:

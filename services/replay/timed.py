@@ -96,8 +96,8 @@ def timed_figures(served: Served, trace: Trace, warmup: int, steps: int, fleet: 
     limits = slo_s(fleet.profile, steps, SLO_TIMES)
     lasted = max(float(done.max() - arrived[0]), 1e-9)
     return {
-        "latency_s": _quantiles(latency),
-        "queued_s": _quantiles(queued),
+        "latency_s": quantiles(latency),
+        "queued_s": quantiles(queued),
         "served_per_s": len(done) / lasted,
         "offered_per_s": len(arrived) / max(float(arrived[-1] - arrived[0]), 1e-9),
         "slo": {f"{times:g}": float((latency <= limit).mean()) for times, limit in zip(SLO_TIMES, limits, strict=True)},
@@ -109,5 +109,6 @@ def timed_figures(served: Served, trace: Trace, warmup: int, steps: int, fleet: 
     }
 
 
-def _quantiles(values: Floats) -> dict[str, float]:
+def quantiles(values: Floats) -> dict[str, float]:
+    """Mean and p50, p95, p99."""
     return {"mean": float(values.mean()), **{f"p{q}": float(np.quantile(values, q / 100)) for q in (50, 95, 99)}}

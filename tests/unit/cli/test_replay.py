@@ -166,8 +166,9 @@ def test_two_replays_side_by_side(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("--states", "100"), "--decisions-only, or --workers"),
-        (("--states", "100", "--decisions-only", "--workers", "2"), "one of the two"),
+        (("--states", "100"), "--decisions-only, --workers"),
+        (("--states", "100", "--decisions-only", "--workers", "2"), "one of the three"),
+        (("--states", "100", "--decisions-only", "--one-at-a-time"), "goes with --real"),
         (("--states", "100", "--workers", "2", "--profile", "nowhere.json"), "no measured latency"),
         (("--decisions-only",), "--states, --bytes or --entries"),
         (("--decisions-only", "--states", "9", "--entries", "9"), "one of them"),

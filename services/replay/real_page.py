@@ -1,0 +1,116 @@
+"""What the page says of a replay on real models, beside what it says of every replay."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Summary = Mapping[str, Any]
+ROWS, COLUMNS = 8, 8
+"""Requests and policies on the sheet of pictures, at most."""
+NAMES = (
+    "policy", "failed", "wall s", "processor s a request", "CLIP score", "of hits", "of misses",
+    "hits against no cache", "95 % over users", "predictor let through", "its precision",
+)  # fmt: skip
+
+
+def is_real(summary: Summary) -> bool:
+    """Whether pictures were drawn."""
+    return bool(summary["settings"].get("real"))
+
+
+def how(summary: Summary) -> str:
+    """What was served, as a paragraph's end."""
+    real, size = summary["settings"]["real"], summary["settings"]["real"]["size"]
+    sizes = "sizes as in the trace" if summary["settings"]["sizes_honoured"] else f"{size['width']}×{size['height']}"
+    offered = (
+        "Requests came one at a time, so that nobody waited for anybody."
+        if real["one_at_a_time"]
+        else "Requests came at their arrivals, whoever was still waiting; latency counts from the arrival."
+    )
+    helped = f" and, for finished pictures, {real['small']}" if real["small"] else ""
+    left = f" <b>Broken off; not served: {html.escape(', '.join(summary['left']))}.</b>" if summary["left"] else ""
+    return (
+        f"Drawn for real, over gRPC, by {html.escape(real['model'])} ({real['weights_hash']}){html.escape(helped)}: "
+        f"{sizes}, {summary['settings']['steps']} steps, guidance {real['guidance']:g}, {real['workers']} worker(s) "
+        f"with up to {real['max_rows']} rows. Each policy had an Afterimage of its own, warm and with an empty cache, "
+        f"and the same noise for the same request. {offered} A picture drawn alone took {real['alone_s']:.3g} s (the "
+        f"median over policies), of which the SLOs are multiples.{left}"
+    )
+
+
+def rows(budget: Mapping[str, Any]) -> list[list[str]]:
+    """One per policy, in the order of NAMES."""
+    return [_row(name, one) for name, one in budget["policies"].items()]
+
+
+def _row(name: str, policy: Mapping[str, Any]) -> list[str]:
+    real, clip = policy["real"], policy["real"]["clip"]
+    against, gate = real.get("clip_against", {}).get("hits"), real["predictor"] or {}
+    return [
+        html.escape(name), f"{real['failed']:,}", f"{real['wall_s']:,.1f}", f"{real['processor_s_per_request']:.2f}",
+        *(dashed(clip[group], ".4f") for group in ("all", "hits", "misses")),
+        dashed(against and against["mean"], "+.4f"),
+        "{:+.4f} – {:+.4f}".format(*against["95"]) if against else "–",
+        dashed(gate.get("let_through"), ","), dashed(gate.get("precision"), ".1%"),
+    ]  # fmt: skip
+
+
+def dashed(value: float | None, form: str) -> str:
+    """A figure, or a dash where this mode has none."""
+    return "–" if value is None else format(value, form)
+
+
+def notes(summary: Summary) -> str:
+    """What figures mean here, what plans said, and what failed."""
+    lines = [f"<code>{html.escape(key)}</code>: {html.escape(words)}" for key, words in summary["not_here"].items()]
+    for budget in summary["budgets"]:
+        for name, one in budget["policies"].items():
+            told = {**one["real"]["errors"], **one["real"]["notes"]}
+            lines += [html.escape(f"{name}, {count:,} times: {words}") for words, count in told.items()]
+    return "<ul>" + "".join(f"<li>{line}</li>" for line in lines) + "</ul>"
+
+
+def sheet(folder: Path, summary: Summary, decisions: Mapping[str, npt.NDArray[Any]]) -> list[Path]:
+    """pictures.png: requests that hit somewhere, under every policy, with the K that each started from; nothing where
+    none hit. ImportError without matplotlib."""
+    names = [name for name in summary["budgets"][0]["policies"] if name in summary["pictures"]][:COLUMNS]
+    starts = {name: decisions[f"{summary['budgets'][0]['states']}/{name}"] for name in names}
+    warmup = summary["trace"]["warmup"]
+    here = [row for row in _spread(starts) if all(_path(folder, summary, name, warmup + row) for name in names)]
+    if not here:
+        return []
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        len(here), len(names), figsize=(1.5 * len(names) + 0.5, 1.75 * len(here)), layout="constrained", squeeze=False
+    )
+    for line, row in zip(axes, here, strict=True):
+        for axis, name in zip(line, names, strict=True):
+            axis.imshow(pyplot.imread(str(_path(folder, summary, name, warmup + row))), interpolation="nearest")
+            axis.set(xticks=[], yticks=[])
+            axis.set_title(f"K = {starts[name][row]}", fontsize=8)
+        line[0].set_ylabel(f"request {warmup + row}", fontsize=8)
+    for axis, name in zip(axes[-1], names, strict=True):
+        axis.set_xlabel(name, fontsize=8)
+    path = folder / "pictures.png"
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return [path]
+
+
+def _spread(starts: Mapping[str, npt.NDArray[Any]]) -> Sequence[int]:
+    """Rows that hit under some policy, evenly over the trace."""
+    hit = np.flatnonzero(np.any([made > 0 for made in starts.values()], axis=0))
+    places = np.linspace(0, len(hit) - 1, min(ROWS, len(hit))).round().astype(int)
+    return [int(row) for row in hit[places]]
+
+
+def _path(folder: Path, summary: Summary, name: str, request: int) -> Path | None:
+    path = folder / str(summary["pictures"][name]) / f"{request:06d}.png"
+    return path if path.is_file() else None

@@ -1,0 +1,159 @@
+"""`afterimage replay --real`: what the services serve is what is replayed, and a run that is broken off goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from services.cli import replay_real
+from services.cli.app import app
+from services.cli.embedded import embedded
+from shared.clock import Clock
+from shared.errors import AfterimageError
+from shared.service import Running
+from shared.settings import Settings
+
+ASKED = (
+    ("ana", "a red fox in the snow"),
+    ("ana", "a red fox in the snow at night"),
+    ("ben", "three blue hats in a city"),
+    ("ana", "a red fox in the snow"),
+    ("ben", "two blue hats in a city"),
+    ("cleo", "a green boat on the beach at sunset"),
+    ("ana", "a red fox in the snow at night"),
+    ("ben", "three blue hats in a city"),
+    ("ana", "a large red fox in the snow"),
+    ("cleo", "a green boat on the beach"),
+    ("ben", "a red fox in the snow"),
+    ("ben", "two blue hats in a city at night"),
+)
+ALIKE = ("--states", "12", "--warmup", "2", "--table", "nirvana")
+Open = Callable[[Settings, Clock | None], AbstractAsyncContextManager[Running]]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    rows = [{"prompt": text, "user": user, "arrival_s": 3.0 * at} for at, (user, text) in enumerate(ASKED)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def replay(trace: Path, out: Path, *options: str, code: int = 0) -> dict[str, Any]:
+    command = ["replay", str(trace), *ALIKE, "--out", str(out), *options]
+    result = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    return summary
+
+
+def test_served_one_at_a_time_decides_as_decisions_alone(trace: Path, tmp_path: Path, tiny: Path) -> None:
+    policies = ("--policies", "lru-hits,afterimage")
+    drawn = ("--real", "--one-at-a-time", "--model", str(tiny / "large"))
+    real = replay(trace, tmp_path / "real", *policies, *drawn)
+    kept = ("--embeddings", str(tmp_path / "embeddings"), "--no-bound")
+    alone = replay(trace, tmp_path / "alone", *policies, *kept, "--decisions-only")
+    with np.load(tmp_path / "real" / "decisions.npz") as ours, np.load(tmp_path / "alone" / "decisions.npz") as theirs:
+        assert set(ours) == set(theirs) == {"users", "12/lru-hits", "12/afterimage"}
+        assert all(ours[key].tolist() == theirs[key].tolist() for key in ours)
+        assert not np.array_equal(ours["12/lru-hits"], ours["12/afterimage"])
+    for name, one in real["policies"].items():
+        same = ("hit_rate", "steps_saved", "k_histogram", "evictions", "states", "reuse_age_s", "own_user", "requests")
+        assert {key: one[key] for key in same} == {key: alone["policies"][name][key] for key in same}
+        assert 0 < one["hit_rate"] < 1
+        assert one["evictions"] > 5
+        assert one["bytes"] <= one["room"] == real["budgets"][0]["max_bytes"]
+        assert one["decisions_per_s"] is None
+        assert one["real"]["steps_run"] == 50 * 10 - round(50 * 10 * one["steps_saved"])
+        assert all(-1 <= one["real"]["clip"][group] <= 1 for group in ("all", "hits", "misses"))
+        assert len(list((tmp_path / "real" / real["pictures"][name]).glob("*.png"))) == len(ASKED)
+    page = (tmp_path / "real" / "index.html").read_text(encoding="utf-8")
+    assert "one at a time on real models" in page
+    assert "Drawn for real" in page
+    assert (tmp_path / "real" / "pictures.png").stat().st_size > 0
+    both = [str(tmp_path / name) for name in ("real", "alone")]
+    shown = CliRunner().invoke(app, ["replay", "--compare", *both], catch_exceptions=False).output
+    assert "+0.00% to +0.00%" in shown
+
+
+def breaking_off_at(count: int) -> tuple[Open, list[int]]:
+    """Opens Afterimage until it is opened for the `count`-th time, which Ctrl-C ends; and how often it was opened."""
+    opened: list[int] = []
+
+    def start(settings: Settings, clock: Clock | None) -> AbstractAsyncContextManager[Running]:
+        opened.append(settings.cache_max_bytes)
+        if len(opened) == count:
+            raise KeyboardInterrupt
+        return embedded(settings, clock)
+
+    return start, opened
+
+
+def test_a_replay_that_is_broken_off_goes_on(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ("--real", "--model", "noop:?step_ms=1", "--policies", "none,nirvana,lru-hits", "--rate", "20")
+    start, opened = breaking_off_at(2)
+    monkeypatch.setattr(replay_real, "embedded", start)
+    broken = replay(trace, tmp_path, *given, code=130)
+    assert set(broken["policies"]) == {"none"}
+    assert broken["left"] == ["nirvana (12 states)", "lru-hits (12 states)"]
+    assert "Broken off; not served: nirvana (12 states)" in (tmp_path / "index.html").read_text(encoding="utf-8")
+    start, opened = breaking_off_at(0)
+    monkeypatch.setattr(replay_real, "embedded", start)
+    whole = replay(trace, tmp_path, *given)
+    assert len(opened) == 2
+    assert not whole["left"]
+    assert whole["policies"]["none"]["timed"]["latency_s"] == broken["policies"]["none"]["timed"]["latency_s"]
+    assert set(whole["policies"]) == {"none", "nirvana", "lru-hits"}
+    replay(trace, tmp_path, *given)
+    assert len(opened) == 2
+    replay(trace, tmp_path, *given, "--policies", "none", "--seed", "1")  # the last --policies counts
+    assert len(opened) == 3
+
+
+def test_arrivals_are_kept_and_latency_counts_from_them(trace: Path, tmp_path: Path) -> None:
+    given = ("--real", "--model", "noop:?step_ms=4", "--policies", "none,lru-hits", "--rate", "1000", "--max-rows", "1")
+    summary = replay(trace, tmp_path, *given)
+    plain, cached = (summary["policies"][name] for name in ("none", "lru-hits"))
+    assert (plain["hit_rate"], plain["evictions"], plain["states"]) == (0, 0, 0)
+    assert plain["k_histogram"] == {"0": 10}
+    for one in (plain, cached):
+        timed, drawn = one["timed"], one["real"]
+        assert timed["offered_per_s"] > 100 > timed["served_per_s"] > 0
+        # one row and all at once: the last waits for all others
+        assert timed["latency_s"]["p99"] > 5 * drawn["alone_s"] > 5 * 50 * 0.004
+        assert timed["queued_s"]["p99"] < timed["latency_s"]["p99"] <= drawn["wall_s"]
+        assert timed["slo_s"]["4"] == pytest.approx(2 * timed["slo_s"]["2"])
+        assert drawn["processor_s"] > 0
+        assert drawn["failed"] == 0
+    assert plain["timed"]["slo"]["2"] < 1
+    assert cached["real"]["clip_against"]["policy"] == "none"
+    assert summary["settings"]["real"]["max_rows"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ("--policies", "none,gdsf"),
+            r"policy 'gdsf': cannot .* not by gdsf; of those that ship these can: .*afterimage",
+        ),
+        (("--policies", "modm"), r"policy 'modm': cannot .* says what may start from a finished picture"),
+        (("--policies", "none", "--sizes"), r"sizes: .* draws .*without --sizes its own \(got '512x512'\)"),
+        (("--policies", "none", "--entries", "5"), "entries: goes without --real"),
+        (("--policies", "none", "--workers", "2"), "one of the three"),
+        (("--policies", "none", "--model", "nowhere"), "model 'nowhere'"),
+    ],
+)
+def test_what_cannot_be_served_is_said_before_anything_is_drawn(
+    trace: Path, tmp_path: Path, options: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(AfterimageError, match=said):
+        replay(trace, tmp_path / "out", "--real", *options)
+    assert not (tmp_path / "out").exists()
