@@ -42,7 +42,7 @@ def replay(
         str, Optional(help="Budgets in entries instead: one picture, or one prompt with all its states (MoDM Fig. 9).")
     ] = "",
     decisions_only: Annotated[
-        bool, Optional("--decisions-only", help="Decide and keep at once, request by request; else name --workers.")
+        bool, Optional("--decisions-only", help="Decide and keep at once, request by request; else --workers or --real.")
     ] = False,
     real: Annotated[
         bool, Optional("--real", help="Serve every request on real models, each policy with an empty cache of its own.")

@@ -210,19 +210,20 @@ class _Serving:
         self._advance(1)
 
     async def _settled(self) -> None:
-        """Until the cache has taken in what was answered last (in turn), or all (at their arrivals)."""
-        jobs = [one.job for one in self._answers.values() if one.job]
-        waiting = jobs[-1:] if self._load.one_at_a_time else jobs
+        """Until the cache has taken in what was answered last (in turn), or all (at their arrivals), and lookups know of
+        it. AfterimageError where that takes too long and the next request would find another cache than it should."""
         if self._stand.cache == "off":
             return
+        jobs = [one.job for one in self._answers.values() if one.job]
+        waiting = jobs[-1:] if self._load.one_at_a_time else jobs
         end = time.monotonic() + SETTLE_S
-        while waiting and time.monotonic() < end:
+        while time.monotonic() < end:
             waiting = [job for job in waiting if not await self._is_in(job)]
             if not waiting and await self._all_know():
                 return
             await asyncio.sleep(0.01)
-        if waiting:
-            raise AfterimageError(f"the cache did not take in {len(waiting)} jobs within {SETTLE_S:g} s: {waiting[0]}")
+        if self._load.one_at_a_time:
+            raise AfterimageError(f"the cache did not take in what was drawn within {SETTLE_S:g} s (job {jobs[-1]})")
 
     async def _is_in(self, job: str) -> bool:
         """In the catalog, and where it can be started from in the index."""
