@@ -42,7 +42,8 @@ def replay(
         str, Optional(help="Budgets in entries instead: one picture, or one prompt with all its states (MoDM Fig. 9).")
     ] = "",
     decisions_only: Annotated[
-        bool, Optional("--decisions-only", help="Decide and keep at once, request by request; else --workers or --real.")
+        bool,
+        Optional("--decisions-only", help="Decide and keep at once, request by request; else --workers or --real."),
     ] = False,
     real: Annotated[
         bool, Optional("--real", help="Serve every request on real models, each policy with an empty cache of its own.")
@@ -257,14 +258,17 @@ def _bars(console: Console) -> Iterator[Bar]:
 
 
 def _show(console: Console, summary: dict[str, Any]) -> None:
+    from services.replay.report import told
+
     timings = summary["timings"]
     for budget in summary["budgets"]:
         size = f", {budget['max_bytes'] / 1e6:,.1f} MB" if budget["max_bytes"] else ""
         shown = Table(title=f"{budget['states']:,} {budget['of']}{size}", title_justify="left")
         timed = any(one["timed"] for one in budget["policies"].values())
-        for place, name in enumerate((*SHOWN, *(SHOWN_TIMED if timed else ()))):
+        names, rows = told((*SHOWN, *(SHOWN_TIMED if timed else ())), _rows(budget))
+        for place, name in enumerate(names):
             shown.add_column(name, justify="left" if place == 0 else "right")
-        for row in _rows(budget):
+        for row in rows:
             shown.add_row(*row)
         console.print(shown)
     if taken := summary["taken_over"]:

@@ -20,6 +20,7 @@ from services.gpu_worker.codecs import encode_state
 from services.replay.policy import PolicySettings
 from services.replay.real_figures import NOT_HERE, against_none, real_figures, run_of
 from services.replay.real_kept import Kept
+from services.replay.real_page import shown
 from services.replay.real_serving import Load, Sitting, Start, serve
 from services.replay.real_settings import Stand, refuse, stand_for
 from services.replay.run import STEPS, Bar
@@ -67,6 +68,8 @@ class _Served:
     """By budget in states, and policy."""
     pictures: dict[str, Path] = field(default_factory=dict)
     """Of the first budget's policies, the folder of their pictures."""
+    taken_over: list[dict[str, Any]] = field(default_factory=list)
+    """Policies at budgets that an earlier run had finished."""
 
 
 def real_study(asked: Asked, real: Real, bar: Bar) -> Made:
@@ -87,7 +90,11 @@ def real_study(asked: Asked, real: Real, bar: Bar) -> Made:
         for states, (name, policy) in ((states, one) for states in asked.states for one in asked.policies):
             stand = stand_for(name, policy, real.base, states * state_bytes_of(card))
             kept = Kept(real.out, name, load, stand, encoder.hash)
-            served.sittings[states, name] = _sitting(name, load, stand, kept, real.start, encoder, bar)
+            if (found := None if asked.anew else kept.found()) is not None:
+                served.sittings[states, name] = found
+                served.taken_over.append({"policy": name, "states": states})
+            else:
+                served.sittings[states, name] = _sitting(name, load, stand, kept, real.start, encoder, bar)
             served.pictures.setdefault(name, kept.pictures)
             left.remove((states, name))
     if not served.sittings:
@@ -144,11 +151,8 @@ def _pictures_can_start(asked: Asked, base: Settings, encoder: Encoder) -> None:
 
 
 def _sitting(name: str, load: Load, stand: Stand, kept: Kept, start: Start, encoder: Encoder, bar: Bar) -> Sitting:
-    """As an earlier run left it, or served now."""
+    """Served and scored, and written down."""
     advance = bar(name, len(load.trace))
-    if (found := kept.found()) is not None:
-        advance(len(load.trace))
-        return found
     kept.begin()
     sitting = run(serve(load, stand, start, kept.keep, advance))
     gc.collect()  # the next one loads its models anew
@@ -185,6 +189,7 @@ def _made(asked: Asked, real: Real, load: Load, served: _Served, said: Mapping[s
         budgets.append(
             {"states": states, "of": "states", "max_bytes": states * each, "bound": None, "policies": policies}
         )
+    decisions = _decisions(load, budgets, served)
     summary = {
         "policies": budgets[0]["policies"],
         **said,
@@ -193,10 +198,19 @@ def _made(asked: Asked, real: Real, load: Load, served: _Served, said: Mapping[s
         "not_here": NOT_HERE,
         "left": list(left),
         "pictures": {name: str(folder.relative_to(real.out)) for name, folder in served.pictures.items()},
+        "shown": _shown(load, decisions),
+        "taken_over": served.taken_over,
         "timings": None,
         **where_and_when(),
     }
-    return Made(summary, _decisions(load, budgets, served), left)
+    return Made(summary, decisions, left)
+
+
+def _shown(load: Load, decisions: Mapping[str, npt.NDArray[Any]]) -> list[dict[str, Any]]:
+    """The requests on the page's sheet of pictures."""
+    starts = {key: starts for key, starts in decisions.items() if key != "users"}
+    requests = [load.warmup + row for row in shown(starts)]
+    return [{"request": request, "prompt": load.trace.prompts[request]} for request in requests]
 
 
 def _compare_with_none(

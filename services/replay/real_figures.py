@@ -18,7 +18,7 @@ from services.replay.timed import SLO_TIMES, quantiles
 NOT_HERE = {
     "seconds": "wall seconds from the first arrival to the last picture, warm-up included; not of deciding alone",
     "decisions_per_s": "no figure: deciding is not timed apart from drawing",
-    "evictions": "latents, or finished pictures, that left after the warm-up, read when its last request was sent",
+    "evictions": "latents or finished pictures that left once the first counted request was sent",
     "predictor": "no recall: what a predicted miss would have found is not looked up; precision is in `real.predictor`",
     "searched": "no figure: the index that serves answers every search",
     "timed.busy, timed.rows, timed.longest_queue": "no figure: the services report them of no trace's requests alone",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,23 +80,23 @@ def notes(summary: Summary) -> str:
 def sheet(folder: Path, summary: Summary, decisions: Mapping[str, npt.NDArray[Any]]) -> list[Path]:
     """pictures.png: requests that hit somewhere, under every policy, with the K that each started from; nothing where
     none hit. ImportError without matplotlib."""
-    names = [name for name in summary["budgets"][0]["policies"] if name in summary["pictures"]][:COLUMNS]
-    starts = {name: decisions[f"{summary['budgets'][0]['states']}/{name}"] for name in names}
-    warmup = summary["trace"]["warmup"]
-    here = [row for row in _spread(starts) if all(_path(folder, summary, name, warmup + row) for name in names)]
+    budget, warmup = summary["budgets"][0], summary["trace"]["warmup"]
+    names = list(budget["policies"])[:COLUMNS]
+    here = [one for one in summary["shown"] if all(_path(folder, summary, name, one["request"]) for name in names)]
     if not here:
         return []
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(
-        len(here), len(names), figsize=(1.5 * len(names) + 0.5, 1.75 * len(here)), layout="constrained", squeeze=False
-    )
-    for line, row in zip(axes, here, strict=True):
+    size = 1.5 * len(names) + 1.5, 1.75 * len(here)
+    figure, axes = pyplot.subplots(len(here), len(names), figsize=size, layout="constrained", squeeze=False)
+    for line, one in zip(axes, here, strict=True):
         for axis, name in zip(line, names, strict=True):
-            axis.imshow(pyplot.imread(str(_path(folder, summary, name, warmup + row))), interpolation="nearest")
+            axis.imshow(pyplot.imread(str(_path(folder, summary, name, one["request"]))), interpolation="nearest")
             axis.set(xticks=[], yticks=[])
-            axis.set_title(f"K = {starts[name][row]}", fontsize=8)
-        line[0].set_ylabel(f"request {warmup + row}", fontsize=8)
+            k = decisions[f"{budget['states']}/{name}"][one["request"] - warmup]
+            axis.set_title(f"K = {k}", fontsize=8)
+        words = textwrap.shorten(one["prompt"], 120, placeholder=" …")
+        line[0].set_ylabel(textwrap.fill(words, 20), fontsize=7, rotation=0, ha="right", va="center")
     for axis, name in zip(axes[-1], names, strict=True):
         axis.set_xlabel(name, fontsize=8)
     path = folder / "pictures.png"
@@ -104,8 +105,8 @@ def sheet(folder: Path, summary: Summary, decisions: Mapping[str, npt.NDArray[An
     return [path]
 
 
-def _spread(starts: Mapping[str, npt.NDArray[Any]]) -> Sequence[int]:
-    """Rows that hit under some policy, evenly over the trace."""
+def shown(starts: Mapping[str, npt.NDArray[Any]]) -> Sequence[int]:
+    """Counted requests that hit under some policy, a few, evenly over the trace; `starts`: each policy's K."""
     hit = np.flatnonzero(np.any([made > 0 for made in starts.values()], axis=0))
     places = np.linspace(0, len(hit) - 1, min(ROWS, len(hit))).round().astype(int)
     return [int(row) for row in hit[places]]

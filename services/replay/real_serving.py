@@ -210,8 +210,10 @@ class _Serving:
         self._advance(1)
 
     async def _settled(self) -> None:
-        """Until the cache has taken in what was answered last (in turn), or all (at their arrivals), and lookups know of
-        it. AfterimageError where that takes too long and the next request would find another cache than it should."""
+        """Until lookups know what was answered last (in turn), or all of it (at their arrivals).
+
+        AfterimageError where that takes too long, and the next request would find another cache than it should.
+        """
         if self._stand.cache == "off":
             return
         jobs = [one.job for one in self._answers.values() if one.job]

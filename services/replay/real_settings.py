@@ -11,7 +11,6 @@ from shared.errors import ConfigurationError
 from shared.settings import Settings
 
 LATENT_EVICTIONS: tuple[str, ...] = get_args(Settings.model_fields["eviction_policy"].annotation)
-PICTURE_EVICTIONS: tuple[str, ...] = get_args(Settings.model_fields["picture_policy"].annotation)
 UNLIMITED_BYTES = 2**62
 
 OWN: dict[str, Any] = {
@@ -74,19 +73,10 @@ def why_not(policy: PolicySettings, base: Settings) -> str:
     if policy.refit_requests:
         return "their SVM says itself when it is fitted (refit_requests must be 0)"
     if policy.reuses == "refine":
-        return _why_no_pictures(policy, base)
+        told = policy.insert_on_hit or base.small
+        return "" if told else "they tell pictures of hits by the model that drew them: name one for hits (--small)"
     known = LATENT_EVICTIONS
     return "" if policy.evict in known else f"they evict latents by {', '.join(known)}, not by {policy.evict}"
-
-
-def _why_no_pictures(policy: PolicySettings, base: Settings) -> str:
-    if policy.evict not in PICTURE_EVICTIONS:
-        return f"they evict pictures by {', '.join(PICTURE_EVICTIONS)}, not by {policy.evict}"
-    if not policy.insert_on_hit and not base.small:
-        return (
-            "pictures of hits are told from those of misses by who drew them: name the model that draws hits (--small)"
-        )
-    return ""
 
 
 def _changes(policy: PolicySettings, room_bytes: int) -> dict[str, Any]:

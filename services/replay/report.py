@@ -62,7 +62,7 @@ def page_of(summary: Summary, pictures: Sequence[Path]) -> str:
     parts.append(f"<p>{_intervals(trace)}</p>")
     parts += [timed_table(budget) for budget in summary["budgets"] if _timed(budget)]
     if is_real(summary):
-        parts += [_html("Pictures and processor time", NAMES, rows(budget)) for budget in summary["budgets"]]
+        parts += [_html("Pictures and processor time", *told(NAMES, rows(budget))) for budget in summary["budgets"]]
         parts.append(notes(summary))
     parts += sections(summary["budgets"])
     parts += ["<h2>Plots</h2>", *(_image(path) for path in pictures)] if pictures else []
@@ -130,7 +130,13 @@ def timed_table(budget: Budget) -> str:
     of, rate = f"{budget['states']:,} {budget['of']}", first["offered_per_s"]
     offered = "one at a time" if rate is None else f"{rate:.3g} requests a second"
     where = "in virtual time" if first["busy"] is not None else "on real models"
-    return _html(f"{of}: {offered} {where}", (*names, *slo), shown)
+    return _html(f"{of}: {offered} {where}", *told((*names, *slo), shown))
+
+
+def told(names: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """The table without the columns in which nobody has a figure."""
+    kept = [place for place in range(len(names)) if any(row[place] != "–" for row in rows)]
+    return [names[place] for place in kept], [[row[place] for place in kept] for row in rows]
 
 
 def _html(caption: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -144,7 +150,7 @@ def _table(budget: Budget) -> str:
         "policy", "steps saved", "95 % over users", "of the bound", "hits", "own user's", "evicted states",
         "states held", "MB held", "reuse age p50, s", "decisions/s",
     )  # fmt: skip
-    return _html(_room(budget), names, rows_of(budget))
+    return _html(_room(budget), *told(names, rows_of(budget)))
 
 
 def _room(budget: Budget) -> str:

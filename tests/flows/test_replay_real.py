@@ -111,10 +111,12 @@ def test_a_replay_that_is_broken_off_goes_on(trace: Path, tmp_path: Path, monkey
     assert not whole["left"]
     assert whole["policies"]["none"]["timed"]["latency_s"] == broken["policies"]["none"]["timed"]["latency_s"]
     assert set(whole["policies"]) == {"none", "nirvana", "lru-hits"}
-    replay(trace, tmp_path, *given)
+    again = replay(trace, tmp_path, *given)
     assert len(opened) == 2
-    replay(trace, tmp_path, *given, "--policies", "none", "--seed", "1")  # the last --policies counts
-    assert len(opened) == 3
+    assert [one["policy"] for one in again["taken_over"]] == ["none", "nirvana", "lru-hits"]
+    for other in (("--seed", "1"), ("--anew",)):
+        replay(trace, tmp_path, *given, "--policies", "none", *other)  # the last --policies counts
+    assert len(opened) == 4
 
 
 def test_arrivals_are_kept_and_latency_counts_from_them(trace: Path, tmp_path: Path) -> None:

@@ -62,7 +62,6 @@ def test_settings_files_of_ones_own_are_refused_for_what_the_services_lack(tmp_p
     refused = {
         "refit_requests": policy(predictor="svm", refit_requests=100),
         "not by s3fifo": policy(evict="s3fifo"),
-        "pictures by": policy(reuses="refine", evict="afterimage", insert_on_hit=True),
         "--small": policy(reuses="refine"),
     }
     for said, one in refused.items():
