@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from shared.models.k_table import IMAGE_STEPS
+
 
 def write_plots(models: Path, out: Path) -> None:
     """Write `latency.png` and `k_tables.png` into `out` from the tables that lie in the folders of `models`."""
     out.mkdir(parents=True, exist_ok=True)
     _latency(models, out / "latency.png")
-    _k_tables(models, out / "k_tables.png")
+    _save(*k_table_panels(models), out / "k_tables.png")
 
 
 def _latency(models: Path, target: Path) -> None:
@@ -27,21 +29,23 @@ def _latency(models: Path, target: Path) -> None:
     _save(figure, axes, target)
 
 
-def _k_tables(models: Path, target: Path) -> None:
-    """One panel per use of a table: what a prompt's similarity must be above for each K; none where K may never be."""
+def k_table_panels(models: Path) -> tuple[Any, list[Any]]:
+    """A figure and its panels, one per use of a table: what a prompt's similarity must be above for each K; no point
+    where K may never be."""
     files = sorted(models.glob("*/k_table_*.json")) + sorted(models.glob("*/image_k_table_*.json"))
     tables: list[dict[str, Any]] = [json.loads(path.read_text()) for path in files]
     panels = list(dict.fromkeys(_use(table) for table in tables))
     figure, axes = _figure(len(panels), (3.1 * len(panels), 3.2))
-    for found in tables:
+    for found in sorted(tables, key=lambda table: float(table["alpha"])):
         panel = axes[panels.index(_use(found))]
+        size = 4 if panel.lines else 8  # so that equal tables show both
         levels = sorted((level["k"], level["min_similarity"]) for level in found["levels"])
         ks, least = [k for k, _ in levels], [similarity for _, similarity in levels]
-        panel.step(ks, least, where="mid", marker="o", label=f"α = {found['alpha']}")
-        panel.set(xlabel=f"K of {found['steps']} steps", xticks=range(5, 35, 5), ylim=(-0.45, 1.05), xlim=(3, 27))
+        panel.step(ks, least, where="mid", marker="o", markersize=size, label=f"α = {found['alpha']}")
+        panel.set(xlabel=f"K of {found['steps']} steps", xticks=IMAGE_STEPS, ylim=(-0.45, 1.05), xlim=(3, 32))
         panel.set_title(_use(found), fontsize=9)
     axes[0].set_ylabel("similarity must be above")
-    _save(figure, axes, target)
+    return figure, axes
 
 
 def _use(table: dict[str, Any]) -> str:
