@@ -117,17 +117,21 @@ class Progress:
         self._sums, self._count = {}, 0
 
     def _write(self, row: Mapping[str, float]) -> None:
-        """Losses that came later than the file have no column; those that ended leave theirs empty."""
+        """Losses that came later than the file have no column; those that ended leave theirs empty. What a killed run
+        wrote of steps that are now done again is replaced."""
         path = self.folder / f"{self.name}-losses.csv"
-        columns = list(row)
+        columns, before = list(row), list[dict[str, str]]()
         if path.exists():
             with path.open(newline="") as file:
-                columns = next(csv.reader(file))
-        with path.open("a", newline="") as file:
+                reader = csv.DictReader(file)
+                columns, before = list(reader.fieldnames or columns), list(reader)
+        partial = path.with_suffix(".csv.partial")
+        with partial.open("w", newline="") as file:
             writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore")
-            if not file.tell():
-                writer.writeheader()
+            writer.writeheader()
+            writer.writerows(one for one in before if int(one["step"]) < row["step"])
             writer.writerow(row)
+        partial.replace(path)
 
     def plot(self) -> None:
         """Draw `losses.csv` as `<name>-losses.png`."""

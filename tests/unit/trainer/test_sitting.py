@@ -103,6 +103,17 @@ def test_losses_that_end_leave_their_column_empty(tmp_path: Path) -> None:
     assert (tmp_path / "pair.png").exists()
 
 
+def test_steps_that_are_done_again_after_a_kill_are_written_once(tmp_path: Path) -> None:
+    killed = Progress(tmp_path, "pair", every=1)
+    for step in (1, 2, 3):
+        killed.add(step, 4 * step, contrast=1.0)
+    Progress(tmp_path, "pair", every=1).add(2, 8, contrast=0.5)  # its checkpoint was after step 1
+    lines = (tmp_path / "pair-losses.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["step", "1", "2"]
+    assert lines[2].endswith(",0.5")
+    assert not list(tmp_path.glob("*.partial"))
+
+
 @pytest.fixture
 def words(work: Path) -> Words:
     from services.trainer.clip_pair import tokenizer_at
