@@ -9,7 +9,7 @@ from typing import Any
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from aio_pika.exceptions import ChannelPreconditionFailed
 
-from shared.bus.rabbitmq.link import GONE, Link, close, ended
+from shared.bus.rabbitmq.link import CLOSE_S, GONE, Link, close, ended
 from shared.telemetry import log
 
 SERVE_AGAIN_S = 0.3
@@ -26,7 +26,7 @@ async def keep_serving(link: Link, serve: Callable[[AbstractChannel], Coroutine[
     """Runs `serve` on a channel, and again on a new one whenever that is lost, until it returns by itself."""
     while True:
         try:
-            if await _served(await link.channel(), serve):
+            if await _served(await _opened(link), serve):
                 return
             _log.warning("channel_lost", what=what)
         except ChannelPreconditionFailed as error:
@@ -36,6 +36,22 @@ async def keep_serving(link: Link, serve: Callable[[AbstractChannel], Coroutine[
         except GONE as error:
             _log.warning("channel_lost", what=what, error=repr(error))
         await asyncio.sleep(SERVE_AGAIN_S)
+
+
+async def _opened(link: Link) -> AbstractChannel:
+    """A new channel. A cancelled call waits for one that is being opened, and closes it: cut short on its way it may
+    hold up every other call of the connection."""
+    opening = asyncio.ensure_future(link.channel())
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        if link.up:
+            await asyncio.wait([opening], timeout=CLOSE_S)
+        if opening.done() and not opening.cancelled() and opening.exception() is None:
+            await close(opening.result())
+        raise
+    finally:
+        opening.cancel()
 
 
 async def _served(channel: AbstractChannel, serve: Callable[[AbstractChannel], Coroutine[Any, Any, None]]) -> bool:

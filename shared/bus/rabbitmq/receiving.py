@@ -83,8 +83,7 @@ class RabbitReceiver:
 
     async def close(self) -> None:
         self.closed = True
-        self._stopping.set()
-        self._news.set()
+        await self.stop()  # in order: a call to the broker that is cut short may hold up all others of its connection
         await asyncio.gather(ended(self._serving), *self._burying, return_exceptions=True)
 
     # ---- what runs on a channel ----
