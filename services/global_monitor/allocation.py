@@ -95,9 +95,9 @@ def _whole_side(groups: Sequence[Group], work: Workload, large: float, most: int
 
     nearest = math.floor(large + 0.5)
     other = nearest + 1 if large > nearest else nearest - 1
-    if not 1 <= other <= most or carried(nearest) >= 1:
+    if not 1 <= other <= most or (done := carried(nearest)) >= 1:
         return large
-    return other if carried(other) > carried(nearest) * (1 + CLOSE) else large
+    return other if carried(other) > done * (1 + CLOSE) else large
 
 
 def _candidates(fleet: Fleet, work: Workload, now: str) -> list[tuple[str, Workload]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from shared.clock import ManualClock
 from shared.errors import StorageFullError, UnavailableError
 from shared.messages import EntriesCached, EntriesEvicted, JobSucceeded, StateLost, StateUsed
 from shared.settings import Settings
-from shared.types import IndexFilter, JobState
+from shared.types import IndexFilter
 from tests.unit.cache_maintainer.house import failing, house
 from tests.unit.cached import ENCODER, MODEL, finished_job, near, request, unit
 from tests.unit.facts import heard
@@ -292,20 +291,6 @@ async def test_an_entry_that_is_evicted_while_the_index_takes_it_does_not_come_b
         assert await home.found(1) == []
 
 
-async def test_an_index_on_a_server_is_repaired_while_collecting(
-    small: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed after the catalog's write and before the index's, nobody else would ever index the entry."""
-    async with house(small) as home:
-        job_id = await home.finish(request())
-        await home.backends.index.remove([job_id])
-        await home.service.collect()
-        assert await home.found(1) == []  # in memory it is filled at the start, and only this process writes to it
-        monkeypatch.setattr(home.backends.index, "process_local", False)
-        await home.service.collect()
-        assert await home.found(1) == [job_id]
-
-
 async def test_an_insert_whose_answer_was_lost_counts(small: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     async with house(small) as home:
         entries = home.backends.catalog.entries
@@ -358,39 +343,6 @@ async def test_one_job_that_cannot_be_cached_holds_up_nothing_and_is_tried_less_
         monkeypatch.setattr(jobs, "get", lambda job_id: Jobs.get(jobs, job_id))
         await home.service.catch_up()
         assert await home.found(1) == [bad.id]
-
-
-async def test_a_step_of_collecting_that_fails_keeps_none_of_the_others_from_their_work(
-    small: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    brief = small.model_copy(update={"blob_grace_s": 0.05})
-    async with house(brief) as home:
-        job_id = await home.finish(request())
-        await home.backends.index.remove([job_id])
-        await home.backends.blobs.put("states/nobody/1/5.safetensors", b"x")
-        await asyncio.sleep(0.2)
-        monkeypatch.setattr(home.backends.index, "process_local", False)
-        for port, name in ((home.backends.catalog.jobs, "expire"), (home.backends.catalog.entries, "spent")):
-            monkeypatch.setattr(port, name, failing(getattr(port, name), ZeroDivisionError("a bug"), on=1))
-        monkeypatch.setattr(home.service.cache, "insert", lambda _: 1 / 0)
-        monkeypatch.setattr(home.backends.catalog.jobs, "to_cache", lambda *_: 1 / 0)
-        await home.service.collect()
-        assert await home.found(1) == [job_id]
-        assert not await home.has("states/nobody/1/5.safetensors")
-
-
-async def test_checkpoints_of_a_job_that_ended_are_collected_and_those_of_one_in_work_stay(settings: Settings) -> None:
-    """Its worker was killed, and nobody took the job up again before it was cancelled."""
-    async with house(settings.model_copy(update={"large": MODEL, "blob_grace_s": 0.05})) as home:
-        ended = await finished_job(home.backends, request(), unit(1))
-        queued = replace(ended, id="j" * 26, state=JobState.QUEUED, result=None)
-        await home.backends.catalog.jobs.accept(queued, key_lifetime_s=60)
-        for job_id in (ended.id, queued.id):
-            await home.backends.blobs.put(f"checkpoints/{job_id}-1-5.safetensors", b"x")
-        await asyncio.sleep(0.2)
-        await home.service.collect()
-        assert not await home.has(f"checkpoints/{ended.id}-1-5.safetensors")
-        assert await home.has(f"checkpoints/{queued.id}-1-5.safetensors")
 
 
 async def test_uses_that_the_catalog_refuses_keep_no_job_from_being_cached(
