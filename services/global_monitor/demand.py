@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from shared.messages import JobQueued, lane_of
@@ -109,6 +109,10 @@ class DemandWindow:
         asked = self._open.pop(job_id, None)
         if asked is not None:
             self._waiting.add(asked, -1)
+
+    def open_in(self, lanes: Collection[str]) -> int:
+        """Jobs of these lanes that have not ended, waiting or in a worker's hands."""
+        return sum(by_k.total() for (lane, _), by_k in self._waiting.by_k.items() if lane in lanes)
 
     def missed(self) -> None:
         """Facts were lost: what has ended is not known, so nothing counts as waiting but what comes from now on."""

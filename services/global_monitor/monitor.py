@@ -95,6 +95,8 @@ class GlobalMonitor:
         """The model that each worker reports, and since when."""
         self._asked_at: dict[str, float] = {}
         """Workers that are switching."""
+        self._busy: dict[str, tuple[set[str], int]] = {}
+        """Models whose workers have had no lack of work since the last look: their lanes, and rows."""
         self._took_s: deque[float] = deque(maxlen=SWITCHES_KEPT)
         self._pid: PidState | None = None
         self._of = 0
@@ -120,10 +122,10 @@ class GlobalMonitor:
             case JobQueued():
                 self._window.queued(fact, at)
             case JobSucceeded():
-                self._window.ended(fact.job_id)
+                self._ended(fact.job_id)
                 self._roster.finished(fact)
             case JobFailed(job_id=job_id) | JobCancelled(job_id=job_id):
-                self._window.ended(job_id)
+                self._ended(job_id)
             case WorkerReported():
                 self._reported(fact, at)
             case _:
@@ -132,6 +134,7 @@ class GlobalMonitor:
     def missed(self) -> None:
         """Facts were lost on the way here."""
         self._window.missed()
+        self._busy = {}
 
     def _reported(self, report: WorkerReported, at: float) -> None:
         self.urgent |= self._roster.reported(report, at)
@@ -161,11 +164,26 @@ class GlobalMonitor:
         """Between two decisions: who is gone, and who is as fast as it says."""
         self.urgent |= bool(self._roster.lapse(at))
         self._forget_gone()
-        demand = self._demand(at)
-        waiting = {lane.lane for lane in demand.lanes if lane.waiting}
-        self._roster.judge(
-            at, lambda report: report.worker not in self._asked_at and bool(waiting & self._lanes(report.model))
-        )
+        before, self._busy = self._busy, self._lack_nothing()
+        busy = before.keys() & self._busy.keys()
+        self._roster.judge(at, lambda report: report.worker not in self._asked_at and report.model in busy)
+
+    def _lack_nothing(self) -> dict[str, tuple[set[str], int]]:
+        """Models whose workers cannot lack work now: their lanes hold more jobs than all who take from them have rows;
+        which lanes, and how many rows."""
+        workers = self._roster.workers()
+        lanes = {worker.model: self._lanes(worker.model) for worker in workers}
+        rows = {
+            model: sum(worker.max_rows for worker in workers if own & lanes[worker.model])
+            for model, own in lanes.items()
+        }  # fmt: skip
+        return {model: (own, rows[model]) for model, own in lanes.items() if self._window.open_in(own) > rows[model]}
+
+    def _ended(self, job_id: str) -> None:
+        self._window.ended(job_id)
+        self._busy = {
+            model: (lanes, rows) for model, (lanes, rows) in self._busy.items() if self._window.open_in(lanes) > rows
+        }
 
     def _forget_gone(self) -> None:
         """A replica that stands by decides nothing for as long as it lives, however many workers come and go."""

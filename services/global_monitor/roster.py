@@ -55,9 +55,12 @@ class Roster:
         return before.report.cannot != report.cannot
 
     def finished(self, fact: JobSucceeded) -> None:
+        """Of another model than its own, which it draws with while nobody else runs that: as many steps of its own as
+        take it as long, by its word."""
         heard = self._heard.get(fact.worker)
-        if heard is not None and fact.model == heard.evidence.model:
-            self._heard[fact.worker] = replace(heard, evidence=heard.evidence.finished(fact.steps_run))
+        if heard is not None and (rate := heard.claims.get(fact.model)):
+            steps = fact.steps_run * heard.claims.get(heard.evidence.model, 0.0) / rate
+            self._heard[fact.worker] = replace(heard, evidence=heard.evidence.finished(steps))
 
     def lapse(self, at: float) -> tuple[str, ...]:
         """Forgets who was not heard of; their names."""
@@ -67,7 +70,7 @@ class Roster:
         return gone
 
     def judge(self, at: float, pressed: Callable[[WorkerReported], bool]) -> None:
-        """Compares claims with evidence. pressed: whether a worker has work waiting for it, and takes it."""
+        """Compares claims with evidence. pressed: whether a worker cannot lack work."""
         for name, heard in self._heard.items():
             model, claimed = heard.report.model, heard.claims.get(heard.report.model, 0.0)
             evidence = heard.evidence.after(model, at, pressed=pressed(heard.report))

@@ -22,14 +22,14 @@ class Evidence:
 
     model: str = ""
     since: float = 0.0
-    steps: int = 0
+    steps: float = 0.0
 
     def after(self, model: str, at: float, *, pressed: bool) -> Evidence:
         """Looked at again: begins anew when its model changed, or when there may have been nothing to do."""
         goes_on = pressed and model == self.model and at - self.since <= RENEWED_S
         return self if goes_on else Evidence(model, at)
 
-    def finished(self, steps: int) -> Evidence:
+    def finished(self, steps: float) -> Evidence:
         return Evidence(self.model, self.since, self.steps + steps)
 
 

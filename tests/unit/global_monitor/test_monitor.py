@@ -156,6 +156,54 @@ def test_a_small_worker_that_is_far_slower_than_it_says_counts_for_what_it_does(
     assert worker.rates["sana"] == pytest.approx(0.025, rel=0.15)
 
 
+def backlog(town: Town, jobs: int, lane: str, k: int) -> None:
+    for job in range(jobs):
+        town.monitor.hear(JobQueued(f"{lane} {job}", lane, "large", "image", start_step=k), town.at)
+
+
+def credits(town: Town) -> dict[str, float]:
+    return {worker.name: worker.credit for worker in town.monitor.view(town.at).workers}
+
+
+def test_hits_that_wait_for_small_workers_make_no_liar_of_the_large_one() -> None:
+    """In throughput mode it does not take them, and a miss that it has in hand does not wait."""
+    town = Town(2, smalls=("sana",), mode="throughput", catch_up_s=600.0)
+    town.run(6, 1.5)
+    (small,) = [name for name, model in town.models.items() if model == "sana"]
+    backlog(town, 400, refine_lane(), 25)
+    for minute in range(10):
+        backlog(town, 1, lane_of("large"), 0)
+        for second in range(60):
+            town.at += 1
+            town.report()
+            if second % 5 == 0:  # 25 steps in 5 s, as it says
+                job = f"{refine_lane()} {minute * 12 + second // 5}"
+                town.monitor.hear(JobSucceeded(job, 1, small, "sana", 25), town.at)
+            town.monitor.look(town.at)
+        town.monitor.hear(JobSucceeded(f"{lane_of('large')} 0", 1), town.at)
+    assert set(credits(town).values()) == {1.0}
+
+
+def test_a_worker_that_lacked_work_between_two_looks_is_not_judged_by_them() -> None:
+    town = Town(1)
+    town.report()
+    for _ in range(60):
+        backlog(town, 3, lane_of("large"), 0)
+        town.monitor.look(town.at)
+        for job in range(3):
+            town.monitor.hear(JobSucceeded(f"{lane_of('large')} {job}", 1), town.at)
+        town.at += TICK_S
+        town.report()
+        backlog(town, 3, lane_of("large"), 0)
+        town.monitor.look(town.at)
+    assert credits(town) == {"w00": 1.0}
+    for _ in range(60):  # it lacks nothing, and finishes nothing
+        town.at += TICK_S
+        town.report()
+        town.monitor.look(town.at)
+    assert credits(town) == {"w00": 0.01}
+
+
 def test_a_monitor_that_starts_anew_goes_on_from_what_workers_run() -> None:
     town = Town()
     town.run(20, 26, 0.9, 5)

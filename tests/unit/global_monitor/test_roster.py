@@ -85,6 +85,22 @@ def test_a_liar_is_found_out_while_it_has_work() -> None:
     assert worker.rates["large"] == pytest.approx(0.32, rel=0.1)
 
 
+def test_what_it_draws_with_a_model_that_nobody_runs_counts_by_the_time_it_takes() -> None:
+    """1.6 generations a second with the large model and 6.4 with the small: three quarters of a minute with the small
+    one are 45 · 320 of its steps, and as good as 45 · 80 of the large one's."""
+    roster = Roster(1e9)
+    roster.reported(report(step_s=(*FAST, ("small", 8, 0.025))), 0.0)
+    roster.judge(0.0, lambda _: True)
+    for _ in range(45):
+        roster.finished(JobSucceeded("j", 1, "a", "small", 320))
+    for _ in range(15):
+        roster.finished(JobSucceeded("j", 1, "a", "large", 80))
+    roster.finished(JobSucceeded("j", 1, "a", "another", 10_000))  # of which nothing is known
+    roster.judge(60.0, lambda _: True)
+    assert roster.workers()[0].credit == 1.0
+    assert roster._heard["a"].evidence.steps == pytest.approx(60 * 80)
+
+
 def test_who_has_nothing_to_do_is_no_liar() -> None:
     roster = Roster(1e9)
     roster.reported(report(), 0.0)
