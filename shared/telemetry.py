@@ -60,6 +60,7 @@ class Metrics:
         self.monitor_target = gauge("monitor_target_large", "Large models that the heuristic wants, not rounded.")
         self.monitor_pid = gauge("monitor_pid", "Terms of the PID: output, error, integral.", "term")
         self.monitor_demand = gauge("monitor_demand", "Requests a second in the monitor's window.", "lane")
+        self.monitor_waiting = gauge("monitor_waiting", "Full generations that are in nobody's hands yet.", "lane")
         self.monitor_work = gauge("monitor_work", "Full generations a second to be done.", "kind")
         self.monitor_hit_rate = gauge("monitor_hit_rate", "Share of requests that start from something.")
         self.monitor_k = gauge("monitor_k_share", "Share of requests by K of 50.", "k")

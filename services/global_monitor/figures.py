@@ -1,4 +1,5 @@
-"""A decision on /metrics: by model, lane, K and mode, of which there are few; never by worker."""
+"""The last decision, and what is known since, on /metrics: by model, lane, K and mode, of which there are few; never by
+worker."""
 
 from __future__ import annotations
 
@@ -29,10 +30,14 @@ def _show_demand(decision: Decision, lanes: set[str]) -> None:
     """Lanes of models that are not served are counted together."""
     demand = decision.demand
     rates = dict.fromkeys((*sorted(lanes), "other"), 0.0)
+    waiting = dict(rates)
     for lane in demand.lanes:
-        rates[lane.lane if lane.lane in lanes else "other"] += lane.requests_per_s
+        name = lane.lane if lane.lane in lanes else "other"
+        rates[name] += lane.requests_per_s
+        waiting[name] += lane.waiting
     for name, rate in rates.items():
         METRICS.monitor_demand.labels(name).set(rate)
+        METRICS.monitor_waiting.labels(name).set(waiting[name])
     METRICS.monitor_hit_rate.set(demand.hit_rate)
     METRICS.monitor_k.clear()
     for k, share in demand.share_by_k.items():

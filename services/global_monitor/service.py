@@ -146,6 +146,8 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
         if at - self._told >= self._settings.report_s:
             self._told = at
             await self._tell()
+            if self._leads:
+                show(self._monitor.view(at), self._monitor.rules)
             self._wake()
 
     async def _take_turns(self, at: float) -> None:
@@ -166,7 +168,6 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
 
     def _decided(self, decision: Decision) -> None:
         self._told = float("-inf")
-        show(decision, self._monitor.rules)
         METRICS.monitor_switches.inc(len(decision.switches))
         METRICS.monitor_kept.inc(bool(decision.kept))
         before, self._shown = self._shown, decision

@@ -104,7 +104,7 @@ async def test_hits_turn_a_worker_into_a_small_one_and_everyone_may_watch(quick:
             await home.ask(hits=8, misses=2)
             await home.until(lambda: sorted(home.models.values()) == ["large", "small"])
             answer = await home.answer()
-            page = await asyncio.to_thread(read, f"http://127.0.0.1:{port}/metrics")
+            page = await page_of(port)
     assert sorted(one.model for one in answer.assignments) == ["large", "small"]
     assert {one.role for one in answer.assignments} == {"large", "small"}
     assert answer.hit_rate == pytest.approx(0.8)
@@ -121,6 +121,24 @@ async def test_hits_turn_a_worker_into_a_small_one_and_everyone_may_watch(quick:
     ):
         assert line in page
     assert '="w0"' not in page  # workers are no labels
+
+
+async def test_the_page_is_as_live_as_the_terminal_between_two_decisions(quick: Settings) -> None:
+    with telemetry.serving_metrics("127.0.0.1:0") as port:
+        async with house(quick.model_copy(update={"monitor_period_s": 600.0})) as home:
+            await home.until(lambda: bool(home.said))  # it has decided, and will not again
+            await home.ask(hits=8, misses=2)
+            async with asyncio.timeout(10):
+                while "afterimage_monitor_hit_rate 0.8" not in (page := await page_of(port)):
+                    await home.report()
+                    await asyncio.sleep(0.02)
+    assert 'afterimage_monitor_waiting{lane="generate.refine"} 4.0' in page  # eight halves
+    assert 'afterimage_monitor_waiting{lane="generate.large"} 2.0' in page
+    assert 'afterimage_monitor_k_share{k="25"} 0.8' in page
+
+
+async def page_of(port: int) -> str:
+    return await asyncio.to_thread(read, f"http://127.0.0.1:{port}/metrics")
 
 
 def read(url: str) -> str:
