@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,17 @@ def regime(one: Mapping[str, Any]) -> str:
     return next((model for model in (SANA, SDXL) if one["refined_by"].get(model, 0) > total / 10), LARGE)
 
 
+def spans(levels: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, float]]:
+    """(model, from, to) of neighbouring rates with one regime, half-way to the next ones; one may come back."""
+    at = [one["offered_per_min"] for one in levels]
+    edges = [at[0], *((one + other) / 2 for one, other in pairwise(at)), at[-1]]
+    found: list[tuple[str, float, float]] = []
+    for model, places in groupby(range(len(at)), lambda place: regime(levels[place])):
+        here = list(places)
+        found.append((model, edges[here[0]], edges[here[-1] + 1]))
+    return found
+
+
 def figures_of(levels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     highest = dict.fromkeys(TITLES, 0.0)
     for one in levels:
@@ -136,11 +148,12 @@ def plot(figures: Mapping[str, Any], path: Path) -> None:
     axes.plot(at, at, color="black", linestyle=":", label="offered")
     for name, title in TITLES.items():
         axes.plot(at, [one["served_per_min"][name] for one in levels], marker="o", markersize=3, label=title)
-    ends = [*figures["regime_from_per_min"].items()]
-    for place, (model, start) in enumerate(ends):
-        end = ends[place + 1][1] if place + 1 < len(ends) else at[-1]
-        axes.axvspan(start, end, alpha=0.08, color=f"C{place}")
-        axes.text((start + end) / 2, 1, f"{model} refines", ha="center", fontsize=8)
+    for model, start, end in spans(levels):
+        axes.axvspan(start, end, alpha=0.08, color=f"C{(LARGE, SDXL, SANA).index(model)}")
+        axes.text(
+            (start + end) / 2, 0.98, f"{model} refines", ha="center", va="top", fontsize=7, rotation=90,
+            transform=axes.get_xaxis_transform(),
+        )  # fmt: skip
     axes.set(xlabel="offered a minute", ylabel="served a minute", xlim=(at[0], at[-1]), ylim=(0, None))
     axes.legend()
     figure.savefig(path, dpi=110)

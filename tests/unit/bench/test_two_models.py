@@ -100,6 +100,7 @@ def test_the_paper_s_regimes(plans: Path, tmp_path: Path) -> None:
     figures = json.loads((tmp_path / "paper_rates.json").read_text())["figures"]
     assert figures["most_served_per_min"]["vanilla"] == pytest.approx(10, rel=0.05)
     assert [paper_rates.regime(one) for one in figures["levels"]] == ["sd3.5-large", "sdxl", "sana"]
+    assert paper_rates.spans(figures["levels"]) == [("sd3.5-large", 8, 12), ("sdxl", 12, 22), ("sana", 22, 28)]
     assert figures["highest_sustained_per_min"]["modm"] == 28
     assert (tmp_path / "paper_rates.png").stat().st_size > 0
 
