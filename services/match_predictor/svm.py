@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -16,8 +17,15 @@ RETRAIN_AT = 0.05
 UPDATES = 500_000
 """SGD updates of a fit from nothing, about .1 s. scikit-learn's default tolerance stops after a handful of passes, and
 with so small a ν the offset is then still so low that every vector, even the opposite of a cached one, is inside."""
-GOING_ON = 100_000
-"""Updates of a later fit, which goes on from the last one's weights at the learning rate that UPDATES end with."""
+GOING_ON = 50_000
+"""A later fit goes on from the last one's weights and passes over each entry as often as so many updates over all of
+them would, at twice the learning rate that UPDATES end with: it gets as far as with twice as many at that rate."""
+OUTERMOST = 0.1
+"""It passes over this share of the entries only, those that score lowest: one well inside moves neither weights nor
+offset, so that leaving it out changes little but how long a fit takes (shrinking; Joachims 1999). Over all of them
+where more are outside, since the weights then turn so far that others may come to lie there …"""
+AT_LEAST = 32
+"""… and never over fewer: with 5 of 50 others came to lie outside, recall .62 for .82."""
 
 Weights = tuple[Any, Any]
 """Of the linear SVM: coefficients, offset."""
@@ -56,7 +64,7 @@ class OneClassSvm:
     def refit(self) -> Callable[[], None] | None:
         if not self._vectors or self._changed <= RETRAIN_AT * len(self._vectors):
             return None
-        vectors = np.stack(list(self._vectors.values()))
+        vectors = np.concatenate(list(self._vectors.values())).reshape(len(self), -1)  # np.stack takes twice as long
         # after more changes than there are entries, hardly any is left of those that the weights were made for
         before = self._weights if self._changed <= len(vectors) else None
         self._changed = 0
@@ -79,14 +87,29 @@ def _fitted(points: Any, before: Weights | None, seed: int) -> Weights:
     """From nothing, or from the weights of before: so SGD makes retraining fast (NIRVANA §5.2)."""
     from sklearn.linear_model import SGDOneClassSVM
 
-    updates = UPDATES if before is None else GOING_ON
-    svm = SGDOneClassSVM(nu=NU, tol=None, max_iter=max(updates // len(points), 1), random_state=seed)
+    svm = SGDOneClassSVM(nu=NU, tol=None, random_state=seed)
     if before is None:
-        svm.fit(points)
+        svm.set_params(max_iter=max(UPDATES // len(points), 1)).fit(points)
     else:
-        svm.set_params(learning_rate="constant", eta0=1 / (NU * UPDATES))
-        svm.fit(points, coef_init=before[0], offset_init=before[1])
+        coefficients, offset = before
+        near = _outermost(points, *before)
+        svm.set_params(
+            nu=NU * len(points) / len(near),  # of all the entries, those that are left out among them
+            max_iter=max(GOING_ON // len(points), 1),
+            learning_rate="constant",
+            eta0=2 / (NU * UPDATES),
+        )
+        # a copy: the fit writes to it, and until it ends the weights of before say what is inside
+        svm.fit(near, coef_init=coefficients.copy(), offset_init=offset)
     return svm.coef_, svm.offset_
+
+
+def _outermost(points: Any, coefficients: Any, offset: Any) -> Any:
+    """The rows that score lowest, shape (rows, dim); all where more are outside."""
+    scores = points @ coefficients.ravel() - offset
+    count = max(math.ceil(OUTERMOST * len(points)), AT_LEAST)
+    few = count < len(points) and int((scores < 0).sum()) <= count
+    return points[np.argpartition(scores, count - 1)[:count]] if few else points
 
 
 def _decision(coefficients: Any, offset: Any) -> Callable[[Vector], float]:

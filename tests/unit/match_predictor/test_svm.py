@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from services.match_predictor.svm import OneClassSvm
+from services.match_predictor.svm import OUTERMOST, OneClassSvm, _fitted
 from shared.types import Vector
 
 
@@ -97,6 +97,40 @@ def test_weights_of_a_cache_that_is_gone_are_not_gone_on_from() -> None:
     fitted(svm)
     assert np.mean([svm.predict(row)[0] for row in away.values()]) > 0.9
     assert not any(svm.predict(row)[0] for row in rows.values())
+
+
+@pytest.mark.parametrize("others", ["alike", "elsewhere", "opposite"])
+def test_a_later_fit_decides_as_if_no_entry_had_been_left_out(others: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A twentieth of the entries leaves for others of the same kind, or half of them for such as were all outside."""
+    rng = np.random.default_rng(5)
+    rows = np.stack(list(cluster(600).values()))
+    come = {
+        "alike": np.stack(near(rng, 30, 0.1)),
+        "elsewhere": np.stack(near(rng, 300, 0.1))[:, ::-1],
+        "opposite": -rows[:300],
+    }[others]
+    queries = [row for spread in (0.1, 0.3, 0.6, 1.5) for row in near(rng, 200, spread)]
+    verdicts = []
+    for share in (OUTERMOST, 1.0):
+        monkeypatch.setattr("services.match_predictor.svm.OUTERMOST", share)
+        svm = OneClassSvm()
+        svm.update({f"{i}": row for i, row in enumerate(rows)}, ())
+        fitted(svm)
+        svm.update({f"came-{i}": row for i, row in enumerate(come)}, [f"{i}" for i in range(len(come))])
+        fitted(svm)
+        verdicts.append([svm.predict(query)[0] for query in queries])
+    assert np.mean([one == other for one, other in zip(*verdicts, strict=True)]) > 0.97
+    assert 0.1 < np.mean(verdicts) < 1
+
+
+def test_until_a_later_fit_ends_the_weights_of_before_decide() -> None:
+    """Serving fits in a thread: scikit-learn writes to the weights that it is given to go on from."""
+    rows = np.stack(list(cluster(200).values()))
+    before = _fitted(rows, None, 0)
+    weights = before[0].copy()
+    after, _ = _fitted(rows[100:], before, 1)
+    assert not np.array_equal(after.ravel(), weights.ravel())
+    assert np.array_equal(before[0], weights)
 
 
 def near(rng: np.random.Generator, count: int, spread: float) -> list[Vector]:
