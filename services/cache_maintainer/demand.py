@@ -132,9 +132,11 @@ def _gains(levels: Sequence[int], *, whole: bool) -> Floats:
 def _ahead(now: Floats) -> Floats:
     """From rates at each silence (axis 1) to the best average over the silences from there on."""
     widths = np.diff(_edges())
+    there = np.moveaxis(now, 1, 0) * widths[:, None, None, None, None]
     ahead = np.zeros_like(now)
     for first in range(SILENCES):
-        weights = widths[first:]
-        sums = np.cumsum(now[:, first:] * weights[None, :, None, None, None], axis=1)
-        ahead[:, first] = (sums / np.cumsum(weights)[None, :, None, None, None]).max(axis=1)
+        gained = np.zeros_like(now[:, 0])
+        for gain, seconds in zip(there[first:], np.cumsum(widths[first:]), strict=True):
+            gained += gain
+            np.maximum(ahead[:, first], gained / seconds, out=ahead[:, first])
     return ahead

@@ -68,9 +68,9 @@ class LiveRows:
         """(request, cosine) of the nearest live entries above the floor, best first, equal ones the latest first."""
         requests = self._requests[: len(self._place)]
         scores = cosines(self._rows[: len(self._place)], self._load.vectors[self._load.text_of[request]])
-        kept = scores > floor
         if self._group_of is not None:
-            kept &= self._group_of[requests] == self._group_of[request]
-        requests, scores = requests[kept], scores[kept]
-        order = nearest(scores, limit, requests.__getitem__)
+            fit = self._group_of[requests] == self._group_of[request]
+            requests, scores = requests[fit], scores[fit]
+        order = np.array(nearest(scores, limit, requests.__getitem__), np.intp)
+        order = order[scores[order] > floor]
         return list(zip(requests[order].tolist(), scores[order].tolist(), strict=True))

@@ -76,7 +76,8 @@ class PictureLoad:
         cosines = np.array([cosine for _, cosine in near])
         made = cosines_of(self.curve, self.ends, self.text_of[request], others, cosines)
         order = np.argsort(-made, kind="stable")
-        return [(int(others[one]), float(made[one])) for one in order if made[one] > self.table.lowest_similarity]
+        order = order[made[order] > self.table.lowest_similarity]
+        return list(zip(others[order].tolist(), made[order].tolist(), strict=True))
 
 
 def picture_load(curve: Curve, ends: tuple[float, float], text_of: Ints, near: Neighbours) -> PictureLoad:
