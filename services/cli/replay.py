@@ -52,7 +52,10 @@ def replay(
         bool, Optional("--one-at-a-time", help="With --real: ask each once what the one before left is indexed.")
     ] = False,
     model: Annotated[
-        str | None, Optional("--model", "--large", help="With --real: a name of `models list`, a folder, or a hub id.")
+        str | None,
+        Optional(
+            "--model", "--large", help="With --real or --trace-steps: a name of `models list`, a folder, or a hub id."
+        ),
     ] = None,
     small: Annotated[
         str | None, Optional(help="With --real, for modm: models that go on from its pictures, e.g. bundled:small.")
@@ -86,6 +89,10 @@ def replay(
     recorded_times: Annotated[bool, Optional("--recorded-times", help="The trace's own arrivals instead.")] = False,
     seed: Annotated[int, Optional(min=0, help="Of the arrivals.")] = 0,
     sizes: Annotated[bool, Optional("--sizes", help="A latent starts pictures of its own size only.")] = False,
+    trace_steps: Annotated[
+        bool,
+        Optional("--trace-steps", help="Each request takes the trace's own T; --model's schedule says what fits it."),
+    ] = False,
     neighbours: Annotated[int, Optional(min=8, max=1024, help="Earlier requests listed for each request.")] = 64,
     compare: Annotated[
         bool,
@@ -104,10 +111,10 @@ def replay(
     """Offer one trace to many cache policies, and write one folder that compares them.
 
     Each request is decided by the code that serves: K table, choice among candidates, what is kept, what leaves.
-    Every picture takes T = 50 steps. With --decisions-only nothing is drawn, and the cache holds names. With --workers
-    each request comes at its time and is drawn in virtual time, and what it leaves is there once it is finished. With
-    --real each policy is served by an Afterimage started here, and asked over gRPC. Embeddings, neighbour lists and
-    decisions stay on disk, so that a run that was broken off goes on.
+    Every picture takes T = 50 steps, or with --trace-steps the trace's own. With --decisions-only nothing is drawn, and
+    the cache holds names. With --workers each request comes at its time and is drawn in virtual time, and what it
+    leaves is there once it is finished. With --real each policy is served by an Afterimage started here, and asked over
+    gRPC. Embeddings, neighbour lists and decisions stay on disk, so that a run that was broken off goes on.
 
     [bold]Examples[/bold]
 
@@ -140,7 +147,8 @@ def replay(
 
     if [decisions_only, bool(workers), real].count(True) != 1:
         raise ConfigurationError("say --decisions-only, --workers for virtual time, or --real, one of the three")
-    _fits({"one-at-a-time": one_at_a_time, "model": model, "small": small}, real, "goes with --real")
+    _fits({"one-at-a-time": one_at_a_time, "small": small}, real, "goes with --real")
+    _fits({"model": model}, real or trace_steps, "goes with --real or --trace-steps")
     _fits({"entries": entries, "table-encoder": table_encoder}, not real, "goes without --real: the services know none")
     drawn = replay_real.settings_of(context) if real else None
     if drawn:
@@ -162,6 +170,7 @@ def replay(
         recorded_times=recorded_times,
         seed=seed,
         honour_sizes=sizes,
+        schedule=replay_real.schedule_of(drawn, model) if trace_steps else None,
         neighbours=neighbours,
         bound=bound,
         embeddings=embeddings,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,6 +18,7 @@ from shared.settings import Settings
 if TYPE_CHECKING:  # numpy and torch are imported when a trace is replayed, not when --help is read
     from services.replay.run import Bar
     from services.replay.study import Asked
+    from shared.models.card import ModelCard
 
 
 OPTIONS = {
@@ -41,6 +43,15 @@ def each(settings: Settings) -> int:
     from shared.models.card import served_card
 
     return state_bytes_of(served_card(settings))
+
+
+def schedule_of(served: Settings | None, model: str | None) -> ModelCard:
+    """The card of the model that draws, or would: with the limit on T that the gateway would hold it to."""
+    from shared.models.card import served_card
+
+    settings = served or settings_from(large=model)
+    card = served_card(settings)
+    return replace(card, max_steps=min(card.max_steps, settings.max_steps))
 
 
 def drawn(

@@ -22,12 +22,16 @@ a state that is last started from by its n-th possible user is held for all stre
 is not below what any policy saves either: it is the dual of the same problem with each state's stretches in order. With
 v_i = the first dual's own best option of i no bracket is above 0, so the second starts where the first ends, and a
 subgradient descent over v and λ lowers it; wherever that stops is a bound.
+
+Nothing above needs K to be the same for all who start from a state: where each request takes a T of its own, a state
+after K of T steps saves a run of T' steps K' = K·T'/T where it fits that run, and shares are of all steps asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -85,38 +89,80 @@ class Options:
         return request, k, held
 
 
-def options_of(
-    neighbours: Neighbours, ladder: Ladder, levels: Sequence[int], state_bytes: Ints, counted_from: int
-) -> Options:
-    """levels: the K that a policy may keep; what was held before `counted_from` costs nothing."""
+class States(Protocol):
+    """Which states a policy may keep of a picture, and how they start others."""
+
+    levels: int
+    """Of a picture, at most."""
+
+    def wished(self, requests: Ints, similarities: npt.NDArray[np.float32]) -> Ints:
+        """`Ladder.wished` of each."""
+        ...
+
+    def starts(self, level: int, sources: Ints, requests: Ints) -> Ints:
+        """After how many steps each request would start from its source's state at this level; 0: from none."""
+        ...
+
+    def at_most(self, requests: Ints, wished: Ints) -> Ints:
+        """Of all states that there may be the largest start that is not above the wished one."""
+        ...
+
+
+class Alike:
+    """Every request takes the same T; `ks`: those that a policy may keep."""
+
+    def __init__(self, ladder: Ladder, ks: Sequence[int]) -> None:
+        self._ladder, self._ks = ladder, ks
+        self.levels = len(ks)
+
+    def wished(self, requests: Ints, similarities: npt.NDArray[np.float32]) -> Ints:
+        return np.fromiter(map(self._ladder.wished, similarities.tolist()), np.int64, len(similarities))
+
+    def starts(self, level: int, sources: Ints, requests: Ints) -> Ints:
+        return np.full(len(requests), self._ks[level], np.int64)
+
+    def at_most(self, requests: Ints, wished: Ints) -> Ints:
+        different, place = np.unique(wished, return_inverse=True)
+        found = np.fromiter((largest_present(self._ks, one) for one in different.tolist()), np.int64, len(different))
+        return found[place]
+
+
+def options_of(neighbours: Neighbours, may_be: States, state_bytes: Ints, counted_from: int) -> Options:
+    """What was held before `counted_from` costs nothing."""
     listed = neighbours.indices >= 0
     request, place = np.nonzero(listed)
     source = neighbours.indices[request, place].astype(np.int64)
-    wished = _wished(ladder, neighbours.similarities[request, place])
-    rows, ks, held, chains, states = [], [], [], [], 0
-    for k in levels:
-        able = wished >= k
-        who, state = request[able], source[able]
+    wished = may_be.wished(request, neighbours.similarities[request, place])
+    none = np.zeros(0)  # of what nobody may keep
+    rows, ks, held, chains, states = [none.astype(np.int64)], [none], [none], [none.astype(np.int64)], 0
+    for level in range(may_be.levels):
+        start = may_be.starts(level, source, request)
+        able = (start > 0) & (wished >= start)
+        who, state, saves = request[able], source[able], start[able]
         order = np.lexsort((who, state))  # each state's possible users in order of time
-        who, state = who[order], state[order]
+        who, state, saves = who[order], state[order], saves[order]
         before = np.where(np.r_[True, state[1:] != state[:-1]], state, np.r_[0, who[:-1]]) if len(who) else who
         stretch = who - np.maximum(before, counted_from)
         counts = who >= counted_from
         rows.append(who[counts] - counted_from)
-        ks.append(np.full(int(counts.sum()), float(k)))
+        ks.append(saves[counts].astype(np.float64))
         held.append((stretch * state_bytes[state])[counts].astype(np.float64))
         chains.append(state[counts] + states)
         states += len(neighbours)
     last = np.maximum(listed.sum(axis=1) - 1, 0)
-    allowed = _wished(ladder, neighbours.similarities[np.arange(len(last)), last])
-    free = np.where(neighbours.cut, _at_most(levels, allowed), 0)[counted_from:].astype(np.float64)
+    everyone = np.arange(len(last))
+    allowed = may_be.wished(everyone, neighbours.similarities[everyone, last])
+    free = np.where(neighbours.cut, may_be.at_most(everyone, allowed), 0)[counted_from:].astype(np.float64)
     row, chain = np.concatenate(rows), np.concatenate(chains)
     order = np.argsort(row, kind="stable")
     return Options(row[order], np.concatenate(ks)[order], np.concatenate(held)[order], free, chain, order)
 
 
-def bound(options: Options, max_bytes: int, steps: int, rounds: int = 60) -> Bound:
-    """The dual's smallest value, by golden section over λ (it is convex in λ); any λ it stops at gives a bound."""
+def bound(options: Options, max_bytes: int, asked: int, rounds: int = 60) -> Bound:
+    """The dual's smallest value, by golden section over λ (it is convex in λ); any λ it stops at gives a bound.
+
+    asked: steps of all counted requests together.
+    """
     counted = len(options.free)
     room = float(max_bytes) * counted
     infinite = options.value(0.0)
@@ -139,8 +185,7 @@ def bound(options: Options, max_bytes: int, steps: int, rounds: int = 60) -> Bou
             right = low + ratio * (high - low)
             at_right = dual(right)
         smallest = min(smallest, (at_left, left), (at_right, right))
-    total = steps * counted
-    return Bound(smallest[0] / total, infinite / total, smallest[1])
+    return Bound(smallest[0] / asked, infinite / asked, smallest[1])
 
 
 class _Chains:
@@ -170,7 +215,7 @@ class _Chains:
         return value, by_v, self._room - float(self._held[taken].sum())
 
 
-def tightened(options: Options, first: Bound, max_bytes: int, steps: int, rounds: int = 150) -> Bound:
+def tightened(options: Options, first: Bound, max_bytes: int, asked: int, rounds: int = 150) -> Bound:
     """The second dual from where the first one ended, by subgradients with Polyak's step towards a little less than the
     best so far; any (v, λ) it comes by gives a bound."""
     counted = len(options.free)
@@ -181,7 +226,7 @@ def tightened(options: Options, first: Bound, max_bytes: int, steps: int, rounds
     v, price = options.best(first.price), first.price
     scale = first.price
     """What a step in the price counts beside one in v: both change the dual about alike."""
-    best, aim = (first.steps_saved * steps * counted, price), 0.05
+    best, aim = (first.steps_saved * asked, price), 0.05
     for _ in range(rounds):
         value, by_v, by_price = chains.at(v, price)
         if value < best[0]:
@@ -195,16 +240,4 @@ def tightened(options: Options, first: Bound, max_bytes: int, steps: int, rounds
         step = (value - (1 - aim) * best[0]) / length
         v = np.maximum(v - step * by_v, options.free)
         price = max(price - step * scale * by_price / room, 0.0)
-    return Bound(min(best[0] / (steps * counted), first.steps_saved), first.infinite, best[1])
-
-
-def _wished(ladder: Ladder, similarities: npt.NDArray[np.float32]) -> Ints:
-    """`Ladder.wished` of each."""
-    return np.fromiter(map(ladder.wished, similarities.tolist()), np.int64, len(similarities))
-
-
-def _at_most(levels: Sequence[int], wished: Ints) -> Ints:
-    """`largest_present` of each."""
-    different, place = np.unique(wished, return_inverse=True)
-    found = np.fromiter((largest_present(levels, one) for one in different.tolist()), np.int64, len(different))
-    return found[place]
+    return Bound(min(best[0] / asked, first.steps_saved), first.infinite, best[1])

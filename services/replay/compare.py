@@ -16,7 +16,9 @@ from shared.errors import ConfigurationError, InvalidRequestError
 
 ROUNDS = 1000
 DECISIONS = "decisions.npz"
-"""Start steps of every counted request by `<states>/<policy>`, and the `users` who asked."""
+"""Start steps of every counted request by `<states>/<policy>`, the `users` who asked, and, where each took a T of its
+own, `steps`."""
+OF_REQUESTS = ("users", "steps")
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -63,12 +65,15 @@ def _side(text: str) -> Side:
     return Side(Path(folder), policy) if colon and folder and not Path(text).is_dir() else Side(Path(text))
 
 
-def resampled(values: Floats, users: Ints, rounds: int = ROUNDS, seed: int = 0) -> Floats:
-    """Means of `values` (one per request) with users drawn anew, with all their requests, `rounds` times: what one
-    user asks is no independent evidence, whole users are."""
+def resampled(
+    values: Floats, users: Ints, rounds: int = ROUNDS, seed: int = 0, weights: Floats | None = None
+) -> Floats:
+    """Means of `values` (one per request, each counting by its weight; None: alike) with users drawn anew, with all
+    their requests, `rounds` times: what one user asks is no independent evidence, whole users are."""
     _, user = np.unique(users, return_inverse=True)
-    counts = np.bincount(user).astype(np.float64)
-    sums = np.bincount(user, weights=values)
+    each = np.ones(len(users)) if weights is None else weights
+    counts = np.bincount(user, weights=each)
+    sums = np.bincount(user, weights=values * each)
     rng = np.random.default_rng(seed)
     means = np.empty(rounds)
     for number in range(rounds):
@@ -77,9 +82,9 @@ def resampled(values: Floats, users: Ints, rounds: int = ROUNDS, seed: int = 0) 
     return means
 
 
-def interval(values: Floats, users: Ints) -> tuple[float, float]:
+def interval(values: Floats, users: Ints, weights: Floats | None = None) -> tuple[float, float]:
     """The 95 % interval of the mean."""
-    low, high = np.quantile(resampled(values, users), (0.025, 0.975))
+    low, high = np.quantile(resampled(values, users, weights=weights), (0.025, 0.975))
     return float(low), float(high)
 
 
@@ -87,8 +92,8 @@ def compare(first: Side, second: Side) -> Iterator[Line]:
     """Every policy that both folders hold at the same budget, or the one policy beside the other at every budget that
     both were given; differences are those of each request, users are drawn anew.
 
-    Raises ConfigurationError where a folder holds no replay or no such policy, where the two counted other requests or
-    in other budgets, and where nothing is in both.
+    Raises ConfigurationError where a folder holds no replay or no such policy, where the two counted other requests, in
+    other budgets or of another T, and where nothing is in both.
     """
     a, b = _summary(first), _summary(second)
     for name in ("digest", "requests", "warmup"):
@@ -98,6 +103,10 @@ def compare(first: Side, second: Side) -> Iterator[Line]:
     if ours_of != theirs_of:
         raise ConfigurationError(f"{first} has budgets in {ours_of}, {second} in {theirs_of}: not the same room")
     ours, theirs = _decisions(first.folder), _decisions(second.folder)
+    asked = _asked(ours, a)
+    if not np.array_equal(asked, _asked(theirs, b)):
+        raise ConfigurationError(f"{first} and {second} are no replays of the same requests: their steps differ")
+    weights = asked / asked.mean()
     pairs = [(key, _beside(key, second)) for key in ours if _is_of(first, key)]
     both = [(mine, other) for mine, other in pairs if other in theirs]
     if not both:
@@ -105,11 +114,18 @@ def compare(first: Side, second: Side) -> Iterator[Line]:
     for mine, other in both:
         names = ", ".join(dict.fromkeys((_label(mine, a), _label(other, b))))
         starts = ours[mine], theirs[other]
-        saved = [start / summary["settings"]["steps"] for start, summary in zip(starts, (a, b), strict=True)]
+        saved = [start / asked for start in starts]
         hits = [(start > 0).astype(np.float64) for start in starts]
-        for what, (one, two) in (("steps saved", saved), ("hits", hits)):
-            low, high = interval(two - one, ours["users"])
-            yield Line(int(mine.split("/")[0]), names, what, float(one.mean()), float(two.mean()), low, high)
+        for what, (one, two), each in (("steps saved", saved, weights), ("hits", hits, np.ones(len(asked)))):
+            low, high = interval(two - one, ours["users"], each)
+            before, after = (float((values * each).mean()) for values in (one, two))
+            yield Line(int(mine.split("/")[0]), names, what, before, after, low, high)
+
+
+def _asked(decisions: dict[str, npt.NDArray[Any]], summary: dict[str, Any]) -> Ints:
+    """T of each counted request."""
+    own = decisions.get("steps")
+    return np.full(len(decisions["users"]), summary["settings"]["steps"], np.int64) if own is None else own
 
 
 def arrivals(first: Side, second: Side) -> str:
@@ -121,7 +137,7 @@ def arrivals(first: Side, second: Side) -> str:
 
 
 def _is_of(side: Side, key: str) -> bool:
-    return key != "users" and side.policy in ("", key.split("/", 1)[1])
+    return key not in OF_REQUESTS and side.policy in ("", key.split("/", 1)[1])
 
 
 def _beside(key: str, second: Side) -> str:

@@ -14,18 +14,25 @@ CURVE = 21
 """Points of the curve from the user who saves least to the one who saves most."""
 
 
-def fairness(users: npt.NDArray[np.int64], saved: npt.NDArray[np.float64], least: int = LEAST) -> dict[str, Any]:
+def fairness(
+    users: npt.NDArray[np.int64],
+    saved: npt.NDArray[np.float64],
+    least: int = LEAST,
+    weights: npt.NDArray[np.float64] | None = None,
+) -> dict[str, Any]:
     """Over users with at least `least` requests: `jain` (Jain's index of their shares), `without_any` (share of them
     who save nothing), `saved` (quantiles of their shares) and `curve` (the same in equal distances).
 
-    users, saved: (requests,), who asked, and the share of its steps that each request saved. `requests` is the share of
-    all of these that such users asked. Without such a user there is nothing but `users`: 0.
+    users, saved: (requests,), who asked, and the share of its steps that each request saved; weights: what each one's
+    steps count, None: all alike. `requests` is the share of all of these that such users asked. Without such a user
+    there is nothing but `users`: 0.
     """
     counts = np.bincount(users)
     often = counts >= least
     if not often.any():
         return {"least_requests": least, "users": 0}
-    shares = np.bincount(users, weights=saved)[often] / counts[often]
+    each = np.ones(len(users)) if weights is None else weights
+    shares = np.bincount(users, weights=saved * each)[often] / np.bincount(users, weights=each)[often]
     return {
         "least_requests": least,
         "users": int(often.sum()),

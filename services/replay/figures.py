@@ -45,9 +45,13 @@ class Run:
 
 
 def figures(run: Run, trace: Trace, warmup: int, steps: int, fleet: Fleet | None = None) -> dict[str, Any]:
-    """The policy's entry in summary.json; counts are of the requests after the warm-up."""
+    """The policy's entry in summary.json; counts are of the requests after the warm-up.
+
+    Where each request takes a T of its own, steps saved are Σ steps skipped / Σ steps asked, and K is that of `steps`.
+    """
     made = run.decisions
-    start = made.start_step[warmup:].astype(np.int64)
+    start, asked = made.start_step[warmup:].astype(np.int64), trace.asked(steps)[warmup:]
+    saved, weights = start / asked, asked / asked.mean()
     hits = start > 0
     ages = reuse_ages_s(made, trace, warmup)
     return {
@@ -56,10 +60,14 @@ def figures(run: Run, trace: Trace, warmup: int, steps: int, fleet: Fleet | None
         "bounded": run.bounded,
         "requests": len(start),
         "hit_rate": float(hits.mean()) if len(start) else 0.0,
-        "steps_saved": float(start.mean() / steps) if len(start) else 0.0,
-        "steps_saved_95": interval(start / steps, trace.users[warmup:]) if len(start) else (0.0, 0.0),
-        "parts": [float(part.mean() / steps) for part in np.array_split(start, PARTS) if len(part)],
-        "k_histogram": {str(k): count for k, count in sorted(Counter(start.tolist()).items())},
+        "steps_saved": float(start.mean() / asked.mean()) if len(start) else 0.0,
+        "steps_saved_95": interval(saved, trace.users[warmup:], weights) if len(start) else (0.0, 0.0),
+        "parts": [
+            float(part.mean() / of.mean())
+            for part, of in zip(np.array_split(start, PARTS), np.array_split(asked, PARTS), strict=True)
+            if len(part)
+        ],
+        "k_histogram": {str(k): count for k, count in sorted(Counter(scaled_from(start, asked, steps)).items())},
         "evictions": int(made.evicted[warmup:].sum()),
         "states": int(made.states[-1]) if len(made.states) else 0,
         "bytes": int(made.bytes[-1]) if len(made.bytes) else 0,
@@ -67,7 +75,7 @@ def figures(run: Run, trace: Trace, warmup: int, steps: int, fleet: Fleet | None
         "reuse_age_s": {str(q): float(np.quantile(ages, q)) for q in (0.1, 0.5, 0.9, 0.99)} if len(ages) else {},
         "reuse_age_histogram": np.histogram(ages, (0, *AGES_S, np.inf))[0].tolist(),
         "own_user": float(own_user(made, trace, warmup)),
-        "fairness": fairness(trace.users[warmup:], start / steps),
+        "fairness": fairness(trace.users[warmup:], saved, weights=weights),
         "predictor": predictor(made, warmup) if run.predicts else None,
         "searched": made.searched,
         "seconds": run.seconds,
@@ -75,6 +83,13 @@ def figures(run: Run, trace: Trace, warmup: int, steps: int, fleet: Fleet | None
         "decisions_per_processor_s": len(trace) / run.processor_s if run.processor_s else 0.0,
         "timed": timed_figures(run.served, trace, warmup, steps, fleet) if run.served and fleet else None,
     }
+
+
+def scaled_from(start: npt.NDArray[np.int64], asked: npt.NDArray[np.int64], steps: int) -> list[int]:
+    """K of `steps` that each start of a run of `asked` steps was scaled from: K·T/steps is rounded down, so this is
+    rounded up (`of_50` of the `afterimage` policy)."""
+    ks: list[int] = (-(-start * steps // asked)).tolist()
+    return ks
 
 
 def reuse_ages_s(made: Decisions, trace: Trace, warmup: int) -> npt.NDArray[np.float64]:

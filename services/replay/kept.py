@@ -106,6 +106,8 @@ def _facts(load: Load) -> Iterator[Any]:
     yield from map(_digest, (trace.users, trace.arrival_s, load.state_bytes, load.picture_bytes))
     yield None if load.group_of is None else _digest(load.group_of)
     yield [[level.k, level.min_similarity] for level in load.table.levels]
+    if trace.steps is not None and load.card is not None:
+        yield [_digest(trace.steps), load.card.sampler_id]
     if load.pictures is not None:
         pictures = load.pictures
         yield [asdict(pictures.curve), pictures.ends, pictures.text_floor]

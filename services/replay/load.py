@@ -12,6 +12,7 @@ from services.replay.neighbours import Neighbours
 from services.replay.surrogate import PictureLoad
 from services.replay.trace import Trace
 from shared.index.nearest import cosines, nearest
+from shared.models.card import ModelCard
 from shared.models.k_table import KTable
 
 
@@ -33,8 +34,11 @@ class Load:
     group_of: npt.NDArray[np.int64] | None = None
     """(requests,): only a request of the same group is compatible; None: all are."""
     steps: int = 50
+    """T of every request, where the trace does not give each its own."""
     pictures: PictureLoad | None = None
     """What stands for similarities to pictures; None: no policy asks for them."""
+    card: ModelCard | None = None
+    """Whose schedule says which states fit a request that takes a T of its own."""
 
 
 class LiveRows:

@@ -131,7 +131,7 @@ def _latencies(path: Path, budget: Budget) -> Path:
     for one, look in _looks(budget["policies"]):
         curve = one["timed"]["curve"]
         axes.plot(curve, np.linspace(0, 1, len(curve)), **look)
-    for limit in one["timed"]["slo_s"].values():
+    for limit in filter(None, one["timed"]["slo_s"].values()):
         axes.axvline(limit, color="black", linewidth=0.8, linestyle=":")
     axes.set_xscale("log")
     axes.set(xlabel="seconds", ylabel=f"share of requests, {_room(budget)}", ylim=(0, 1))

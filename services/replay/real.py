@@ -24,7 +24,16 @@ from services.replay.real_page import shown
 from services.replay.real_serving import Load, Sitting, Start, serve
 from services.replay.real_settings import Stand, refuse, stand_for
 from services.replay.run import STEPS, Bar
-from services.replay.study import Asked, about_table, about_trace, trace_of, warmup_of, where_and_when
+from services.replay.study import (
+    Asked,
+    about_steps,
+    about_table,
+    about_trace,
+    of_requests,
+    trace_of,
+    warmup_of,
+    where_and_when,
+)
 from services.replay.thresholds import k_table
 from services.replay.trace import Trace
 from shared.errors import ConfigurationError, InvalidRequestError
@@ -82,6 +91,8 @@ def real_study(asked: Asked, real: Real, bar: Bar) -> Made:
     encoder = Encoder(encoder_folder(real.base.encoder))
     _pictures_can_start(asked, real.base, encoder)
     offered, arrivals = trace_of(asked)
+    if asked.schedule is None and not card.draws(card.default_size, STEPS):
+        raise ConfigurationError(f"model {card.name!r} draws in {card.max_steps} steps at most, and not in {STEPS}")
     trace = replace(offered, sizes=_sizes(offered, card, honoured=asked.honour_sizes))
     table, thresholds = k_table(asked.table, asked.encoder, asked.alpha) if asked.table else (None, "")
     load = Load(trace, warmup_of(asked, trace), card, STEPS, asked.seed, real.one_at_a_time, table)
@@ -122,8 +133,6 @@ def _in_turn(arrivals: str) -> str:
 
 def _sizes(trace: Trace, card: ModelCard, *, honoured: bool) -> tuple[Size, ...]:
     """The model's own size for all, or the trace's, each of which it must draw."""
-    if not card.draws(card.default_size, STEPS):
-        raise ConfigurationError(f"model {card.name!r} draws in {card.max_steps} steps at most, and not in {STEPS}")
     if not honoured:
         return (card.default_size,) * len(trace)
     for size in dict.fromkeys(trace.sizes):
@@ -175,14 +184,17 @@ def _clips(sitting: Sitting, load: Load, kept: Kept, encoder: Encoder) -> dict[i
 def _made(asked: Asked, real: Real, load: Load, served: _Served, said: Mapping[str, Any], left: Sequence[str]) -> Made:
     """`policies` are those of the first budget."""
     each, policy_of = state_bytes_of(load.card), dict(asked.policies)
-    alone_s = statistics.median(one.alone_s for one in served.sittings.values())
+    alone_s, step_s = (
+        statistics.median(getattr(one, name) for one in served.sittings.values()) for name in ("alone_s", "step_s")
+    )
+    each_alone_s = alone_s + step_s * (load.trace.asked(load.steps) - load.usual_steps)
     budgets: list[dict[str, Any]] = []
     for states in asked.states:
         sittings = {name: served.sittings[states, name] for name in policy_of if (states, name) in served.sittings}
         if budgets and len(sittings) < len(policy_of):
             break  # plots over budgets need every policy at each
         policies = {
-            name: real_figures(run_of(name, policy_of[name].title, states * each, one), one, load, alone_s)
+            name: real_figures(run_of(name, policy_of[name].title, states * each, one), one, load, each_alone_s)
             for name, one in sittings.items()
         }
         _compare_with_none(policies, sittings, policy_of, load)
@@ -236,7 +248,7 @@ def _decisions(load: Load, budgets: Sequence[Mapping[str, Any]], served: _Served
         for budget in budgets
         for name in budget["policies"]
     }
-    return {"users": load.trace.users[load.warmup :], **kept}
+    return of_requests(load.trace, load.warmup) | kept
 
 
 def _settings(asked: Asked, real: Real, load: Load, alone_s: float) -> dict[str, Any]:
@@ -244,7 +256,7 @@ def _settings(asked: Asked, real: Real, load: Load, alone_s: float) -> dict[str,
     return {
         "policies": {name: policy.model_dump(mode="json") for name, policy in asked.policies},
         "sizes_honoured": asked.honour_sizes,
-        "steps": load.steps,
+        **about_steps(asked),
         "skip": asked.skip,
         "limit": asked.limit,
         "seed": asked.seed,
@@ -263,5 +275,6 @@ def _settings(asked: Asked, real: Real, load: Load, alone_s: float) -> dict[str,
             "device": base.device,
             "torch_threads": base.torch_threads,
             "alone_s": alone_s,
+            "alone_steps": load.usual_steps,
         },
     }

@@ -40,8 +40,9 @@ def decisions_of(sitting: Sitting) -> Decisions:
     return made
 
 
-def real_figures(run: Run, sitting: Sitting, load: Load, alone_s: float) -> dict[str, Any]:
-    """The policy's entry in summary.json; `alone_s`: of a picture drawn alone, for every policy the same."""
+def real_figures(run: Run, sitting: Sitting, load: Load, alone_s: Floats) -> dict[str, Any]:
+    """The policy's entry in summary.json; alone_s: (requests,), of each one's picture drawn alone, for every policy the
+    same."""
     said = figures(run, load.trace, load.warmup, load.steps)
     counted = sitting.answers[load.warmup :]
     return said | {
@@ -111,16 +112,17 @@ def _mean(values: list[float]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def _timed(counted: tuple[Answer, ...], load: Load, alone_s: float) -> dict[str, Any]:
+def _timed(counted: tuple[Answer, ...], load: Load, alone_s: Floats) -> dict[str, Any]:
     """Latency, throughput and SLO of the requests that count; one that failed is within no SLO."""
     served = [one for one in counted if not one.error]
     latency = np.array([one.latency_s for one in served])
-    limits = {f"{times:g}": times * alone_s for times in SLO_TIMES}
+    alone = alone_s[[one.request for one in served]]
+    seconds = float(alone_s[0]) if load.trace.steps is None else None
     arrived = load.trace.arrival_s[load.warmup :]
     alike = {
         "latency_s": quantiles(latency),
-        "slo": {times: float((latency <= limit).sum() / len(counted)) for times, limit in limits.items()},
-        "slo_s": limits,
+        "slo": {f"{times:g}": float((latency <= times * alone).sum() / len(counted)) for times in SLO_TIMES},
+        "slo_s": {f"{times:g}": seconds and times * seconds for times in SLO_TIMES},
         "busy": None,
         "rows": None,
         "longest_queue": None,

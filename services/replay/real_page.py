@@ -29,6 +29,7 @@ def how(summary: Summary) -> str:
     """What was served, as a paragraph's end."""
     real, size = summary["settings"]["real"], summary["settings"]["real"]["size"]
     sizes = "sizes as in the trace" if summary["settings"]["sizes_honoured"] else f"{size['width']}×{size['height']}"
+    steps = "steps as in the trace" if summary["settings"]["steps"] is None else f"{summary['settings']['steps']} steps"
     offered = (
         "Requests came one at a time, so that nobody waited for anybody."
         if real["one_at_a_time"]
@@ -38,10 +39,10 @@ def how(summary: Summary) -> str:
     left = f" <b>Broken off; not served: {html.escape(', '.join(summary['left']))}.</b>" if summary["left"] else ""
     return (
         f"Drawn for real, over gRPC, by {html.escape(real['model'])} ({real['weights_hash']}){html.escape(helped)}: "
-        f"{sizes}, {summary['settings']['steps']} steps, guidance {real['guidance']:g}, {real['workers']} worker(s) "
+        f"{sizes}, {steps}, guidance {real['guidance']:g}, {real['workers']} worker(s) "
         f"with up to {real['max_rows']} rows. Each policy had an Afterimage of its own, warm and with an empty cache, "
-        f"and the same noise for the same request. {offered} A picture drawn alone took {real['alone_s']:.3g} s (the "
-        f"median over policies), of which the SLOs are multiples.{left}"
+        f"and the same noise for the same request. {offered} A picture of {real['alone_steps']} steps drawn alone took "
+        f"{real['alone_s']:.3g} s (the median over policies); SLOs are multiples of one of a request's own steps.{left}"
     )
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from protos import cache_maintainer_pb2, match_predictor_pb2
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
@@ -44,16 +46,28 @@ class Load:
     """What every policy is offered alike."""
 
     trace: Trace
-    """With the sizes that are asked for."""
+    """With the sizes and steps that are asked for."""
     warmup: int
     card: ModelCard
     steps: int = 50
+    """T of every request, where the trace does not give each its own."""
     seed: int = 0
     """Request n is drawn with this seed plus n: the same noise under every policy, and no exact repeats."""
     one_at_a_time: bool = False
     """Each is asked once what the one before left is indexed, on a clock that stands at its arrival."""
     table: KTable | None = None
     """None: the model's own."""
+
+    @property
+    def usual_steps(self) -> int:
+        """The median T."""
+        return int(np.median(self.trace.asked(self.steps)))
+
+    @property
+    def unusual_steps(self) -> int:
+        """The T that is farthest from it."""
+        asked = self.trace.asked(self.steps)
+        return int(asked[np.argmax(np.abs(asked - self.usual_steps))])
 
 
 @dataclass(frozen=True)
@@ -86,6 +100,7 @@ class Sitting:
     answers: tuple[Answer, ...]
     """In the trace's order."""
     alone_s: float
+    """Of a picture drawn alone, in the usual steps."""
     wall_s: float
     """From the first arrival to the last picture, warm-up included."""
     processor_s: float
@@ -94,6 +109,8 @@ class Sitting:
     """After the warm-up."""
     states: int
     bytes: int
+    step_s: float = 0.0
+    """What each step more of a picture drawn alone takes; 0 where all take the same."""
 
 
 Keep = Callable[[int, bytes], None]
@@ -108,8 +125,8 @@ async def serve(load: Load, stand: Stand, start: Start, keep: Keep, advance: Cal
         await _put_table(settings, load)
         async with start(settings, clock) as process, AsyncClient(process.address) as client:
             one = _Serving(load, stand, process, client, keep, advance)
-            alone_s = await one.warm()
-            return await (one.in_turn(alone_s, clock) if clock else one.at_their_arrivals(alone_s))
+            await one.warm()
+            return await (one.in_turn(clock) if clock else one.at_their_arrivals())
 
 
 @contextmanager
@@ -149,19 +166,28 @@ class _Serving:
         self._keep, self._advance = keep, advance
         self._maintainer: Any = CacheMaintainerServiceStub(process.context.channel("cache_maintainer"))
         self._predictor: Any = MatchPredictorServiceStub(process.context.channel("match_predictor"))
+        self._steps: list[int] = load.trace.asked(load.steps).tolist()
         self._answers: dict[int, Answer] = {}
-        self._evicted_in_warmup = 0.0
+        self._alone_s = self._step_s = self._evicted_in_warmup = 0.0
 
-    async def warm(self) -> float:
-        """Seconds of a picture drawn alone, once the models are loaded and a first one is drawn."""
+    async def warm(self) -> None:
+        """Measures a picture drawn alone, once the models are loaded and a first one is drawn."""
+        usual, unusual = self._load.usual_steps, self._load.unusual_steps
+        await self._ask(0, usual, "off")
+        self._alone_s = await self._alone(usual)
+        if unusual != usual:
+            self._step_s = max(0.0, (await self._alone(unusual) - self._alone_s) / (unusual - usual))
+
+    async def _alone(self, steps: int) -> float:
+        """Seconds of a picture of so many steps."""
         seconds = []
-        for _ in range(1 + ALONE):
+        for _ in range(ALONE):
             begun = time.monotonic()
-            await self._ask(0, "off")
+            await self._ask(0, steps, "off")
             seconds.append(time.monotonic() - begun)
-        return min(seconds[1:])
+        return min(seconds)
 
-    async def at_their_arrivals(self, alone_s: float) -> Sitting:
+    async def at_their_arrivals(self) -> Sitting:
         """Open loop: nobody waits for anybody else's picture before asking. The first request comes at once."""
         arrival_s = (self._load.trace.arrival_s - self._load.trace.arrival_s[0]).tolist()
         begun, processor = time.monotonic(), time.process_time()
@@ -172,9 +198,9 @@ class _Serving:
                 group.create_task(self._answer(number, begun + at))
         spent = time.monotonic() - begun, time.process_time() - processor
         await self._settled()
-        return self._sitting(alone_s, *spent, await self._stats())
+        return self._sitting(*spent, await self._stats())
 
-    async def in_turn(self, alone_s: float, clock: ManualClock) -> Sitting:
+    async def in_turn(self, clock: ManualClock) -> Sitting:
         """Each once the one before is in the cache; the cache's clock shows its arrival."""
         arrival_s = self._load.trace.arrival_s.tolist()
         begun, processor = time.monotonic(), time.process_time()
@@ -184,23 +210,23 @@ class _Serving:
             await self._answer(number, time.monotonic())
             await self._settled()
         spent = time.monotonic() - begun, time.process_time() - processor
-        return self._sitting(alone_s, *spent, await self._stats())
+        return self._sitting(*spent, await self._stats())
 
     def _count_from(self, number: int) -> None:
         if number == self._load.warmup:
             self._evicted_in_warmup = _evicted()
 
-    def _ask(self, number: int, cache: Any) -> Awaitable[Picture]:
+    def _ask(self, number: int, steps: int, cache: Any) -> Awaitable[Picture]:
         load = self._load
         size = load.trace.sizes[number]
         return self._client.generate(
-            load.trace.prompts[number], timeout_s=WAIT_S, width=size.width, height=size.height, steps=load.steps,
+            load.trace.prompts[number], timeout_s=WAIT_S, width=size.width, height=size.height, steps=steps,
             seed=load.seed + number, user=str(load.trace.users[number]), cache=cache,
         )  # fmt: skip
 
     async def _answer(self, number: int, due: float) -> None:
         try:
-            picture = await self._ask(number, self._stand.cache)
+            picture = await self._ask(number, self._steps[number], self._stand.cache)
         except AfterimageError as error:
             answer = Answer(number, time.monotonic() - due, error=str(error))
         else:
@@ -245,13 +271,14 @@ class _Serving:
         known = await self._predictor.Stats(match_predictor_pb2.StatsRequest(), timeout=SETTLE_S)
         return bool(known.entries == await backends.index.count())
 
-    def _sitting(self, alone_s: float, wall_s: float, processor_s: float, stats: Any) -> Sitting:
+    def _sitting(self, wall_s: float, processor_s: float, stats: Any) -> Sitting:
         answers = tuple(self._answers[number] for number in range(len(self._load.trace)))
         if all(one.error for one in answers[self._load.warmup :]):
             raise AfterimageError(f"no counted request was served; the last one: {answers[-1].error}")
         return Sitting(
             answers=answers,
-            alone_s=alone_s,
+            alone_s=self._alone_s,
+            step_s=self._step_s,
             wall_s=wall_s,
             processor_s=processor_s,
             evicted=round(_evicted() - self._evicted_in_warmup),

@@ -97,6 +97,12 @@ def _how(settings: Mapping[str, Any]) -> str:
         if fleet
         else "Decisions alone: no picture was drawn, and each request is kept before the next one comes."
     )
+    if settings["steps"] is None:
+        drawn += (
+            " Each request takes the trace's own T: steps saved are those skipped of all that were asked for, K is "
+            "that of 50, and a state starts a run of another T where that one, too, comes to exactly its noise level "
+            f"by the schedule of {html.escape(settings['schedule'])}."
+        )
     if stand_in is None:
         return drawn
     check = stand_in["check"]
@@ -117,7 +123,10 @@ def timed_table(budget: Budget) -> str:
     names = ("policy", "served/s", "p50 s", "p95 s", "p99 s", "queued p50 s", "queued p99 s", "longest queue", "busy",
              "rows a batch")  # fmt: skip
     first = next(one["timed"] for one in budget["policies"].values() if one["timed"])
-    slo = [f"within {times}× alone ({limit:.3g} s)" for times, limit in first["slo_s"].items()]
+    slo = [
+        f"within {times}× alone" + (f" ({limit:.3g} s)" if limit is not None else "")
+        for times, limit in first["slo_s"].items()
+    ]
     shown = []
     for name, policy in budget["policies"].items():
         one, queued = policy["timed"], policy["timed"]["queued_s"] or {}

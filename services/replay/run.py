@@ -11,13 +11,14 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from services.replay.bound import Bound, bound, options_of, tightened
+from services.replay.bound import Alike, Bound, States, bound, options_of, tightened
 from services.replay.embeddings import EmbeddingStore, embed
 from services.replay.encoders import Rows, TextEncoder
 from services.replay.figures import Run
 from services.replay.kept import Kept, Made, read, write
 from services.replay.load import Load
 from services.replay.neighbours import Neighbours, find_neighbours, load_neighbours
+from services.replay.own_steps import OwnStates
 from services.replay.policy import PolicySettings
 from services.replay.simulation import Replay
 from services.replay.surrogate import BYTES_PER_PIXEL as PICTURE_BYTES_PER_PIXEL
@@ -25,6 +26,7 @@ from services.replay.surrogate import Curve, picture_load
 from services.replay.timed import Fleet, TimedReplay
 from services.replay.trace import DEFAULT_SIZE, Trace
 from services.retriever.selection import Ladder
+from shared.models.card import ModelCard
 from shared.models.k_table import KTable
 from shared.types import Size
 
@@ -51,6 +53,8 @@ class Options:
     honour_sizes: bool = False
     pictures: tuple[Curve, tuple[float, float]] | None = None
     """The surrogate's curve and ends; None: no policy looks for pictures."""
+    card: ModelCard | None = None
+    """Whose schedule says what fits where each request takes a T of its own."""
 
 
 PICTURE_FLOOR = 0.0
@@ -94,7 +98,7 @@ def prepare(trace: Trace, encoder: TextEncoder, store_folder: Path, options: Opt
         pictures = picture_load(curve, ends, text_of, wide)
     timings.neighbours_s = time.monotonic() - start
     each, whole = (np.array([size_of(size) for size in drawn])[group_of] for size_of in (state_bytes, picture_bytes))
-    load = Load(trace, vectors, text_of, near, options.table, each, whole, groups, STEPS, pictures)
+    load = Load(trace, vectors, text_of, near, options.table, each, whole, groups, STEPS, pictures, options.card)
     return Prepared(load, timings)
 
 
@@ -198,9 +202,18 @@ def _decided(load: Load, policy: PolicySettings, room: int, offered: Offered, ad
     return Made(decisions, served, time.monotonic() - start, time.process_time() - processor)
 
 
-def bounds(load: Load, budgets: Sequence[int], warmup: int) -> list[Bound]:
-    """The offline bound at every budget."""
-    ladder = Ladder(load.table, load.steps)
-    options = options_of(load.neighbours, ladder, ladder.steps, load.state_bytes, warmup)
-    firsts = [bound(options, max_bytes, load.steps) for max_bytes in budgets]
-    return [tightened(options, first, room, load.steps) for first, room in zip(firsts, budgets, strict=True)]
+def bounds(load: Load, budgets: Sequence[int], warmup: int, kept: Sequence[int]) -> list[Bound]:
+    """The offline bound at every budget. kept: the K of 50 after which some policy keeps a state."""
+    options = options_of(load.neighbours, _states(load, kept), load.state_bytes, warmup)
+    asked = int(load.trace.asked(load.steps)[warmup:].sum())
+    firsts = [bound(options, max_bytes, asked) for max_bytes in budgets]
+    return [tightened(options, first, room, asked) for first, room in zip(firsts, budgets, strict=True)]
+
+
+def _states(load: Load, kept: Sequence[int]) -> States:
+    """Where all take the same T, one at a K between two that the table allows is worth no more than at the upper one;
+    between runs of different T one may fit where the other does not."""
+    ladder, steps = Ladder(load.table, load.steps), load.trace.steps
+    if steps is None or load.card is None:
+        return Alike(ladder, ladder.steps)
+    return OwnStates(steps, load.card, load.table, kept)

@@ -16,6 +16,7 @@ from services.cache_maintainer.shelves import Knobs, open_shelf, plain
 from services.cache_maintainer.window import Limits, Window
 from services.replay.load import LiveRows, Load
 from services.replay.neighbours import Neighbours
+from services.replay.own_steps import OwnSteps
 from services.replay.policy import CODEC_SHARE, PolicySettings
 from services.replay.predicted import Gate
 from services.retriever.selection import Ladder, Weighed, best, captured, weigh
@@ -104,12 +105,16 @@ class Replay:
         """Request → the steps that its picture is there for."""
         self._state_bytes = [1] * len(load.trace) if entries else _bytes(load, policy)
         self._live = LiveRows(load, any_group=policy.reuses == "refine") if policy.lookup == "similar" else None
-        self._of_text: dict[tuple[int, int], int] = {}
-        """(text, group) → the latest live request for it."""
+        self._of_text: dict[tuple[int, int, int], int] = {}
+        """(text, group, T) → the latest live request for it."""
         self._gate = Gate(self._vector, policy.refit_requests) if policy.predictor == "svm" else None
+        self._steps: list[int] = load.trace.asked(load.steps).tolist()
+        """T of each request."""
         self._ladder = Ladder(self._table, load.steps)
+        self._own = self._own_steps()
+        """None: all take the same T."""
         self.searched = 0
-        self._captured: Callable[[int], tuple[int, ...]] = cache(self._steps_kept)
+        self._captured: Callable[[int, int], tuple[int, ...]] = cache(self._steps_kept)
 
     def run(self, advance: Callable[[int], None] = lambda _: None) -> Decisions:
         """Every request in order, each kept before the next one comes; `advance` hears of every 1,024."""
@@ -145,12 +150,13 @@ class Replay:
             chosen, thought_of, predicted = None, (), False
         start, similarity, name, _ = chosen or NOTHING
         if start:
-            self._held.use(name, self._shelved(int(name), start), now)
+            self._held.use(name, self._shelved(int(name), request, start), now)
         return Looked(start, similarity, name, predicted, found, thought_of)
 
     def keep(self, request: int, looked: Looked, now: float) -> int:
         """Inserts the states of its picture, as the cache maintainer does; how many had to leave for them."""
-        name, size, there = self._names[request], self._state_bytes[request], self._captured(looked.start_step)
+        name, size, total = self._names[request], self._state_bytes[request], self._steps[request]
+        there = self._captured(looked.start_step, total)
         latents = () if self._pictures else there[-1:] if self._whole else there
         offer = Offer(
             name,
@@ -159,7 +165,7 @@ class Replay:
             latents,
             (size,) * len(latents),
             now,
-            self._load.steps,
+            total,
             looked.thought_of,
             size if self._pictures and there else None,
         )
@@ -173,11 +179,11 @@ class Replay:
             self._appeared(request, there if self._pictures or self._whole else steps)
         return len(victims)
 
-    def _shelved(self, request: int, start: int) -> int:
-        """The step under which what starts a request after `start` is on its shelf."""
+    def _shelved(self, source: int, request: int, start: int) -> int:
+        """The step under which what starts a request after `start` is on its shelf: one of the source's own T."""
         if self._pictures:
             return PICTURE_STEP
-        return self._present[request][-1] if self._whole else start
+        return self._present[source][-1] if self._whole else start * self._steps[source] // self._steps[request]
 
     def _appeared(self, request: int, steps: Sequence[int]) -> None:
         """It can be started from."""
@@ -210,7 +216,8 @@ class Replay:
         if self._policy.lookup == "text":
             return self._repeat(request), ()
         near, cosines, cut = row
-        limit, present, ladder, names = self._policy.candidates, self._present, self._ladder, self._names
+        limit, names = self._policy.candidates, self._names
+        ladder, present = (self._ladder, self._present) if self._own is None else self._own.of(request)
         weighed = []
         for other, cosine in zip(near, cosines, strict=True):
             steps = present.get(other)
@@ -238,27 +245,33 @@ class Replay:
     def _repeat(self, request: int) -> Weighed | None:
         """The same words again: the stored picture."""
         same = self._of_text.get(self._text(request))
-        return None if same is None else Weighed(self._load.steps, 1.0, self._names[same], self._load.steps)
+        return None if same is None else Weighed(self._steps[request], 1.0, self._names[same], self._steps[request])
 
     def _vector(self, request: int) -> Vector:
         row: Vector = self._load.vectors[self._texts[request]]
         return row
 
-    def _text(self, request: int) -> tuple[int, int]:
-        return self._texts[request], self._group(request)
+    def _text(self, request: int) -> tuple[int, int, int]:
+        return self._texts[request], self._group(request), self._steps[request]
 
     def _group(self, request: int) -> int:
         groups = self._load.group_of
         return -1 if groups is None else int(groups[request])
 
-    def _steps_kept(self, start: int) -> tuple[int, ...]:
-        """What is there of a picture that started after `start` steps."""
+    def _own_steps(self) -> OwnSteps | None:
+        if self._load.trace.steps is None:
+            return None
+        assert self._load.card is not None
+        return OwnSteps(self._steps, self._load.card, self._table, self._present, pictures=self._pictures)
+
+    def _steps_kept(self, start: int, total: int) -> tuple[int, ...]:
+        """What is there of a picture of `total` steps that started after `start` of them."""
         if self._policy.reuses == "picture":
-            return () if start else (self._load.steps,)
+            return () if start else (total,)
         if self._policy.reuses == "refine":  # a finished picture can be brought to any noise level
             return () if start and not self._policy.insert_on_hit else self._ladder.steps
         ks = self._policy.capture_steps
-        return captured(ks, self._load.steps, start, insert_on_hit=self._policy.insert_on_hit)
+        return captured(ks, total, start, insert_on_hit=self._policy.insert_on_hit)
 
     def _drop(self, victims: Sequence[State]) -> None:
         spent = []

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from services.replay.bound import Bound
@@ -18,12 +19,25 @@ from services.replay.encoders import TextEncoder, open_encoder
 from services.replay.figures import Run, figures
 from services.replay.kept import Kept
 from services.replay.policy import PolicySettings
-from services.replay.run import Bar, Offered, Options, Prepared, Timings, bounds, embedded, prepare, replay, state_bytes
+from services.replay.run import (
+    STEPS,
+    Bar,
+    Offered,
+    Options,
+    Prepared,
+    Timings,
+    bounds,
+    embedded,
+    prepare,
+    replay,
+    state_bytes,
+)
 from services.replay.surrogate import MODM_ENDS, read_curve
 from services.replay.thresholds import k_table, matched, nearest_earlier
 from services.replay.timed import Fleet
 from services.replay.trace import DEFAULT_SIZE, Trace, poisson, read_trace
 from shared.errors import InvalidRequestError
+from shared.models.card import ModelCard
 from shared.models.k_table import MODM, KTable
 
 WARMUP = 10_000
@@ -54,6 +68,9 @@ class Asked:
     recorded_times: bool = False
     seed: int = 0
     honour_sizes: bool = False
+    schedule: ModelCard | None = None
+    """Each request takes the trace's own T, within this model's limits; its schedule says which states fit which T.
+    None: all take T = 50."""
     neighbours: int = 64
     bound: bool = True
     embeddings: Path = Path(".afterimage/embeddings")
@@ -72,7 +89,7 @@ def study(asked: Asked, bar: Bar) -> tuple[dict[str, Any], dict[str, npt.NDArray
     table, thresholds = _thresholds(asked, trace, encoder, bar)
     refines = any(policy.reuses == "refine" for _, policy in asked.policies)
     pictures = (read_curve()[0], MODM_ENDS) if refines else None
-    options = Options(table, warmup, asked.neighbours, asked.honour_sizes, pictures)
+    options = Options(table, warmup, asked.neighbours, asked.honour_sizes, pictures, asked.schedule)
     prepared = prepare(trace, encoder, asked.embeddings, options, bar)
     each = 1 if asked.entries else state_bytes(DEFAULT_SIZE)
     budgets = [states * each for states in asked.states]
@@ -84,18 +101,25 @@ def study(asked: Asked, bar: Bar) -> tuple[dict[str, Any], dict[str, npt.NDArray
     )
     start = time.monotonic()
     bounded = asked.bound and any(run.bounded for run in runs)
-    upper = bounds(prepared.load, budgets, warmup) if bounded else []
+    may_keep = sorted({k for _, policy in asked.policies for k in policy.capture_steps})
+    upper = bounds(prepared.load, budgets, warmup, may_keep) if bounded else []
     prepared.timings.bound_s = time.monotonic() - start
     about = about_trace(asked, trace, warmup, arrivals)
     summary = _summary(asked, about, encoder, table, thresholds, prepared, runs, upper)
     summary["taken_over"] = [{"policy": name, "states": states} for name, states in taken]
     starts = {f"{run.room // each}/{run.policy}": run.decisions.start_step[warmup:] for run in runs}
-    return summary, {"users": trace.users[warmup:], **starts}
+    return summary, of_requests(trace, warmup) | starts
+
+
+def of_requests(trace: Trace, warmup: int) -> dict[str, npt.NDArray[Any]]:
+    """What decisions.npz says of the counted requests themselves."""
+    own = {} if trace.steps is None else {"steps": trace.steps[warmup:]}
+    return {"users": trace.users[warmup:], **own}
 
 
 def trace_of(asked: Asked) -> tuple[Trace, str]:
     """The trace as it is replayed, and its arrivals in words."""
-    whole = read_trace(asked.trace)
+    whole = read_trace(asked.trace, asked.schedule.max_steps if asked.schedule else None)
     trace = whole[asked.skip : asked.skip + asked.limit if asked.limit else None]
     if not len(trace):
         raise InvalidRequestError("skip", f"below the {len(whole):,} requests of the trace", asked.skip)
@@ -122,7 +146,12 @@ def about_trace(asked: Asked, trace: Trace, warmup: int, arrivals: str) -> dict[
         "users": len(set(trace.users.tolist())),
         "warmup": warmup,
         "arrivals": arrivals,
+        **({} if trace.steps is None else {"steps": _spread(trace.steps)}),
     }
+
+
+def _spread(steps: npt.NDArray[np.int64]) -> dict[str, float]:
+    return {"least": int(steps.min()), "mean": float(steps.mean()), "most": int(steps.max())}
 
 
 def _thresholds(asked: Asked, trace: Trace, encoder: TextEncoder, bar: Bar) -> tuple[KTable, str]:
@@ -165,7 +194,7 @@ def _summary(
     settings = {
         "policies": {name: policy.model_dump(mode="json") for name, policy in asked.policies},
         "sizes_honoured": asked.honour_sizes,
-        "steps": load.steps,
+        **about_steps(asked),
         "neighbours": asked.neighbours,
         "skip": asked.skip,
         "limit": asked.limit,
@@ -191,6 +220,12 @@ def _surrogate() -> dict[str, Any]:
     _, measured = read_curve()
     kept = ("similarity", "share", "spread", "check", "pictures", "model", "weights_hash")
     return {"table": MODM.source, "ends": MODM_ENDS, **{name: measured[name] for name in kept}}
+
+
+def about_steps(asked: Asked) -> dict[str, Any]:
+    """T of every request, or null where each takes its own, and by whose schedule."""
+    card = asked.schedule
+    return {"steps": STEPS} if card is None else {"steps": None, "schedule": f"{card.name} ({card.sampler_id})"}
 
 
 def about_table(table: KTable) -> dict[str, Any]:

@@ -46,7 +46,8 @@ class TimedReplay:
     """The same decisions as `Replay`, each at the time of its arrival, on workers that take their time."""
 
     def __init__(self, replay: Replay, trace: Trace, steps: int, fleet: Fleet) -> None:
-        self._replay, self._trace, self._steps = replay, trace, steps
+        self._replay, self._trace = replay, trace
+        self._steps: list[int] = trace.asked(steps).tolist()
         count = len(trace)
         self._made = nothing_decided(count)
         self._joined, self._done = np.zeros(count), np.zeros(count)
@@ -65,7 +66,8 @@ class TimedReplay:
             self._workers.until(times[request])
             looked = self._in_hand[request] = self._replay.look(request, row, times[request])
             self._replay.note(self._made, request, looked)
-            self._workers.arrive(Request(request, times[request], self._plan(looked.start_step), self._steps))
+            plan, steps = self._plan(looked.start_step), self._steps[request]
+            self._workers.arrive(Request(request, times[request], plan, steps))
             if request % 1024 == 1023:
                 advance(1024)
         self._workers.finish()
@@ -90,17 +92,19 @@ def _plan(model: str, start_step: int) -> Plan:
 
 
 def timed_figures(served: Served, trace: Trace, warmup: int, steps: int, fleet: Fleet) -> dict[str, Any]:
-    """Latency, queueing, throughput and SLO of the requests that count."""
+    """Latency, queueing, throughput and SLO of the requests that count; each is held against a picture of its own T
+    drawn alone, and `slo_s` has the seconds where all take `steps`."""
     arrived, done = trace.arrival_s[warmup:], served.done_at[warmup:]
     latency, queued = done - arrived, served.joined_at[warmup:] - arrived
-    limits = slo_s(fleet.profile, steps, SLO_TIMES)
+    alone = trace.asked(steps)[warmup:] * fleet.profile.of(1) + fleet.profile.decode_s
+    limits = slo_s(fleet.profile, steps, SLO_TIMES) if trace.steps is None else [None] * len(SLO_TIMES)
     lasted = max(float(done.max() - arrived[0]), 1e-9)
     return {
         "latency_s": quantiles(latency),
         "queued_s": quantiles(queued),
         "served_per_s": len(done) / lasted,
         "offered_per_s": len(arrived) / max(float(arrived[-1] - arrived[0]), 1e-9),
-        "slo": {f"{times:g}": float((latency <= limit).mean()) for times, limit in zip(SLO_TIMES, limits, strict=True)},
+        "slo": {f"{times:g}": float((latency <= times * alone).mean()) for times in SLO_TIMES},
         "slo_s": {f"{times:g}": limit for times, limit in zip(SLO_TIMES, limits, strict=True)},
         "busy": served.busy_s / (fleet.workers * served.ended_at),
         "rows": served.row_s / max(served.busy_s, 1e-9),

@@ -38,12 +38,19 @@ class Trace:
     arrival_s: npt.NDArray[np.float64]
     """Seconds from the first request on; never goes back."""
     sizes: tuple[Size, ...]
+    steps: npt.NDArray[np.int64] | None = None
+    """T of each; None: all take the same."""
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def __getitem__(self, rows: slice) -> Trace:
-        return Trace(self.prompts[rows], self.users[rows], self.arrival_s[rows], self.sizes[rows])
+        steps = None if self.steps is None else self.steps[rows]
+        return Trace(self.prompts[rows], self.users[rows], self.arrival_s[rows], self.sizes[rows], steps)
+
+    def asked(self, steps: int) -> npt.NDArray[np.int64]:
+        """(requests,): T of each; `steps` where none has its own."""
+        return np.full(len(self), steps, np.int64) if self.steps is None else self.steps
 
     @cached_property
     def digest(self) -> str:
@@ -68,14 +75,15 @@ def poisson(trace: Trace, rate_per_s: float, seed: int = 0) -> Trace:
     return replace(trace, arrival_s=np.cumsum(gaps))
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path, most_steps: int | None = None) -> Trace:
     """Columns `prompt` and `user`, and where there are: `arrival_s` (else `timestamp`, `channel`, `seq`; else the
-    order of the file), `width` and `height`, both or neither.
+    order of the file), `width` and `height`, both or neither. `most_steps`: `steps` must be there too, each T from 1 to
+    so many; None: it is not read.
 
     Raises ConfigurationError for a file that is not there or holds no such table; it names the line and the field.
     """
     columns = read_columns(path)
-    for name in ("prompt", "user"):
+    for name in ("prompt", "user", *(("steps",) if most_steps else ())):
         if name not in columns:
             names = ", ".join(columns.values) or "none"
             raise ConfigurationError(f"trace {path}: needs a column {name!r}; it has {names}")
@@ -87,11 +95,13 @@ def read_trace(path: Path) -> Trace:
     codes: dict[Any, int] = {}
     users = [asked_by[row] for row in order]
     sizes = _sizes(columns)
+    steps = _steps(columns, most_steps) if most_steps else None
     return Trace(
         prompts=tuple(prompts[row] for row in order),
         users=np.array([codes.setdefault(user, len(codes)) for user in users], np.int64),
         arrival_s=arrival_s,
         sizes=tuple(sizes[row] for row in order) if sizes else (DEFAULT_SIZE,) * len(prompts),
+        steps=None if steps is None else steps[order],
     )
 
 
@@ -127,3 +137,8 @@ def _sizes(columns: Columns) -> list[Size]:
     widths, heights = (columns.numbers(name, PIXELS, 1, LARGEST, whole=True).astype(int).tolist() for name in SIDES)
     known: dict[tuple[int, int], Size] = {}
     return [known.setdefault(pair, Size(*pair)) for pair in zip(widths, heights, strict=True)]
+
+
+def _steps(columns: Columns, most: int) -> npt.NDArray[np.int64]:
+    rule = f"must be a whole number of steps from 1 to {most:,}"
+    return columns.numbers("steps", rule, 1, most, whole=True).astype(np.int64)

@@ -41,6 +41,8 @@ from tests.flows.house import House, house
 
 TRACE = Path(__file__).parents[2] / "load" / "traces" / "sessions_1200.jsonl"
 REQUESTS = 200
+MIXED = (10, 20, 25)
+"""T of requests that each take their own: K of 25 are 2, 5, 7, 10 and 12, of which 5 and 10 fit a run of 10, too."""
 PICTURES = KTable(tuple(Level(k, cosine) for k, cosine in ((10, -0.2), (20, -0.05), (30, 0.05))), alpha=0.95)
 """Text against picture, as far apart as the tiny random encoder tells them."""
 
@@ -71,6 +73,8 @@ class Served:
     """What was decided for each request, and what was left in the end."""
 
     ids: list[str] = field(default_factory=list)
+    at: list[float] = field(default_factory=list)
+    """What the clock showed: the arrivals, but for what adding them up rounds away."""
     start_step: list[int] = field(default_factory=list)
     source: list[int] = field(default_factory=list)
     similarity: list[float] = field(default_factory=list)
@@ -88,10 +92,14 @@ async def serve(trace: Trace, settings: Settings, steps: int) -> Served:
     kinds = [one.service.name for one in heard]
     async with house(settings, without=kinds, plus=[one.service for one in heard], clock=clock) as it:
         maintainer = next(one for one in it.process.services if isinstance(one, CacheMaintainerService))
+        asked = trace.asked(steps).tolist()
         for request, (prompt, size) in enumerate(zip(trace.prompts, trace.sizes, strict=True)):
             clock.advance(trace.arrival_s[request] - trace.arrival_s[max(request - 1, 0)])
+            made.at.append(clock.now())
             user = f"u{trace.users[request]}"
-            picture = await it.client.generate(prompt, width=size.width, height=size.height, steps=steps, user=user)
+            picture = await it.client.generate(
+                prompt, width=size.width, height=size.height, steps=asked[request], user=user
+            )
             assert not picture.plan.degraded
             for one in heard:
                 await one.of(picture.job.id)
@@ -122,7 +130,8 @@ async def embedded(it: House, maintainer: CacheMaintainerService, entry_id: str)
 
 
 def load_of(trace: Trace, encoder: str, model: ModelCard, served: Served, steps: int, *, width: int) -> Load:
-    """The same requests as a replay is offered them; pictures are as similar as they were."""
+    """The same requests as a replay is offered them, when they came; pictures are as similar as they were."""
+    trace = replace(trace, arrival_s=np.array(served.at))
     texts = list(dict.fromkeys(trace.prompts))
     opened = open_encoder(encoder)
     vectors = np.concatenate([opened.texts([text]) for text in texts])  # one by one, as when serving
@@ -138,8 +147,9 @@ def load_of(trace: Trace, encoder: str, model: ModelCard, served: Served, steps:
     state_bytes = np.array([len(encode_state(latent, "fp16")) for latent in latents])
     pictures = pictures_of(vectors, text_of, np.stack(served.images)) if served.images else None
     return Load(
-        trace, vectors, text_of, near, FIG_10, state_bytes, np.array(served.picture_bytes), group_of, steps, pictures
-    )
+        trace, vectors, text_of, near, FIG_10, state_bytes, np.array(served.picture_bytes), group_of, steps, pictures,
+        model,
+    )  # fmt: skip
 
 
 def pictures_of(vectors: Rows, text_of: np.ndarray, images: Rows) -> PictureLoad:
@@ -178,15 +188,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("afterimage", "noop:", 10, 240_000, 8),
         ("lru-hits", "noop:", 10, 240_000, 3),
         ("modm", "tiny", 5, 100_000, 1),
+        ("afterimage", "noop:", MIXED, 240_000, 8),
+        ("lru-hits", "noop:", MIXED, 240_000, 3),
+        ("modm", "tiny", (5, 10), 100_000, 1),
     ],
 )
 async def test_serving_and_replaying_decide_alike(
-    make: Make, folder: Path, name: str, model: str, steps: int, room: int, candidates: int
+    make: Make, folder: Path, name: str, model: str, steps: int | tuple[int, ...], room: int, candidates: int
 ) -> None:
-    """K of T = 10 are 1 to 5, of T = 5 those of latents 1 and 2, and 3 of pictures."""
+    """K of T = 10 are 1 to 5, of T = 5 of latents 1 and 2, and 3 of pictures. Of several T each request takes one."""
     policy = read_policy(name).model_copy(update={"candidates": candidates})
     refines = policy.reuses == "refine"
-    trace = read_trace(TRACE)[:REQUESTS]
+    trace, own = read_trace(TRACE)[:REQUESTS], isinstance(steps, tuple)
+    if isinstance(steps, tuple):
+        trace, steps = replace(trace, steps=np.random.default_rng(0).choice(steps, REQUESTS)), 50
     large = str(folder / "large") if model == "tiny" else model
     encoder = str(folder / "clip") if refines else "bundled:clip"
     served = await serve(trace, make(large=large, encoder=encoder, **as_served(policy, room)), steps)
@@ -204,8 +219,15 @@ async def test_serving_and_replaying_decide_alike(
     assert made.predicted.tolist() == served.predicted
     hits = made.start_step > 0
     assert made.similarity[hits] == pytest.approx(np.array(served.similarity)[hits], abs=1e-6)
+    assert started_from_another_t(trace, served) > 5 if own else trace.steps is None
     left = {entry: [0] if refines else sorted(steps) for entry, steps in replay.held().items()}
     assert left == served.held
+
+
+def started_from_another_t(trace: Trace, served: Served) -> int:
+    assert trace.steps is not None
+    hits = np.flatnonzero(np.array(served.source) >= 0)
+    return int((trace.steps[hits] != trace.steps[np.array(served.source)[hits]]).sum())
 
 
 def as_served(policy: PolicySettings, room: int) -> dict[str, Any]:

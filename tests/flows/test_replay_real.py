@@ -83,6 +83,29 @@ def test_served_one_at_a_time_decides_as_decisions_alone(trace: Path, tmp_path: 
     assert "+0.00% to +0.00%" in shown
 
 
+def test_each_request_is_asked_in_the_traces_own_steps(trace: Path, tmp_path: Path) -> None:
+    asked = [50, 20, 10, 40, 25, 50, 20, 100, 50, 10, 20, 50]
+    rows = [json.loads(line) for line in trace.read_text().splitlines()]
+    own = tmp_path / "own.jsonl"
+    own.write_text("".join(json.dumps({**row, "steps": t}) + "\n" for row, t in zip(rows, asked, strict=True)))
+    given = ("--policies", "lru-hits,none", "--trace-steps", "--model", "noop:?step_ms=1")
+    real = replay(own, tmp_path / "real", *given, "--real", "--one-at-a-time")
+    kept = ("--embeddings", str(tmp_path / "embeddings"), "--no-bound")
+    alone = replay(own, tmp_path / "alone", *given, *kept, "--decisions-only")
+    with np.load(tmp_path / "real" / "decisions.npz") as ours, np.load(tmp_path / "alone" / "decisions.npz") as theirs:
+        assert ours["steps"].tolist() == theirs["steps"].tolist() == asked[2:]
+        assert ours["12/lru-hits"].tolist() == theirs["12/lru-hits"].tolist()
+        skipped = int(ours["12/lru-hits"].sum())
+    served, plain = (real["policies"][name] for name in ("lru-hits", "none"))
+    assert served["steps_saved"] == alone["policies"]["lru-hits"]["steps_saved"] == skipped / sum(asked[2:]) > 0
+    assert served["real"]["steps_run"] == sum(asked[2:]) - skipped
+    assert plain["real"]["steps_run"] == sum(asked[2:])
+    assert real["settings"]["steps"] is None
+    assert real["settings"]["real"]["alone_steps"] == 32
+    assert served["timed"]["slo_s"] == {"2": None, "4": None}
+    assert "steps as in the trace" in (tmp_path / "real" / "index.html").read_text(encoding="utf-8")
+
+
 def breaking_off_at(count: int) -> tuple[Open, list[int]]:
     """Opens Afterimage until it is opened for the `count`-th time, which Ctrl-C ends; and how often it was opened."""
     opened: list[int] = []
@@ -148,6 +171,7 @@ def test_arrivals_are_kept_and_latency_counts_from_them(trace: Path, tmp_path: P
         ),
         (("--policies", "modm"), r"policy 'modm': cannot .* says what may start from a finished picture"),
         (("--policies", "none", "--sizes"), r"sizes: .* draws .*without --sizes its own \(got '512x512'\)"),
+        (("--policies", "none", "--trace-steps"), r"needs a column 'steps'; it has prompt, user, arrival_s"),
         (("--policies", "none", "--entries", "5"), "entries: goes without --real"),
         (("--policies", "none", "--workers", "2"), "one of the three"),
         (("--policies", "none", "--model", "nowhere"), "model 'nowhere'"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from services.replay.load import Load
@@ -9,6 +11,7 @@ from services.replay.neighbours import find_neighbours
 from services.replay.policy import PolicySettings
 from services.replay.surrogate import Curve, picture_load
 from services.replay.trace import DEFAULT_SIZE, Trace
+from shared.models.card import find_card
 from shared.models.k_table import FIG_10, KTable
 
 PICTURES = Curve((0.0, 0.8, 1.0), (0.0, 0.8, 1.0), (0.1, 0.1, 0.05))
@@ -50,6 +53,11 @@ def load_of(
     pictures = picture_load(PICTURES, (0.1, 0.3), text_of, near)
     each, whole = np.full(len(prompts), STATE), np.full(len(prompts), PICTURE)
     return Load(trace_of(prompts), vectors, text_of, near, table, each, whole, group_of, 50, pictures)
+
+
+def own_steps(load: Load, steps: np.ndarray) -> Load:
+    """The same load, each request with a T of its own, on the schedule of a model that draws nothing."""
+    return replace(load, trace=replace(load.trace, steps=steps), card=find_card("noop:"))
 
 
 def policy(**fields: object) -> PolicySettings:

@@ -10,13 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.replay.bound import bound, options_of, tightened
+from services.replay.bound import Alike, States, bound, options_of, tightened
 from services.replay.neighbours import Neighbours
-from services.retriever.selection import Ladder
+from services.replay.own_steps import OwnStates
+from services.retriever.selection import Ladder, scaled
+from shared.models.card import find_card
 from shared.models.k_table import KTable, Level
 
 LEVELS = (1, 2)
 LADDER = Ladder(KTable((Level(1, 0.5), Level(2, 0.8)), steps=4), steps=4)
+ALIKE = Alike(LADDER, LEVELS)
+CARD = find_card("noop:")
+KEPT = (10, 25)
+OF_50 = KTable((Level(10, 0.5), Level(25, 0.8)))
 
 
 def neighbours_of(cosines: list[list[float]], width: int) -> Neighbours:
@@ -57,16 +63,40 @@ def best_possible(cosines: list[list[float]], room: int, sizes: list[int] | None
     return from_here(0, frozenset())
 
 
+def best_possible_of_own(cosines: list[list[float]], room: int, steps: list[int]) -> int:
+    """The same where request i takes steps[i] steps, and a state takes one byte."""
+    count, ladders = len(cosines), [Ladder(OF_50, total) for total in steps]
+
+    def start(state: tuple[int, int], i: int) -> int:
+        source, step = state
+        k = CARD.step_in(step, steps[source], steps[i])
+        return k if k <= ladders[i].wished(cosines[i][source]) else 0
+
+    @cache
+    def from_here(i: int, held: frozenset[tuple[int, int]]) -> int:
+        if i == count:
+            return 0
+        saved = max((start(state, i) for state in held), default=0)
+        could = [*held, *((i, step) for step in scaled(KEPT, steps[i]))]
+        kept = (frozenset(some) for number in range(room + 1) for some in combinations(could, number))
+        return saved + max(from_here(i + 1, after) for after in kept)
+
+    return from_here(0, frozenset())
+
+
 def bound_of(
     cosines: list[list[float]], room: int, width: int, sizes: list[int] | None = None
 ) -> tuple[float, float, float]:
     """(tightened bound, bound, infinite cache) in steps."""
     each = np.array(sizes or [1] * len(cosines), np.int64)
-    options = options_of(neighbours_of(cosines, width), LADDER, LEVELS, each, 0)
-    found = bound(options, room, steps=4)
-    closer = tightened(options, found, room, steps=4)
-    total = 4 * len(cosines)
-    return closer.steps_saved * total, found.steps_saved * total, found.infinite * total
+    return in_steps(neighbours_of(cosines, width), ALIKE, each, room, 4 * len(cosines))
+
+
+def in_steps(near: Neighbours, may_be: States, each: np.ndarray, room: int, asked: int) -> tuple[float, float, float]:
+    options = options_of(near, may_be, each, 0)
+    found = bound(options, room, asked)
+    closer = tightened(options, found, room, asked)
+    return closer.steps_saved * asked, found.steps_saved * asked, found.infinite * asked
 
 
 traces = st.integers(2, 5).flatmap(
@@ -100,6 +130,41 @@ def test_nor_is_one_whose_entries_are_of_unequal_bytes(
     closer, upper, infinite = bound_of(cosines, room, width, each)
     assert possible <= closer + 1e-6
     assert closer <= upper + 1e-6 <= infinite + 2e-6
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    cosines=traces,
+    steps=st.lists(st.sampled_from([1, 10, 25, 50, 60]), min_size=5, max_size=5),
+    room=st.integers(1, 2),
+    width=st.integers(1, 5),
+)
+def test_nor_is_one_whose_requests_each_take_a_t_of_their_own(
+    cosines: list[list[float]], steps: list[int], room: int, width: int
+) -> None:
+    own = np.array(steps[: len(cosines)], np.int64)
+    possible = best_possible_of_own(cosines, room, own.tolist())
+    may_be = OwnStates(own, CARD, OF_50, KEPT)
+    near, each = neighbours_of(cosines, width), np.ones(len(own), np.int64)
+    closer, upper, infinite = in_steps(near, may_be, each, room, int(own.sum()))
+    assert possible <= closer + 1e-6
+    assert closer <= upper + 1e-6 <= infinite + 2e-6
+
+
+def test_where_all_take_the_same_t_the_bound_is_the_plain_one() -> None:
+    cosines = [[0.9 if (i + j) % 3 else 0.6 for j in range(i)] for i in range(6)]
+    near, each, asked = neighbours_of(cosines, 3), np.ones(6, np.int64), 6 * 50
+    own = OwnStates(np.full(6, 50), CARD, OF_50, KEPT)
+    assert in_steps(near, own, each, 2, asked) == in_steps(near, Alike(Ladder(OF_50, 50), KEPT), each, 2, asked)
+
+
+def test_a_state_that_fits_no_other_run_saves_nothing_there() -> None:
+    # 12 of 25 steps is no noise level of a run of 10, 5 of 25 is its second
+    cosines = [[], [0.9]]
+    own = OwnStates(np.array([25, 10]), CARD, OF_50, KEPT)
+    closer, _, infinite = in_steps(neighbours_of(cosines, 2), own, np.ones(2, np.int64), 2, 35)
+    assert closer == pytest.approx(2)
+    assert infinite == pytest.approx(2) == best_possible_of_own(cosines, 2, [25, 10])
 
 
 def test_a_small_state_takes_less_of_the_room_than_a_large_one() -> None:
@@ -146,6 +211,6 @@ def test_who_wants_a_state_late_pays_for_all_the_time_it_is_held() -> None:
 
 def test_what_was_held_before_counting_is_free() -> None:
     cosines = [[0.0], [0.9]]
-    options = options_of(neighbours_of(cosines, 2), LADDER, LEVELS, np.ones(2, np.int64), 1)
+    options = options_of(neighbours_of(cosines, 2), ALIKE, np.ones(2, np.int64), 1)
     assert options.held.tolist() == [0, 0]
-    assert bound(options, 1, steps=4).steps_saved == 0.5
+    assert bound(options, 1, asked=4).steps_saved == 0.5

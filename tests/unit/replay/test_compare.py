@@ -23,3 +23,9 @@ def test_users_count_by_their_requests() -> None:
     users = np.array([0] * 90 + [1] * 10)
     means = resampled(np.array([1.0] * 90 + [0.0] * 10), users, rounds=300)
     assert set(np.round(means, 6)) == {0.0, 0.9, 1.0}
+
+
+def test_a_request_counts_by_its_weight_and_users_by_all_of_theirs() -> None:
+    users, weights = np.array([0, 0, 1]), np.array([150.0, 50.0, 10.0])
+    means = resampled(np.array([0.5, 0.0, 1.0]), users, rounds=300, weights=weights)
+    assert set(np.round(means, 6)) == {round(75 / 200, 6), round(85 / 210, 6), 1.0}

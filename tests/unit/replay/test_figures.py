@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.replay.figures import predictor
+from services.replay.figures import Run, figures, predictor, scaled_from
 from services.replay.simulation import Replay, nothing_decided
-from tests.unit.replay.house import STATE, load_of, policy, topics
+from services.retriever.selection import scaled
+from tests.unit.replay.house import STATE, load_of, policy, topics, trace_of
 
 
 def test_precision_and_recall_are_shares_of_what_was_let_through_and_of_what_would_have_hit() -> None:
@@ -33,3 +34,23 @@ def test_what_a_lookup_would_have_found_is_known_also_of_those_not_let_through()
     assert of["both"] == hits
     assert of["precision"] == pytest.approx(hits / made.predicted[40:].sum())
     assert of["recall"] == pytest.approx(hits / made.found[40:].sum())
+
+
+def test_steps_saved_are_those_skipped_of_all_that_were_asked_for() -> None:
+    users = [0] * 12 + [1] * 12
+    trace = replace(trace_of(["a"] * 24, users), steps=np.array([150, 10] * 12))
+    made = replace(nothing_decided(24), start_step=np.array([75, 0] * 6 + [0, 5] * 6, np.int16))
+    told = figures(Run("p", "", False, False, 1, made, 1.0, 1.0), trace, 0, 50)
+    assert told["steps_saved"] == pytest.approx((6 * 75 + 6 * 5) / (12 * 160))
+    assert told["hit_rate"] == 0.5
+    assert told["k_histogram"] == {"0": 12, "25": 12}
+    low, high = told["steps_saved_95"]  # of two users one has saved 75 of 160, the other 5
+    assert (low, high) == pytest.approx((5 / 160, 75 / 160))
+    assert told["fairness"]["saved"]["p5"] == pytest.approx(5 / 160 + 0.05 * 70 / 160)
+    assert sum(told["parts"]) / 10 == pytest.approx(told["steps_saved"], rel=0.2)
+
+
+def test_a_start_counts_as_the_k_of_50_that_it_was_scaled_from() -> None:
+    for asked in (20, 30, 40, 50, 70, 75, 120, 149, 150):
+        ks = scaled((5, 10, 15, 20, 25), asked)
+        assert scaled_from(np.array(ks), np.full(5, asked), 50) == [5, 10, 15, 20, 25]

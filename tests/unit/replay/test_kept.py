@@ -18,8 +18,9 @@ from services.replay.policy import PolicySettings, read_policy
 from services.replay.run import Offered, replay
 from services.replay.simulation import Decisions
 from services.replay.timed import Fleet
+from shared.models.card import find_card
 from shared.models.k_table import Level
-from tests.unit.replay.house import STATE, load_of, topics
+from tests.unit.replay.house import STATE, load_of, own_steps, topics
 
 POLICIES = [(name, read_policy(name)) for name in ("lru-hits", "afterimage", "flexcache")]
 ROOM = 60 * STATE
@@ -126,6 +127,11 @@ def test_whatever_changes_a_decision_is_decided_again(
     assert runs_again(replace(load, trace=replace(load.trace, arrival_s=2 * load.trace.arrival_s)))
     assert runs_again(replace(load, trace=replace(load.trace, users=load.trace.users + np.arange(300) % 2)))
     assert runs_again(replace(load, group_of=np.arange(300) % 2))
+    own = own_steps(load, np.full(300, 50))
+    assert runs_again(own)
+    assert not runs_again(own)
+    assert runs_again(own_steps(load, np.full(300, 40)))
+    assert runs_again(replace(own, card=replace(find_card("noop:"), eta=1.0)))
     monkeypatch.setattr(kept, "_code", lambda: ["another version"])
     assert runs_again(load)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -13,11 +13,12 @@ from services.replay.load import Load
 from services.replay.policy import read_policy, shipped
 from services.replay.predicted import Gate
 from services.replay.simulation import Replay
-from services.retriever.selection import Ladder, best, weigh
+from services.retriever.selection import Ladder, best, scaled, weigh
 from shared.errors import ConfigurationError
 from shared.index.memory import MemoryIndex
+from shared.models.k_table import MODM as PICTURES_TABLE
 from shared.types import IndexFilter, IndexItem
-from tests.unit.replay.house import PICTURE, STATE, load_of, policy, topics
+from tests.unit.replay.house import PICTURE, STATE, load_of, own_steps, policy, topics
 
 ROOM = 60 * STATE
 
@@ -188,6 +189,53 @@ def test_an_entry_counts_as_one_with_all_that_was_kept_of_it(name: str) -> None:
     assert made.start_step.any()
     if name != "modm":
         assert all(steps[-1] == 25 for steps in replay.held().values())
+
+
+@pytest.mark.parametrize("name", ["afterimage", "flexcache", "modm", "exact"])
+def test_where_all_name_the_same_t_nothing_is_decided_otherwise(name: str) -> None:
+    load = load_of(*topics(300), width=8)
+    alike, own = (Replay(one, read_policy(name), ROOM).run() for one in (load, own_steps(load, np.full(300, 50))))
+    assert all(np.array_equal(getattr(alike, field.name), getattr(own, field.name)) for field in fields(alike))
+
+
+MIXED = (10, 25, 50, 1)
+
+
+@pytest.mark.parametrize("name", ["afterimage", "lru-hits", "lcbfu-hits"])
+def test_a_state_starts_a_run_of_another_t_only_at_its_own_noise_level(name: str) -> None:
+    steps = np.random.default_rng(1).choice(MIXED, 300)
+    made = Replay(own_steps(load_of(*topics(300)), steps), read_policy(name), ROOM).run()
+    hits = np.flatnonzero(made.source >= 0)
+    others = hits[steps[hits] != steps[made.source[hits]]]
+    assert len(others) > 20
+    for request in others.tolist():  # K/T of the request is exactly K'/T' of a state that the source has kept
+        kept, rest = divmod(int(made.start_step[request] * steps[made.source[request]]), int(steps[request]))
+        assert kept in scaled((5, 10, 15, 20, 25), int(steps[made.source[request]]))
+        assert rest == 0
+    assert (made.start_step[hits] <= steps[hits] // 2).all()
+    assert not made.start_step[steps == 1].any()
+    assert made.evicted.sum() > 20
+
+
+def test_a_picture_is_brought_to_the_t_that_is_asked_for() -> None:
+    steps = np.random.default_rng(1).choice(MIXED, 200)
+    load = own_steps(load_of(*topics(200)), steps)
+    made = Replay(load, read_policy("modm"), 30 * PICTURE).run()
+    ladder = Ladder(PICTURES_TABLE, 50)
+    hits = np.flatnonzero(made.source >= 0)
+    wished = [ladder.wished(float(similarity)) for similarity in made.similarity[hits]]
+    assert made.start_step[hits].tolist() == [k * t // 50 for k, t in zip(wished, steps[hits].tolist(), strict=True)]
+    assert (steps[made.source[hits]] == 1).any()  # a picture of one step starts others, too
+
+
+def test_a_repeat_of_another_t_is_no_repeat() -> None:
+    said, rows = topics(200)
+    steps = np.arange(200) % 2 * 30 + 20
+    starts = Replay(own_steps(load_of(said, rows), steps), read_policy("exact"), 1000 * PICTURE).run().start_step
+    before = [(said[request], steps[request]) for request in range(200)]
+    known = [one in before[:request] for request, one in enumerate(before)]
+    assert starts.tolist() == [int(steps[request]) if there else 0 for request, there in enumerate(known)]
+    assert 0 < sum(known) < sum(said[request] in said[:request] for request in range(200))
 
 
 def test_an_unknown_policy_is_told_the_known_ones() -> None:

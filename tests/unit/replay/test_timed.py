@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from services.replay.load import Load
@@ -11,7 +12,7 @@ from services.replay.pace import Profile
 from services.replay.policy import read_policy
 from services.replay.simulation import Decisions, Replay
 from services.replay.timed import Fleet, Served, TimedReplay, timed_figures
-from tests.unit.replay.house import STATE, load_of, topics
+from tests.unit.replay.house import STATE, load_of, own_steps, topics
 
 ROOM = 60 * STATE
 
@@ -56,3 +57,15 @@ def test_hits_make_it_faster() -> None:
     assert fast["busy"] <= slow["busy"] <= 1
     assert slow["latency_s"]["p99"] >= slow["queued_s"]["p99"]
     assert slow["slo_s"] == {"2": pytest.approx(2 * 51 * 0.05), "4": pytest.approx(4 * 51 * 0.05)}
+
+
+def test_each_request_takes_and_is_held_against_its_own_steps() -> None:
+    steps = np.random.default_rng(2).choice((5, 50, 150), 300)
+    load, fleet = own_steps(a_load(), steps), Fleet(Profile("toy", (1, 8), (1e-4, 2e-4), 1e-3), 300, 1)
+    made, served = TimedReplay(Replay(load, read_policy("lru-hits"), ROOM), load.trace, load.steps, fleet).run()
+    took = served.done_at - load.trace.arrival_s
+    assert took == pytest.approx((steps - made.start_step) * 1e-4 + 1e-3)
+    assert made.start_step.any()
+    figures = timed_figures(served, load.trace, 30, load.steps, fleet)
+    assert figures["slo"] == {"2": 1.0, "4": 1.0}  # of a picture of 50 steps, 150 would be 2.8
+    assert figures["slo_s"] == {"2": None, "4": None}

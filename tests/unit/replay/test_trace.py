@@ -40,6 +40,38 @@ def test_every_format_gives_the_same_trace_in_order_of_arrival(tmp_path: Path, k
     assert trace[1:].prompts == ("b", "c")
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_steps_are_read_where_they_are_asked_for(tmp_path: Path, kind: str) -> None:
+    path = written(tmp_path, kind, [{**row, "steps": 10 * at} for at, row in enumerate(ROWS, 2)])
+    trace = read_trace(path, most_steps=40)
+    assert trace.steps is not None
+    assert trace.steps.tolist() == trace.asked(50).tolist() == [30, 20, 40]
+    assert trace[1:].asked(50).tolist() == [20, 40]
+    assert read_trace(path).steps is None
+    assert read_trace(path).asked(50).tolist() == [50, 50, 50]
+    with pytest.raises(ConfigurationError, match=r"field 'steps': must be a whole number of steps from 1 to 39 .*40"):
+        read_trace(path, most_steps=39)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("prompt,user\na,b\n", "needs a column 'steps'; it has prompt, user"),
+        ("prompt,user,steps\na,b,50\na,b,\n", "line 3, field 'steps': must be a whole .* from 1 to 1,000 .*nothing"),
+        ("prompt,user,steps\na,b,0\n", "line 2, field 'steps': must be a whole number of steps .*'0'"),
+        ("prompt,user,steps\na,b,12.5\n", "line 2, field 'steps': .*12.5"),
+        ("prompt,user,steps\na,b,many\n", "line 2, field 'steps': .*many"),
+        ("prompt,user,steps\na,b,nan\n", "line 2, field 'steps': .*nan"),
+        ("prompt,user,steps\na,b,1001\n", "line 2, field 'steps': .*1001"),
+    ],
+)
+def test_steps_that_the_gateway_would_refuse_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "trace.csv").write_text(text)
+    assert read_trace(tmp_path / "trace.csv").steps is None
+    with pytest.raises(ConfigurationError, match=said):
+        read_trace(tmp_path / "trace.csv", most_steps=1000)
+
+
 def test_a_parquet_with_one_side_only_is_refused(tmp_path: Path) -> None:
     rows = [{name: value for name, value in row.items() if name != "height"} for row in ROWS]
     with pytest.raises(ConfigurationError, match="row 1, field 'height': goes together with 'width': both or neither"):
