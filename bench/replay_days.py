@@ -7,8 +7,8 @@
 
 FOLDER has sd_trace_100k.parquet and sd_discord_4days.parquet, which are no part of the project. Each run is one call of
 `afterimage replay`, goes on where it was broken off, and leaves its summary, some plots and, in `ahead.json`, how far
-ours is ahead of every other policy request by request. `python -m bench.replay_tables` then writes the tables of
-bench/replay/README.md.
+ours is ahead of every other policy request by request. `python -m bench.replay_tables` and, for what the papers show of
+their own caches, `python -m bench.replay_shapes` then write the tables of bench/replay/README.md.
 """
 
 from __future__ import annotations

@@ -1,0 +1,198 @@
+"""The papers' own figures of their caches beside what the replays of bench/replay/ found: tables and pictures.
+
+    python -m bench.replay_shapes
+
+NIRVANA Fig. 15, MoDM Fig. 9 and §A.1, FlexCache Table 1. Of the papers there is what their text says
+(`paper_shapes.json`, each with its place), of ours what the summaries hold: a policy or a budget that is not there is
+left out, and a line says so. The tables go between their marks in bench/replay/README.md, the pictures into
+bench/replay/paper_shapes/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench.plotting import pyplot_or_none
+from bench.recording import table
+from bench.shape_plots import draw_ages, draw_hit_rates, draw_policies, draw_savings
+from bench.shapes import (
+    ENTRIES,
+    FIG_9,
+    FIG_15,
+    PAPERS,
+    TABLE_1,
+    UNLIMITED,
+    Figures,
+    Shape,
+    at_least,
+    read_shape,
+    rising,
+    saved_at,
+    skipped,
+    within,
+)
+
+REPLAYS = Path(__file__).parent / "replay"
+NAMES = ("nirvana_fig_15", "modm_fig_9", "modm_a_1", "flexcache_table_1")
+"""Of what paper_shapes.json holds, the marks in the README and the pictures."""
+
+
+def fig_15(paper: Figures, shape: Shape) -> str:
+    """NIRVANA Fig. 15 as rows: h(K), and what was saved at K itself."""
+    ks, h, saved = paper["ks"], paper["h"], paper["saved_at"]
+    cells = [_pair(h.get(str(k)), saved.get(str(k))) for k in ks]
+    whole = [_share(paper["steps_saved"]), f"{skipped(paper, paper['steps']):.1f}"]
+    rows: list[Sequence[object]] = [["**NIRVANA**", f"{paper['states']:,} states", *cells, *whole]]
+    for budget, name, one in shape.rows():
+        cells = [_pair(at_least(one, k), saved_at(one, k, shape.steps)) for k in ks]
+        whole = [_share(one["steps_saved"]), f"{skipped(one, shape.steps):.1f}"]
+        rows.append([f"`{name}`", budget, *cells, *whole])
+    potential = [f"K = {k} (of {_share(k / paper['steps'], 0)})" for k in ks]
+    return table(["h(K) / saved at K, %", "cache", *potential, "saved in all", "steps a hit skips"], rows)
+
+
+def fig_9(paper: Figures, shape: Shape) -> str:
+    """MoDM Fig. 9 as rows: hit rate by size, and how many steps a hit skips."""
+    sizes = paper["sizes"]
+    rows: list[Sequence[object]] = [["**MoDM**", *(_share(paper["hit_rate"].get(str(size))) for size in sizes)]]
+    for title, policy in FIG_9.items():
+        ours = [shape.found.get(size, {}).get(policy) for size in sizes]
+        cells = [f"{_share(one['hit_rate'])} ({skipped(one, shape.steps):.1f})" if one else "–" for one in ours]
+        rows.append([title + _stand_in(*ours), *cells])
+    names = {policy: title for title, policy in FIG_9.items()}
+    hits = [{names[policy]: one["hit_rate"] for policy, one in shape.found.get(size, {}).items()} for size in sizes]
+    rows.append([f"order; MoDM's: {' < '.join(paper['order'])}", *(rising(each) or "–" for each in hits)])
+    return table(["hit rate (steps a hit skips)", *(f"{size:,} {shape.of}" for size in sizes)], rows)
+
+
+def a_1(paper: Figures, shapes: Sequence[Shape]) -> str:
+    """MoDM §A.1 as rows: how much of what hits start from is at most four hours old."""
+    rows: list[Sequence[object]] = [["**MoDM**", "–", f"over {_share(paper['at_least'], 0)}", "–", "–"]]
+    for shape in shapes:
+        for budget, name, one in shape.rows():
+            half = one["reuse_age_s"].get("0.5")
+            median = "–" if half is None else f"{half / 60:.1f}"
+            shares = _share(within(one, paper["within_s"])), median, _share(one["own_user"])
+            rows.append([f"`{name}`{_stand_in(one)}", budget, *shares])
+    hours = f"at most {paper['within_s'] / 3600:g} hours old"
+    return table(["what hits start from", "cache", hours, "median, minutes", "the user's own"], rows)
+
+
+def table_1(paper: Figures, shape: Shape, unlimited: int) -> str:
+    """FlexCache Table 1 and ours in its columns; `unlimited`: states that a cache without evictions ends with, or 0."""
+    names = list(paper["hit_rate"])
+    rows: list[Sequence[object]] = []
+    for place, gb in enumerate(paper["gb"]):
+        hits, saved = ({name: paper[what][name][place] for name in names} for what in ("hit_rate", "steps_saved"))
+        cells = [_pair(hits[name], saved[name], digits=0) for name in names]
+        rows.append(["**FlexCache**", f"{gb:,} GB", _share(gb / paper["everything_gb"]), *cells, rising(saved)])
+    for reading, policies in TABLE_1.items():
+        for budget, found in shape.found.items():
+            ours = {name: found[policy] for name, policy in policies.items() if policy in found}
+            cells = [_pair(ours[n]["hit_rate"], ours[n]["steps_saved"]) if n in ours else "–" for n in names]
+            share = _share(budget / unlimited if unlimited else None)
+            order = rising({name: one["steps_saved"] for name, one in ours.items()})
+            rows.append([reading, f"{budget:,} {shape.of}", share, *cells, order or "–"])
+    return table(["hits / saved, %", "cache", "of all states made", *names, "order of what is saved"], rows)
+
+
+def _share(value: float | None, digits: int = 1) -> str:
+    return "–" if value is None else f"{100 * value:.{digits}f} %"
+
+
+def _pair(first: float | None, second: float | None, digits: int = 1) -> str:
+    """Two shares in per cent; – for what the text does not say."""
+    if first is None and second is None:
+        return "–"
+    return " / ".join("–" if value is None else f"{100 * value:.{digits}f}" for value in (first, second))
+
+
+def _stand_in(*ones: Figures | None) -> str:
+    return " (surrogate)" if any(one and one["surrogate"] for one in ones) else ""
+
+
+def block(body: str, paper: Figures, *shapes: Shape) -> str:
+    """A table, where the paper's numbers stand, what its text does not say, and what of ours is not there."""
+    lines = [f"{paper['source']}. Not in its text: {paper['not_in_the_text']}."]
+    for shape in shapes:
+        lacking = f" Left out, not being there: {', '.join(shape.left_out)}." if shape.left_out else ""
+        source = f"[{shape.folder}]({shape.folder}/summary.json)"
+        lines.append(f"Ours: {source}, {shape.requests:,} counted requests.{lacking}")
+    return f"{body}\n\n" + "\n".join(lines)
+
+
+def placed(text: str, blocks: Mapping[str, str]) -> str:
+    """The text with each block between its marks; LookupError where they are missing."""
+    for name, content in blocks.items():
+        begin, end = f"<!-- {name}: written by python -m bench.replay_shapes -->", f"<!-- end of {name} -->"
+        found = re.search(f"{re.escape(begin)}.*?{re.escape(end)}", text, re.DOTALL)
+        if found is None:
+            raise LookupError(f"no place for {name}: {begin} … {end}")
+        text = f"{text[: found.start()]}{begin}\n{content}\n\n{end}{text[found.end() :]}"
+    return text
+
+
+def read_all(replays: Path) -> tuple[Shape, Shape, Shape]:
+    """What is drawn of a folder of replays: savings and ages by states, MoDM's entries, FlexCache's policies."""
+    compared = [policy for policies in TABLE_1.values() for policy in policies.values()]
+    return (
+        read_shape(replays, "sizes_ignored", FIG_15),
+        read_shape(replays, ENTRIES, tuple(FIG_9.values())),
+        read_shape(replays, "sizes_ignored", compared),
+    )
+
+
+def states_made(shape: Shape) -> int:
+    """States that a cache without evictions ends with; 0 where it was not replayed."""
+    return max((one["states"] for _, name, one in shape.rows() if name == UNLIMITED), default=0)
+
+
+def blocks_of(papers: Mapping[str, Figures], states: Shape, entries: Shape, policies: Shape) -> dict[str, str]:
+    """Each paper's block for the README, by its name in paper_shapes.json."""
+    nirvana, hits, ages, flexcache = (papers[name] for name in NAMES)
+    return {
+        NAMES[0]: block(fig_15(nirvana, states), nirvana, states),
+        NAMES[1]: block(fig_9(hits, entries), hits, entries),
+        NAMES[2]: block(a_1(ages, (entries, states)), ages, entries, states),
+        NAMES[3]: block(table_1(flexcache, policies, states_made(states)), flexcache, policies),
+    }
+
+
+def draw(papers: Mapping[str, Figures], states: Shape, entries: Shape, policies: Shape, folder: Path) -> None:
+    """A picture for each block; none, and a line that says so, without matplotlib."""
+    pyplot = pyplot_or_none()
+    if pyplot is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    nirvana, hits, ages, flexcache = (papers[name] for name in NAMES)
+    paths = [folder / f"{name}.png" for name in NAMES]
+    draw_savings(pyplot, paths[0], nirvana, states)
+    draw_hit_rates(pyplot, paths[1], hits, entries)
+    draw_ages(pyplot, paths[2], ages, (entries, states))
+    draw_policies(pyplot, paths[3], flexcache, policies, states_made(states))
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--replays", type=Path, default=REPLAYS, help="folders with a summary.json each, and README.md")
+    asked = parser.parse_args(given)
+    readme = asked.replays / "README.md"
+    if not readme.is_file():
+        parser.error(f"--replays: no README.md in {asked.replays}")
+    papers, shapes = json.loads(PAPERS.read_text(encoding="utf-8")), read_all(asked.replays)
+    blocks = blocks_of(papers, *shapes)
+    print("\n\n".join(blocks.values()))
+    try:
+        text = placed(readme.read_text(encoding="utf-8"), blocks)
+    except LookupError as error:
+        parser.error(f"{readme}: {error}")
+    readme.write_text(text, encoding="utf-8")
+    draw(papers, *shapes, asked.replays / "paper_shapes")
+
+
+if __name__ == "__main__":
+    main()
