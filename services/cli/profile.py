@@ -61,8 +61,10 @@ def profile(
     fresh_noise: Annotated[float, Optional(min=0, max=1, help="Profile with this share of new noise at K.")] = 0.0,
     judge: Annotated[Path | None, Optional(help="Folder of the judge; default: the one that ships, if any.")] = None,
     device: Annotated[str | None, Optional(help="auto, cpu, cuda …")] = None,
-    store: Annotated[bool, Optional(help="Put the tables into the catalog of the data directory.")] = True,
-    data_dir: Annotated[Path | None, Optional(help="Data directory whose catalog gets the tables.")] = None,
+    store: Annotated[
+        bool, Optional(help="Put the tables and the latency into the catalog of the data directory.")
+    ] = True,
+    data_dir: Annotated[Path | None, Optional(help="Data directory whose catalog gets them.")] = None,
 ) -> None:
     """Measure, for one model, how far a picture may start from another one's latents (NIRVANA §5.3.1, Algorithm 2).
 
@@ -89,13 +91,13 @@ def profile(
     records = _measure(profiler, about | {"seed": seed}, pairs, out, console)
     rows = _rows(records)
     tables = {alpha: _table(rows, alpha, about, steps) for alpha in wanted}
-    _write(out, records, rows, tables, profiler, console)
+    latency = _write(out, records, rows, tables, profiler, console)
     for alpha, table in tables.items():
         console.print(_k_table(alpha, table))
         if not table.levels:
             console.print(Text(_nothing_safe(alpha, pairs), style="yellow"))
     if store:
-        where = asyncio.run(_store(settings, tables, about))
+        where = asyncio.run(_store(settings, tables, latency, about))
         console.print(Text(f"Stored for {about['model']} in {where}"))
     console.print(Text(f"Tables, rows and plot: {out}"))
 
@@ -278,7 +280,8 @@ def _write(
     tables: Mapping[float, KTable],
     profiler: Profiler,
     console: Console,
-) -> None:
+) -> dict[str, Any]:
+    """The latency, which is measured last."""
     from services.cli.measure import measure_latency
     from services.cli.quality import plot, quality
 
@@ -292,6 +295,7 @@ def _write(
         plot(measured, out / "quality.png")
     except ImportError:
         console.print(Text("no plot: matplotlib is not installed (pip install 'afterimage[train]')", style="yellow"))
+    return latency
 
 
 def _nothing_safe(alpha: float, pairs: int) -> str:
@@ -300,9 +304,12 @@ def _nothing_safe(alpha: float, pairs: int) -> str:
     return f"α = {alpha:g}: no K is safe by these {pairs} pairs, so this table lets no picture start from another{few}"
 
 
-async def _store(settings: Settings, tables: Mapping[float, KTable], about: Mapping[str, Any]) -> str:
-    """Puts the tables into the catalog; where that is, without its password."""
+async def _store(
+    settings: Settings, tables: Mapping[float, KTable], latency: dict[str, Any], about: Mapping[str, Any]
+) -> str:
+    """Puts the tables and the latency into the catalog; where that is, without its password."""
     from shared.catalog import open_catalog, place_of
+    from shared.models.latency import KIND
 
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     catalog = await open_catalog(settings.catalog_url)
@@ -310,6 +317,7 @@ async def _store(settings: Settings, tables: Mapping[float, KTable], about: Mapp
         for alpha, table in tables.items():
             kind = profile_kind(alpha, images=bool(table.images_from))
             await catalog.profiles.put(kind, profile_of(table), table.weights_hash, table_to_json(table))
+        await catalog.profiles.put(KIND, about["model"], about["weights_hash"], latency)
     finally:
         await catalog.close()
     return place_of(settings.catalog_url)

@@ -16,7 +16,7 @@ then decide, and among equals the small model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from services.retriever.selection import best
@@ -34,11 +34,14 @@ class Pace:
     known: bool = False
 
 
-def pace_of(latency: Latency | None, asked: Latency | None) -> Pace:
-    """The pace of one model beside the one asked for; a step each where the two were not measured alike."""
-    if latency is None or asked is None or not latency.comparable(asked):
+def pace_of(latencies: Iterable[Latency], asked: Sequence[Latency]) -> Pace:
+    """The pace of one model beside the one asked for, by the first latencies of both that were measured alike; a step
+    each where none were."""
+    alike = ((one, other) for one in latencies for other in asked if one.comparable(other))
+    one, other = next(alike, (None, None))
+    if one is None or other is None:
         return Pace()
-    return Pace(latency.step_s / asked.step_s, latency.decode_s / asked.step_s, known=True)
+    return Pace(one.step_s / other.step_s, one.decode_s / other.step_s, known=True)
 
 
 @dataclass(frozen=True, slots=True)

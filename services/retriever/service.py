@@ -153,7 +153,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
                 one.card.name,
                 one.card.weights_hash,
                 one.table_of(question.encoder_hash, dim),
-                pace_of(one.latency, asked.latency),
+                pace_of(one.latencies, asked.latencies),
                 None if one.card.name == asked.card.name else one.card.guidance_for(request.guidance, asked.card),
                 small=one.card.role == "small",
             )

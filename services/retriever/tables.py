@@ -19,7 +19,7 @@ from shared.models.k_table import (
     load_k_table,
     measured_on,
 )
-from shared.models.latency import Latency, read_latency
+from shared.models.latency import Latency, load_latencies
 from shared.settings import Settings
 from shared.telemetry import log
 
@@ -34,7 +34,8 @@ class Known:
     latents: KTable
     pictures: tuple[KTable, ...]
     """One for each model whose pictures it was measured on."""
-    latency: Latency | None
+    latencies: tuple[Latency, ...]
+    """Measured here, then shipped."""
 
     def table_of(self, encoder_hash: str, dim: int) -> TableOf:
         """What this model may do with pictures, by who drew them."""
@@ -81,7 +82,7 @@ class Tables:
             card,
             await load_k_table(self._profiles, card, settings.k_table_alpha),
             tuple(await load_image_tables(self._profiles, card, list(sources), settings.image_k_table_alpha)),
-            await asyncio.to_thread(read_latency, card),
+            await load_latencies(self._profiles, card),
         )
         return known
 

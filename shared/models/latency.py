@@ -1,15 +1,21 @@
-"""How long a model's step takes, as `afterimage profile` measured it: `latency.json` beside the weights."""
+"""How long a model's step takes, as `afterimage profile` measured it: in the catalog, and `latency.json` beside the
+weights."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from shared.errors import ModelError
 from shared.models.card import ModelCard
+from shared.models.k_table import Profiles
 from shared.telemetry import log
 
 FILE = "latency.json"
+KIND = "latency"
+"""Under which kind the catalog keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +37,31 @@ def read_latency(card: ModelCard) -> Latency | None:
         step_s = float(card.noop_options.get("step_ms", 0)) / 1000
         return Latency(step_s, 0.0, ("noop",)) if step_s > 0 else None
     try:
-        found = json.loads((card.folder / FILE).read_bytes())
-        measured = (str(found["size"]), str(found["threads"]), str(found.get("device", "cpu")))
-        latency = Latency(float(found["step_s"]["1"]), float(found["decode_s"]), measured)
+        return _said(card, json.loads((card.folder / FILE).read_bytes()))
     except FileNotFoundError:
         return None
-    except (ModelError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        log("latency").warning("the measured latency is ignored", model=card.name, error=repr(error))
+    except (ModelError, OSError, ValueError) as error:
+        _ignored(card, error)
+        return None
+
+
+async def load_latencies(profiles: Profiles, card: ModelCard) -> tuple[Latency, ...]:
+    """Measured here with these weights, then what lies beside them: which of them can be compared depends on the other
+    model's."""
+    found = await profiles.get(KIND, card.name, card.weights_hash)
+    known = _said(card, found) if found is not None else None, await asyncio.to_thread(read_latency, card)
+    return tuple(one for one in known if one is not None)
+
+
+def _said(card: ModelCard, found: Any) -> Latency | None:
+    try:
+        measured = (str(found["size"]), str(found["threads"]), str(found.get("device", "cpu")))
+        latency = Latency(float(found["step_s"]["1"]), float(found["decode_s"]), measured)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        _ignored(card, error)
         return None
     return latency if latency.step_s > 0 and latency.decode_s >= 0 else None
+
+
+def _ignored(card: ModelCard, error: Exception) -> None:
+    log("latency").warning("the measured latency is ignored", model=card.name, error=repr(error))

@@ -85,6 +85,7 @@ async def test_a_profile_is_measured_resumed_and_stored(models: Path, tmp_path: 
     assert (latency["size"], latency["device"]) == ("64x64", "cpu")
     catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/data/catalog.sqlite3")
     stored = await catalog.profiles.get("k_table_0.5", "large", table.weights_hash)
+    assert await catalog.profiles.get("latency", "large", table.weights_hash) == latency
     await catalog.close()
     assert stored is not None
     assert table_from_json(stored).levels == table.levels

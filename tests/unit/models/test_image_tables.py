@@ -20,7 +20,7 @@ from shared.models.k_table import (
     profile_kind,
     table_to_json,
 )
-from shared.models.latency import read_latency
+from shared.models.latency import KIND, load_latencies, read_latency
 
 CARD = find_card("noop:?name=small")
 TABLE = KTable(
@@ -95,7 +95,17 @@ def test_latencies_of_the_bundled_pair_can_be_compared() -> None:
     assert read_latency(find_card("noop:")) is None
 
 
-def test_latencies_of_two_devices_are_not_compared_and_what_is_none_is_ignored(tmp_path: Path) -> None:
+class Kept:
+    """What a catalog keeps, by kind, model and weights."""
+
+    def __init__(self, profiles: dict[tuple[str, str, str], dict[str, Any]]) -> None:
+        self._profiles = profiles
+
+    async def get(self, kind: str, model: str, weights_hash: str) -> dict[str, Any] | None:
+        return self._profiles.get((kind, model, weights_hash))
+
+
+async def test_latencies_of_two_devices_are_not_compared_and_what_is_none_is_ignored(tmp_path: Path) -> None:
     bundled = bundled_cards()["small"]
     folder = shutil.copytree(BUNDLED / "small", tmp_path / "small")
     card, file = replace(bundled, path=str(folder)), folder / "latency.json"
@@ -107,6 +117,12 @@ def test_latencies_of_two_devices_are_not_compared_and_what_is_none_is_ignored(t
         assert here is not None
         assert there is not None
         assert there.comparable(here) is alike
+    stored = Kept({(KIND, "small", card.weights_hash): measured | {"step_s": {"1": 0.5}, "threads": 7}})
+    both = await load_latencies(stored, card)
+    assert [one.step_s for one in both] == [0.5, measured["step_s"]["1"]]
+    assert [one.measured[1] for one in both] == ["7", str(measured["threads"])]
+    assert await load_latencies(Kept({(KIND, "small", card.weights_hash): {"step_s": []}}), card) == both[1:]
+    assert await load_latencies(Kept({(KIND, "small", "of other weights"): measured}), card) == both[1:]
     for wrong in ("[]", "{}", "no", json.dumps(measured | {"step_s": 1})):
         file.write_text(wrong)
         assert read_latency(card) is None

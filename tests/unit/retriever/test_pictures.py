@@ -109,11 +109,14 @@ def test_equal_costs_go_to_the_latent_then_to_the_more_similar() -> None:
 
 def test_a_ratio_that_nobody_measured_is_one() -> None:
     large, small = Latency(0.03, 0.01, ("64x64", "1")), Latency(0.01, 0.005, ("64x64", "1"))
-    pace = pace_of(small, large)
+    pace = pace_of([small], [large])
     assert pace.known
     assert [pace.step, pace.encode] == pytest.approx([1 / 3, 1 / 6])
-    for other in (None, Latency(0.01, 0.005, ("64x64", "2"))):
-        assert pace_of(other, large) == Pace()
+    unlike = Latency(0.02, 0.005, ("64x64", "2"))
+    for others in ([], [unlike]):
+        assert pace_of(others, [large]) == Pace()
+    assert pace_of([unlike, small], [large]) == pace  # one was measured here, of the other only what ships is known
+    assert pace_of([unlike, small], [Latency(0.04, 0.01, ("64x64", "2")), large]).step == 0.5
     assert cost_of(Pace(0.5, 2.0), 50, 10, picture=True) == 22
     assert cost_of(Pace(0.5, 2.0), 50, 10, picture=False) == 20
     assert cheapest([]) is None
