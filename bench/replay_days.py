@@ -4,6 +4,7 @@
     python -m bench.replay_days --data FOLDER                  (an hour of one core, and as much again for what is kept
                                                                 on disk afterwards: embeddings and neighbour lists)
     python -m bench.replay_days --data FOLDER entries          (one of them)
+    python -m bench.replay_days sessions_1200                  (of the project's own trace: nothing else is needed)
 
 FOLDER has sd_trace_100k.parquet and sd_discord_4days.parquet, which are no part of the project. Each run is one call of
 `afterimage replay`, goes on where it was broken off, and leaves its summary, some plots and, in `ahead.json`, how far
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from load.sessions import SHIPPED
 from services.replay.compare import Side, compare
 
 REPLAY = Path(__file__).parent / "replay"
@@ -50,10 +52,12 @@ class Run:
     """One call of `afterimage replay`."""
 
     trace: str
+    """A file of `--data`, or a whole path."""
     policies: Sequence[str]
     options: Sequence[str]
     plots: Sequence[str] = PLOTS
     """Of those it draws, which are kept."""
+    encoder: str = "minilm"
 
 
 def _decided(trace: str, policies: Sequence[str], *options: str, plots: Sequence[str] = PLOTS) -> Run:
@@ -77,6 +81,10 @@ RUNS = {
         TUNED_ON, TIMED, ["--workers", "2", "--states", "10000", "--limit", "30000", "--rate", "2.2"],
         (*PLOTS, "latency_10000"),
     ),
+    "sessions_1200": Run(
+        str(SHIPPED), (OURS[0], *PUBLISHED, *OTHERS, "infinite"), ["--decisions-only", "--states", "100,300,1000"],
+        encoder="bundled:clip",
+    ),
 }  # fmt: skip
 """By the folder of bench/replay that they fill."""
 
@@ -86,7 +94,7 @@ def replayed(run: Run, out: Path, given: argparse.Namespace) -> None:
     kept = ["--embeddings", str(given.embeddings)] if given.embeddings else []
     subprocess.run(
         [
-            sys.executable, "-m", "services", "replay", str(given.data / run.trace), "--encoder", "minilm",
+            sys.executable, "-m", "services", "replay", str(given.data / run.trace), "--encoder", run.encoder,
             "--policies", ",".join(run.policies), *run.options, *kept, *(["--anew"] if given.anew else []),
             "--out", str(out),
         ],
@@ -123,7 +131,7 @@ def keep(name: str, run: Run, made: Path, folder: Path = REPLAY) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(RUNS)}; default: all of them")
-    parser.add_argument("--data", type=Path, required=True, help="folder of the two traces")
+    parser.add_argument("--data", type=Path, default=Path(), help="folder of the two traces")
     parser.add_argument("--embeddings", type=Path, help="where embeddings, neighbour lists and decisions are kept")
     parser.add_argument("--work", type=Path, default=Path("out/bench/replay"), help="whole folders of the replays")
     parser.add_argument("--anew", action="store_true", help="decide everything again, to measure speed")
