@@ -192,6 +192,13 @@ class Settings(BaseSettings):
         float, Field(gt=0, le=1, description="Quality that a start from a finished picture keeps; MoDM's is .95.")
     ] = 0.95
     candidates: int = Field(8, ge=1, le=200, description="Nearest entries the planner looks at.")
+    further_candidates: int = Field(
+        64,
+        ge=1,
+        le=1000,
+        description="Nearest entries it looks at where those hold no state for as late a start as their similarity "
+        "allows; 1: never further.",
+    )
     epsilon: Share = Field(0.0, description="Share of hits drawn from noise all the same (NIRVANA §9).")
     predictor: Literal["sketch", "svm", "always"] = Field(
         "sketch", description="What says whether a lookup is worth it; svm is NIRVANA's (§5.2), always asks nobody."

@@ -34,6 +34,12 @@ class PolicySettings(BaseModel):
     source: str = Field(description="Paper and section that it follows.")
     lookup: Literal["similar", "text", "none"] = "similar"
     candidates: int = Field(8, ge=1, le=200, description="Live neighbours among which the best state is sought.")
+    further_candidates: int = Field(
+        64,
+        ge=1,
+        le=1000,
+        description="As many where those have holes where a later start is allowed; 1: never further.",
+    )
     predictor: Literal["always", "svm"] = "always"
     refit_requests: int = Field(
         0, ge=0, description="Least requests between two fits of the SVM; 0: it alone says when, as when serving."

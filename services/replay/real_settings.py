@@ -85,6 +85,7 @@ def _changes(policy: PolicySettings, room_bytes: int) -> dict[str, Any]:
         return {"cache_max_bytes": 0, "capture_steps": (), "image_tier": "off", "small": ""}
     alike = {
         "candidates": policy.candidates,
+        "further_candidates": policy.further_candidates,
         "predictor": policy.predictor,
         "lcbfu_initial_uses": policy.initial_uses,
         "lcbfu_tie": "oldest_use",

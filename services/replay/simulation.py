@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
@@ -19,7 +19,15 @@ from services.replay.neighbours import Neighbours
 from services.replay.own_steps import OwnSteps
 from services.replay.policy import CODEC_SHARE, PolicySettings
 from services.replay.predicted import Gate
-from services.retriever.selection import Ladder, Weighed, best, captured, weigh
+from services.retriever.selection import (
+    Ladder,
+    Weighed,
+    best,
+    captured,
+    kept_in_mind,
+    others_may_do_better,
+    weigh,
+)
 from shared.errors import ConfigurationError
 from shared.models.k_table import KTable, Level
 from shared.types import PICTURE_STEP, State, Vector
@@ -216,23 +224,50 @@ class Replay:
         if self._policy.lookup == "text":
             return self._repeat(request), ()
         near, cosines, cut = row
-        limit, names = self._policy.candidates, self._names
+        seen, ended = self._weighed(request, zip(near, cosines, strict=True))
+        beyond = cosines[-1] if cosines else 1.0  # of what is not listed; nothing is known of a list without pictures
+        if cut and ended and self._wished(request, beyond) > (seen[0].start_step if seen[0] else 0):
+            self.searched += 1
+            limit = max(self._policy.candidates, self._policy.further_candidates)
+            seen, _ = self._weighed(request, self._nearest(request, limit))
+        return seen
+
+    def _weighed(
+        self, request: int, near: Iterable[tuple[int, float]]
+    ) -> tuple[tuple[Weighed | None, Sequence[Weighed]], bool]:
+        """The best and those thought of, of these in order of similarity; and whether more would be looked at."""
+        limit, further, names = self._policy.candidates, self._policy.further_candidates, self._names
         ladder, present = (self._ladder, self._present) if self._own is None else self._own.of(request)
-        weighed = []
-        for other, cosine in zip(near, cosines, strict=True):
+        left, weighed = iter(near), list[Weighed]()
+        for other, cosine in left:
             steps = present.get(other)
             if steps is not None:
                 weighed.append(weigh(ladder, names[other], cosine, steps))
                 if len(weighed) == limit:
                     break
+        if further <= limit or not others_may_do_better(weighed, limit):
+            return (best(weighed), weighed), len(weighed) < limit
+        latest = max(one.start_step for one in weighed)
+        for other, cosine in left:
+            steps = present.get(other)
+            if steps is None:
+                continue
+            one = weigh(ladder, names[other], cosine, steps)
+            if one.wished_step < latest or len(weighed) == further:
+                break  # no one after it starts as late
+            weighed.append(one)
+            latest = max(latest, one.start_step)
+        else:
+            return self._of_these(weighed, limit), len(weighed) < further
+        return self._of_these(weighed, limit), False
+
+    def _of_these(self, weighed: Sequence[Weighed], limit: int) -> tuple[Weighed | None, Sequence[Weighed]]:
         chosen = best(weighed)
-        beyond = cosines[-1] if cosines else 1.0  # of what is not listed; nothing is known of a list without pictures
-        if cut and len(weighed) < limit and ladder.wished(beyond) > (chosen.start_step if chosen else 0):
-            self.searched += 1
-            found = self._nearest(request, limit)
-            weighed = [weigh(ladder, names[one], cosine, present[one]) for one, cosine in found]
-            chosen = best(weighed)
-        return chosen, weighed
+        return chosen, kept_in_mind(weighed, limit, chosen)
+
+    def _wished(self, request: int, similarity: float) -> int:
+        ladder = self._ladder if self._own is None else self._own.of(request)[0]
+        return ladder.wished(similarity)
 
     def _nearest(self, request: int, limit: int) -> list[tuple[int, float]]:
         assert self._live is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from shared.models.k_table import KTable
@@ -74,6 +74,13 @@ class Startable(Protocol):
     def entry_id(self) -> str: ...
 
 
+class Wishing(Startable, Protocol):
+    """One that says what its similarity allowed, too."""
+
+    @property
+    def wished_step(self) -> int: ...
+
+
 S = TypeVar("S", bound=Startable)
 
 
@@ -91,6 +98,25 @@ def best(candidates: Iterable[S]) -> S | None:
 def _preference(one: Startable) -> tuple[int, float, str]:
     """The largest: the fewest steps left, then the more similar, then the younger entry."""
     return one.start_step, one.similarity, one.entry_id
+
+
+def others_may_do_better(nearest: Sequence[Wishing], asked: int) -> bool:
+    """Whether an entry less similar than those that were asked for may start a request later than all of these do: the
+    last of them allows a later K than any of them holds a state for.
+
+    So it is where many hits were kept, which leave only the states after their start (FlexCache §4.2.4): holes in all
+    of the nearest (NIRVANA §5.4), and none in an entry a little further away.
+    """
+    if len(nearest) < asked:
+        return False
+    latest = best(nearest)
+    return nearest[-1].wished_step > (latest.start_step if latest else 0)
+
+
+def kept_in_mind(weighed: Sequence[S], asked: int, chosen: S | None) -> Sequence[S]:
+    """What a lookup that went further leaves on record: those it asked for at first, and the one it chose."""
+    nearest = weighed[:asked]
+    return nearest if chosen is None or chosen in nearest else [*nearest, chosen]
 
 
 def scaled(ks: Iterable[int], steps: int, of: int = 50) -> tuple[int, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
@@ -17,6 +17,7 @@ from services.retriever.cost import pace_of
 from services.retriever.pictures import Refiner
 from services.retriever.planning import Found, Question, Rules, from_candidates, from_noise, from_repeat, lot
 from services.retriever.remembered import Remembered
+from services.retriever.selection import kept_in_mind, others_may_do_better
 from services.retriever.tables import Known, Tables
 from shared.bus import Subscription
 from shared.errors import AfterimageError, InvalidRequestError
@@ -184,30 +185,58 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         return await self._searched(asked, asked.vector, latents=worth_it)
 
     async def _searched(self, asked: Asked, vector: Vector, *, latents: bool) -> Planned:
-        question = asked.question
-        compat = str(question.compat)
+        settings, found = self._settings, await self._found(asked, vector, latents=latents)
+        if found is None:
+            reason = f"Drawn from noise: {asked.degraded[-1]}."
+            return from_noise(asked.question, asked.rules, reason, degraded=asked.degraded)
+        if found.latents is not None:
+            alpha = settings.k_table_alpha
+            asked.degraded += doubts(asked.known.latents, asked.known.card, asked.question.encoder_hash, alpha)
+        plan = self._chosen(asked, found)
+        nearest = [one for one in plan.candidates if one.kind == "latent"]
+        if settings.further_candidates > settings.candidates and others_may_do_better(nearest, settings.candidates):
+            further = await self._further(asked, vector, found)
+            return plan if further is None else self._chosen(asked, further)
+        return plan
+
+    async def _found(self, asked: Asked, vector: Vector, *, latents: bool) -> Found | None:
+        """The nearest entries of both kinds; None when nothing can be said of them."""
         of_latents, of_pictures = await asyncio.gather(
-            self._search(asked, "whole", vector, compat) if latents else _nothing(),
+            self._search(asked, "whole", vector, str(asked.question.compat)) if latents else _nothing(),
             # a picture starts any model, at any size: whose it is does not matter here
             self._search(asked, "image", vector, "") if asked.rules.refiners else _nothing(),
         )
-        ids = list(dict.fromkeys(hit.entry_id for hit in (*(of_latents or ()), *(of_pictures or ()))))
-        entries = await self._within(asked, "catalog", self._read(ids)) if ids else {}
+        entries = await self._entries_of(asked, of_latents, of_pictures)
         if entries is None or (of_latents is None and not of_pictures and asked.degraded):
-            reason = f"Drawn from noise: {asked.degraded[-1]}."
-            return from_noise(question, asked.rules, reason, degraded=asked.degraded)
-        if of_latents is not None:
-            alpha = self._settings.k_table_alpha
-            asked.degraded += doubts(asked.known.latents, asked.known.card, question.encoder_hash, alpha)
-        step_in = partial(asked.known.card.step_in, steps=question.request.steps)
-        found = Found(of_latents, of_pictures, entries)
-        return from_candidates(question, asked.rules, found, step_in, degraded=asked.degraded)
+            return None
+        return Found(of_latents, of_pictures, entries)
 
-    async def _search(self, asked: Asked, name: str, vector: Vector, compat: str) -> list[Hit] | None:
+    async def _further(self, asked: Asked, vector: Vector, found: Found) -> Found | None:
+        """The same with latents from further away; None when they cannot be had."""
+        compat = str(asked.question.compat)
+        of_latents = await self._search(asked, "whole", vector, compat, self._settings.further_candidates)
+        entries = await self._entries_of(asked, of_latents, found.pictures) if of_latents is not None else None
+        return None if entries is None else Found(of_latents, found.pictures, entries)
+
+    async def _entries_of(self, asked: Asked, *hits: Sequence[Hit] | None) -> Mapping[str, Entry] | None:
+        ids = list(dict.fromkeys(hit.entry_id for some in hits for hit in some or ()))
+        return await self._within(asked, "catalog", self._read(ids)) if ids else {}
+
+    def _chosen(self, asked: Asked, found: Found) -> Planned:
+        step_in = partial(asked.known.card.step_in, steps=asked.question.request.steps)
+        plan = from_candidates(asked.question, asked.rules, found, step_in, degraded=asked.degraded)
+        latents = [one for one in plan.candidates if one.kind == "latent"]
+        others = [one for one in plan.candidates if one.kind != "latent"]
+        kept = kept_in_mind(latents, self._settings.candidates, next((one for one in latents if one.chosen), None))
+        return replace(plan, candidates=(*kept, *others))
+
+    async def _search(
+        self, asked: Asked, name: str, vector: Vector, compat: str, limit: int | None = None
+    ) -> list[Hit] | None:
         """The nearest by this named vector, of what the caller may see; None when the index is away, late or wrong."""
         request = asked.question.request
         where = IndexFilter(compat, visible_owners(request.tenant, request.user), asked.question.encoder_hash)
-        search = self._backends.index.search(name, vector, where, self._settings.candidates)
+        search = self._backends.index.search(name, vector, where, limit or self._settings.candidates)
         return await self._within(asked, "index", search)
 
     async def _within(self, asked: Asked, port: str, answer: Awaitable[T]) -> T | None:

@@ -232,7 +232,12 @@ def started_from_another_t(trace: Trace, served: Served) -> int:
 
 def as_served(policy: PolicySettings, room: int) -> dict[str, Any]:
     """The settings of serving that are this policy."""
-    common = {"insert_on_hit": policy.insert_on_hit, "candidates": policy.candidates, "cache_batch_s": 0.0}
+    common = {
+        "insert_on_hit": policy.insert_on_hit,
+        "candidates": policy.candidates,
+        "further_candidates": policy.further_candidates,
+        "cache_batch_s": 0.0,
+    }
     if policy.reuses == "refine":
         of_pictures = {"image_tier": "all", "picture_policy": policy.evict, "picture_max_bytes": room}
         return {**common, **of_pictures, "capture_steps": (), "picture_batch_s": 0.0, "predictor": "always"}

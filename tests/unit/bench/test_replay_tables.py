@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,8 @@ def made(tmp_path: Path) -> Path:
         ],
     }
     (folder / "summary.json").write_text(json.dumps(summary))
-    np.savez(folder / DECISIONS, users=USERS, **{f"1000/{name}": starts for name, starts in STARTS.items()})
+    arrays: dict[str, Any] = {"users": USERS, **{f"1000/{name}": starts for name, starts in STARTS.items()}}
+    np.savez(folder / DECISIONS, **arrays)
     return folder
 
 

@@ -13,7 +13,7 @@ from services.replay.load import Load
 from services.replay.policy import read_policy, shipped
 from services.replay.predicted import Gate
 from services.replay.simulation import Replay
-from services.retriever.selection import Ladder, best, scaled, weigh
+from services.retriever.selection import Ladder, Weighed, best, others_may_do_better, scaled, weigh
 from shared.errors import ConfigurationError
 from shared.index.memory import MemoryIndex
 from shared.models.k_table import MODM as PICTURES_TABLE
@@ -23,21 +23,28 @@ from tests.unit.replay.house import PICTURE, STATE, load_of, own_steps, policy, 
 ROOM = 60 * STATE
 
 
-@pytest.mark.parametrize("candidates", [1, 8])
+@pytest.mark.parametrize(("candidates", "further"), [(1, 1), (8, 1), (1, 64), (3, 20)])
 @pytest.mark.parametrize("width", [3, 64])
-async def test_its_lookups_are_the_live_indexs(candidates: int, width: int) -> None:
+async def test_its_lookups_are_the_live_indexs(candidates: int, further: int, width: int) -> None:
     """Every request is also looked up in the index that serves, which holds what the replay holds."""
     said, rows = topics(250)
     load = load_of(said, rows, width=width)
-    replay = Replay(load, policy(candidates=candidates, evict="lru", insert_on_hit=True), ROOM)
+    looks = {"candidates": candidates, "further_candidates": further}
+    replay = Replay(load, policy(**looks, evict="lru", insert_on_hit=True), ROOM)
     index, ladder, held = MemoryIndex(), Ladder(load.table, 50), dict[str, list[int]]()
-    asked = 0
+
+    async def weighed(vector: np.ndarray, limit: int) -> list[Weighed]:
+        hits = await index.search("whole", vector, IndexFilter(), limit)
+        return [weigh(ladder, hit.entry_id, hit.similarity, held[hit.entry_id]) for hit in hits]
+
+    asked = went_on = 0
     ways = zip(replay.decided(), load.neighbours.rows(), strict=True)
     for request, (decided, _) in enumerate(ways):
         vector = rows[load.text_of[request]]
-        hits = await index.search("whole", vector, IndexFilter(), candidates)
-        weighed = [weigh(ladder, hit.entry_id, hit.similarity, held[hit.entry_id]) for hit in hits]
-        chosen = best(weighed)
+        found = await weighed(vector, candidates)
+        if further > candidates and others_may_do_better(found, candidates):
+            found, went_on = await weighed(vector, further), went_on + 1
+        chosen = best(found)
         assert decided.start_step == (chosen.start_step if chosen else 0)
         if chosen is not None:
             assert decided.similarity == pytest.approx(chosen.similarity, abs=1e-6)
@@ -48,6 +55,7 @@ async def test_its_lookups_are_the_live_indexs(candidates: int, width: int) -> N
         await index.add([IndexItem(name, {"whole": rows[load.text_of[int(name)]]}) for name in now if name not in held])
         held = now
     assert asked > 50
+    assert (went_on > 10) == (further > 1)
     assert (replay.searched > 0) == (width == 3)
 
 

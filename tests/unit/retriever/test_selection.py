@@ -1,6 +1,17 @@
 import pytest
 
-from services.retriever.selection import largest_present, scaled, shifted, wished_step
+from services.retriever.selection import (
+    Ladder,
+    Weighed,
+    best,
+    kept_in_mind,
+    largest_present,
+    others_may_do_better,
+    scaled,
+    shifted,
+    weigh,
+    wished_step,
+)
 from shared.models.k_table import FIG_10, KTable, Level
 
 
@@ -47,3 +58,26 @@ def test_capture_steps_on_another_schedule() -> None:
 
 def test_levels_need_not_be_sorted() -> None:
     assert wished_step(KTable((Level(20, 0.9), Level(5, 0.5))), 0.95, 50) == 20
+
+
+def weighed(*entries: tuple[float, list[int]]) -> list[Weighed]:
+    ladder = Ladder(FIG_10, 50)
+    return [weigh(ladder, f"e{place}", similarity, steps) for place, (similarity, steps) in enumerate(entries)]
+
+
+def test_holes_in_all_of_the_nearest_send_a_lookup_further() -> None:
+    assert others_may_do_better(weighed((0.92, [25]), (0.91, [25])), asked=2)
+    assert others_may_do_better(weighed((0.92, [5]), (0.86, [20])), asked=2)  # the last allows 15, 5 is there
+    assert not others_may_do_better(weighed((0.92, [15]), (0.86, [20])), asked=2)  # the next could not start later
+    assert not others_may_do_better(weighed((0.92, [25]), (0.6, [5])), asked=2)  # nor anything at all
+    assert not others_may_do_better(weighed((0.92, [25])), asked=2)  # there is no next
+    assert not others_may_do_better([], asked=1)
+
+
+def test_what_was_looked_at_further_away_is_forgotten_unless_it_was_chosen() -> None:
+    all_of_them = weighed((0.92, [25]), (0.91, [25]), (0.89, [20]), (0.88, [15]))
+    chosen = best(all_of_them)
+    assert chosen is all_of_them[3]
+    assert kept_in_mind(all_of_them, 2, chosen) == [*all_of_them[:2], chosen]
+    assert kept_in_mind(all_of_them, 4, chosen) == all_of_them
+    assert kept_in_mind(all_of_them, 2, None) == all_of_them[:2]

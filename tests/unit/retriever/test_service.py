@@ -86,6 +86,37 @@ async def test_a_similar_prompt_starts_the_picture(noop: Settings) -> None:
         assert await home.backends.blobs.get(plan.state_key, plan.state_sha256)
 
 
+@pytest.mark.parametrize(("further", "start"), [(64, 15), (1, 0)])
+async def test_holes_in_all_of_the_nearest_are_looked_past(noop: Settings, further: int, start: int) -> None:
+    settings = noop.model_copy(update={"candidates": 3, "further_candidates": further})
+    async with house(settings) as home:
+        for place in range(5):  # what hits leave: states later than any similarity here allows
+            await home.cache(request(f"late {place}"), near(unit(1), 0.94 - place / 1000), steps=(25,))
+        entry = await home.cache(request("from noise"), near(unit(1), 0.88))
+        plan = await home.plan(request("new"), unit(1))
+        assert (plan.start_step, plan.entry_id) == (start, entry if start else "")
+        prompts = [one.prompt for one in plan.candidates]
+        assert prompts == ["late 0", "late 1", "late 2", *(["from noise"] if start else [])]
+
+
+async def test_a_further_look_that_fails_leaves_the_nearest(noop: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = noop.model_copy(update={"candidates": 1})
+    async with house(settings) as home:
+        await home.cache(request("early"), near(unit(1), 0.94), steps=(5, 25))
+        await home.cache(request("from noise"), near(unit(1), 0.92))
+        search = home.backends.index.search
+
+        async def once(name: str, vector: Vector, where: Any, limit: int) -> Any:
+            if limit > 1:
+                raise UnavailableError("the index is away")
+            return await search(name, vector, where, limit)
+
+        monkeypatch.setattr(home.backends.index, "search", once)
+        plan = await home.plan(request("new"), unit(1))
+        assert (plan.start_step, plan.candidates[0].prompt) == (5, "early")
+        assert len(plan.candidates) == 1
+
+
 async def test_nothing_similar_draws_from_noise_and_says_how_near(noop: Settings) -> None:
     async with house(noop) as home:
         await home.cache(request(), unit(1))
