@@ -35,11 +35,11 @@ def check_plan(
     """The plan, if this request, made for this model, can be drawn by it; raises NonsenseError.
 
     `served`: the models that may go on from a picture instead, where the request names none. `exact`: whether a stored
-    picture may be the answer.
+    picture may be the answer, whoever drew it where the request names none.
     """
     if plan.source is PlanSource.IMAGE:
         _check_refiners(plan, request, card, () if request.names_a_model else served)
-    elif plan.model != card.name:
+    elif plan.model != card.name and (plan.source is not PlanSource.EXACT or request.names_a_model):
         raise NonsenseError(f"a plan for model {plan.model!r} instead of {card.name!r}")
     if plan.miss_model not in ("", card.name, *served):
         raise NonsenseError(f"a plan that {plan.miss_model!r} draws when its start is gone, which nobody runs")

@@ -101,7 +101,8 @@ def from_noise(question: Question, rules: Rules, reason: str, *, degraded: Seque
 
 
 def from_repeat(question: Question, entry: Entry, degraded: Sequence[str] = ()) -> Plan:
-    """The stored picture itself: same prompt, negative prompt, weights, size, seed, guidance and steps."""
+    """The stored picture itself: same prompt, negative prompt, weights, size, seed, guidance and steps; by the model
+    that drew it, which need not be the one asked for."""
     chosen = Candidate(
         entry_id=entry.id,
         kind="exact",
@@ -111,17 +112,18 @@ def from_repeat(question: Question, entry: Entry, degraded: Sequence[str] = ()) 
         prompt=entry.prompt,
         chosen=True,
         reason="the same request was drawn before",
+        model=entry.model,
     )
     return Plan(
         source=PlanSource.EXACT,
-        model=question.model,
+        model=entry.model,
         start_step=question.request.steps,
         entry_id=entry.id,
         state_key=entry.picture_key,
         state_sha256=entry.picture_sha256,
         similarity=1.0,
         noise_seed=question.request.seed,
-        weights_hash=question.compat.weights_hash,
+        weights_hash=entry.compat.weights_hash,
         candidates=(chosen,),
         reason="The same request with the same seed was drawn before: its picture is returned.",
         degraded=tuple(degraded),

@@ -61,6 +61,9 @@ async def test_a_large_miss_then_an_image_hit_through_refine_and_what_a_named_mo
     assert "by large" in hit.plan.reason
     assert not hit.plan.degraded
 
+    again = await pair.generate("a fox in the snow at night", seed=2)
+    assert (again.plan.source, again.model, again.png) == (PlanSource.EXACT, "small", hit.png)
+
     # of another size than the picture it starts from
     wide = await pair.generate(FOX, seed=3, width=96, height=64)
     assert (wide.plan.source, wide.model) == (PlanSource.IMAGE, "small")

@@ -53,6 +53,10 @@ def test_a_stored_picture_answers_only_where_it_may() -> None:
         check_plan(exact, REQUEST, CARD, exact=False)  # its picture could not be read a moment ago
     with pytest.raises(NonsenseError):
         check_plan(replace(PLAN, fallback=exact), REQUEST, CARD)
+    anothers = replace(exact, model="served once")
+    assert check_plan(anothers, REQUEST, CARD) is anothers
+    with pytest.raises(NonsenseError):
+        check_plan(anothers, replace(REQUEST, quality="large"), CARD)
 
 
 def test_a_plan_from_noise_keeps_states_only_where_the_request_writes(settings: Settings) -> None:

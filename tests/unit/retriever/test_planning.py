@@ -169,6 +169,9 @@ def test_an_exact_repeat_names_the_stored_picture() -> None:
     assert made.source is PlanSource.EXACT
     assert (made.state_key, made.state_sha256) == ("pictures/a/1.png", "pa")
     assert made.capture_steps == ()
+    of_small = replace(entry("a"), model="small", compat=replace(entry("a").compat, weights_hash="s1"))
+    by_small = from_repeat(question(), of_small)
+    assert (by_small.model, by_small.weights_hash, by_small.candidates[0].model) == ("small", "s1", "small")
 
 
 def test_lots_are_spread_and_independent_of_each_other() -> None:
