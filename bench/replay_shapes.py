@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench.marks import placed
 from bench.plotting import pyplot_or_none
 from bench.recording import table
 from bench.shape_plots import draw_ages, draw_hit_rates, draw_policies, draw_savings
@@ -36,6 +36,7 @@ from bench.shapes import (
     within,
 )
 
+COMMAND = "python -m bench.replay_shapes"
 REPLAYS = Path(__file__).parent / "replay"
 NAMES = ("nirvana_fig_15", "modm_fig_9", "modm_a_1", "flexcache_table_1")
 """Of what paper_shapes.json holds, the marks in the README and the pictures."""
@@ -125,17 +126,6 @@ def block(body: str, paper: Figures, *shapes: Shape) -> str:
     return f"{body}\n\n" + "\n".join(lines)
 
 
-def placed(text: str, blocks: Mapping[str, str]) -> str:
-    """The text with each block between its marks; LookupError where they are missing."""
-    for name, content in blocks.items():
-        begin, end = f"<!-- {name}: written by python -m bench.replay_shapes -->", f"<!-- end of {name} -->"
-        found = re.search(f"{re.escape(begin)}.*?{re.escape(end)}", text, re.DOTALL)
-        if found is None:
-            raise LookupError(f"no place for {name}: {begin} … {end}")
-        text = f"{text[: found.start()]}{begin}\n{content}\n\n{end}{text[found.end() :]}"
-    return text
-
-
 def read_all(replays: Path) -> tuple[Shape, Shape, Shape]:
     """What is drawn of a folder of replays: savings and ages by states, MoDM's entries, FlexCache's policies."""
     compared = [policy for policies in TABLE_1.values() for policy in policies.values()]
@@ -187,7 +177,7 @@ def main(given: Sequence[str] | None = None) -> None:
     blocks = blocks_of(papers, *shapes)
     print("\n\n".join(blocks.values()))
     try:
-        text = placed(readme.read_text(encoding="utf-8"), blocks)
+        text = placed(readme.read_text(encoding="utf-8"), blocks, COMMAND)
     except LookupError as error:
         parser.error(f"{readme}: {error}")
     readme.write_text(text, encoding="utf-8")

@@ -2,23 +2,23 @@
 
     python -m bench.replay_tables                (after python -m bench.replay_days; a test holds the two together)
 
-A table stands between `<!-- KIND FOLDER -->` and `<!-- end -->`; the text around it is written by hand.
+There is one for each mark of this command in the page, named KIND_FOLDER.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.marks import placed, places
 from bench.recording import table
 from bench.replay_days import AHEAD, OURS, PUBLISHED, REPLAY
 from services.replay.compare import label
 
 README = REPLAY / "README.md"
-PLACE = re.compile(r"(<!-- (\w+) (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+COMMAND = "python -m bench.replay_tables"
 
 Summary = Mapping[str, Any]
 Rows = Sequence[Sequence[object]]
@@ -60,13 +60,14 @@ def _saved(one: Mapping[str, Any], budget: Mapping[str, Any]) -> str:
 
 
 def ahead(summary: Summary, folder: Path) -> str:
-    """Ours beside each other policy: its steps saved over the other's, and the difference in percentage points."""
+    """Ours beside each other policy, with smaller states beside the published ones alone: its steps saved over the
+    other's, and the difference in percentage points."""
     differences = json.loads((folder / AHEAD).read_text(encoding="utf-8"))
     budgets = summary["budgets"]
     rows = []
     for ours in (name for name in OURS if name in differences):
         for other, by_budget in differences[ours].items():
-            if not _alike(summary, other):
+            if not _alike(summary, other) or (ours != OURS[0] and other not in PUBLISHED):
                 continue
             cells = []
             for budget in budgets:
@@ -161,13 +162,12 @@ KINDS: Mapping[str, Callable[[Summary, Path], str]] = {
 
 def written(text: str, folder: Path = REPLAY) -> str:
     """The text with every table made anew; KeyError for a kind that there is not."""
-
-    def one(place: re.Match[str]) -> str:
-        opening, kind, name, _, closing = place.groups()
-        summary = json.loads((folder / name / "summary.json").read_text(encoding="utf-8"))
-        return f"{opening}\n{KINDS[kind](summary, folder / name)}\n\n{closing}"
-
-    return PLACE.sub(one, text)
+    blocks = {}
+    for name in places(text, COMMAND):
+        kind, of = name.split("_", 1)
+        summary = json.loads((folder / of / "summary.json").read_text(encoding="utf-8"))
+        blocks[name] = f"\n{KINDS[kind](summary, folder / of)}"
+    return placed(text, blocks, COMMAND)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bench import replay_shapes as bench
+from bench.marks import placed
 from bench.shapes import BUDGETS, FIG_9, FIG_15, PAPERS, TABLE_1, at_least, read_shape, rising, saved_at, within
 from services.replay.figures import AGES_S
 
@@ -94,7 +95,7 @@ def test_tables_and_pictures_take_their_places(replays: Path, capsys: pytest.Cap
     assert "| as its own paper says | 1,000 states | 12.5 % | 50.0 / 13.0 |" in text
     assert text.count("| **NIRVANA**") == capsys.readouterr().out.count("| **NIRVANA**") == 1
     assert {path.name for path in (replays / "paper_shapes").iterdir()} == PICTURES
-    assert bench.placed(text, bench.blocks_of(PAPER, *bench.read_all(replays))) == text
+    assert placed(text, bench.blocks_of(PAPER, *bench.read_all(replays)), bench.COMMAND) == text
 
 
 def test_a_page_without_a_place_is_left_as_it_is(replays: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,6 +109,6 @@ def test_a_page_without_a_place_is_left_as_it_is(replays: Path, capsys: pytest.C
 def test_the_page_is_of_the_summaries_and_shows_every_picture() -> None:
     text = (bench.REPLAYS / "README.md").read_text(encoding="utf-8")
     blocks = bench.blocks_of(PAPER, *bench.read_all(bench.REPLAYS))
-    assert bench.placed(text, blocks) == text, "run python -m bench.replay_shapes"
+    assert placed(text, blocks, bench.COMMAND) == text, "run python -m bench.replay_shapes"
     shown = set(re.findall(r"\(paper_shapes/(\w+\.png)\)", text))
     assert shown == PICTURES == {path.name for path in (bench.REPLAYS / "paper_shapes").iterdir()}

@@ -9,12 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.marks import places
 from bench.replay_days import Run, keep
-from bench.replay_tables import README, written
+from bench.replay_tables import COMMAND, README, written
 from services.replay.compare import DECISIONS
 
 USERS = np.repeat(np.arange(20), 5)
 STARTS = {"flexcache": np.tile([0, 0, 10, 10, 20], 20), "afterimage": np.tile([0, 10, 10, 20, 20], 20)}
+
+
+def place(name: str) -> str:
+    return f"<!-- {name}: written by {COMMAND} -->\nof old\n<!-- end of {name} -->\n"
 
 
 def figures(starts: np.ndarray) -> dict[str, object]:
@@ -52,7 +57,7 @@ def made(tmp_path: Path) -> Path:
 
 def test_tables_say_what_was_replayed(made: Path, tmp_path: Path) -> None:
     keep("days", Run("trace.jsonl", list(STARTS), ()), made, tmp_path / "kept")
-    text = "".join(f"<!-- {kind} days -->\nof old\n<!-- end -->\n" for kind in ("steps", "ahead", "tenths", "speed"))
+    text = "".join(map(place, ("steps_days", "ahead_days", "tenths_days", "speed_days")))
     said = written(text, tmp_path / "kept")
     assert "of old" not in said
     assert "| `afterimage` | 24.00 % (24.0–24.0; 80 %; 48 %) |" in said
@@ -70,10 +75,10 @@ def test_text_around_a_table_stays(tmp_path: Path) -> None:
 def test_an_unknown_table_is_an_error(made: Path, tmp_path: Path) -> None:
     keep("days", Run("trace.jsonl", list(STARTS), ()), made, tmp_path)
     with pytest.raises(KeyError, match="prices"):
-        written("<!-- prices days -->\n<!-- end -->\n", tmp_path)
+        written(place("prices_days"), tmp_path)
 
 
 def test_the_readme_is_of_its_summaries() -> None:
     text = README.read_text(encoding="utf-8")
-    assert text.count("<!-- end -->") >= 10
+    assert len(places(text, COMMAND)) >= 10
     assert written(text) == text, "run python -m bench.replay_tables"

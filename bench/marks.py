@@ -1,0 +1,22 @@
+"""Places in a page for what a command writes, between marks that name both; the text around them is written by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+
+def places(text: str, command: str) -> Sequence[str]:
+    """The names of what this command has a place for, in order."""
+    return re.findall(rf"<!-- (\w+): written by {re.escape(command)} -->", text)
+
+
+def placed(text: str, blocks: Mapping[str, str], command: str) -> str:
+    """The text with each block between its marks; LookupError where they are missing."""
+    for name, content in blocks.items():
+        begin, end = f"<!-- {name}: written by {command} -->", f"<!-- end of {name} -->"
+        found = re.search(f"{re.escape(begin)}.*?{re.escape(end)}", text, re.DOTALL)
+        if found is None:
+            raise LookupError(f"no place for {name}: {begin} … {end}")
+        text = f"{text[: found.start()]}{begin}\n{content}\n\n{end}{text[found.end() :]}"
+    return text
