@@ -75,10 +75,10 @@ RUNS = {
     ),
     "earlier_days": _decided(FOUR_DAYS, DAYS, "--states", BUDGETS, "--limit", str(BEFORE)),
     "timed": Run(
-        TUNED_ON, TIMED, ["--workers", "2", "--states", "10000", "--limit", "30000"], (*PLOTS, "latency_10000")
+        TUNED_ON, TIMED, ["--workers", "1", "--states", "10000", "--limit", "30000"], (*PLOTS, "latency_10000")
     ),
     "timed_full": Run(
-        TUNED_ON, TIMED, ["--workers", "2", "--states", "10000", "--limit", "30000", "--rate", "2.2"],
+        TUNED_ON, TIMED, ["--workers", "1", "--states", "10000", "--limit", "30000", "--rate", "2.1"],
         (*PLOTS, "latency_10000"),
     ),
     "sessions_1200": Run(
