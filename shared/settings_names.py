@@ -16,6 +16,8 @@ ELSEWHERE = ("AFTERIMAGE_TORCH", "AFTERIMAGE_SPRITES")
 """Read by the installation and by the renderer."""
 FAMILIES = ("AFTERIMAGE_TEST_", "AFTERIMAGE_LOAD_")
 """Read by the tests and by the load generator."""
+LONGEST = 200
+"""Characters of a value that are shown."""
 
 
 def misspelt(names: Iterable[str]) -> list[str]:
@@ -34,7 +36,8 @@ def misspelt(names: Iterable[str]) -> list[str]:
 
 
 def in_words(error: ValidationError) -> str:
-    """The first broken rule of a setting, in one line."""
+    """The first broken rule of a setting, in one line; of a value that is long, its beginning."""
     first: Any = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"]) or "settings"
-    return f"{name}: {first['msg']} (got {first['input']!r})" if first["loc"] else str(first["msg"])
+    name = ".".join(str(part) for part in first["loc"])
+    got = "" if first["type"] == "missing" else f" (got {repr(first['input'])[:LONGEST]})"
+    return f"{name}: {first['msg']}{got}" if name else str(first["msg"])

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from services.cache_maintainer.eviction import POLICIES
 from services.cache_maintainer.shelves import SHELVES
 from shared.errors import ConfigurationError
+from shared.settings import AFTERIMAGE_LEVELS
+from shared.settings_names import in_words
 
 FOLDER = Path(__file__).parent / "policies"
 """The files that ship, one per name that `--policies` takes."""
@@ -61,6 +63,15 @@ class PolicySettings(BaseModel):
             raise ValueError(f"evict: pictures leave by {', '.join(POLICIES)}, as when serving (got {self.evict!r})")
         return self
 
+    @model_validator(mode="after")
+    def _keeps_what_the_services_would(self) -> Self:
+        """As `capture_steps` of shared/settings.py: a finished picture or noise is no state."""
+        if any(not 0 < k < 50 for k in self.capture_steps):
+            raise ValueError(f"capture_steps: every K lies between 1 and 49 of 50 (got {self.capture_steps})")
+        if self.evict == "afterimage" and len(set(self.capture_steps)) > AFTERIMAGE_LEVELS:
+            raise ValueError(f"capture_steps: afterimage learns of {AFTERIMAGE_LEVELS} K at most")
+        return self
+
     @property
     def is_surrogate(self) -> bool:
         """Whether it looks for pictures by similarities that stand for theirs (services/replay/surrogate.py)."""
@@ -74,8 +85,10 @@ def read_policy(name: str) -> PolicySettings:
         raise ConfigurationError(f"policy {name!r}: not among {', '.join(shipped())}, and no .toml file")
     try:
         return PolicySettings.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (ValidationError, tomllib.TOMLDecodeError) as error:
-        raise ConfigurationError(f"policy {path}: {error}") from error
+    except ValidationError as error:
+        raise ConfigurationError(f"policy {path}: {in_words(error)}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"policy {path}: no TOML: {error}") from error
 
 
 def shipped() -> Sequence[str]:

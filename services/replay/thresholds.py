@@ -8,24 +8,29 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ValidationError
 
 from services.replay.encoders import Rows
 from services.replay.neighbours import AT_A_TIME
 from shared.errors import ModelError
 from shared.models.card import find_card
 from shared.models.k_table import FIG_10, KTable, Level, read_table, shipped_table
+from shared.settings_names import in_words
 
 Cosines = npt.NDArray[np.float32]
 
 
 def k_table(name: str, encoder: str, alpha: float) -> tuple[KTable, str]:
     """The table, and how its thresholds came about. `nirvana`: Fig. 10; else a k_table_*.json; empty: the bundled large
-    model's where its own encoder compares, else NIRVANA's. ModelError for a file that is not there."""
+    model's where its own encoder compares, else NIRVANA's. ModelError for a file that is not there or holds none."""
     if name not in ("", "nirvana"):
         path = Path(name)
         if not path.is_file():
             raise ModelError(f"table {name!r}: `nirvana`, or a k_table_*.json; no such file")
-        return read_table(path), f"Thresholds: {path.name}, as they are."
+        try:
+            return read_table(path), f"Thresholds: {path.name}, as they are."
+        except ValidationError as error:
+            raise ModelError(f"table {name!r}: not a k_table_*.json: {in_words(error)}") from error
     if not name and encoder == "bundled:clip":
         own = shipped_table(find_card("bundled:large"), alpha)
         if own is not None:

@@ -111,8 +111,11 @@ def _is_prompt(value: Any) -> bool:
 
 
 def _is_user(value: Any) -> bool:
+    """A blank one would make one user of all whom a table does not name."""
+    if isinstance(value, str):
+        return bool(value.strip())
     whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    return isinstance(value, str) or (whole and not isinstance(value, bool))
+    return whole and not isinstance(value, bool)
 
 
 def _in_time(columns: Columns, count: int) -> tuple[Sequence[int], npt.NDArray[np.float64]]:

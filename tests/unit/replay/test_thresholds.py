@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -34,3 +36,12 @@ def test_the_table_follows_the_encoder() -> None:
     assert k_table("", "minilm", 0.9)[0] is k_table("nirvana", "bundled:clip", 0.9)[0] is FIG_10
     with pytest.raises(ModelError, match="no such file"):
         k_table("nowhere.json", "minilm", 0.9)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("{}\n{}\n", "Invalid JSON"), ('{"alpha": "' + "x" * 999 + '"}', "levels: Field required$")]
+)
+def test_a_file_that_holds_no_table_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "k_table_x.json").write_text(text)
+    with pytest.raises(ModelError, match=rf"k_table_x\.json': not a k_table_\*\.json: {said}"):
+        k_table(str(tmp_path / "k_table_x.json"), "minilm", 0.9)

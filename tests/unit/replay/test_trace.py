@@ -133,6 +133,7 @@ def test_poisson_arrivals_keep_the_order_and_the_rate(tmp_path: Path) -> None:
         ("trace.jsonl", '{"prompt": "a", "user": 1}\n[["prompt", "a"], ["user", 1]]\n', "line 2: not a JSON object"),
         ("trace.jsonl", '{"prompt": "a", "user": [1]}\n', "line 1, field 'user': must be a name"),
         ("trace.jsonl", '{"prompt": "a", "user": null}\n', "line 1, field 'user': .*nothing is there"),
+        ("trace.csv", "prompt,user\na,b\na,\n", "line 3, field 'user': must be a name"),
         ("trace.jsonl", '{"prompt": null, "user": 1}\n', "line 1, field 'prompt': .*nothing is there"),
         ("trace.jsonl", '{"prompt": "a", "user": 1}\n\n{"user": 1}\n', "line 3, field 'prompt'"),
         ("trace.jsonl", '{"prompt": 5, "user": 1}\n', "field 'prompt': must be text"),
