@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -45,6 +46,8 @@ class Asked:
     rules: Rules
     vector: Vector | None
     degraded: list[str] = field(default_factory=list)
+    over_at: float = math.inf
+    """When the clock is here no port is waited for any longer."""
 
 
 class RetrieverService(pb_grpc.RetrieverServiceServicer):
@@ -52,7 +55,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
     ports: ClassVar[frozenset[str]] = frozenset({"catalog", "index", "bus"})
 
     async def start(self, context: Context) -> None:
-        self._settings, self._backends = context.settings, context.backends
+        self._settings, self._backends, self._clock = context.settings, context.backends, context.clock
         self._tables = Tables(context.backends.catalog.profiles, self._settings)
         await self._tables.open()
         self._entries = Remembered(context.settings.remembered_entries)
@@ -185,7 +188,10 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         return await self._searched(asked, asked.vector, latents=worth_it)
 
     async def _searched(self, asked: Asked, vector: Vector, *, latents: bool) -> Planned:
-        settings, found = self._settings, await self._found(asked, vector, latents=latents)
+        settings = self._settings
+        # a search and a read: two looks have the time of one, so that the caller still waits for what the first found
+        asked.over_at = self._clock.monotonic() + 2 * settings.lookup_timeout_s
+        found = await self._found(asked, vector, latents=latents)
         if found is None:
             reason = f"Drawn from noise: {asked.degraded[-1]}."
             return from_noise(asked.question, asked.rules, reason, degraded=asked.degraded)
@@ -196,7 +202,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         nearest = [one for one in plan.candidates if one.kind == "latent"]
         if settings.further_candidates > settings.candidates and others_may_do_better(nearest, settings.candidates):
             further = await self._further(asked, vector, found)
-            return plan if further is None else self._chosen(asked, further)
+            return self._chosen(asked, found if further is None else further)
         return plan
 
     async def _found(self, asked: Asked, vector: Vector, *, latents: bool) -> Found | None:
@@ -241,11 +247,12 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
 
     async def _within(self, asked: Asked, port: str, answer: Awaitable[T]) -> T | None:
         """The port's answer; None, with a note on the plan, when it is away, late or wrong."""
+        limit_s = max(0.0, min(self._settings.lookup_timeout_s, asked.over_at - self._clock.monotonic()))
         try:
-            async with asyncio.timeout(self._settings.lookup_timeout_s):
+            async with asyncio.timeout(limit_s):
                 return await answer
         except TimeoutError:
-            what = said = f"{port}: no answer within {self._settings.lookup_timeout_s:g} s"
+            what = said = f"{port}: no answer within {limit_s:.3g} s"
         except Exception as error:  # no failure of the cache may fail a request (design §1)
             outside = error.outside if isinstance(error, AfterimageError) else str(error)
             said, what = (f"{port}: {type(error).__name__}: {text[:200]}" for text in (outside, str(error)))

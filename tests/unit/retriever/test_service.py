@@ -15,6 +15,7 @@ from services.cache_maintainer.admission import admit
 from services.retriever.service import RetrieverService
 from shared import rpc
 from shared.backends import Backends
+from shared.clock import ManualClock
 from shared.errors import InvalidRequestError, ModelError, UnavailableError
 from shared.messages import EntriesCached, EntriesEvicted
 from shared.models.card import find_card
@@ -59,10 +60,10 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def house(settings: Settings) -> AsyncIterator[House]:
+async def house(settings: Settings, clock: ManualClock | None = None) -> AsyncIterator[House]:
     service = RetrieverService()
     async with (
-        running([service], settings) as process,
+        running([service], settings, clock=clock) as process,
         grpc.aio.insecure_channel(process.address) as channel,
     ):
         yield House(service, process.context.backends, RetrieverServiceStub(channel))
@@ -115,6 +116,28 @@ async def test_a_further_look_that_fails_leaves_the_nearest(noop: Settings, monk
         plan = await home.plan(request("new"), unit(1))
         assert (plan.start_step, plan.candidates[0].prompt) == (5, "early")
         assert len(plan.candidates) == 1
+        assert plan.degraded == ("index: UnavailableError: the index is away",)
+
+
+async def test_two_looks_have_the_time_of_one(noop: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, settings = ManualClock(), noop.model_copy(update={"candidates": 1, "lookup_timeout_s": 5.0})
+    async with house(settings, clock) as home:
+        await home.cache(request("early"), near(unit(1), 0.94), steps=(5, 25))
+        await home.cache(request("from noise"), near(unit(1), 0.92))
+        search = home.backends.index.search
+
+        async def slow(name: str, vector: Vector, where: Any, limit: int) -> Any:
+            if limit > 1:
+                await asyncio.sleep(0.01)
+            else:
+                clock.advance(10)  # as long as a search and a read may take
+            return await search(name, vector, where, limit)
+
+        monkeypatch.setattr(home.backends.index, "search", slow)
+        home.service._entries.put((await home.backends.catalog.entries.page(9, ""))[0], 0)
+        plan = await home.plan(request("new"), unit(1))
+        assert (plan.start_step, plan.candidates[0].prompt) == (5, "early")
+        assert plan.degraded == ("index: no answer within 0 s",)
 
 
 async def test_nothing_similar_draws_from_noise_and_says_how_near(noop: Settings) -> None:
