@@ -87,7 +87,8 @@ def figures(run: Run, trace: Trace, warmup: int, steps: int, fleet: Fleet | None
 
 def scaled_from(start: npt.NDArray[np.int64], asked: npt.NDArray[np.int64], steps: int) -> list[int]:
     """K of `steps` that each start of a run of `asked` steps was scaled from: K·T/steps is rounded down, so this is
-    rounded up (`of_50` of the `afterimage` policy)."""
+    rounded up (`of_50` of the `afterimage` policy). From a state of another T it is where that lies among `steps`,
+    be that a K of the table or not."""
     ks: list[int] = (-(-start * steps // asked)).tolist()
     return ks
 

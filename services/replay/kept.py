@@ -31,7 +31,10 @@ DECIDING = (
     "services/gpu_worker/scheduler.py",
     "services/replay/*.py",
     "shared/index/nearest.py",
+    "shared/misses.py",
+    "shared/models/card.py",
     "shared/models/k_table.py",
+    "shared/models/schedules.py",
     "shared/types.py",
 )
 """What a decision may depend on: with other sources everything runs again."""
