@@ -7,6 +7,7 @@ There is one for each mark of this command in the page, named KIND_FOLDER.
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -170,7 +171,10 @@ def written(text: str, folder: Path = REPLAY) -> str:
     return placed(text, blocks, COMMAND)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args(
+        arguments
+    )
     README.write_text(written(README.read_text(encoding="utf-8")), encoding="utf-8")
     print(f"wrote {README}")
 
