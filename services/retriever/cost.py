@@ -35,12 +35,12 @@ class Pace:
 
 
 def pace_of(latencies: Iterable[Latency], asked: Sequence[Latency]) -> Pace:
-    """The pace of one model beside the one asked for, by the first latencies of both that were measured alike; a step
-    each where none were."""
-    alike = ((one, other) for one in latencies for other in asked if one.comparable(other))
-    one, other = next(alike, (None, None))
-    if one is None or other is None:
+    """The pace of one model beside the one asked for, by the first latencies of both that were measured alike, if there
+    are such on one machine: both here, or both as they ship. A step each where none were."""
+    alike = [(one, other) for one in latencies for other in asked if one.comparable(other)]
+    if not alike:
         return Pace()
+    one, other = min(alike, key=lambda pair: pair[0].here != pair[1].here)
     return Pace(one.step_s / other.step_s, one.decode_s / other.step_s, known=True)
 
 

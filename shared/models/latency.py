@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shared.errors import ModelError
@@ -26,6 +26,8 @@ class Latency:
     decode_s: float
     measured: tuple[str, ...]
     """Under what: picture size, threads, device. Only what was measured alike can be compared."""
+    here: bool = False
+    """By a profile of one's own, and not by whoever shipped the model, on a machine that may be another."""
 
     def comparable(self, other: Latency) -> bool:
         return self.measured == other.measured
@@ -49,8 +51,9 @@ async def load_latencies(profiles: Profiles, card: ModelCard) -> tuple[Latency, 
     """Measured here with these weights, then what lies beside them: which of them can be compared depends on the other
     model's."""
     found = await profiles.get(KIND, card.name, card.weights_hash)
-    known = _said(card, found) if found is not None else None, await asyncio.to_thread(read_latency, card)
-    return tuple(one for one in known if one is not None)
+    measured = _said(card, found) if found is not None else None
+    shipped = await asyncio.to_thread(read_latency, card)
+    return (*((replace(measured, here=True),) if measured else ()), *((shipped,) if shipped else ()))
 
 
 def _said(card: ModelCard, found: Any) -> Latency | None:

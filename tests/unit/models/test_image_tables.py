@@ -121,6 +121,7 @@ async def test_latencies_of_two_devices_are_not_compared_and_what_is_none_is_ign
     both = await load_latencies(stored, card)
     assert [one.step_s for one in both] == [0.5, measured["step_s"]["1"]]
     assert [one.measured[1] for one in both] == ["7", str(measured["threads"])]
+    assert [one.here for one in both] == [True, False]
     assert await load_latencies(Kept({(KIND, "small", card.weights_hash): {"step_s": []}}), card) == both[1:]
     assert await load_latencies(Kept({(KIND, "small", "of other weights"): measured}), card) == both[1:]
     for wrong in ("[]", "{}", "no", json.dumps(measured | {"step_s": 1})):

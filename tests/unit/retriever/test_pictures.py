@@ -117,6 +117,9 @@ def test_a_ratio_that_nobody_measured_is_one() -> None:
         assert pace_of(others, [large]) == Pace()
     assert pace_of([unlike, small], [large]) == pace  # one was measured here, of the other only what ships is known
     assert pace_of([unlike, small], [Latency(0.04, 0.01, ("64x64", "2")), large]).step == 0.5
+    slow = Latency(0.09, 0.03, ("64x64", "1"), here=True)  # large profiled on a slow machine, small as it ships
+    assert pace_of([small], [slow, large]) == pace
+    assert pace_of([small], [slow]).step == pytest.approx(1 / 9)
     assert cost_of(Pace(0.5, 2.0), 50, 10, picture=True) == 22
     assert cost_of(Pace(0.5, 2.0), 50, 10, picture=False) == 20
     assert cheapest([]) is None
