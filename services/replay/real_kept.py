@@ -70,7 +70,7 @@ def _asked(load: Load, stand: Stand, encoder_hash: str) -> dict[str, Any]:
         "warmup": load.warmup,
         "weights": load.card.weights_hash,
         "encoder": encoder_hash,
-        "steps": load.steps if load.trace.steps is None else load.trace.steps.tolist(),
+        "steps": load.steps if load.trace.steps is None else _digest(load.trace.steps.tolist()),
         "seed": load.seed,
         "one_at_a_time": load.one_at_a_time,
         "table": asdict(load.table) if load.table else None,
