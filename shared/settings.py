@@ -197,7 +197,7 @@ class Settings(BaseSettings):
         ge=1,
         le=1000,
         description="Nearest entries it looks at where those hold no state for as late a start as their similarity "
-        "allows; 1: never further.",
+        "allows; never further where it is not above `candidates`.",
     )
     epsilon: Share = Field(0.0, description="Share of hits drawn from noise all the same (NIRVANA §9).")
     predictor: Literal["sketch", "svm", "always"] = Field(
