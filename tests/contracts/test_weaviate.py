@@ -15,13 +15,14 @@ from urllib.parse import urlsplit
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from weaviate.exceptions import WeaviateInsertManyAllFailedError
 
 from scripts.stack.servers import answers, free_port, listens
 from shared.catalog import Catalog, open_catalog
 from shared.errors import ConfigurationError, UnavailableError
 from shared.index import Hnsw, open_index
 from shared.index.rebuild import reconcile, repair_index
-from shared.index.weaviate import WeaviateIndex
+from shared.index.weaviate import CHANGING, WeaviateIndex
 from shared.index.weaviate.collection import COLLECTION, FAMILY
 from shared.index.weaviate.connection import Connection, client_of
 from shared.types import PICTURE_STEP, IndexFilter, IndexItem
@@ -227,6 +228,26 @@ async def test_two_processes_that_make_the_collection_at_once(index: WeaviateInd
     assert sorted(await ids_found(index, 1)) == ["a", "b"]
     assert await index.count() == 3
     await other.close()
+
+
+async def test_a_write_waits_while_another_process_changes_the_collection(
+    index: WeaviateIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await index.add([item("a", 1)])
+    data, said = index._objects.data, iter([CHANGING, f"{CHANGING}: [image_8 whole_12]"])
+    insert_many = data.insert_many
+
+    async def refused_at_first(objects: Any) -> Any:
+        for message in said:
+            raise WeaviateInsertManyAllFailedError(message)
+        return await insert_many(objects)
+
+    monkeypatch.setattr(data, "insert_many", refused_at_first)
+    await index.add([item("b", 2)])
+    assert await ids_found(index, 2) == ["b", "a"]
+    said = iter(["store is read-only due to: disk usage too high"])
+    with pytest.raises(UnavailableError, match="disk usage"):
+        await index.add([item("c", 3)])
 
 
 async def test_a_collection_that_is_not_ours_is_said(index: WeaviateIndex) -> None:

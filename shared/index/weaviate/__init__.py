@@ -7,12 +7,13 @@ dimensions: less than 1e-6 off), so they are not computed again.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from weaviate.classes.query import Filter, MetadataQuery
-from weaviate.exceptions import WeaviateDeleteManyError, WeaviateQueryError
+from weaviate.exceptions import WeaviateDeleteManyError, WeaviateInsertManyAllFailedError, WeaviateQueryError
 
 from shared.errors import UnavailableError
 from shared.index import Hnsw, unit
@@ -27,6 +28,8 @@ CONNECT_S, SEARCH_S, WRITE_S = 2.0, 2.0, 30.0
 BATCH = 256
 """Objects per insertion, at most 8 KB of vectors each."""
 PAGE = 1000
+CHANGING, CHANGING_S = "store is read-only due to: UpdateVectorIndexConfigs", 0.1
+"""What the server says of every write while somebody adds a named vector, and how long to wait for that to be over."""
 
 
 class WeaviateIndex:
@@ -90,10 +93,23 @@ class WeaviateIndex:
                 await self._collection.ensure({space for each in full for space in each.vector})
         for at in range(0, len(full), BATCH):
             async with self._connection.within(WRITE_S, "add"):
-                done = await self._objects.data.insert_many(full[at : at + BATCH])
-            if done.errors:
-                first = next(iter(done.errors.values())).message
-                raise UnavailableError(f"index: {len(done.errors)} entries not added, first: {first}"[:400])
+                refused = await self._refused(full[at : at + BATCH])
+            if refused:
+                raise UnavailableError(f"index: {len(refused)} entries not added, first: {refused[0]}"[:400])
+
+    async def _refused(self, objects: Sequence[Any]) -> list[str]:
+        """Adds them, again for as long as another process changes the collection; why the others are not there."""
+        while True:
+            try:
+                done = await self._objects.data.insert_many(objects)
+                said = [error.message for error in done.errors.values()]
+            except WeaviateInsertManyAllFailedError as error:
+                if CHANGING not in str(error):
+                    raise
+                said = [CHANGING]
+            if not any(CHANGING in message for message in said):
+                return said
+            await asyncio.sleep(CHANGING_S)
 
     async def remove(self, entry_ids: Sequence[str]) -> None:
         wanted = [uuid_of(entry_id) for entry_id in dict.fromkeys(entry_ids)]
