@@ -103,6 +103,11 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(_cell(value) for value in line) + " |" for line in lines)
 
 
+def share(value: float | None, digits: int = 2) -> str:
+    """In per cent, as the text of the pages writes it; – for what is not known."""
+    return "–" if value is None else f"{100 * value:.{digits}f} %"
+
+
 def _cell(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 

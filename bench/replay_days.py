@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.shapes import BUDGETS
 from load.sessions import SHIPPED
 from services.replay.compare import Side, compare
 
@@ -31,7 +32,7 @@ REPLAY = Path(__file__).parent / "replay"
 TUNED_ON, FOUR_DAYS = "sd_trace_100k.parquet", "sd_discord_4days.parquet"
 BEFORE, TUNED = 163_359, 100_000
 """Of the four days' requests: those before the ones it was tuned on, and those."""
-BUDGETS = "1000,10000,100000"
+EACH_BUDGET = ",".join(map(str, BUDGETS))
 OURS = ("afterimage", "afterimage-int8")
 PUBLISHED = ("flexcache", "nirvana-without-predictor", "fifo", "lru")
 OTHERS = ("lru-hits", "lrbu-hits", "gdsf", "s3fifo")
@@ -64,16 +65,16 @@ def _decided(trace: str, policies: Sequence[str], *options: str, plots: Sequence
     return Run(trace, policies, ["--decisions-only", *options], plots)
 
 
-EACH = tuple(f"{plot}_{states}" for states in (1000, 10_000, 100_000) for plot in ("k", "reuse_age"))
+EACH = tuple(f"{plot}_{states}" for states in BUDGETS for plot in ("k", "reuse_age"))
 TIMED = ("none", "nirvana-without-predictor", "flexcache", "afterimage", "afterimage-int4", "modm")
 RUNS = {
-    "sizes_ignored": _decided(TUNED_ON, ALL, "--states", BUDGETS, plots=(*PLOTS, "evictions", "bytes", *EACH)),
-    "sizes_honoured": _decided(TUNED_ON, DAYS, "--states", BUDGETS, "--sizes"),
-    "entries": _decided(TUNED_ON, ENTRIES, "--entries", BUDGETS, "--no-bound"),
+    "sizes_ignored": _decided(TUNED_ON, ALL, "--states", EACH_BUDGET, plots=(*PLOTS, "evictions", "bytes", *EACH)),
+    "sizes_honoured": _decided(TUNED_ON, DAYS, "--states", EACH_BUDGET, "--sizes"),
+    "entries": _decided(TUNED_ON, ENTRIES, "--entries", EACH_BUDGET, "--no-bound"),
     "later_days": _decided(
-        FOUR_DAYS, DAYS, "--states", BUDGETS, "--skip", str(BEFORE + TUNED), plots=(*PLOTS, "fairness_1000")
+        FOUR_DAYS, DAYS, "--states", EACH_BUDGET, "--skip", str(BEFORE + TUNED), plots=(*PLOTS, "fairness_1000")
     ),
-    "earlier_days": _decided(FOUR_DAYS, DAYS, "--states", BUDGETS, "--limit", str(BEFORE)),
+    "earlier_days": _decided(FOUR_DAYS, DAYS, "--states", EACH_BUDGET, "--limit", str(BEFORE)),
     "timed": Run(
         TUNED_ON, TIMED, ["--workers", "1", "--states", "10000", "--limit", "30000"], (*PLOTS, "latency_10000")
     ),

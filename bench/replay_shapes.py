@@ -17,7 +17,8 @@ from pathlib import Path
 
 from bench.marks import placed
 from bench.plotting import pyplot_or_none
-from bench.recording import table
+from bench.recording import share, table
+from bench.replay_days import REPLAY
 from bench.shape_plots import draw_ages, draw_hit_rates, draw_policies, draw_savings
 from bench.shapes import (
     ENTRIES,
@@ -37,7 +38,6 @@ from bench.shapes import (
 )
 
 COMMAND = "python -m bench.replay_shapes"
-REPLAYS = Path(__file__).parent / "replay"
 NAMES = ("nirvana_fig_15", "modm_fig_9", "modm_a_1", "flexcache_table_1")
 """Of what paper_shapes.json holds, the marks in the README and the pictures."""
 
@@ -46,23 +46,23 @@ def fig_15(paper: Figures, shape: Shape) -> str:
     """NIRVANA Fig. 15 as rows: h(K), and what was saved at K itself."""
     ks, h, saved = paper["ks"], paper["h"], paper["saved_at"]
     cells = [_pair(h.get(str(k)), saved.get(str(k))) for k in ks]
-    whole = [_share(paper["steps_saved"]), f"{skipped(paper, paper['steps']):.1f}"]
+    whole = [share(paper["steps_saved"], 1), f"{skipped(paper, paper['steps']):.1f}"]
     rows: list[Sequence[object]] = [["**NIRVANA**", f"{paper['states']:,} states", *cells, *whole]]
     for budget, name, one in shape.rows():
         cells = [_pair(at_least(one, k), saved_at(one, k, shape.steps)) for k in ks]
-        whole = [_share(one["steps_saved"]), f"{skipped(one, shape.steps):.1f}"]
+        whole = [share(one["steps_saved"], 1), f"{skipped(one, shape.steps):.1f}"]
         rows.append([f"`{name}`", budget, *cells, *whole])
-    potential = [f"K = {k} (of {_share(k / paper['steps'], 0)})" for k in ks]
+    potential = [f"K = {k} (of {share(k / paper['steps'], 0)})" for k in ks]
     return table(["h(K) / saved at K, %", "cache", *potential, "saved in all", "steps a hit skips"], rows)
 
 
 def fig_9(paper: Figures, shape: Shape) -> str:
     """MoDM Fig. 9 as rows: hit rate by size, and how many steps a hit skips."""
     sizes = paper["sizes"]
-    rows: list[Sequence[object]] = [["**MoDM**", *(_share(paper["hit_rate"].get(str(size))) for size in sizes)]]
+    rows: list[Sequence[object]] = [["**MoDM**", *(share(paper["hit_rate"].get(str(size)), 1) for size in sizes)]]
     for title, policy in FIG_9.items():
         ours = [shape.found.get(size, {}).get(policy) for size in sizes]
-        cells = [f"{_share(one['hit_rate'])} ({skipped(one, shape.steps):.1f})" if one else "–" for one in ours]
+        cells = [f"{share(one['hit_rate'], 1)} ({skipped(one, shape.steps):.1f})" if one else "–" for one in ours]
         rows.append([title + _stand_in(*ours), *cells])
     names = {policy: title for title, policy in FIG_9.items()}
     hits = [{names[policy]: one["hit_rate"] for policy, one in shape.found.get(size, {}).items()} for size in sizes]
@@ -72,12 +72,12 @@ def fig_9(paper: Figures, shape: Shape) -> str:
 
 def a_1(paper: Figures, shapes: Sequence[Shape]) -> str:
     """MoDM §A.1 as rows: how much of what hits start from is at most four hours old."""
-    rows: list[Sequence[object]] = [["**MoDM**", "–", f"over {_share(paper['at_least'], 0)}", "–", "–"]]
+    rows: list[Sequence[object]] = [["**MoDM**", "–", f"over {share(paper['at_least'], 0)}", "–", "–"]]
     for shape in shapes:
         for budget, name, one in shape.rows():
             half = one["reuse_age_s"].get("0.5")
             median = "–" if half is None else f"{half / 60:.1f}"
-            shares = _share(within(one, paper["within_s"])), median, _share(one["own_user"])
+            shares = share(within(one, paper["within_s"]), 1), median, share(one["own_user"], 1)
             rows.append([f"`{name}`{_stand_in(one)}", budget, *shares])
     hours = f"at most {paper['within_s'] / 3600:g} hours old"
     return table(["what hits start from", "cache", hours, "median, minutes", "the user's own"], rows)
@@ -90,19 +90,15 @@ def table_1(paper: Figures, shape: Shape, unlimited: int) -> str:
     for place, gb in enumerate(paper["gb"]):
         hits, saved = ({name: paper[what][name][place] for name in names} for what in ("hit_rate", "steps_saved"))
         cells = [_pair(hits[name], saved[name], digits=0) for name in names]
-        rows.append(["**FlexCache**", f"{gb:,} GB", _share(gb / paper["everything_gb"]), *cells, rising(saved)])
+        rows.append(["**FlexCache**", f"{gb:,} GB", share(gb / paper["everything_gb"], 1), *cells, rising(saved)])
     for reading, policies in TABLE_1.items():
         for budget, found in shape.found.items():
             ours = {name: found[policy] for name, policy in policies.items() if policy in found}
             cells = [_pair(ours[n]["hit_rate"], ours[n]["steps_saved"]) if n in ours else "–" for n in names]
-            share = _share(budget / unlimited if unlimited else None)
+            part = share(budget / unlimited if unlimited else None, 1)
             order = rising({name: one["steps_saved"] for name, one in ours.items()})
-            rows.append([reading, f"{budget:,} {shape.of}", share, *cells, order or "–"])
+            rows.append([reading, f"{budget:,} {shape.of}", part, *cells, order or "–"])
     return table(["hits / saved, %", "cache", "of all states made", *names, "order of what is saved"], rows)
-
-
-def _share(value: float | None, digits: int = 1) -> str:
-    return "–" if value is None else f"{100 * value:.{digits}f} %"
 
 
 def _pair(first: float | None, second: float | None, digits: int = 1) -> str:
@@ -168,7 +164,7 @@ def draw(papers: Mapping[str, Figures], states: Shape, entries: Shape, policies:
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--replays", type=Path, default=REPLAYS, help="folders with a summary.json each, and README.md")
+    parser.add_argument("--replays", type=Path, default=REPLAY, help="folders with a summary.json each, and README.md")
     asked = parser.parse_args(given)
     readme = asked.replays / "README.md"
     if not readme.is_file():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.marks import placed, places
-from bench.recording import table
+from bench.recording import share, table
 from bench.replay_days import AHEAD, OURS, PUBLISHED, REPLAY
 from services.replay.compare import label
 
@@ -23,11 +23,6 @@ COMMAND = "python -m bench.replay_tables"
 
 Summary = Mapping[str, Any]
 Rows = Sequence[Sequence[object]]
-
-
-def share(value: float, digits: int = 2) -> str:
-    """As the text writes shares."""
-    return f"{100 * value:.{digits}f} %"
 
 
 def _headed(first: str, budgets: Sequence[Mapping[str, Any]], rows: Rows) -> str:

@@ -81,6 +81,15 @@ class Looked(NamedTuple):
     """Every candidate of a lookup that was made."""
 
 
+class Seen(NamedTuple):
+    """What a lookup found among listed neighbours, or among all live entries."""
+
+    chosen: Weighed | None
+    thought_of: Sequence[Weighed]
+    ended: bool = False
+    """Whether more would have been looked at, had there been more."""
+
+
 class Decided(NamedTuple):
     """One request, once the cache has taken in what it left."""
 
@@ -152,7 +161,8 @@ class Replay:
 
     def look(self, request: int, row: Row, now: float) -> Looked:
         """What this request starts from, of what is there now; that is used."""
-        (chosen, thought_of), predicted = self._start(request, row), True
+        chosen, thought_of, _ = self._start(request, row)
+        predicted = True
         found = chosen is not None
         if self._gate is not None and not self._gate.opens(self._group(request), request):
             chosen, thought_of, predicted = None, (), False
@@ -218,24 +228,22 @@ class Replay:
         """The steps whose states each entry holds."""
         return {self._names[request]: list(steps) for request, steps in self._present.items()}
 
-    def _start(self, request: int, row: Row) -> tuple[Weighed | None, Sequence[Weighed]]:
+    def _start(self, request: int, row: Row) -> Seen:
         if self._policy.lookup == "none":
-            return None, ()
+            return Seen(None, ())
         if self._policy.lookup == "text":
-            return self._repeat(request), ()
+            return Seen(self._repeat(request), ())
         near, cosines, cut = row
-        seen, ended = self._weighed(request, zip(near, cosines, strict=True))
+        seen = self._weighed(request, zip(near, cosines, strict=True))
         beyond = cosines[-1] if cosines else 1.0  # of what is not listed; nothing is known of a list without pictures
-        if cut and ended and self._wished(request, beyond) > (seen[0].start_step if seen[0] else 0):
+        if cut and seen.ended and self._wished(request, beyond) > (seen.chosen.start_step if seen.chosen else 0):
             self.searched += 1
             limit = max(self._policy.candidates, self._policy.further_candidates)
-            seen, _ = self._weighed(request, self._nearest(request, limit))
+            seen = self._weighed(request, self._nearest(request, limit))
         return seen
 
-    def _weighed(
-        self, request: int, near: Iterable[tuple[int, float]]
-    ) -> tuple[tuple[Weighed | None, Sequence[Weighed]], bool]:
-        """The best and those thought of, of these in order of similarity; and whether more would be looked at."""
+    def _weighed(self, request: int, near: Iterable[tuple[int, float]]) -> Seen:
+        """Of these in order of similarity the nearest, and as many more as may do better (ADR 10)."""
         limit, further, names = self._policy.candidates, self._policy.further_candidates, self._names
         ladder, present = (self._ladder, self._present) if self._own is None else self._own.of(request)
         left, weighed = iter(near), list[Weighed]()
@@ -246,24 +254,20 @@ class Replay:
                 if len(weighed) == limit:
                     break
         if further <= limit or not others_may_do_better(weighed, limit):
-            return (best(weighed), weighed), len(weighed) < limit
-        latest = max(one.start_step for one in weighed)
+            return Seen(best(weighed), weighed, len(weighed) < limit)
+        latest, ended = max(one.start_step for one in weighed), True
         for other, cosine in left:
             steps = present.get(other)
             if steps is None:
                 continue
             one = weigh(ladder, names[other], cosine, steps)
             if one.wished_step < latest or len(weighed) == further:
-                break  # no one after it starts as late
+                ended = False  # no one after it starts as late, or is looked at
+                break
             weighed.append(one)
             latest = max(latest, one.start_step)
-        else:
-            return self._of_these(weighed, limit), len(weighed) < further
-        return self._of_these(weighed, limit), False
-
-    def _of_these(self, weighed: Sequence[Weighed], limit: int) -> tuple[Weighed | None, Sequence[Weighed]]:
         chosen = best(weighed)
-        return chosen, kept_in_mind(weighed, limit, chosen)
+        return Seen(chosen, kept_in_mind(weighed, limit, chosen), ended and len(weighed) < further)
 
     def _wished(self, request: int, similarity: float) -> int:
         ladder = self._ladder if self._own is None else self._own.of(request)[0]

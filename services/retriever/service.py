@@ -202,7 +202,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         nearest = [one for one in plan.candidates if one.kind == "latent"]
         if settings.further_candidates > settings.candidates and others_may_do_better(nearest, settings.candidates):
             further = await self._further(asked, vector, found)
-            return self._chosen(asked, found if further is None else further)
+            return self._in_mind(self._chosen(asked, found if further is None else further))
         return plan
 
     async def _found(self, asked: Asked, vector: Vector, *, latents: bool) -> Found | None:
@@ -230,7 +230,10 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
 
     def _chosen(self, asked: Asked, found: Found) -> Planned:
         step_in = partial(asked.known.card.step_in, steps=asked.question.request.steps)
-        plan = from_candidates(asked.question, asked.rules, found, step_in, degraded=asked.degraded)
+        return from_candidates(asked.question, asked.rules, found, step_in, degraded=asked.degraded)
+
+    def _in_mind(self, plan: Planned) -> Planned:
+        """The plan without the candidates from further away that were not chosen."""
         latents = [one for one in plan.candidates if one.kind == "latent"]
         others = [one for one in plan.candidates if one.kind != "latent"]
         kept = kept_in_mind(latents, self._settings.candidates, next((one for one in latents if one.chosen), None))

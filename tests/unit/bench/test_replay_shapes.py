@@ -11,6 +11,7 @@ import pytest
 
 from bench import replay_shapes as bench
 from bench.marks import placed
+from bench.replay_days import REPLAY
 from bench.shapes import BUDGETS, FIG_9, FIG_15, PAPERS, TABLE_1, at_least, read_shape, rising, saved_at, within
 from services.replay.figures import AGES_S
 
@@ -107,8 +108,8 @@ def test_a_page_without_a_place_is_left_as_it_is(replays: Path, capsys: pytest.C
 
 
 def test_the_page_is_of_the_summaries_and_shows_every_picture() -> None:
-    text = (bench.REPLAYS / "README.md").read_text(encoding="utf-8")
-    blocks = bench.blocks_of(PAPER, *bench.read_all(bench.REPLAYS))
+    text = (REPLAY / "README.md").read_text(encoding="utf-8")
+    blocks = bench.blocks_of(PAPER, *bench.read_all(REPLAY))
     assert placed(text, blocks, bench.COMMAND) == text, "run python -m bench.replay_shapes"
     shown = set(re.findall(r"\(paper_shapes/(\w+\.png)\)", text))
-    assert shown == PICTURES == {path.name for path in (bench.REPLAYS / "paper_shapes").iterdir()}
+    assert shown == PICTURES == {path.name for path in (REPLAY / "paper_shapes").iterdir()}
