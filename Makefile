@@ -3,7 +3,7 @@
 PY := .venv/bin/python
 WORKERS := 2
 export PATH := $(CURDIR)/out/servers:$(PATH)
-.PHONY: help install dev demo up stack-up stack-status stack-down test test-compose check format protos lock bench faults judge clean
+.PHONY: help install dev demo up stack-up stack-status stack-restart stack-down test test-compose check format protos lock bench faults judge clean
 
 help:            ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -25,6 +25,9 @@ stack-up: dev    ## start every service as its own process over PostgreSQL, Rabb
 
 stack-status:    ## what of that runs, where, and in how much memory
 	@$(PY) -m scripts.stack status
+
+stack-restart: dev ## drain one service and start it again where it was (SERVICE=gateway: all of a kind; gpu_worker-2: one)
+	@$(PY) -m scripts.stack restart $(SERVICE)
 
 stack-down:      ## drain and stop it; its data stays in out/stack
 	@$(PY) -m scripts.stack down

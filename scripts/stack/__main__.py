@@ -1,4 +1,4 @@
-"""`python -m scripts.stack up|status|down`: all of Afterimage on this machine over real servers, without Docker."""
+"""`python -m scripts.stack up|status|restart|down`: all of Afterimage here over real servers, without Docker."""
 
 from __future__ import annotations
 
@@ -83,6 +83,24 @@ def status(folder: Folder = HERE) -> None:
         table.add_row(name, state, str(server.pid), server.url.rpartition("@")[2], memory)
     Console().print(table)
     raise typer.Exit(0 if well else 1)
+
+
+@app.command()
+def restart(service: str, folder: Folder = HERE) -> None:
+    """Restart one service (`gateway`: its replicas one after the other) or one replica (`gpu_worker-2`).
+
+    Each drains first, then starts where it was, with the settings of `up` and the code of now.
+    """
+    stack, out = Stack.load(folder.absolute()), Console()
+    replicas = [name for name in stack.names() if "-" in name]
+    wanted = [name for name in replicas if service in (name, name.rpartition("-")[0])]
+    if not wanted:
+        raise StackError(f"no service {service!r} in this stack; name one of {', '.join(replicas)}, or all of a kind")
+    for name in wanted:
+        begun = time.monotonic()
+        stack.restart(name)
+        stack.save()
+        out.print(f"{name} restarted in {time.monotonic() - begun:.1f} s", highlight=False)
 
 
 @app.command()

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ SERVICES = ("embedder", "match_predictor", "retriever", "cache_maintainer", "glo
 ASKED = ("embedder", "match_predictor", "retriever")
 """Those that others call: each caller is given all their addresses."""
 STATE_FILE = "stack.json"
+STOP_S = 30.0
+"""Longer than a service drains."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ class Stack:
         for some in (services, servers):
             if some:
                 with ThreadPoolExecutor(len(some)) as pool:
-                    list(pool.map(lambda server: server.stop(timeout_s=30.0), some))
+                    list(pool.map(lambda server: server.stop(timeout_s=STOP_S), some))
         (self.folder / STATE_FILE).unlink(missing_ok=True)
 
     def __enter__(self) -> Stack:
@@ -173,7 +176,7 @@ class Stack:
 
     def restart(self, name: str) -> None:
         """Starts it again where it was, on its data and ports, asking it to end first when it still runs."""
-        self.processes[name].stop()
+        self.processes[name].stop(timeout_s=STOP_S)
         self.processes[name].start()
 
     def host(self, name: str) -> str:
@@ -220,16 +223,18 @@ class Stack:
 
     @classmethod
     def load(cls, folder: Path) -> Stack:
-        """What `save` wrote down; StackError when nothing is. Its processes can be stopped, not started again."""
+        """Find what `save` wrote down; StackError when nothing is. Its services can be restarted, its servers only
+        stopped."""
         try:
             rows = json.loads((folder / STATE_FILE).read_text())["processes"]
         except FileNotFoundError:
             raise StackError(f"no stack was started in {folder}; start one with `make stack-up`") from None
         stack = cls(folder)
         for row in rows:
-            stack.processes[row["name"]] = _found(row)
+            stack.processes[row["name"]] = found = _found(row)
             if "-" in row["name"]:
                 stack._addresses[row["name"]] = row["url"]
+                found.command, found.ready = stack.command(row["name"]), partial(serving, row["url"])
         return stack
 
 

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+from typer.testing import CliRunner
 
+from scripts.stack import __main__ as command
 from scripts.stack import postgresql, rabbitmq, seaweedfs, weaviate
 from scripts.stack.__main__ import variables
 from scripts.stack.servers import HOST, Server, StackError, answers, born_at, free_port
@@ -176,3 +179,55 @@ def test_the_command_says_it_before_anything_starts(tmp_path: Path) -> None:
     assert done.returncode == os.EX_UNAVAILABLE
     assert "index_url: no weaviate here" in done.stderr
     assert not (tmp_path / "stack").exists()
+
+
+HEALTHY = """
+import os, grpc
+from concurrent.futures import ThreadPoolExecutor
+from grpc_health.v1 import health, health_pb2_grpc
+server = grpc.server(ThreadPoolExecutor(1))
+health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
+assert server.add_insecure_port(os.environ["AFTERIMAGE_LISTEN"])
+server.start()
+print("lived with", os.environ["AFTERIMAGE_DEVICE"], flush=True)
+server.wait_for_termination()
+"""
+
+
+class HealthyStack(Stack):
+    made: ClassVar[list[Stack]] = []
+    """To be stopped by the process that started their services."""
+
+    def __init__(self, folder: Path, **more: Any) -> None:
+        super().__init__(folder, **more)
+        self.made.append(self)
+
+    def command(self, name: str) -> list[str]:
+        return [sys.executable, "-c", HEALTHY]
+
+
+def test_a_later_process_restarts_services_where_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the settings of the first start, one replica or all of a kind; the others stay as they are."""
+    replicas = dict.fromkeys(SERVICES, 0) | {"gateway": 2, "retriever": 1}
+    monkeypatch.setattr(command, "Stack", HealthyStack)
+    stack = HealthyStack(tmp_path, replicas=replicas, settings={"device": "cpu"})
+    stack.start_services()
+    try:
+        stack.save()
+        first = {name: server.pid for name, server in stack.processes.items()}
+        for wanted, restarted in (("gateway-2", {"gateway-2"}), ("gateway", {"gateway-1", "gateway-2"})):
+            done = CliRunner().invoke(command.app, ["restart", wanted, "--folder", str(tmp_path)])
+            assert done.exit_code == 0, done.output
+            found = HealthyStack.load(tmp_path)
+            assert {name for name, server in found.processes.items() if server.pid != first[name]} == restarted
+            assert all(server.alive and server.ready() for server in found.processes.values())
+            assert found.gateways == stack.gateways
+            first = {name: server.pid for name, server in found.processes.items()}
+        assert found.processes["gateway-2"].log.read_text().count("lived with cpu") == 3
+        with pytest.raises(StackError, match=r"no service 'gpu_worker'.*name one of retriever-1, gateway-1, gateway-2"):
+            CliRunner().invoke(
+                command.app, ["restart", "gpu_worker", "--folder", str(tmp_path)], catch_exceptions=False
+            )
+    finally:
+        for made in HealthyStack.made:
+            made.stop()
