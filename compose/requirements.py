@@ -7,7 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("cluster", "fast")
+EXTRAS = ("serve", "cluster", "fast")
 ONLY = {
     "torch": ("torch", "diffusers", "transformers", "tokenizers", "safetensors", "pillow"),
     "matching": ("usearch", "scikit-learn"),

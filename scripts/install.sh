@@ -29,7 +29,7 @@ if [ ! -e "$have" ]; then
   touch "$have"
 fi
 echo "Installing Afterimage and what it needs ..."
-what=".[fast]"; [ "$extras" = run ] || what=".[$extras,fast,load,cluster]"
+what=".[serve,fast]"; [ "$extras" = run ] || what=".[$extras,serve,fast,load,cluster]"
 .venv/bin/uv pip install --python .venv/bin/python --constraint constraints.txt --editable "$what"
 rm -f .venv/.installed-"$extras"-*
 touch "$stamp"

@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 # torch is pinned without hashes: its builds (CPU, CUDA) differ by machine and are chosen by scripts/install.sh;
 # the CUDA packages a GPU build brings along come with it.
-uv pip compile pyproject.toml --extra cluster --extra fast --extra train --extra load --extra dev --universal --python-version 3.11 \
+uv pip compile pyproject.toml --extra serve --extra cluster --extra fast --extra train --extra load --extra dev --universal --python-version 3.11 \
   --constraint <(echo "torch==2.13.0") \
   --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet \
   ${PREFER:+--constraint "$PREFER"} |

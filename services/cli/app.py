@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from contextlib import suppress
+from importlib import metadata
 
 import typer
 from pydantic import ValidationError
@@ -79,14 +82,30 @@ def main() -> None:
     except ValidationError as error:
         _leave(in_words(error), os.EX_CONFIG)
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] in OURS:
+        package = (error.name or "").split(".")[0]
+        if package in OURS:
             raise
-        _leave(f"this command needs the Python package {error.name}, which is not installed here", os.EX_CONFIG)
+        _leave(
+            f"this command needs the Python package {package}, which is not installed; {_remedy(package)}", os.EX_CONFIG
+        )
     except KeyboardInterrupt:
         _leave("interrupted", 130)
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has left
         raise SystemExit(141) from None
+
+
+def _remedy(package: str) -> str:
+    """Say which extra of the installed distribution brings an importable package, itself or by what it needs."""
+    name = {"sklearn": "scikit-learn"}.get(package, package.replace("_", "-"))
+    named = re.compile(rf"{re.escape(name)}\b.* extra == ['\"](\w+)['\"]", re.IGNORECASE)
+    with suppress(metadata.PackageNotFoundError):
+        extras = [found[1] for line in metadata.requires("afterimage") or () if (found := named.match(line))]
+        if extras == ["dev"]:
+            return f"pip install {name} brings it"
+        if users := [extra for extra in extras if extra != "dev"]:
+            return f"pip install 'afterimage[{users[0]}]' brings it"
+    return "pip install 'afterimage[serve]' brings it"
 
 
 def _leave(message: str, code: int) -> None:
