@@ -78,14 +78,20 @@ def test_errors_are_one_line_and_an_exit_code(
 def test_a_package_that_is_not_installed_is_named_and_a_module_of_ours_is_a_bug(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    missing = ["torch"]
+    missing = [""]
 
     def app() -> None:
         raise ModuleNotFoundError(f"No module named {missing[0]!r}", name=missing[0])
 
     monkeypatch.setattr(cli, "app", app)
-    said = "afterimage: this command needs the Python package torch, which is not installed here\n"
-    assert run(monkeypatch, capfd, "profile") == (os.EX_CONFIG, said)
+    extras = {"torch": "serve", "sklearn.svm": "serve", "huggingface_hub": "serve", "aio_pika": "cluster"}
+    for missing[0], extra in {**extras, "matplotlib": "train"}.items():
+        package = missing[0].partition(".")[0]
+        said = (
+            f"afterimage: this command needs the Python package {package}, which is not installed; "
+            f"pip install 'afterimage[{extra}]' brings it\n"
+        )
+        assert run(monkeypatch, capfd, "profile") == (os.EX_CONFIG, said)
     missing[0] = "services.gone"
     with pytest.raises(ModuleNotFoundError):
         cli.main()
