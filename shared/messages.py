@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from shared.json_values import Stored
 from shared.types import Modality, from_json, to_json
 
 # ---- commands (one lane, one worker) ----
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateImage:
+class GenerateImage(Stored):
     """Draw the picture of this job; everything else is on its row.
 
     `state_key` and `state_sha256` are what its plan starts from, so that a worker may begin to read that while it
@@ -27,7 +28,7 @@ class GenerateImage:
 
 
 @dataclass(frozen=True, slots=True)
-class JobQueued:
+class JobQueued(Stored):
     job_id: str
     lane: str
     model: str
@@ -38,18 +39,18 @@ class JobQueued:
     sampled: bool = False
     steps: int = 50
     """T: `start_step` of it are saved."""
-    modality: Modality = Modality.IMAGE
+    modality: str = Modality.IMAGE
     only: str = ""
     """Of an image hit in `refine`: the one model that may draw it; empty: several may."""
 
 
 @dataclass(frozen=True, slots=True)
-class JobCancelled:
+class JobCancelled(Stored):
     job_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Stored):
     """`step` of `steps` are behind the picture; `preview` is a small base64 PNG made from the latent, or empty."""
 
     job_id: str
@@ -59,7 +60,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class JobSucceeded:
+class JobSucceeded(Stored):
     """Who drew it, with what and in how many steps, and where the picture is, so that who waits may begin to read it
     (which one it is, the row says); an answer to a duplicate leaves that out."""
 
@@ -73,14 +74,14 @@ class JobSucceeded:
 
 
 @dataclass(frozen=True, slots=True)
-class JobFailed:
+class JobFailed(Stored):
     job_id: str
     attempt: int
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class StateUsed:
+class StateUsed(Stored):
     """A worker started a picture from this state (step 0: the entry's whole picture was returned)."""
 
     entry_id: str
@@ -88,7 +89,7 @@ class StateUsed:
 
 
 @dataclass(frozen=True, slots=True)
-class StateLost:
+class StateLost(Stored):
     """The blob of this state is missing or corrupt (step 0: the entry's whole picture): a hole the catalog still names.
 
     `key` is that blob, so that a newer state under the same step is not taken for it.
@@ -100,12 +101,12 @@ class StateLost:
 
 
 @dataclass(frozen=True, slots=True)
-class EntriesCached:
+class EntriesCached(Stored):
     entry_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class EntriesEvicted:
+class EntriesEvicted(Stored):
     """`entry_ids` left the index; `holes` lost some of their states and stay."""
 
     entry_ids: tuple[str, ...]
@@ -113,7 +114,7 @@ class EntriesEvicted:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerReported:
+class WorkerReported(Stored):
     """What a worker says of itself at its start, when something changed, and every few seconds."""
 
     worker: str
@@ -133,7 +134,7 @@ class WorkerReported:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkersAssigned:
+class WorkersAssigned(Stored):
     """Who runs which model from now on; a worker that is not named goes on as it was."""
 
     assignments: tuple[tuple[str, str], ...]
@@ -143,7 +144,7 @@ class WorkersAssigned:
 
 
 @dataclass(frozen=True, slots=True)
-class VideoSegmented:
+class VideoSegmented(Stored):
     job_id: str
     mask_key: str
 

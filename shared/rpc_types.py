@@ -201,4 +201,4 @@ def _value(kind: Any, message: Any) -> Any:
 
 @cache  # a plan has eight candidates of eight fields each, and is converted four times a request
 def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+    return tuple(field.name for field in fields(kind) if not field.kw_only)  # `unknown` travels as JSON alone

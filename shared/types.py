@@ -8,6 +8,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from shared.json_values import Stored
 from shared.json_values import from_json as from_json
 from shared.json_values import to_json as to_json
 
@@ -60,7 +61,7 @@ class JobState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class Size(Stored):
     """Pixels, width × height."""
 
     width: int
@@ -79,7 +80,7 @@ URGENT = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Request(Stored):
     """What a client asked for, validated and with every default filled in (a Job keeps it unchanged)."""
 
     prompt: str
@@ -115,7 +116,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelPlan:
+class ModelPlan(Stored):
     """What one model may do with a plan: `model` starts after `start_step` of the request's T steps."""
 
     model: str
@@ -125,7 +126,7 @@ class ModelPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Stored):
     """One thing the planner looked at, kept so that every choice can be read later."""
 
     entry_id: str
@@ -144,7 +145,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Stored):
     """Where to start, and why. A picture is a function of its request and its plan."""
 
     source: PlanSource
@@ -187,7 +188,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class CompatKey:
+class CompatKey(Stored):
     """What must be equal for a latent of one request to start another (design §2, Compatibility)."""
 
     weights_hash: str
@@ -210,7 +211,7 @@ PICTURE_CODEC = "png"
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class Captured(Stored):
     """A latent kept during a run: `step` steps of T are behind it."""
 
     step: int
@@ -221,7 +222,7 @@ class Captured:
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
+class Timings(Stored):
     """Seconds spent, by stage; each is monotonic-clock time inside one service."""
 
     embed_s: float = 0.0
@@ -238,7 +239,7 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Result(Stored):
     """What a job produced; of a cancelled one that had begun, what it had cost: no picture then."""
 
     picture_key: str

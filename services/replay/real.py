@@ -7,7 +7,7 @@ import gc
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -267,7 +267,7 @@ def _settings(asked: Asked, real: Real, load: Load, alone_s: float) -> dict[str,
             "weights_hash": card.weights_hash,
             "small": base.small,
             "guidance": card.default_guidance,
-            "size": asdict(card.default_size),
+            "size": {"width": card.default_size.width, "height": card.default_size.height},
             "state_bytes": state_bytes_of(card),
             "one_at_a_time": real.one_at_a_time,
             "workers": base.workers,

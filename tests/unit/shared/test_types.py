@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,13 @@ from shared.rpc_types import plan_from_proto, plan_to_proto, request_from_proto,
 from shared.types import (
     CacheMode,
     Candidate,
-    Modality,
+    Captured,
+    CompatKey,
     ModelPlan,
     Plan,
     PlanSource,
     Request,
+    Result,
     Scope,
     Size,
     from_json,
@@ -72,6 +76,21 @@ requests = st.builds(
 )
 
 
+RESULT = Result(
+    "pictures/a", "ab", 7, "tiny", "w", 50, captured=(Captured(5, "states/a", 64, "raw", "cd"),),
+    compat=CompatKey("w", "ddim", "float32", Size(64, 64), 50),
+)  # fmt: skip
+
+
+def with_more(tree: Any) -> Any:
+    """The tree as a newer version writes it: one more field in each part."""
+    if isinstance(tree, list):
+        return [with_more(part) for part in tree]
+    if not isinstance(tree, dict):
+        return tree
+    return {name: with_more(part) for name, part in tree.items()} | {"new": {"nested": [1, "?", {"?": 0.5}]}}
+
+
 @given(plans)
 def test_a_plan_survives_json_and_protobuf(plan: Plan) -> None:
     assert from_json(Plan, to_json(plan)) == plan
@@ -84,6 +103,43 @@ def test_a_request_survives_json_and_protobuf(request: Request) -> None:
     assert request_from_proto(request_to_proto(request), tenant="default", seed_given=True) == request
 
 
+@given(plans, requests)
+def test_fields_of_another_version_survive_at_every_level(plan: Plan, request: Request) -> None:
+    plan = replace(plan, fallback=Plan(PlanSource.IMAGE, "small", may_run=(ModelPlan("small", 5),)))
+    for value in (plan, request, RESULT):
+        newer = with_more(json.loads(to_json(value)))
+        read = from_json(type(value), json.dumps(newer))
+        assert read == value
+        assert hash(read) == hash(value)
+        assert json.loads(to_json(read)) == newer
+        assert json.loads(to_json(replace(read))) == newer  # what changes a value keeps the rest of it
+
+
+def test_a_part_that_moves_takes_its_unknown_fields_along() -> None:
+    fallback = (
+        b'{"source": "image", "model": "small", "upscaler": {"by": 2}, "may_run": [{"model": "s", "start_step": 3}]}'
+    )
+    plan = from_json(Plan, b'{"source": "latent", "model": "large", "fallback": ' + fallback + b"}")
+    assert plan.unknown is None
+    assert plan.fallback is not None
+    moved = json.loads(to_json(replace(plan.fallback, reason="nobody runs large")))
+    assert (moved["upscaler"], moved["reason"]) == ({"by": 2}, "nobody runs large")
+
+
+def test_an_unknown_field_excuses_no_malformed_one() -> None:
+    with pytest.raises(ValidationError, match="source") as caught:
+        from_json(Plan, b'{"source": "dream", "model": "large", "new": 1}')
+    assert [error["loc"] for error in caught.value.errors()] == [("source",)]
+
+
+def test_a_message_of_a_newer_version_keeps_what_this_one_does_not_know() -> None:
+    body = b'{"job_id": "a", "lane": "l", "model": "m", "source": "superposed", "modality": "audio", "tempo": 3}'
+    again = json.loads(messages.encode(messages.decode("JobQueued", body))[1])
+    assert {name: again[name] for name in ("source", "modality", "tempo")} == {
+        "source": "superposed", "modality": "audio", "tempo": 3,
+    }  # fmt: skip
+
+
 def test_a_malformed_value_is_refused() -> None:
     with pytest.raises(ValidationError, match="source"):
         from_json(Plan, b'{"source": "dream", "model": "large"}')
@@ -92,7 +148,7 @@ def test_a_malformed_value_is_refused() -> None:
 @pytest.mark.parametrize("kind", messages.KINDS.values(), ids=lambda kind: kind.__name__)
 def test_every_message_survives_the_bus_encoding(kind: type[messages.Message]) -> None:
     samples = {"str": "x", "int": 3, "float": 0.5, "bool": True, "tuple[str, ...]": ("a", "b")}
-    samples |= {"bool | None": False, "Modality": Modality.VIDEO, "tuple[tuple[str, str], ...]": (("w", "m"),)}
+    samples |= {"bool | None": False, "tuple[tuple[str, str], ...]": (("w", "m"),)}
     samples |= {"tuple[tuple[str, int, float], ...]": (("m", 4, 0.5),)}
     values: dict[str, Any] = {name: samples[str(hint)] for name, hint in kind.__annotations__.items()}
     message = kind(**values)
