@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 
 from shared.types import CacheMode, CompatKey, Entry, Job, JobState, PlanSource, Request
 
 
 def exact_key(request: Request, compat: CompatKey) -> str:
-    """32 hex digits over prompt, negative prompt, weights, sampler, dtype, size, frames, seed, guidance and steps.
+    """32 hex digits over everything in a request that changes its image.
 
-    Nothing about the cache goes in: a picture that started from another one is a repeat's answer too. A request whose
-    seed was drawn by the gateway has a key (a later request may name that seed) but is never looked up by it.
+    These are prompt, negative prompt, size, frames, seed, guidance, steps, savings, fresh noise, and the weights,
+    sampler and dtype of the model asked for (the large one for `auto`). `repeat_weights` says whose image may answer.
+    Nothing about the cache goes in: an image that started from another one answers a repeat too. A request whose seed
+    the gateway chose has a key (a later request may name that seed) but is never looked up by it.
     """
     same = [
         request.modality.value,
@@ -23,8 +26,19 @@ def exact_key(request: Request, compat: CompatKey) -> str:
         request.seed,
         float(request.guidance),
         request.steps,
+        float(request.savings),
+        float(request.fresh_noise),
     ]
     return hashlib.sha256(json.dumps(same).encode()).hexdigest()[:32]
+
+
+def repeat_weights(request: Request, asked: str, served: Iterable[str]) -> frozenset[str]:
+    """Weights hashes of the models whose image may answer the request.
+
+    `asked` is the hash of the model asked for. A request that names a model takes images of that model alone. One
+    that names none takes the image of any served model: each might be chosen for it.
+    """
+    return frozenset((asked,) if request.names_a_model else (asked, *served))
 
 
 def entry_of(job: Job) -> Entry | None:

@@ -101,8 +101,8 @@ def from_noise(question: Question, rules: Rules, reason: str, *, degraded: Seque
 
 
 def from_repeat(question: Question, entry: Entry, degraded: Sequence[str] = ()) -> Plan:
-    """The stored picture itself: same prompt, negative prompt, weights, size, seed, guidance and steps; by the model
-    that drew it, which need not be the one asked for."""
+    """Return the stored image of the same request (shared.exact says what is the same). The plan names the model that
+    generated it, which may differ from the one asked for where the request names none."""
     chosen = Candidate(
         entry_id=entry.id,
         kind="exact",

@@ -22,7 +22,7 @@ from services.retriever.selection import kept_in_mind, others_may_do_better
 from services.retriever.tables import Known, Tables
 from shared.bus import Subscription
 from shared.errors import AfterimageError, InvalidRequestError
-from shared.exact import exact_key
+from shared.exact import exact_key, repeat_weights
 from shared.messages import EntriesCached, EntriesEvicted, Message
 from shared.models.k_table import doubts
 from shared.rpc_types import plan_to_proto, request_from_proto
@@ -170,11 +170,11 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         if not (asked.question.reads and request.seed_given):
             return None
         key = exact_key(request, asked.question.compat)
-        exact = self._backends.catalog.entries.exact(key, visible_owners(request.tenant, request.user))
+        served = (one.card.weights_hash for one in self._tables.served)
+        weights = repeat_weights(request, asked.question.compat.weights_hash, served)
+        exact = self._backends.catalog.entries.exact(key, visible_owners(request.tenant, request.user), weights)
         entry = await self._within(asked, "catalog", exact)
-        if entry is None or (request.names_a_model and entry.model != asked.question.model):
-            return None  # what another model made of it answers only those who name none
-        return from_repeat(asked.question, entry, asked.degraded)
+        return None if entry is None else from_repeat(asked.question, entry, asked.degraded)
 
     async def _planned(self, asked: Asked) -> Planned:
         question, noise = asked.question, partial(from_noise, asked.question, asked.rules)

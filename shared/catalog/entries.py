@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -12,7 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from shared.catalog.database import Database
 from shared.catalog.jobs import CHUNK
-from shared.catalog.repeats import EXACT, just_drawn
+from shared.catalog.repeats import EXACT, EXACT_OF, just_drawn
 from shared.catalog.tables import captured, entries, jobs, now_s, states, vectors
 from shared.errors import NotFoundError
 from shared.types import PICTURE_STEP, CompatKey, Entry, IndexItem, Scope, Size, State, owner_key, vector_from
@@ -196,10 +196,11 @@ def _get(connection: sa.Connection, entry_id: str) -> Entry:
     return found[entry_id]
 
 
-def _exact(connection: sa.Connection, exact_key: str, owners: Sequence[str]) -> Entry | None:
-    if entry := just_drawn(connection, exact_key, owners):
+def _exact(connection: sa.Connection, exact_key: str, owners: Sequence[str], weights: Collection[str]) -> Entry | None:
+    if entry := just_drawn(connection, exact_key, owners, weights):
         return entry
-    row = connection.execute(EXACT, {"by_key": exact_key, "owners": list(owners)})
+    by = {"by_key": exact_key, "owners": list(owners)}
+    row = connection.execute(EXACT_OF, by | {"weights": list(weights)}) if weights else connection.execute(EXACT, by)
     found = _with_states(connection, row.all())
     return found[0] if found else None
 
@@ -331,10 +332,11 @@ class Entries:
     async def get(self, entry_id: str) -> Entry:
         return await self._database.read(_get, entry_id)
 
-    async def exact(self, exact_key: str, owners: Sequence[str]) -> Entry | None:
+    async def exact(self, exact_key: str, owners: Sequence[str], weights: Collection[str] = ()) -> Entry | None:
         """The newest entry of the same request that one of these scope keys may see; of a job that is not yet cached,
-        the entry that it will be, without states."""
-        return await self._database.read(_exact, exact_key, owners)
+        the entry that it will be, without states. weights: hashes of the models that may have generated it; empty:
+        any."""
+        return await self._database.read(_exact, exact_key, owners, weights)
 
     async def used(self, uses: Sequence[tuple[str, int, float]]) -> None:
         """(entry id, step, Unix seconds) each; states that are gone are skipped."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,15 +24,20 @@ EXACT = (
     .order_by(entries.c.id.desc())
     .limit(1)
 )
+EXACT_OF = EXACT.where(entries.c.weights_hash.in_(sa.bindparam("weights", expanding=True)))
 
 
-def just_drawn(connection: sa.Connection, exact_key: str, owners: Sequence[str]) -> Entry | None:
+def just_drawn(
+    connection: sa.Connection, exact_key: str, owners: Sequence[str], weights: Collection[str] = ()
+) -> Entry | None:
     """The entry, still without states, that a finished job is about to become.
 
     Looked for before the entries are: the maintainer writes the entry and takes the job from this list together.
     """
     for row in connection.execute(_JUST_DRAWN, {"by_key": exact_key}):
         entry = entry_of(job_of(row))
-        if entry is not None and owner_key(entry.scope, entry.tenant, entry.user) in owners:
+        if entry is None or (weights and entry.compat.weights_hash not in weights):
+            continue
+        if owner_key(entry.scope, entry.tenant, entry.user) in owners:
             return entry
     return None

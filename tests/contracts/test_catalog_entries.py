@@ -98,6 +98,20 @@ async def test_exact_repeats_stay_in_scope_and_give_the_newest(catalog: Catalog)
     assert await catalog.entries.exact("same", []) is None
 
 
+async def test_exact_repeats_may_be_of_some_weights_only(catalog: Catalog) -> None:
+    other = replace(COMPAT, weights_hash="weights-b")
+    await add(catalog, an_entry(id="e1", exact_key="same"))
+    await add(catalog, replace(an_entry(id="e2", exact_key="same"), compat=other))
+    for weights, expected in ((["weights-a"], "e1"), (["weights-b"], "e2"), (["weights-a", "weights-b"], "e2")):
+        found = await catalog.entries.exact("same", [OWNER], weights)
+        assert found is not None
+        assert found.id == expected
+    assert await catalog.entries.exact("same", [OWNER], ["weights-c"]) is None
+    job = await finished(catalog)  # not yet cached
+    assert await catalog.entries.exact(job.exact_key, [OWNER], ["weights-b"]) is None
+    assert await catalog.entries.exact(job.exact_key, [OWNER], ["weights-a"]) is not None
+
+
 async def test_a_picture_answers_repeats_before_its_job_is_cached(catalog: Catalog) -> None:
     job = await finished(catalog)
     found = await catalog.entries.exact(job.exact_key, [OWNER])

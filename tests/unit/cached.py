@@ -77,9 +77,14 @@ async def finished_job(
     model: str = "noop",
     encoder: str = ENCODER,
     plan: Plan | None = None,
+    asked_of: str = "",
 ) -> Job:
-    """A succeeded job with its blobs and row, as a worker leaves it; `vector` None: the embedder was away."""
-    compat = find_card(MODEL if model == "noop" else f"noop:?name={model}").compat(asked.size, asked.steps)
+    """A succeeded job with its blobs and row, as a worker leaves it; `vector` None: the embedder was away. `asked_of`:
+    the model that was asked for where `model` generated in its place."""
+    compat, key = (
+        find_card(MODEL if name == "noop" else f"noop:?name={name}").compat(asked.size, asked.steps)
+        for name in (model, asked_of or model)
+    )
     job = Job(
         id=new_id(),
         request=asked,
@@ -88,7 +93,7 @@ async def finished_job(
         lane="generate.noop",
         vector=vector_bytes(vector) if vector is not None else b"",
         encoder_hash=encoder,
-        exact_key=exact_key(asked, compat),
+        exact_key=exact_key(asked, key),
     )
     await backends.catalog.jobs.accept(job, key_lifetime_s=60)
     await backends.catalog.jobs.claim(job.id, "w", 60)

@@ -157,10 +157,28 @@ async def test_an_exact_repeat_only_where_the_client_named_the_seed(noop: Settin
         assert (repeat.source, repeat.entry_id) == (PlanSource.EXACT, entry)
         assert await home.backends.blobs.get(repeat.state_key, repeat.state_sha256)
         assert (await home.plan(request(), unit(1))).source is PlanSource.LATENT
-        for other in (request(seed=8), request(guidance=2.0), request(negative_prompt="blue"), request(steps=25)):
+        others = ("seed", 8), ("guidance", 2.0), ("negative_prompt", "blue"), ("steps", 25), ("savings", 0.6)
+        for other in (*(request(**{name: value}) for name, value in others), request(fresh_noise=0.5)):
             assert (await home.plan(other, unit(1), seed_given=True)).source is PlanSource.LATENT
         bob = request(tenant="else")
         assert (await home.plan(bob, unit(1), seed_given=True)).source is PlanSource.NOISE
+
+
+@pytest.mark.parametrize("first", ["large", "small"])
+async def test_a_named_model_repeats_its_own_images_and_auto_those_of_served_models(noop: Settings, first: str) -> None:
+    """Whichever of the two images is the newer one."""
+    served = noop.model_copy(update={"small": "noop:?name=small"})
+    async with house(served) as home:
+        order = ("noop", "small") if first == "large" else ("small", "noop")
+        # asked for as `auto` or `large`: the key holds the weights of the large model, whoever generated the image
+        ids = {model: await home.cache(request(), unit(1), model=model, asked_of="noop") for model in order}
+        named = await home.plan(request(quality="large"), unit(1), seed_given=True)
+        assert (named.source, named.entry_id, named.model) == (PlanSource.EXACT, ids["noop"], "noop")
+        auto = await home.plan(request(), unit(1), seed_given=True)
+        assert (auto.source, auto.entry_id, auto.model) == (PlanSource.EXACT, ids[order[1]], order[1])
+    async with house(noop) as home:  # the small model is no longer served
+        ids = {model: await home.cache(request(), unit(1), model=model, asked_of="noop") for model in ("noop", "small")}
+        assert (await home.plan(request(), unit(1), seed_given=True)).entry_id == ids["noop"]
 
 
 async def test_scopes_are_never_crossed(noop: Settings) -> None:
