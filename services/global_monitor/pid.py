@@ -1,4 +1,20 @@
-"""The PID controller that brings the number of large models to what the heuristic wants (MoDM §5.3, Algorithm 1)."""
+"""The PID controller that brings the number of large models to what the heuristic wants (MoDM §5.3, Algorithm 1).
+
+The paper's text gives three gains (.6, .05, .05) and Algorithm 1's last line, `num_large = PIDController.compute(…)`.
+The text names neither the unit of time nor the form of the controller. The published code, once a period of dt minutes:
+
+    error = target − output;  integral += error · dt;  derivative = (error − error before) / dt
+    output += p · error + i · integral + d · derivative
+
+There dt enters I and D only. P moves the output by .6 of the error in one period, of 3 s as of 3 minutes; D divides
+the first error of a short period by little. From 16 towards 6, periods of 180 s (dt = 3) give 8.33, 5.21, 4.00 and
+3.79: the output passes the target. One period of 3 s gives −.025.
+
+Ours differs in four ways. P, I and D all describe the rate of change of the output, in workers a minute, integrated in
+steps of a second: the length of the period changes nothing else. D acts on the output alone, not on a target that
+jumps. The output stops at the target, and the integral starts again there. The output stays within its bounds. From
+16 towards 6 at 180 s this gives 7.07 and 6.00. tests/unit/global_monitor/test_pid.py computes both.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +26,7 @@ STEP_MIN = 1 / 60
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """The published ones, and they are per minute: the published code steps its time in minutes (design §4)."""
+    """The published gains. Here all three are per minute; the published code divides time by minutes in I and D."""
 
     p: float = 0.6
     """Workers a minute per worker of error."""
@@ -31,12 +47,10 @@ class PidState:
 
 
 def advance(state: PidState, target: float, minutes: float, gains: Gains, least: float, most: float) -> PidState:
-    """After so many minutes towards `target`: output' = p·e + i·∫e + d·e', e = target − output.
+    """Return the state after so many minutes towards `target`: output' = p·e + i·∫e − d·output', e = target − output.
 
-    Integrated in small steps: with one step a period, gains per minute overshoot threefold at 5 minutes and the same
-    numbers per second swing. e' is that of the output alone, else a target that jumps kicks it. Anti-windup: the
-    integral is forgotten when the error changes its sign, where output' is 0 and the output stays, and does not grow
-    while the output is at its bounds.
+    Anti-windup: the integral is reset when the output reaches the target, and does not grow while the output is at
+    its bounds.
     """
     target = min(max(target, least), most)
     output, integral = min(max(state.output, least), most), state.integral

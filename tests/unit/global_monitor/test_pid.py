@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.global_monitor import pid
 from services.global_monitor.hysteresis import whole
 from services.global_monitor.pid import Gains, PidState, advance
 
@@ -73,6 +74,41 @@ def test_the_output_stays_in_its_bounds(output: float, target: float, integral: 
 def test_it_goes_towards_the_target_and_not_beyond(start: float, target: float, minutes: float) -> None:
     after = advance(PidState(start), target, minutes, Gains(), 1, 16).output
     assert min(start, target) - 1e-9 <= after <= max(start, target) + 1e-9
+
+
+def published(output: float, target: float, minutes: float, periods: int) -> list[float]:
+    """The published code's controller, written here from its formula: dt enters I and D only."""
+    gains, integral, before, outputs = Gains(), 0.0, 0.0, []
+    for _ in range(periods):
+        error = target - output
+        integral += error * minutes
+        derivative = (error - before) / minutes
+        output, before = output + gains.p * error + gains.i * integral + gains.d * derivative, error
+        outputs.append(output)
+    return outputs
+
+
+def ours(output: float, target: float, minutes: float, periods: int) -> list[float]:
+    state, outputs = PidState(output), []
+    for _ in range(periods):
+        state = advance(state, target, minutes, Gains(), 1, 16)
+        outputs.append(state.output)
+    return outputs
+
+
+def test_how_ours_differs_from_the_published_controller() -> None:
+    """The module's docstring says these numbers: from 16 towards 6 at 180 s, recorded from the published code."""
+    theirs, mine = published(16, 6, 3, 4), ours(16, 6, 3, 4)
+    assert [round(one, 2) for one in theirs] == [8.33, 5.21, 4.00, 3.79]
+    assert [round(one, 2) for one in mine] == [7.07, 6.00, 6.00, 6.00]
+    said = " ".join((pid.__doc__ or "").split())
+    for numbers in ("8.33, 5.21, 4.00 and 3.79", "7.07 and 6.00"):
+        assert numbers in said
+    # within 3 s: P moves the published output by 6 as within 3 minutes, I by .025 and D by 10
+    assert published(16, 6, 0.05, 1)[0] == pytest.approx(16 - 6 - 0.025 - 10)
+    assert 15.6 < ours(16, 6, 0.05, 1)[0] < 16
+    # as far after 3 minutes of 3 s each as after one period of 3 minutes
+    assert ours(16, 6, 0.05, 60)[-1] == pytest.approx(ours(16, 6, 3, 1)[0], abs=1e-6)
 
 
 def test_hysteresis_is_left_only_by_more_than_half_and_the_band() -> None:
