@@ -49,6 +49,7 @@ class Metrics:
         self.inserted = counter("states_inserted", "States added to the cache, by K or as picture.", "k")
         self.evicted = counter("states_evicted", "States evicted, by K or as picture.", "policy", "k")
         self.holes = counter("holes", "Plans that wished a K that was not there.")
+        self.wider_searches = counter("wider_searches", "Lookups that searched further away (ADR 10).", "outcome")
         self.predictor_precision = gauge("predictor_precision", "Share of predicted hits that were hits.")
         self.predictor_recall = gauge("predictor_recall", "Share of hits that were predicted (misses are sampled).")
         self.predictions = counter("predictions", "Match predictions.", "predicted")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from services.retriever.cost import Offer, Pace, cheapest, cost_of
 from services.retriever.pictures import Refiner, WeighedHit, weigh_picture
-from services.retriever.selection import Ladder, captured, shifted, weigh
+from services.retriever.selection import Ladder, Weighed, captured, shifted, weigh
 from shared.models.k_table import KTable
 from shared.types import (
     CacheMode,
@@ -210,6 +210,16 @@ def _capture(question: Question, rules: Rules, start: int) -> tuple[int, ...]:
     if not question.writes:
         return ()
     return captured(rules.capture_steps, question.request.steps, start, insert_on_hit=rules.insert_on_hit)
+
+
+def nearest_latents(question: Question, rules: Rules, plan: Plan) -> list[Weighed]:
+    """Return each latent candidate with the step that its similarity allows, also where its entry cannot be used."""
+    ladder = Ladder(rules.table, question.request.steps, question.request.savings)
+    return [
+        Weighed(one.start_step, one.similarity, one.entry_id, ladder.wished(one.similarity))
+        for one in plan.candidates
+        if one.kind == "latent"
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,16 @@ from protos import retriever_pb2 as pb
 from protos import retriever_pb2_grpc as pb_grpc
 from services.retriever.cost import pace_of
 from services.retriever.pictures import Refiner
-from services.retriever.planning import Found, Question, Rules, from_candidates, from_noise, from_repeat, lot
+from services.retriever.planning import (
+    Found,
+    Question,
+    Rules,
+    from_candidates,
+    from_noise,
+    from_repeat,
+    lot,
+    nearest_latents,
+)
 from services.retriever.remembered import Remembered
 from services.retriever.selection import kept_in_mind, others_may_do_better
 from services.retriever.tables import Known, Tables
@@ -199,10 +208,12 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             alpha = settings.k_table_alpha
             asked.degraded += doubts(asked.known.latents, asked.known.card, asked.question.encoder_hash, alpha)
         plan = self._chosen(asked, found)
-        nearest = [one for one in plan.candidates if one.kind == "latent"]
+        nearest = nearest_latents(asked.question, asked.rules, plan)
         if settings.further_candidates > settings.candidates and others_may_do_better(nearest, settings.candidates):
             further = await self._further(asked, vector, found)
-            return self._in_mind(self._chosen(asked, found if further is None else further))
+            wider = self._chosen(asked, found if further is None else further)
+            METRICS.wider_searches.labels("failed" if further is None else _outcome(plan, wider)).inc()
+            return self._in_mind(wider)
         return plan
 
     async def _found(self, asked: Asked, vector: Vector, *, latents: bool) -> Found | None:
@@ -279,6 +290,13 @@ def _vector(data: bytes) -> Vector | None:
     if not np.isfinite(vector).all():
         raise InvalidRequestError("vector", "finite numbers")
     return vector
+
+
+def _outcome(nearest: Planned, wider: Planned) -> str:
+    """Whether the wider search found a latent that starts later than the nearest ones do."""
+    latest = [max((one.start_step for one in plan.candidates if one.kind == "latent"), default=0)
+              for plan in (nearest, wider)]  # fmt: skip
+    return "later_start" if latest[1] > latest[0] else "nothing_better"
 
 
 def _worth_it(question: Question) -> bool:
