@@ -147,8 +147,9 @@ def _beside(key: str, second: Side) -> str:
 
 def _label(key: str, summary: dict[str, Any]) -> str:
     policy = key.split("/", 1)[1]
-    refines = summary["settings"]["policies"][policy]["reuses"] == "refine"
-    return label(policy, refines and not summary["settings"].get("real"))  # real pictures have cosines of their own
+    one = summary["settings"]["policies"][policy]
+    by_pictures = one["reuses"] == "refine" or one.get("compares") == "pictures"
+    return label(policy, by_pictures and not summary["settings"].get("real"))  # real pictures have cosines of their own
 
 
 def label(name: str, surrogate: bool) -> str:

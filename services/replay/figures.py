@@ -14,6 +14,7 @@ from services.replay.fairness import fairness
 from services.replay.simulation import Decisions
 from services.replay.timed import Fleet, Served, timed_figures
 from services.replay.trace import Trace
+from shared.errors import InvalidRequestError
 
 AGES_S = (10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14_400, 28_800, 57_600)
 """Edges of the histogram of reuse ages."""
@@ -44,11 +45,19 @@ class Run:
     """Whether a match predictor was asked before every lookup."""
 
 
+def counted(warmup: int, trace: Trace) -> int:
+    """Return how many requests count; InvalidRequestError where the warm-up leaves none, for nothing has no mean."""
+    if not 0 <= warmup < len(trace):
+        raise InvalidRequestError("warmup", f"below the {len(trace):,} requests of the trace", warmup)
+    return len(trace) - warmup
+
+
 def figures(run: Run, trace: Trace, warmup: int, steps: int, fleet: Fleet | None = None) -> dict[str, Any]:
     """The policy's entry in summary.json; counts are of the requests after the warm-up.
 
     Where each request takes a T of its own, steps saved are Σ steps skipped / Σ steps asked, and K is that of `steps`.
     """
+    counted(warmup, trace)
     made = run.decisions
     start, asked = made.start_step[warmup:].astype(np.int64), trace.asked(steps)[warmup:]
     saved, weights = start / asked, asked / asked.mean()
@@ -59,14 +68,15 @@ def figures(run: Run, trace: Trace, warmup: int, steps: int, fleet: Fleet | None
         "surrogate": run.surrogate,
         "bounded": run.bounded,
         "requests": len(start),
-        "hit_rate": float(hits.mean()) if len(start) else 0.0,
-        "steps_saved": float(start.mean() / asked.mean()) if len(start) else 0.0,
-        "steps_saved_95": interval(saved, trace.users[warmup:], weights) if len(start) else (0.0, 0.0),
+        "hit_rate": float(hits.mean()),
+        "steps_saved": float(start.mean() / asked.mean()),
+        "steps_saved_95": interval(saved, trace.users[warmup:], weights),
         "parts": [
             float(part.mean() / of.mean())
             for part, of in zip(np.array_split(start, PARTS), np.array_split(asked, PARTS), strict=True)
             if len(part)
         ],
+        "hit_parts": [float(part.mean()) for part in np.array_split(hits, PARTS) if len(part)],
         "k_histogram": {str(k): count for k, count in sorted(Counter(scaled_from(start, asked, steps)).items())},
         "evictions": int(made.evicted[warmup:].sum()),
         "states": int(made.states[-1]) if len(made.states) else 0,
@@ -106,8 +116,11 @@ def own_user(made: Decisions, trace: Trace, warmup: int) -> float:
 
 
 def predictor(made: Decisions, warmup: int) -> dict[str, float | None]:
-    """Counts, and NIRVANA §5.2's two shares: `precision` (its c_p), of the requests let through to a lookup, how many
-    found a state to start from; `recall`, of those that would have found one, how many were let through.
+    """Return counts, and NIRVANA §5.2's two shares.
+
+    `precision` (its c_p): of the requests let through to a lookup, how many found a state to start from. `recall`: of
+    those that would have found one, how many were let through. `auc`: the share of all pairs of a request that would
+    have hit and one that would not in which the first has the higher score.
 
     Both are known of every request, since a replay looks up also those that are not let through (and then start from
     noise): what is there is this policy's own cache at that moment. None: a share of nothing.
@@ -116,4 +129,15 @@ def predictor(made: Decisions, warmup: int) -> dict[str, float | None]:
     both = int((let_through & would_hit).sum())
     counts = {"let_through": int(let_through.sum()), "would_hit": int(would_hit.sum()), "both": both}
     shares = {"precision": counts["let_through"], "recall": counts["would_hit"]}
-    return {**counts, **{name: both / of if of else None for name, of in shares.items()}}
+    said = {name: both / of if of else None for name, of in shares.items()}
+    return {**counts, **said, "auc": auc(made.score[warmup:], would_hit)}
+
+
+def auc(scores: npt.NDArray[np.float32], positive: npt.NDArray[np.bool_]) -> float | None:
+    """Return the area under the ROC curve, ties counted half; None where all or none are positive."""
+    hits = int(positive.sum())
+    if hits in (0, len(positive)):
+        return None
+    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
+    rank = (np.cumsum(count) - (count - 1) / 2)[place]  # the mean rank of equal scores
+    return float((rank[positive].sum() - hits * (hits + 1) / 2) / (hits * (len(positive) - hits)))

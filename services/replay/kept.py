@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 DECIDING = (
     "services/cache_maintainer/*.py",
     "services/retriever/selection.py",
+    "services/match_predictor/sketch.py",
     "services/match_predictor/svm.py",
     "services/gateway/lanes.py",
     "services/gpu_worker/duty.py",
@@ -38,7 +39,7 @@ DECIDING = (
     "shared/types.py",
 )
 """What a decision may depend on: with other sources everything runs again."""
-LIBRARIES = ("numpy", "scikit-learn")
+LIBRARIES = ("numpy", "scikit-learn", "usearch")
 
 
 @dataclass(frozen=True)

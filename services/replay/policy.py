@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from services.cache_maintainer.eviction import POLICIES
 from services.cache_maintainer.shelves import SHELVES
 from shared.errors import ConfigurationError
+from shared.models.k_table import MODM
 from shared.settings import AFTERIMAGE_LEVELS
 from shared.settings_names import in_words
 
@@ -42,7 +43,10 @@ class PolicySettings(BaseModel):
         le=1000,
         description="As many where those have holes where a later start is allowed; 1: never further.",
     )
-    predictor: Literal["always", "svm"] = "always"
+    compares: Literal["prompts", "pictures"] = Field(
+        "prompts", description="What a prompt is compared with; with pictures always where they are refined."
+    )
+    predictor: Literal["always", "svm", "sketch"] = "always"
     refit_requests: int = Field(
         0, ge=0, description="Least requests between two fits of the SVM; 0: it alone says when, as when serving."
     )
@@ -72,10 +76,19 @@ class PolicySettings(BaseModel):
             raise ValueError(f"capture_steps: afterimage learns of {AFTERIMAGE_LEVELS} K at most")
         return self
 
+    @model_validator(mode="after")
+    def _finds_pictures_above_what_is_listed(self) -> Self:
+        if self.compares == "pictures" and self.reuses == "latent":
+            raise ValueError("compares: prompts are compared with pictures where pictures are reused (reuses = latent)")
+        least = MODM.lowest_similarity
+        if self.compares == "pictures" and self.reuses == "picture" and self.min_similarity < least:
+            raise ValueError(f"min_similarity: at least {least:.2f} of a picture (got {self.min_similarity:g})")
+        return self
+
     @property
     def is_surrogate(self) -> bool:
         """Whether it looks for pictures by similarities that stand for theirs (services/replay/surrogate.py)."""
-        return self.reuses == "refine"
+        return self.reuses == "refine" or self.compares == "pictures"
 
 
 def read_policy(name: str) -> PolicySettings:

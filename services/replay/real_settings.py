@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from services.replay.policy import PolicySettings, read_policy, shipped
+from services.replay.predicted import SKETCH_MARGIN
 from shared.errors import ConfigurationError
 from shared.settings import Settings
 
@@ -87,6 +88,7 @@ def _changes(policy: PolicySettings, room_bytes: int) -> dict[str, Any]:
         "candidates": policy.candidates,
         "further_candidates": policy.further_candidates,
         "predictor": policy.predictor,
+        "sketch_margin": SKETCH_MARGIN,
         "lcbfu_initial_uses": policy.initial_uses,
         "lcbfu_tie": "oldest_use",
     }

@@ -25,6 +25,7 @@ table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .7rem;border-b
 td:first-child,th:first-child{text-align:left}img{max-width:100%}caption{text-align:left;font-weight:600}
 pre{background:#f6f6f6;padding:1rem;overflow-x:auto}</style>"""
 
+PREDICTED = ("precision", "recall", "AUC")
 ABOUT = ("settings", "table", "taken_over", "timings", "machine", "versions", "at")
 
 Summary = Mapping[str, Any]
@@ -245,6 +246,7 @@ def _predictors(budgets: Sequence[Budget]) -> list[str]:
             one = policy["predictor"]
             if one is not None:
                 shares = ["–" if one[what] is None else f"{one[what]:.2%}" for what in ("precision", "recall")]
+                shares.append(dashed(one["auc"], ".3f"))
                 counts = [f"{one[what]:,}" for what in ("let_through", "would_hit", "both")]
                 rows.append([f"{html.escape(_shown(name, policy))}, {_room(budget)}", *counts, *shares])
     if not rows:
@@ -253,9 +255,10 @@ def _predictors(budgets: Sequence[Budget]) -> list[str]:
         "<h2>Match predictor</h2><p>Every request is looked up in the policy's cache as it is at that moment, also "
         "those that the predictor does not let through and that so start from noise: thus it is known which would have "
         "hit, that is, found a state to start from. Precision (c_p of NIRVANA §5.2): of those let through, the share "
-        "that hit. Recall: of those that would have hit, the share let through. What the cache would hold under "
+        "that hit. Recall: of those that would have hit, the share let through. AUC: how often, of a request that "
+        "would have hit and one that would not, the first has the higher score. What the cache would hold under "
         "another predictor is not in it.</p>",
-        _html("counted requests", ("policy", "let through", "would have hit", "both", "precision", "recall"), rows),
+        _html("counted requests", ("policy", "let through", "would have hit", "both", *PREDICTED), rows),
     ]
 
 

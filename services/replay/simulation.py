@@ -18,7 +18,7 @@ from services.replay.load import LiveRows, Load
 from services.replay.neighbours import Neighbours
 from services.replay.own_steps import OwnSteps
 from services.replay.policy import CODEC_SHARE, PolicySettings
-from services.replay.predicted import Gate
+from services.replay.predicted import gate_of
 from services.retriever.selection import (
     Ladder,
     Weighed,
@@ -54,6 +54,8 @@ class Decisions:
     bytes: npt.NDArray[np.int64]
     predicted: npt.NDArray[np.bool_]
     """Whether the match predictor said that a lookup is worth it; all true where none is asked."""
+    score: npt.NDArray[np.float32]
+    """The match predictor's score; 1 where none is asked."""
     found: npt.NDArray[np.bool_]
     """Whether a lookup would have found a state to start from."""
     searched: int = 0
@@ -65,7 +67,7 @@ def nothing_decided(count: int) -> Decisions:
     return Decisions(
         np.zeros(count, np.int16), np.full(count, -1, np.int32), np.zeros(count, np.float32),
         np.zeros(count, np.int32), np.zeros(count, np.int32), np.zeros(count, np.int64),
-        np.ones(count, np.bool_), np.zeros(count, np.bool_),
+        np.ones(count, np.bool_), np.ones(count, np.float32), np.zeros(count, np.bool_),
     )  # fmt: skip
 
 
@@ -76,6 +78,7 @@ class Looked(NamedTuple):
     similarity: float
     entry_id: str
     predicted: bool
+    score: float
     found: bool
     thought_of: Sequence[Weighed]
     """Every candidate of a lookup that was made."""
@@ -121,10 +124,10 @@ class Replay:
         self._present: dict[int, list[int]] = {}
         """Request → the steps that its picture is there for."""
         self._state_bytes = [1] * len(load.trace) if entries else _bytes(load, policy)
-        self._live = LiveRows(load, any_group=policy.reuses == "refine") if policy.lookup == "similar" else None
+        self._live = LiveRows(load, any_group=policy.is_surrogate) if policy.lookup == "similar" else None
         self._of_text: dict[tuple[int, int, int], int] = {}
         """(text, group, T) → the latest live request for it."""
-        self._gate = Gate(self._vector, policy.refit_requests) if policy.predictor == "svm" else None
+        self._gate = gate_of(policy, self._vector, load.table)
         self._steps: list[int] = load.trace.asked(load.steps).tolist()
         """T of each request."""
         self._ladder = Ladder(self._table, load.steps)
@@ -162,14 +165,14 @@ class Replay:
     def look(self, request: int, row: Row, now: float) -> Looked:
         """What this request starts from, of what is there now; that is used."""
         chosen, thought_of, _ = self._start(request, row)
-        predicted = True
+        predicted, score = (True, 1.0) if self._gate is None else self._gate.opens(self._group(request), request)
         found = chosen is not None
-        if self._gate is not None and not self._gate.opens(self._group(request), request):
-            chosen, thought_of, predicted = None, (), False
+        if not predicted:
+            chosen, thought_of = None, ()
         start, similarity, name, _ = chosen or NOTHING
         if start:
             self._held.use(name, self._shelved(int(name), request, start), now)
-        return Looked(start, similarity, name, predicted, found, thought_of)
+        return Looked(start, similarity, name, predicted, score, found, thought_of)
 
     def keep(self, request: int, looked: Looked, now: float) -> int:
         """Inserts the states of its picture, as the cache maintainer does; how many had to leave for them."""
@@ -217,7 +220,8 @@ class Replay:
         if looked.start_step:
             made.start_step[request], made.similarity[request] = looked.start_step, looked.similarity
             made.source[request] = int(looked.entry_id)
-        made.predicted[request], made.found[request] = looked.predicted, looked.found
+        made.predicted[request], made.score[request] = looked.predicted, looked.score
+        made.found[request] = looked.found
 
     @property
     def holds(self) -> tuple[int, int]:
@@ -276,7 +280,7 @@ class Replay:
     def _nearest(self, request: int, limit: int) -> list[tuple[int, float]]:
         assert self._live is not None
         pictures = self._load.pictures
-        if self._policy.reuses != "refine" or pictures is None:
+        if not self._policy.is_surrogate or pictures is None:
             return self._live.nearest(request, limit, self._neighbours.floor)
         near = self._live.nearest(request, self._neighbours.indices.shape[1], pictures.text_floor)
         return pictures.best(request, near)[:limit]
@@ -338,13 +342,16 @@ class Replay:
 
 def _by(load: Load, policy: PolicySettings) -> tuple[KTable, Neighbours]:
     """The table, and the lists of what it is asked about."""
-    if policy.reuses == "picture":
-        return KTable((Level(load.steps, policy.min_similarity),), load.steps), load.neighbours
-    if policy.reuses == "latent":
-        return load.table, load.neighbours
-    if load.pictures is None:
-        raise ConfigurationError(f"policy {policy.title!r}: similarities to pictures were not prepared")
-    return load.pictures.table, load.pictures.neighbours
+    table, near = load.table, load.neighbours
+    if policy.is_surrogate:
+        if load.pictures is None:
+            raise ConfigurationError(f"policy {policy.title!r}: similarities to pictures were not prepared")
+        table, near = load.pictures.table, load.pictures.neighbours
+    if policy.reuses != "picture":
+        return table, near
+    if policy.is_surrogate and load.group_of is not None:  # its lists know no sizes, since a refined one takes any
+        raise ConfigurationError(f"policy {policy.title!r}: hands out pictures of every size; leave out --sizes")
+    return KTable((Level(load.steps, policy.min_similarity),), load.steps), near
 
 
 def _bytes(load: Load, policy: PolicySettings) -> list[int]:

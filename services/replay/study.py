@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from services.replay.bound import Bound
 from services.replay.encoders import TextEncoder, open_encoder
-from services.replay.figures import Run, figures
+from services.replay.figures import Run, counted, figures
 from services.replay.kept import Kept
 from services.replay.policy import PolicySettings
 from services.replay.run import (
@@ -87,8 +87,8 @@ def study(asked: Asked, bar: Bar) -> tuple[dict[str, Any], dict[str, npt.NDArray
     warmup = warmup_of(asked, trace)
     encoder = open_encoder(asked.encoder)
     table, thresholds = _thresholds(asked, trace, encoder, bar)
-    refines = any(policy.reuses == "refine" for _, policy in asked.policies)
-    pictures = (read_curve()[0], MODM_ENDS) if refines else None
+    surrogate = any(policy.is_surrogate for _, policy in asked.policies)
+    pictures = (read_curve()[0], MODM_ENDS) if surrogate else None
     options = Options(table, warmup, asked.neighbours, asked.honour_sizes, pictures, asked.schedule)
     prepared = prepare(trace, encoder, asked.embeddings, options, bar)
     each = 1 if asked.entries else state_bytes(DEFAULT_SIZE)
@@ -132,8 +132,7 @@ def trace_of(asked: Asked) -> tuple[Trace, str]:
 def warmup_of(asked: Asked, trace: Trace) -> int:
     """How many of its first requests do not count."""
     warmup = min(WARMUP, len(trace) // 10) if asked.warmup is None else asked.warmup
-    if warmup >= len(trace):
-        raise InvalidRequestError("warmup", f"below the {len(trace):,} requests of the trace", warmup)
+    counted(warmup, trace)
     return warmup
 
 

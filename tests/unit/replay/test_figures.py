@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.replay.figures import Run, figures, predictor, scaled_from
+from services.replay.figures import Run, auc, counted, figures, predictor, scaled_from
 from services.replay.simulation import Replay, nothing_decided
 from services.retriever.selection import scaled
+from shared.errors import InvalidRequestError
 from tests.unit.replay.house import STATE, load_of, policy, topics, trace_of
 
 
@@ -16,11 +17,31 @@ def test_precision_and_recall_are_shares_of_what_was_let_through_and_of_what_wou
         nothing_decided(7),
         predicted=np.array([True, True, True, True, False, True, False]),
         found=np.array([False, False, True, True, True, False, False]),
+        score=np.array([9, 9, 0.5, 0.4, 0.1, 0.4, 0.2], np.float32),
     )
     of = predictor(made, 2)  # the first two do not count
-    assert of == {"let_through": 3, "would_hit": 3, "both": 2, "precision": 2 / 3, "recall": 2 / 3}
+    # of six pairs the one that would have hit has the higher score in three, and in one they are equal
+    shares = {"precision": 2 / 3, "recall": 2 / 3, "auc": pytest.approx(3.5 / 6)}
+    assert of == {"let_through": 3, "would_hit": 3, "both": 2, **shares}
     nobody = replace(made, predicted=np.zeros(7, np.bool_), found=np.zeros(7, np.bool_))
-    assert predictor(nobody, 0) == {"let_through": 0, "would_hit": 0, "both": 0, "precision": None, "recall": None}
+    counts = {"let_through": 0, "would_hit": 0, "both": 0}
+    assert predictor(nobody, 0) == {**counts, "precision": None, "recall": None, "auc": None}
+
+
+def test_the_auc_is_the_share_of_pairs_in_the_right_order() -> None:
+    rng = np.random.default_rng(3)
+    scores, positive = rng.integers(0, 9, 80).astype(np.float32), rng.random(80) < 0.3
+    pairs = [(one > other) + (one == other) / 2 for one in scores[positive] for other in scores[~positive]]
+    assert auc(scores, positive) == pytest.approx(np.mean(pairs))
+    assert (auc(scores, np.ones(80, np.bool_)), auc(scores, np.zeros(80, np.bool_))) == (None, None)
+
+
+@pytest.mark.parametrize("warmup", [24, 30, -1])
+def test_a_warmup_that_leaves_no_request_has_no_figures(warmup: int) -> None:
+    trace = trace_of(["a"] * 24, [0] * 24)
+    with pytest.raises(InvalidRequestError, match=r"warmup.*below the 24 requests"):
+        figures(Run("p", "", False, False, 1, nothing_decided(24), 1.0, 1.0), trace, warmup, 50)
+    assert counted(23, trace) == 1
 
 
 def test_what_a_lookup_would_have_found_is_known_also_of_those_not_let_through() -> None:
@@ -47,6 +68,7 @@ def test_steps_saved_are_those_skipped_of_all_that_were_asked_for() -> None:
     low, high = told["steps_saved_95"]  # of two users one has saved 75 of 160, the other 5
     assert (low, high) == pytest.approx((5 / 160, 75 / 160))
     assert told["fairness"]["saved"]["p5"] == pytest.approx(5 / 160 + 0.05 * 70 / 160)
+    assert told["hit_parts"] == pytest.approx([2 / 3, 1 / 3, 2 / 3, 1 / 3, *[1 / 2] * 6])
     assert sum(told["parts"]) / 10 == pytest.approx(told["steps_saved"], rel=0.2)
 
 

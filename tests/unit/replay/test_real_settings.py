@@ -13,7 +13,7 @@ from shared.errors import ConfigurationError
 from shared.settings import Settings
 from tests.unit.replay.house import policy
 
-NOT_SERVED = {"exact", "retrieval", "gdsf", "s3fifo", "wtinylfu"}
+NOT_SERVED = {"exact", "retrieval", "gpt-cache", "crs", "gdsf", "s3fifo", "wtinylfu"}
 ROOM = 123_456
 
 
@@ -34,6 +34,7 @@ def test_every_policy_that_ships_is_served_or_refused_with_a_reason(tmp_path: Pa
         ("none", {"cache_max_bytes": 0, "image_tier": "off", "capture_steps": ()}),
         ("infinite", {"cache_max_bytes": UNLIMITED_BYTES, "candidates": 8, "insert_on_hit": True}),
         ("nirvana", {"eviction_policy": "lcbfu", "predictor": "svm", "candidates": 1, "insert_on_hit": False}),
+        ("nirvana-sketch", {"predictor": "sketch", "sketch_margin": 0.01, "eviction_policy": "lcbfu"}),
         ("nirvana-f0", {"eviction_policy": "lcbfu", "predictor": "always", "lcbfu_initial_uses": 0.0}),
         ("flexcache", {"eviction_policy": "lrbu", "candidates": 1, "insert_on_hit": True, "state_codec": "fp16"}),
         ("afterimage", {"eviction_policy": "afterimage", "candidates": 8, "capture_steps": (5, 10, 15, 20, 25)}),

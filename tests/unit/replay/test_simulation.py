@@ -12,7 +12,7 @@ from services.cache_maintainer.shelves import SHELVES
 from services.match_predictor.svm import OneClassSvm
 from services.replay.load import Load
 from services.replay.policy import read_policy, shipped
-from services.replay.predicted import Gate
+from services.replay.predicted import SKETCH_MARGIN, Gate
 from services.replay.simulation import Replay
 from services.retriever.selection import Ladder, Weighed, best, others_may_do_better, scaled, weigh
 from shared.errors import ConfigurationError
@@ -97,7 +97,28 @@ def test_exact_repeats_hand_out_the_picture() -> None:
     assert starts.tolist() == [50 if known else 0 for known in before]
 
 
-@pytest.mark.parametrize("name", ["exact", "retrieval", "modm"])
+@pytest.mark.parametrize("name", ["retrieval", "gpt-cache", "crs"])
+def test_a_baseline_hands_out_the_nearest_picture_above_its_threshold_and_keeps_what_it_draws(name: str) -> None:
+    load, settings = load_of(*topics(300)), read_policy(name)
+    made = Replay(load, settings, 1000 * PICTURE).run()
+    near = load.pictures.neighbours if settings.is_surrogate and load.pictures else load.neighbours
+    live: set[int] = set()
+    for request, (others, cosines, _) in enumerate(near.rows()):
+        found = next(((other, one) for other, one in zip(others, cosines, strict=True) if other in live), (-1, 0.0))
+        if found[1] <= settings.min_similarity:
+            found = (-1, 0.0)
+            live.add(request)
+        assert (made.source[request], made.similarity[request]) == (found[0], pytest.approx(found[1]))
+        assert made.start_step[request] == (50 if found[0] >= 0 else 0)
+    assert 10 < len(live) < 290
+
+
+def test_pictures_found_by_pictures_are_handed_out_in_one_size_only() -> None:
+    with pytest.raises(ConfigurationError, match="leave out --sizes"):
+        Replay(load_of(*topics(40), groups=2), read_policy("crs"), ROOM)
+
+
+@pytest.mark.parametrize("name", ["exact", "retrieval", "crs", "modm"])
 def test_a_picture_takes_a_pictures_bytes_whether_handed_out_or_refined(name: str) -> None:
     made = Replay(load_of(*topics(200)), read_policy(name), 10 * PICTURE).run()
     assert made.states.max() == 10
@@ -132,7 +153,8 @@ def test_the_svm_stands_in_front_of_the_lookup() -> None:
 
 def test_the_svm_is_fitted_when_it_is_while_serving_unless_a_setting_says_seldomer() -> None:
     _, rows = topics(200)
-    served, replayed, seldom = OneClassSvm(), Gate(lambda row: rows[row], 0), Gate(lambda row: rows[row], 60)
+    served = OneClassSvm()
+    replayed, seldom = (Gate(rows.__getitem__, OneClassSvm, every) for every in (0, 60))
     fitted_at, fits = [], 0
 
     def fitted() -> int:  # the service hears of each fact, and then asks for a fit
@@ -155,7 +177,7 @@ def test_the_svm_is_fitted_when_it_is_while_serving_unless_a_setting_says_seldom
         if seldom.fits > before:
             fitted_at.append(row)
         assert replayed.fits == fits
-        assert replayed.opens(-1, 150) == served.predict(rows[150])[0]
+        assert replayed.opens(-1, 150) == served.predict(rows[150])
         seldom.opens(-1, 150)
     assert fits > 100  # of twenty entries one is the twentieth part: each that comes after one that left
     assert fitted_at == [0, 60]
@@ -163,15 +185,33 @@ def test_the_svm_is_fitted_when_it_is_while_serving_unless_a_setting_says_seldom
 
 def test_pictures_of_every_size_have_an_svm_of_their_own_that_goes_with_the_last_of_them() -> None:
     _, rows = topics(50)
-    gate = Gate(lambda row: rows[row], 0)
+    gate = Gate(rows.__getitem__, OneClassSvm)
     gate.came(0, "a", 0)
-    assert gate.opens(0, 0)
-    assert not gate.opens(1, 0)
+    assert gate.opens(0, 0)[0]
+    assert not gate.opens(1, 0)[0]
     gate.left([(0, "a")])
-    assert not gate.opens(0, 0)
+    assert not gate.opens(0, 0)[0]
     gate.came(0, "b", 1)
-    assert gate.opens(0, 1)
+    assert gate.opens(0, 1)[0]
     assert gate.fits == 2
+
+
+@pytest.mark.parametrize("groups", [0, 3])
+def test_the_sketch_lets_through_what_lies_above_the_tables_lowest_similarity(groups: int) -> None:
+    said, rows = topics(400, spread=0.8)
+    load = load_of(said, rows, groups=groups)
+    replay = Replay(load, policy(predictor="sketch", evict="lru"), 200 * STATE)
+    shut = 0
+    for request, row in enumerate(replay.rows()):
+        live = [int(name) for name in replay.held() if not groups or int(name) % groups == request % groups]
+        cosines = rows[load.text_of[live]] @ rows[load.text_of[request]] if live else np.array([-1.0])
+        looked = replay.look(request, row, float(request))
+        assert looked.score == pytest.approx(cosines.max(), abs=1e-5)
+        assert looked.predicted == (looked.score > load.table.lowest_similarity - SKETCH_MARGIN)
+        assert looked.predicted or not looked.found  # of so few entries it knows each exactly
+        shut += not looked.predicted
+        replay.keep(request, looked, float(request))
+    assert shut > 20
 
 
 def test_a_predicted_miss_is_not_looked_up_and_nobody_hears_of_candidates() -> None:
@@ -259,6 +299,8 @@ def test_an_unknown_policy_is_told_the_known_ones() -> None:
         ("capture_steps = [60]", "every K lies between 1 and 49"),
         (f'evict = "afterimage"\ncapture_steps = {list(range(2, 13))}', "10 K at most"),
         ('evict = "nope"', "^policy [^\n]*mine.toml: evict: Input should be [^\n]*'nope'\\)$"),
+        ('compares = "pictures"', "compares: prompts are compared with pictures where pictures are reused"),
+        ('compares = "pictures"\nreuses = "picture"\nmin_similarity = 0.2', "min_similarity: at least 0.25"),
         ("evict = ", "no TOML"),
     ],
 )
