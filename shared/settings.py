@@ -153,7 +153,9 @@ class Settings(BaseSettings):
     # ---- cache ----
     cache_max_bytes: int = Field(1 * 2**30, ge=0, description="Byte budget of the cached latents.")
     eviction_policy: Literal["lcbfu", "lru", "lfu", "fifo", "lrbu", "afterimage"] = Field(
-        "lcbfu", description="Which latents leave first, and which are let in; lcbfu is NIRVANA's (§5.4)."
+        "afterimage",
+        description="Which latents leave first, and which are let in: afterimage learns what each saves; lcbfu is "
+        "NIRVANA's (§5.4).",
     )
     image_tier: Literal["all", "large", "off"] = Field(
         "all", description="Whose finished pictures any model may start from: all, the large model's only, or none."
