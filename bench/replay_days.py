@@ -44,6 +44,11 @@ ALL = (
 )  # fmt: skip
 DAYS = (*OURS, *SMALLER, *PUBLISHED, *OTHERS, "infinite")
 ENTRIES = (OURS[0], *PUBLISHED, *OTHERS, *MODM, "infinite")
+BASELINES = (
+    "nirvana", "nirvana-sketch", *PUBLISHED[1:2], "nirvana-infinite", "afterimage", "afterimage-sketch", "infinite",
+    "gpt-cache", "retrieval", "crs",
+)  # fmt: skip
+"""What NIRVANA compares with (§7.1) and how it does over the stream (Fig. 12); both match predictors."""
 PLOTS = ("steps_saved", "hit_rate")
 AHEAD = "ahead.json"
 
@@ -71,6 +76,7 @@ RUNS = {
     "sizes_ignored": _decided(TUNED_ON, ALL, "--states", EACH_BUDGET, plots=(*PLOTS, "evictions", "bytes", *EACH)),
     "sizes_honoured": _decided(TUNED_ON, DAYS, "--states", EACH_BUDGET, "--sizes"),
     "entries": _decided(TUNED_ON, ENTRIES, "--entries", EACH_BUDGET, "--no-bound"),
+    "baselines": _decided(TUNED_ON, BASELINES, "--states", EACH_BUDGET, "--limit", "50000", "--no-bound"),
     "later_days": _decided(
         FOUR_DAYS, DAYS, "--states", EACH_BUDGET, "--skip", str(BEFORE + TUNED), plots=(*PLOTS, "fairness_1000")
     ),

@@ -94,7 +94,8 @@ class Holdings:
 
     def score(self, state: State) -> float:
         """What its policy gives it; the lowest leaves first."""
-        return self.of(state.step).policy.score(state)[0]
+        shelf, key = self.of(state.step), (state.entry_id, state.step)
+        return (shelf.score(key) if key in shelf else shelf.policy.score(state))[0]
 
     def use(self, entry_id: str, step: int, at: float) -> None:
         """A picture started from this state, or (step 0) from the entry's picture, or was answered with it."""

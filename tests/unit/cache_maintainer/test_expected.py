@@ -217,3 +217,32 @@ def test_smaller_states_multiply_the_budget() -> None:
     assert fp16.states.max() == 60
     assert 120 < int8.states.max() <= 60 / 0.455
     assert max(fp16.bytes.max(), int8.bytes.max()) <= 60 * STATE
+
+
+def test_its_score_is_the_worth_by_which_states_leave() -> None:
+    shelf, rng = ExpectedShelf(LEVELS), random.Random(2)
+    for number in range(250):  # the first fit comes after 200 lookups
+        at = float(number)
+        before = f"e{number - rng.randrange(1, 4)}"
+        held = [level for level in LEVELS if (before, level) in shelf]
+        shelf.looked_up([Wish(before, 25, max(held))] if held else [], at)
+        offered(shelf, f"e{number}", f"u{number % 7}", at, room=60 * STATE, start=rng.choice((0, 0, 5)))
+    shelf.use(("e249", 25), 249.0)  # the scores are those of the last use
+    shelf._line = iter(())  # what was put in line before is not asked about
+    scores = {(state.entry_id, state.step): shelf.score((state.entry_id, state.step)) for state in shelf}
+    victims = shelf.make_room(9, 9 * STATE, shelf.bytes, 249.0)
+    assert [scores[one.entry_id, one.step] for one in victims] == sorted(scores.values())[: len(victims)]
+    assert len(victims) == 9
+    assert len(set(scores.values())) > 5
+
+
+def test_a_small_new_cache_is_as_good_as_recency_before_anything_is_learned() -> None:
+    """190 requests end before the first fit of 200 lookups; the budgets hold 1, 4 and 12 entries of five states."""
+    saved = dict.fromkeys(("afterimage", "lru-hits", "lcbfu-hits"), 0)
+    for seed in range(3):
+        load = load_of(*topics(190, seed=seed))
+        for states in (5, 20, 60):
+            for name in saved:
+                saved[name] += int(Replay(load, read_policy(name), states * STATE).run().start_step.sum())
+    assert saved["afterimage"] > saved["lru-hits"]
+    assert saved["afterimage"] > 0.9 * saved["lcbfu-hits"]

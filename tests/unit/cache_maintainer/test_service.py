@@ -69,7 +69,7 @@ async def test_hearing_twice_changes_nothing(small: Settings) -> None:
 
 
 async def test_the_least_valuable_states_leave_first(small: Settings) -> None:
-    async with house(small) as home:
+    async with house(small.model_copy(update={"eviction_policy": "lcbfu"})) as home:
         first, second = await home.finish(request("a"), 1), await home.finish(request("b"), 2)
         for _ in range(30):
             await home.backends.bus.publish(StateUsed(second, 5))
@@ -236,7 +236,7 @@ async def test_a_large_purge_is_told_in_facts_that_a_broker_takes(
 
 
 async def test_inspect_pages_newest_first(small: Settings) -> None:
-    async with house(small) as home:
+    async with house(small.model_copy(update={"eviction_policy": "lcbfu"})) as home:
         first, second = await home.finish(request("a"), 1), await home.finish(request("b"), 2)
         page = await home.stub.Inspect(pb.InspectRequest(page_size=1), timeout=5)
         assert [entry.id for entry in page.entries] == [second]
