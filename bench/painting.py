@@ -82,7 +82,7 @@ class Blank:
 
     def _drawing(self, one: Planned) -> Drawing:
         states = {step: bytes([step]) for step in one.plan.capture_steps}
-        return Drawing(one.plan.model, b"blank", states, one.request.steps - one.plan.start_step)
+        return Drawing(one.plan.model, b"blank", states, one.plan.run_steps(one.request.steps) - one.plan.start_step)
 
 
 def claimed_by_small(families: Mapping[str, Family], request: Request, plan: Plan) -> Plan:

@@ -231,7 +231,13 @@ class _Turn:
             await self._serving.keep(one.name, one.request, plan, self._vectors[index], drawing)
         may_run = tuple((able.model, able.start_step) for able in plan.may_run)
         served = Served(
-            index, str(plan.source), plan.model, plan.start_step, one.request.steps, plan.similarity, may_run
+            index,
+            str(plan.source),
+            plan.model,
+            plan.start_step,
+            plan.run_steps(one.request.steps),
+            plan.similarity,
+            may_run,
         )
         self._run.tell(served, drawing)
 

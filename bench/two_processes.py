@@ -94,7 +94,9 @@ class Answer:
 
 def answer_of(picture: Picture, asked_at: float, at: float) -> Answer:
     plan = picture.plan
-    return Answer(at, at - asked_at, str(plan.source), picture.model, plan.start_step, picture.job.request.steps)
+    return Answer(
+        at, at - asked_at, str(plan.source), picture.model, plan.start_step, plan.run_steps(picture.job.request.steps)
+    )
 
 
 async def ask_all(

@@ -140,8 +140,8 @@ class Modm:
     def _arrived(self, request: Request, lane: str) -> None:
         plan = request.plan
         fact = JobQueued(
-            str(request.number), lane, plan.model, str(plan.source), plan.start_step, steps=request.steps,
-            only=only_model(plan),
+            str(request.number), lane, plan.model, str(plan.source), plan.start_step,
+            steps=plan.run_steps(request.steps), only=only_model(plan),
         )  # fmt: skip
         self._monitor.hear(fact, request.at)
 

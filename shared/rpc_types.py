@@ -142,7 +142,7 @@ def plan_from_proto(message: pb.Plan) -> Plan:
 
 def _model_plan(message: pb.ModelPlan) -> ModelPlan:
     guidance = message.guidance if message.HasField("guidance") else None
-    return ModelPlan(message.model, message.start_step, guidance)
+    return ModelPlan(message.model, message.start_step, guidance, message.steps if message.HasField("steps") else None)
 
 
 def job_to_proto(job: Job) -> pb.Job:

@@ -117,12 +117,14 @@ class Request(Stored):
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan(Stored):
-    """What one model may do with a plan: `model` starts after `start_step` of the request's T steps."""
+    """What one model may do with a plan: `model` starts after `start_step` of its T steps."""
 
     model: str
     start_step: int
     guidance: float | None = None
     """What it runs with; None: the request's own, which is the right one for the model that was asked for."""
+    steps: int | None = None
+    """T of its own run, of a model that was not asked for (MoDM §6); None: the request's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,11 @@ class Plan(Stored):
     """Who draws it from noise when what it starts from is gone; empty: `model`."""
     fallback: Plan | None = None
     """Of a latent hit that names no model: the image hit that it becomes where its model is not served."""
+
+    def run_steps(self, asked: int) -> int:
+        """T of the run by `model`, of which `start_step` are skipped; `asked`: the request's own T."""
+        own = next((one.steps for one in self.may_run if one.model == self.model), None)
+        return own or asked
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,7 @@ def early_starts(rows: Sequence[Row]) -> str:
     row = min(far, key=lambda row: row.picture.plan.similarity)
     plan = row.picture.plan
     return (
-        f"A start after {plan.start_step} of {row.steps} steps at similarity {plan.similarity:.3f} is meant: the "
+        f"A start after {plan.start_step} of {row.run_steps} steps at similarity {plan.similarity:.3f} is meant: the "
         f"K table of {row.picture.model} allows it because with that many steps left pictures of other things were "
         "measured to be about as good a start as noise (`afterimage profile`)."
     )

@@ -52,8 +52,12 @@ class Profiler:
 
     @property
     def steps_per_pair(self) -> int:
-        source = max(self.ks) if self.images_of is None else self.steps
-        return source + self.steps + sum(self.steps - k for k in self.ks)
+        source = max(self.ks) if self.images_of is None else self._steps_of(self.images_of)
+        return source + self._steps_of(self.against or self.family) + sum(self.steps - k for k in self.ks)
+
+    def _steps_of(self, family: Family) -> int:
+        """T of a run by this model: `steps` are those of the model that is measured."""
+        return self.steps if family is self.family else family.card.steps_for(self.steps, self.family.card)
 
     def measure(self, pairs: Sequence[ScenePair], on_step: OnStep) -> Iterator[dict[str, Any]]:
         """One record per pair and K, in order; `pairs` share batches, so a few at a time are faster."""
@@ -90,7 +94,7 @@ class Profiler:
             model=family.card.name,
             prompt=pair.before_text if before else pair.after_text,
             size=self.family.card.default_size,
-            steps=self.steps,
+            steps=self._steps_of(family),
             guidance=family.card.default_guidance,
             seed=pair.before_seed if before else pair.after_seed,
             start=start or FromNoise(),

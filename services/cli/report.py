@@ -38,7 +38,13 @@ class Row:
 
     @property
     def steps(self) -> int:
+        """T of the request, which the picture without the cache ran."""
         return self.picture.job.request.steps
+
+    @property
+    def run_steps(self) -> int:
+        """T of the run with the cache."""
+        return self.picture.plan.run_steps(self.steps)
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ def contact_sheet(rows: Sequence[Row], columns: int = 4, side: int = 160) -> Ima
         scaled.thumbnail((side, side)) if max(scaled.size) > side else None
         grown = scaled.resize((side, side * scaled.height // scaled.width), Image.Resampling.LANCZOS)
         sheet.paste(grown.crop((0, 0, side, side)), (x, y))
-        pen.text((x, y + side + 4), f"{index + 1}. {started(row.picture.plan, row.steps)}", "black", font)
+        pen.text((x, y + side + 4), f"{index + 1}. {started(row.picture.plan, row.run_steps)}", "black", font)
         for line, text in enumerate(textwrap.wrap(row.prompt.text, 26)[:3]):
             pen.text((x, y + side + 20 + 15 * line), text, "#555555", font)
     return sheet
@@ -197,7 +203,7 @@ def _source(plan: Plan, drawn_here: Mapping[str, tuple[int, Picture]]) -> str:
 
 def _card(number: int, row: Row, drawn_here: Mapping[str, tuple[int, Picture]]) -> str:
     plan, e = row.picture.plan, html.escape
-    saved = row.steps if row.exact else plan.start_step
+    saved = row.run_steps if row.exact else plan.start_step
     candidates = "".join(
         f"<tr class='{'chosen' if one.chosen else ''}'><td>{e(one.prompt or one.entry_id)}</td><td>{e(one.model)}</td>"
         f"<td>{one.kind}</td>"
@@ -213,9 +219,9 @@ def _card(number: int, row: Row, drawn_here: Mapping[str, tuple[int, Picture]]) 
 <div class="pair">{_figure(row.picture, f"with cache, {row.seconds:.2f} s")}
 {_figure(row.without, f"without, {row.seconds_without:.2f} s")}
 {_source(plan, drawn_here)}
-<div class="plan"><p><b>{started(plan, row.steps)}</b>{f", similarity {plan.similarity:.3f}" if saved else ""}</p>
-<div class="bar"><i style="width:{100 * saved / row.steps:.0f}%"></i></div>
-<p>{row.picture.steps_run} of {row.steps} steps run. {e(plan.reason)}</p>
+<div class="plan"><p><b>{started(plan, row.run_steps)}</b>{f", similarity {plan.similarity:.3f}" if saved else ""}</p>
+<div class="bar"><i style="width:{100 * saved / row.run_steps:.0f}%"></i></div>
+<p>{row.picture.steps_run} of {row.run_steps} steps run. {e(plan.reason)}</p>
 {"".join(f"<p class='note'>{e(note)}</p>" for note in (*plan.degraded, *row.picture.job.warnings))}
 {details if plan.candidates else ""}</div></div>
 </article>"""

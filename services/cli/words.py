@@ -39,7 +39,7 @@ class Bar(Progress):
 
 def where_it_started(view: JobView) -> str:
     """One sentence: where the picture started, and what that saved."""
-    plan, steps = view.job.plan, view.job.request.steps
+    plan, steps = view.job.plan, view.job.plan.run_steps(view.job.request.steps)
     seconds = f" in {view.timings.total_s:.2f} s" if view.timings.total_s else ""
     if plan.source is PlanSource.EXACT:
         return f"Drawn before, exactly so: the stored picture{seconds}, no step run."
@@ -147,7 +147,7 @@ def jobs_table(views: list[JobView], width: int = WIDE) -> Table:
             view.job.state.value,
             datetime.fromtimestamp(view.job.created_at).strftime("%m-%d %H:%M:%S"),
             view.job.plan.source.value,
-            f"{view.job.plan.start_step}/{view.job.request.steps}",
+            f"{view.job.plan.start_step}/{view.job.plan.run_steps(view.job.request.steps)}",
             str(view.steps_run),
             f"{view.timings.total_s:.2f}" if view.timings.total_s else "",
             Text(view.job.request.prompt),
@@ -165,6 +165,8 @@ def job_sheet(view: JobView) -> Table:
     table.add_column(style="bold")
     table.add_column()
     seed = f"{request.seed}" + ("" if request.seed_given else " (drawn)")
+    total = plan.run_steps(request.steps)
+    own = "" if total == request.steps else f" of {total}"
     rows = {
         "job": job.id,
         "state": job.state.value + (f": {job.error}" if job.error else ""),
@@ -172,7 +174,7 @@ def job_sheet(view: JobView) -> Table:
         "negative prompt": request.negative_prompt,
         "size · steps · guidance · seed": f"{request.size} · {request.steps} · {request.guidance:g} · {seed}",
         "model": view.model,
-        "plan": f"{plan.source.value}, start after step {plan.start_step}: {plan.reason}",
+        "plan": f"{plan.source.value}, start after step {plan.start_step}{own}: {plan.reason}",
         "degraded": "; ".join(plan.degraded),
         "steps run": f"{view.steps_run}{_resumed(view)}",
         "attempts": str(job.attempt),
@@ -188,7 +190,7 @@ def job_sheet(view: JobView) -> Table:
 
 def _resumed(view: JobView) -> str:
     """Where the attempt that finished went on from a checkpoint; empty when it began where the plan says."""
-    job, steps = view.job, view.job.request.steps
+    job, steps = view.job, view.job.plan.run_steps(view.job.request.steps)
     if job.state is not JobState.SUCCEEDED or job.plan.source is PlanSource.EXACT or job.attempt < 2:
         return ""
     after = steps - view.steps_run

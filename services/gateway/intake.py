@@ -228,7 +228,7 @@ def _queued(job: Job) -> JobQueued:
         predicted_hit=plan.predicted_hit,
         found=plan.found,
         sampled=plan.sampled,
-        steps=job.request.steps,
+        steps=plan.run_steps(job.request.steps),
         modality=job.request.modality,
         only=only_model(plan),
     )

@@ -58,11 +58,13 @@ def _check_start(plan: Plan, request: Request, exact: bool) -> None:
         case PlanSource.EXACT if exact:
             first, last = 0, request.steps
         case PlanSource.LATENT | PlanSource.IMAGE:
-            first, last = 1, request.steps - 1
+            first, last = 1, plan.run_steps(request.steps) - 1
         case _:
             raise NonsenseError(f"a plan from {plan.source}, which was not asked for")
     if not first <= plan.start_step <= last:
-        raise NonsenseError(f"a start from {plan.source} after step {plan.start_step} of {request.steps}")
+        raise NonsenseError(
+            f"a start from {plan.source} after step {plan.start_step} of {plan.run_steps(request.steps)}"
+        )
     if plan.source is not PlanSource.NOISE and not plan.state_key:
         raise NonsenseError(f"a plan from {plan.source} that names nothing to start from")
     if not 0 <= plan.fresh_noise <= 1:  # also refuses nan
@@ -77,8 +79,12 @@ def _check_refiners(plan: Plan, request: Request, card: ModelCard, served: Colle
         raise NonsenseError(
             f"a picture that {', '.join(models) or 'nobody'} may go on from, planned for {plan.model!r}"
         )
-    if not all(0 < one.start_step < request.steps for one in plan.may_run):
-        raise NonsenseError(f"starts after {[one.start_step for one in plan.may_run]} of {request.steps} steps")
+    starts = [(one.start_step, one.steps or request.steps) for one in plan.may_run]
+    if not all(0 < start < steps for start, steps in starts):
+        said = ", ".join(f"{start} of {steps}" for start, steps in starts)
+        raise NonsenseError(f"starts after {said} steps")
+    if any(one.model == card.name and one.steps not in (None, request.steps) for one in plan.may_run):
+        raise NonsenseError(f"a run of {card.name!r} in other than the {request.steps} steps that were asked for")
 
 
 def noise_plan(request: Request, card: ModelCard, settings: Settings, degraded: tuple[str, ...], reason: str) -> Plan:

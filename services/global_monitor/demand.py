@@ -10,6 +10,8 @@ from shared.messages import JobQueued, lane_of
 
 GENERATION = 50
 """Steps of the paper's full generation: work is counted in so many, whatever T a request asks for."""
+Generations = Mapping[str, float]
+"""Steps of a full generation by model, where not GENERATION: a Turbo's 10 do the work of a large model's 50."""
 FORGOTTEN_S = 3600.0
 """A job whose end nobody told is not waited for after this."""
 LEAST_WINDOW_S = 1.0
@@ -86,15 +88,15 @@ class _Sums:
 class DemandWindow:
     """Hears what is queued and what ends; `at` is in seconds of one clock that does not go back."""
 
-    def __init__(self, window_s: float, at: float) -> None:
-        self._window_s, self._since = window_s, at
+    def __init__(self, window_s: float, at: float, generations: Generations | None = None) -> None:
+        self._window_s, self._since, self._generations = window_s, at, generations or {}
         self._asked: deque[_Asked] = deque()
         self._open: dict[str, _Asked] = {}
         """Queued and not ended, oldest first."""
         self._in_window, self._waiting = _Sums(), _Sums()
 
     def queued(self, fact: JobQueued, at: float) -> None:
-        left = max(fact.steps - fact.start_step, 0) / GENERATION
+        left = max(fact.steps - fact.start_step, 0) / self._generations.get(fact.model, GENERATION)
         k = round(fact.start_step * GENERATION / max(fact.steps, 1))
         # what one model alone may draw is that model's work, wherever it waits
         lane = lane_of(fact.only) if fact.only else fact.lane

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from services.global_monitor.allocation import Fleet, Mode, Target, allocate
-from services.global_monitor.demand import Demand, DemandWindow
+from services.global_monitor.demand import Demand, DemandWindow, Generations
 from services.global_monitor.fleet import Capacity
 from services.global_monitor.hysteresis import whole
 from services.global_monitor.payback import Stage, pays_back
@@ -48,6 +48,8 @@ class Rules:
     catch_up_s: float = 600.0
     turn_s: float = 30.0
     lapse_s: float = 15.0
+    generations: Generations = field(default_factory=dict)
+    """Steps of a full generation by model; a model without one runs as many as the paper's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,8 @@ class GlobalMonitor:
 
     def __init__(self, rules: Rules, at: float) -> None:
         self.rules = rules
-        self._roster = Roster(rules.lapse_s)
-        self._window = DemandWindow(rules.window_s, at)
+        self._roster = Roster(rules.lapse_s, rules.generations)
+        self._window = DemandWindow(rules.window_s, at, rules.generations)
         self._home: dict[str, str] = {}
         """What was decided for each worker, or what it reports where nothing was."""
         self._away: dict[str, str] = {}

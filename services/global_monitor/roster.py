@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from services.global_monitor.demand import GENERATION, Generations
 from services.global_monitor.throughput import Rates, by_kind, rates_of
 from services.global_monitor.trust import Evidence, credit
 from shared.messages import JobSucceeded, WorkerReported
@@ -36,10 +37,10 @@ class _Heard:
 
 
 class Roster:
-    """`lapse_s`: a worker not heard of for so long is dead."""
+    """`lapse_s`: a worker not heard of for so long is dead. `generations`: steps of a full generation by model."""
 
-    def __init__(self, lapse_s: float) -> None:
-        self._lapse_s = lapse_s
+    def __init__(self, lapse_s: float, generations: Generations | None = None) -> None:
+        self._lapse_s, self._generations = lapse_s, generations or {}
         self._heard: dict[str, _Heard] = {}
 
     def reported(self, report: WorkerReported, at: float) -> bool:
@@ -47,7 +48,7 @@ class Roster:
         before = self._heard.get(report.worker)
         if report.leaving:
             return self._heard.pop(report.worker, None) is not None
-        claims = rates_of(report.step_s)
+        claims = rates_of(report.step_s, self._generations)
         if before is None:
             self._heard[report.worker] = _Heard(report, at, claims, Evidence(report.model, at))
             return True
@@ -59,8 +60,13 @@ class Roster:
         take it as long, by its word."""
         heard = self._heard.get(fact.worker)
         if heard is not None and (rate := heard.claims.get(fact.model)):
-            steps = fact.steps_run * heard.claims.get(heard.evidence.model, 0.0) / rate
+            own = heard.evidence.model
+            per_s = heard.claims.get(own, 0.0) * self._generation(own), rate * self._generation(fact.model)
+            steps = fact.steps_run * per_s[0] / per_s[1]
             self._heard[fact.worker] = replace(heard, evidence=heard.evidence.finished(steps))
+
+    def _generation(self, model: str) -> float:
+        return self._generations.get(model, GENERATION)
 
     def lapse(self, at: float) -> tuple[str, ...]:
         """Forgets who was not heard of; their names."""
@@ -74,7 +80,8 @@ class Roster:
         for name, heard in self._heard.items():
             model, claimed = heard.report.model, heard.claims.get(heard.report.model, 0.0)
             evidence = heard.evidence.after(model, at, pressed=pressed(heard.report))
-            found = credit(claimed, heard.report.max_rows, evidence, at, heard.credit)
+            generation = self._generation(model)
+            found = credit(claimed, heard.report.max_rows, evidence, at, heard.credit, generation)
             self._heard[name] = replace(heard, evidence=evidence, credit=found)
 
     def workers(self) -> list[Worker]:

@@ -15,6 +15,7 @@ import grpc
 from protos import global_monitor_pb2 as pb
 from protos import global_monitor_pb2_grpc as pb_grpc
 from services.global_monitor.answers import allocation, change
+from services.global_monitor.demand import GENERATION
 from services.global_monitor.figures import show
 from services.global_monitor.monitor import Decision, GlobalMonitor, Rules
 from services.global_monitor.pid import Gains
@@ -216,7 +217,8 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
 
 
 def rules_of(settings: Settings) -> Rules:
-    large, *smalls = served_cards(settings)
+    cards = served_cards(settings)
+    large, *smalls = cards
     return Rules(
         large=large,
         smalls=tuple(smalls),
@@ -229,4 +231,7 @@ def rules_of(settings: Settings) -> Rules:
         catch_up_s=settings.monitor_catch_up_s,
         turn_s=settings.monitor_turn_s,
         lapse_s=LAPSES * settings.report_s,
+        generations={
+            name: GENERATION * card.default_steps / cards[large].default_steps for name, card in cards.items()
+        },
     )

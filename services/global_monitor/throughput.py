@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from statistics import median
 
-from services.global_monitor.demand import GENERATION
+from services.global_monitor.demand import GENERATION, Generations
 
 Rates = Mapping[str, float]
 """Full generations per second by model."""
 
 
-def rates_of(step_s: Iterable[tuple[str, int, float]]) -> dict[str, float]:
+def rates_of(step_s: Iterable[tuple[str, int, float]], generations: Generations | None = None) -> dict[str, float]:
     """From seconds of a step at each batch size: the best of them, since under load batches fill."""
     best: dict[str, float] = {}
     for model, rows, seconds in step_s:
         if seconds > 0:
-            best[model] = max(best.get(model, 0.0), rows / seconds / GENERATION)
+            rate = rows / seconds / (generations or {}).get(model, GENERATION)
+            best[model] = max(best.get(model, 0.0), rate)
     return best
 
 

@@ -33,11 +33,18 @@ class Evidence:
         return Evidence(self.model, self.since, self.steps + steps)
 
 
-def credit(claimed: float, max_rows: int, evidence: Evidence, at: float, before: float = 1.0) -> float:
+def credit(
+    claimed: float,
+    max_rows: int,
+    evidence: Evidence,
+    at: float,
+    before: float = 1.0,
+    generation: float = GENERATION,
+) -> float:
     """What a worker's claims are multiplied by: 1 while it is believed, else seen over claimed; `before` while there is
-    too little evidence. claimed: full generations per second with the evidence's model."""
+    too little evidence. claimed: full generations per second with the evidence's model, of `generation` steps each."""
     seconds = at - evidence.since
     if claimed <= 0 or claimed * seconds < FULL_BATCHES * max_rows:
         return before
-    seen = evidence.steps / GENERATION / seconds / claimed
+    seen = evidence.steps / generation / seconds / claimed
     return 1.0 if 1 / FAR <= seen <= FAR else max(seen, LEAST)

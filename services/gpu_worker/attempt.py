@@ -140,7 +140,7 @@ class Attempt:
             self._first.cancel()
 
     def _tell(self, step: int, preview: Pixels | None) -> None:
-        message = progress(self.job.id, step, self.job.request.steps, preview)
+        message = progress(self.job.id, step, self.plan.run_steps(self.job.request.steps), preview)
         self._in_background(self._place.backends.bus.publish(message))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -266,7 +266,7 @@ class Attempt:
             timings=timings,
             warnings=joined.warnings if joined else (),
             captured=captured,
-            compat=card.compat(request.size, request.steps),
+            compat=card.compat(request.size, self.plan.run_steps(request.steps)),
         )
 
     async def _captured(self) -> tuple[Captured, ...]:

@@ -68,7 +68,7 @@ def task_of(task_id: str, request: Request, plan: Plan, start: Start, **ride: An
         prompt=request.prompt,
         negative_prompt=request.negative_prompt,
         size=request.size,
-        steps=request.steps,
+        steps=plan.run_steps(request.steps),
         guidance=guidance_of(plan, request),
         seed=request.seed,
         start=start,
@@ -179,7 +179,7 @@ class _Preparation:
             size = self._job.request.size
             large = plan.source is PlanSource.IMAGE and max(len(blob), 3 * size.width * size.height) > INLINE_BYTES
             start = await asyncio.to_thread(start_of, plan, blob, size) if large else start_of(plan, blob, size)
-            return self._fitting(start, family, plan.state_key)
+            return self._fitting(start, plan, family, plan.state_key)
         except (BlobMissingError, BlobCorruptError):
             self._lost.append(plan.state_key)
             raise
@@ -191,8 +191,8 @@ class _Preparation:
         except TimeoutError as error:
             raise UnavailableError(f"blob {key}: no answer in {self._timeout_s:g} s") from error
 
-    def _fitting(self, start: Start, family: Family, key: str) -> Start:
-        size, steps = self._job.request.size, self._job.request.steps
+    def _fitting(self, start: Start, plan: Plan, family: Family, key: str) -> Start:
+        size, steps = self._job.request.size, plan.run_steps(self._job.request.steps)
         match start:
             case FromState(latent=latent) | FromCheckpoint(latent=latent):
                 found, needed = latent.shape, family.latent_shape(size)
@@ -227,7 +227,7 @@ class _Preparation:
             start, plan = decode_checkpoint(await self._read(key))
             if (family := self._families.get(plan.model)) is None:
                 return None
-            self._fitting(start, family, key)
+            self._fitting(start, plan, family, key)
         except (BlobMissingError, BlobCorruptError, ModelError):
             return None
         return Prepared(plan, start, family) if plan.weights_hash == family.card.weights_hash else None

@@ -40,6 +40,11 @@ class Request:
     steps: int = STEPS
 
     @property
+    def left(self) -> int:
+        """Steps of the model that draws it, after the start."""
+        return self.plan.run_steps(self.steps) - self.plan.start_step
+
+    @property
     def is_hit(self) -> bool:
         return self.plan.source is not PlanSource.NOISE
 
@@ -179,7 +184,7 @@ class Workers:
 
     def arrive(self, request: Request, arrived: Callable[[Request, str], None] = lambda request, lane: None) -> None:
         """Now; of one with no steps to run there is nothing to draw."""
-        if request.plan.start_step >= request.steps:
+        if request.left <= 0:
             self.on_done(Done(request, self.now, "", "", 0, self.now))
             return
         plan = request.plan
@@ -262,7 +267,7 @@ class Workers:
                 self.waiting[row.lane].append(row)
                 continue
             row.joined_at = self.now
-            ends = worker.ran + row.request.steps - plan.start_step
+            ends = worker.ran + row.request.left
             heapq.heappush(worker.rows.setdefault(plan.model, []), (ends, row.request.number, row))
             worker.in_hand += 1
             if plan.source is PlanSource.IMAGE:
@@ -288,8 +293,7 @@ class Workers:
                 row = heapq.heappop(heap)[2]
                 worker.in_hand -= 1
                 at += self.profiles[model].decode_s
-                ran = row.request.steps - row.request.plan.start_step
-                done = Done(row.request, at, worker.name, model, ran, row.joined_at)
+                done = Done(row.request, at, worker.name, model, row.request.left, row.joined_at)
                 self.at(at, partial(self.on_done, done))
                 worker.shut = True
         if not worker.shut:

@@ -15,6 +15,16 @@ TableOf = Callable[[str, str], ImageTable]
 
 
 @dataclass(frozen=True, slots=True)
+class OwnRun:
+    """The run of a model whose T is not the request's (MoDM §6: 10 steps of a Turbo beside 50 of the large model)."""
+
+    steps: int
+    """T."""
+    step_near: Callable[[int, int], int]
+    """(k, T of a table) → the step of this run whose noise level is nearest; 0: the run's start."""
+
+
+@dataclass(frozen=True, slots=True)
 class Refiner:
     """A model that may go on from a picture."""
 
@@ -25,6 +35,8 @@ class Refiner:
     guidance: float | None = None
     """None: the request's own."""
     small: bool = False
+    own_run: OwnRun | None = None
+    """None: as many steps as the request's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +64,7 @@ def weigh_picture(request: Request, refiners: Sequence[Refiner], hit: Hit, entry
     doubts = tuple(table.why_not for _, table in found if table.misfit)
     state = entry.picture
     if not able or state is None:
-        reason = _too_different(hit, request, [table for _, table in found])
+        reason = _too_different(hit, request, found)
         return WeighedHit(
             Candidate(hit.entry_id, "image", hit.similarity, 0, 0, entry.prompt, reason=reason, model=entry.model),
             doubts=doubts,
@@ -73,11 +85,20 @@ def _start(request: Request, hit: Hit, refiner: Refiner, found: ImageTable) -> t
     """Its rank among the others (cheapest first, of equals the small one) and what it does; None: nothing."""
     if found.table is None:
         return None
-    step = wished_step(found.table, hit.similarity, request.steps, request.savings)
+    own, table = refiner.own_run, found.table
+    if own is None:
+        step = wished_step(table, hit.similarity, request.steps, request.savings)
+    else:
+        k = wished_step(table, hit.similarity, table.steps, request.savings)
+        step = own.step_near(k, table.steps) if k else 0
     if step == 0:
         return None
-    cost = cost_of(refiner.pace, request.steps, step, picture=True)
-    return (cost, not refiner.small, refiner.model), ModelPlan(refiner.model, step, refiner.guidance)
+    steps = own.steps if own else request.steps
+    cost = cost_of(refiner.pace, steps, step, picture=True)
+    if own and cost >= request.steps:  # from noise, the model that was asked for is done sooner
+        return None
+    plan = ModelPlan(refiner.model, step, refiner.guidance, own.steps if own else None)
+    return (cost, not refiner.small, refiner.model), plan
 
 
 def _refused(request: Request, entry: Entry | None) -> str:
@@ -93,19 +114,26 @@ def _refused(request: Request, entry: Entry | None) -> str:
 
 def _could(may_run: Sequence[ModelPlan], entry: Entry, request: Request) -> str:
     first, *others = may_run
-    who = "".join(f", {one.model} after step {one.start_step}" for one in others)
+    who = "".join(f", {one.model} after step {_of(one)}" for one in others)
     size = entry.compat.size
     resized = "" if size == request.size else f", resized from {size}"
-    return f"{first.model} could start after step {first.start_step}{who}{resized}"
+    return f"{first.model} could start after step {_of(first)}{who}{resized}"
 
 
-def _too_different(hit: Hit, request: Request, found: Sequence[ImageTable]) -> str:
-    tables = [one.table for one in found if one.table is not None]
+def _of(plan: ModelPlan) -> str:
+    """The start step, with T where that is the model's own."""
+    return f"{plan.start_step} of {plan.steps}" if plan.steps else f"{plan.start_step}"
+
+
+def _too_different(hit: Hit, request: Request, found: Sequence[tuple[Refiner, ImageTable]]) -> str:
+    tables = [one.table for _, one in found if one.table is not None]
     if not tables:
-        return next((one.why_not for one in found), "no model here goes on from pictures")
+        return next((one.why_not for _, one in found), "no model here goes on from pictures")
     lowest = shifted(min(table.lowest_similarity for table in tables), request.savings)
     if lowest > 1:
         return "of no use: no start from such a picture kept the quality when that was profiled"
+    if hit.similarity > lowest and any(one.own_run for one, _ in found):
+        return f"similar enough ({hit.similarity:.3f}), but no start from it takes less than {request.steps} steps do"
     if hit.similarity > lowest:
         return f"similar enough ({hit.similarity:.3f}), but {request.steps} steps are too few to skip any"
     return f"not similar enough: {hit.similarity:.3f} is not above {lowest:.3f}"

@@ -166,7 +166,8 @@ def from_candidates(
         return base
     if lot(request, "epsilon") < rules.epsilon:
         reason = (
-            f"Drawn from noise although it could start after {best.candidate.start_step} of {request.steps} steps: "
+            f"Drawn from noise although it could start after {best.candidate.start_step} "
+            f"of {_total(best, request.steps)} steps: "
             f"a share of {rules.epsilon:g} of hits is, so that pictures stay diverse."
         )
         return replace(base, reason=reason, sampled=True)
@@ -302,13 +303,21 @@ def _beaten(offer: Offer, best: Offer, steps: int) -> str:
     return "saves fewer steps than the chosen one"
 
 
+def _total(offer: Offer, asked: int) -> int:
+    """T of the first model that may take this offer."""
+    return offer.may_run[0].steps or asked
+
+
 def _hit_reason(best: Offer, steps: int) -> str:
     one = best.candidate
     if best.state.is_picture:
-        others = "".join(f", {other.model} after {other.start_step}" for other in best.may_run[1:])
+        others = "".join(
+            f", {other.model} after {other.start_step}{f' of {other.steps}' if other.steps else ''}"
+            for other in best.may_run[1:]
+        )
         return (
-            f"Starts after {one.start_step} of {steps} steps with {best.may_run[0].model}{others} from a picture "
-            f"by {one.model} that has similarity {one.similarity:.3f} to the prompt."
+            f"Starts after {one.start_step} of {_total(best, steps)} steps with {best.may_run[0].model}{others} "
+            f"from a picture by {one.model} that has similarity {one.similarity:.3f} to the prompt."
         )
     is_hole = one.start_step < one.wished_step
     hole = f" ({one.wished_step} are allowed, but that state is not there)" if is_hole else ""

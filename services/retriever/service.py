@@ -15,7 +15,7 @@ import numpy as np
 from protos import retriever_pb2 as pb
 from protos import retriever_pb2_grpc as pb_grpc
 from services.retriever.cost import pace_of
-from services.retriever.pictures import Refiner
+from services.retriever.pictures import OwnRun, Refiner
 from services.retriever.planning import (
     Found,
     Question,
@@ -37,7 +37,7 @@ from shared.models.k_table import doubts
 from shared.rpc_types import plan_to_proto, request_from_proto
 from shared.service import Context
 from shared.telemetry import METRICS, log
-from shared.types import Entry, Hit, IndexFilter, Plan, PlanSource, Vector, vector_from, visible_owners
+from shared.types import Entry, Hit, IndexFilter, Plan, PlanSource, Request, Vector, vector_from, visible_owners
 
 T = TypeVar("T")
 Planned: TypeAlias = Plan  # inside the servicer its rpc hides the name
@@ -159,7 +159,8 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         able = [
             one
             for one in ([asked] if request.names_a_model else served)
-            if one.may_refine(question.encoder_hash, dim, drawers) and one.card.draws(request.size, request.steps)
+            if one.may_refine(question.encoder_hash, dim, drawers)
+            and one.card.draws(request.size, _steps_of(one, asked, request))
         ]
         return tuple(
             Refiner(
@@ -169,6 +170,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
                 pace_of(one.latencies, asked.latencies),
                 None if one.card.name == asked.card.name else one.card.guidance_for(request.guidance, asked.card),
                 small=one.card.role == "small",
+                own_run=_own_run(one, asked, request),
             )
             for one in able
         )
@@ -305,8 +307,19 @@ def _worth_it(question: Question) -> bool:
     return question.predicted_hit is not False or question.sampled or question.request.savings > 0.5
 
 
+def _steps_of(one: Known, asked: Known, request: Request) -> int:
+    """T of the model `one` in a request for the model `asked`."""
+    return request.steps if one.card.name == asked.card.name else one.card.steps_for(request.steps, asked.card)
+
+
+def _own_run(one: Known, asked: Known, request: Request) -> OwnRun | None:
+    """None where the model runs as many steps as the request names."""
+    steps = _steps_of(one, asked, request)
+    return None if steps == request.steps else OwnRun(steps, partial(one.card.step_near, steps=steps))
+
+
 def _count(plan: Plan, asked: Asked) -> None:
-    steps = asked.question.request.steps
+    steps = plan.run_steps(asked.question.request.steps)
     METRICS.lookups.labels(plan.source.value, str(round(plan.start_step * 50 / steps))).inc()
     wished = max((one.wished_step for one in plan.candidates if one.kind == "latent"), default=0)
     if plan.source in (PlanSource.LATENT, PlanSource.NOISE) and wished > plan.start_step and not plan.sampled:

@@ -15,7 +15,7 @@ from shared.errors import ConfigurationError, InvalidRequestError, ModelError
 from shared.models import hub
 from shared.models.added import added
 from shared.models.checkpoint import INDEX, missing, read_json, said_by
-from shared.models.schedules import same_noise_level, sampler_id
+from shared.models.schedules import nearest_step, same_noise_level, sampler_id
 from shared.models.weights import weights_hash
 from shared.settings import Settings
 from shared.types import CompatKey, Size
@@ -136,6 +136,18 @@ class ModelCard:
         start, rest = divmod(step * steps, of)
         levels = self.sampler, self.scheduler_config
         return start if not rest and same_noise_level(*levels, (step, of), (start, steps)) else 0
+
+    def step_near(self, k: int, of: int, steps: int) -> int:
+        """The step of its run of `steps` whose noise level is nearest to that after `k` of `of`, for a start from a
+        picture; 0 where that is the start of the run (MoDM §6: every model has a T of its own)."""
+        return nearest_step(self.sampler, self.scheduler_config, (k, of), steps)
+
+    def steps_for(self, steps: int, asked: ModelCard) -> int:
+        """T of this model in a request of `steps` steps that was made for `asked`: default for default, and never more
+        steps than the request names. Models with one default T run the request's."""
+        if self.default_steps == asked.default_steps:
+            return steps
+        return self.default_steps if steps == asked.default_steps else min(steps, self.default_steps)
 
     def draws(self, size: Size, steps: int) -> bool:
         """Whether it may be asked for this size in so many steps."""

@@ -50,6 +50,22 @@ def noise_level(sampler: str, config: dict[str, Any], steps: int, step: int) -> 
     return Fraction(steps - 1 - step, max(steps - 1, 1))
 
 
+def nearest_step(sampler: str, config: dict[str, Any], planned: tuple[int, int], steps: int) -> int:
+    """The step of a run of `steps` whose noise level is nearest to that of `planned`, (k, T), of the same model.
+
+    Of two equally near levels the one with more noise counts. 0: the nearest level is that of the run's start. Levels
+    need not be equal, as a latent's must be: a picture is brought to the level of any step.
+    """
+
+    def level(step: int, of: int) -> Fraction:
+        if sampler == "ddim":  # a picture is brought to the level of the step's own timestep
+            return Fraction(int(ddim_timesteps(config, of)[step]))
+        return noise_level(sampler, config, of, step)
+
+    wanted = level(*planned)
+    return min(range(steps), key=lambda step: (abs(level(step, steps) - wanted), step))
+
+
 def same_noise_level(sampler: str, config: dict[str, Any], state: tuple[int, int], wanted: tuple[int, int]) -> bool:
     """Whether a latent after K of T steps (`state`) can start a run of T' steps after K' (`wanted`).
 

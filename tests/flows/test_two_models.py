@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
+import shutil
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
 from services.cache_maintainer.service import CacheMaintainerService
+from services.cli.words import where_it_started
 from services.embedder.encoder import encoder_hash
 from services.gateway.roster import Roster
 from services.gateway.service import GatewayService
 from services.retriever.service import RetrieverService
-from shared.client import Picture
+from shared.client import Picture, Progress
 from shared.errors import BlobMissingError, UnavailableError
 from shared.messages import WorkerReported, refine_lane
 from shared.models.card import BUNDLED, find_card
@@ -99,6 +103,31 @@ async def test_a_picture_that_vanished_is_a_miss_of_the_large_model_and_a_search
     hole = await pair.generate("a fox on the beach", seed=3)
     assert (hole.plan.source, hole.model, hole.steps_run) == (PlanSource.NOISE, "large", 10)
     assert "drawn from noise" in hole.plan.degraded[0]
+
+
+async def test_a_small_model_with_a_t_of_its_own_draws_a_hit_in_the_steps_of_its_own_run(
+    settings: Settings, tmp_path: Path
+) -> None:
+    turbo = shutil.copytree(BUNDLED / "small", tmp_path / "turbo")
+    card = json.loads((turbo / "card.json").read_bytes())
+    (turbo / "card.json").write_text(json.dumps({**card, "name": "turbo", "default_steps": 10}))
+    given = {"small": str(turbo), "torch_threads": 1, "image_k_table_alpha": 0.9}
+    async with house(settings.model_copy(update=given)) as home:
+        miss = await seen(home, await home.generate(FOX, seed=1, steps=None))
+        assert (miss.model, miss.steps_run) == ("large", 50)
+
+        events = [event async for event in home.client.generate_stream("a fox in the snow at night", seed=2)]
+        hit = events[-1]
+        assert isinstance(hit, Picture)
+        assert (hit.plan.source, hit.model, hit.job.request.steps) == (PlanSource.IMAGE, "turbo", 50)
+        assert hit.plan.run_steps(50) == 10
+        assert hit.steps_run == 10 - hit.plan.start_step
+        assert {event.steps for event in events if isinstance(event, Progress)} == {10}
+        assert where_it_started(hit).startswith(f"Started after step {hit.plan.start_step} of 10 from large's picture")
+        assert f": {hit.steps_run} steps in" in where_it_started(hit)
+
+        named = await home.generate("a fox in the snow at night", seed=2, quality="turbo", cache="off", steps=50)
+        assert (named.model, named.steps_run) == ("turbo", 50)
 
 
 def _without(blobs: Any, key: str) -> Any:

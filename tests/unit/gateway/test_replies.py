@@ -46,6 +46,20 @@ def test_plans_that_cannot_be_drawn_are_refused() -> None:
             check_plan(wrong, REQUEST, CARD)
 
 
+def test_a_refiner_may_have_a_t_of_its_own_and_the_model_that_was_asked_for_may_not() -> None:
+    able = (ModelPlan("turbo", 3, 1.0, 10), ModelPlan("noop", 7))
+    plan = Plan(PlanSource.IMAGE, "turbo", start_step=3, state_key="pictures/1", may_run=able)
+    assert check_plan(plan, REQUEST, CARD, ("noop", "turbo")) is plan
+    assert check_plan(replace(plan, model="noop", start_step=24), REQUEST, CARD, ("noop", "turbo"))
+    for wrong in (
+        replace(plan, start_step=10),
+        replace(plan, may_run=(replace(able[0], start_step=10),)),
+        replace(plan, model="noop", may_run=(replace(able[1], steps=50),)),
+    ):
+        with pytest.raises(NonsenseError):
+            check_plan(wrong, REQUEST, CARD, ("noop", "turbo"))
+
+
 def test_a_stored_picture_answers_only_where_it_may() -> None:
     exact = Plan(PlanSource.EXACT, "noop", start_step=25, state_key="pictures/1")
     assert check_plan(exact, REQUEST, CARD) is exact

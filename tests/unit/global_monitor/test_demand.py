@@ -52,6 +52,16 @@ def test_other_schedules_count_by_their_steps() -> None:
     assert demand.lanes[0].work_per_s == pytest.approx(8 / 50 / 100)
 
 
+def test_a_model_with_a_t_of_its_own_does_a_full_generation_in_so_many_steps() -> None:
+    heard = DemandWindow(100.0, 0.0, {"turbo": 10.0})
+    hit = replace(queued("a", refine_lane(), k=3, steps=10), model="turbo")
+    for fact in (hit, queued("b", refine_lane(), k=15)):
+        heard.queued(fact, 1.0)
+    (lane,) = heard.demand(100.0).lanes
+    assert lane.share_by_k == {15: 1.0}
+    assert lane.work_per_s == pytest.approx(2 * 0.7 / 100)  # 7 of 10 steps, and 35 of 50
+
+
 def test_video_has_lanes_of_its_own() -> None:
     video = queued("v", refine_lane(Modality.VIDEO), 10, modality=Modality.VIDEO)
     demand = window(video, queued("i", refine_lane(), 10)).demand(100.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from services.global_monitor.roster import Roster
@@ -99,6 +101,26 @@ def test_what_it_draws_with_a_model_that_nobody_runs_counts_by_the_time_it_takes
     roster.judge(60.0, lambda _: True)
     assert roster.workers()[0].credit == 1.0
     assert roster._heard["a"].evidence.steps == pytest.approx(60 * 80)
+
+
+def test_fewer_steps_make_a_full_generation_of_a_model_with_a_t_of_its_own() -> None:
+    assert rates_of((("turbo", 8, 0.1),), {"turbo": 10.0}) == {"turbo": pytest.approx(8.0)}
+    roster = Roster(1e9, {"turbo": 10.0})
+    roster.reported(report(step_s=(*FAST, ("turbo", 8, 0.1))), 0.0)  # a step as long as the large model's
+    roster.judge(0.0, lambda _: True)
+    for _ in range(60):
+        roster.finished(JobSucceeded("j", 1, "a", "turbo", 80))
+    roster.judge(60.0, lambda _: True)
+    assert roster.workers()[0].credit == 1.0
+    assert roster._heard["a"].evidence.steps == pytest.approx(60 * 80)
+    turbo = replace(report(step_s=(("turbo", 8, 0.1),)), model="turbo")
+    alone = Roster(1e9, {"turbo": 10.0})
+    alone.reported(turbo, 0.0)
+    alone.judge(0.0, lambda _: True)
+    for _ in range(60):
+        alone.finished(JobSucceeded("j", 1, "a", "turbo", 80))
+    alone.judge(60.0, lambda _: True)
+    assert (alone.workers()[0].credit, alone.workers()[0].rates["turbo"]) == (1.0, pytest.approx(8.0))
 
 
 def test_who_has_nothing_to_do_is_no_liar() -> None:

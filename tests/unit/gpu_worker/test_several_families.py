@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from services.gpu_worker.codecs import encode_png
 from services.gpu_worker.redraw import redraw
 from shared.messages import GenerateImage, refine_lane
-from shared.models import tiny_families
+from shared.models import tiny, tiny_families
 from shared.types import Job, ModelPlan, Plan, PlanSource, Size
 from tests.unit.gpu_worker.worker import STEPS, Bench, running_worker
 
@@ -57,3 +58,40 @@ async def test_each_goes_on_from_the_picture_of_another_at_its_size_and_at_anoth
         )
         assert not np.array_equal(picture, redraw(family, job.request, Plan(PlanSource.NOISE, name)).pixels)
         source = job  # the next goes on from this one's
+
+
+async def test_a_model_with_a_t_of_its_own_goes_on_at_the_same_noise_level_of_its_schedule(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    """T = 10 behind a large model of T = 50, with DDIM and with flow matching: as if ten steps had been asked for."""
+    large = str(tiny_folder / "large")
+    smalls = [
+        str(tiny.build(tmp_path, seed=1, name="turbo-ddim", clip=False) / "turbo-ddim"),
+        str(tiny_families.save(tmp_path / "turbo-flow", "sd3", seed=1)),
+    ]
+    async with running_worker(tmp_path / "data", large, small=",".join(smalls), batch_invariant=4) as bench:
+        entry = await bench.cache(source := await bench.draw())
+        png = await bench.blobs.get(entry.picture_key)
+        for name in ("turbo-ddim", "turbo-flow"):
+            family = bench.service._place.families[name]
+            start = family.card.step_near(15, 50, 10)
+            assert start == 3
+            able = (ModelPlan(name, start, 1.0, 10), ModelPlan("large", 15))
+            plan = Plan(
+                PlanSource.IMAGE, name, start_step=start, entry_id=entry.id, state_key=entry.picture_key,
+                state_sha256=entry.picture_sha256, state_codec="png", may_run=able, miss_model="large",
+            )  # fmt: skip
+            job = await bench.accept(plan, steps=50, prompt="a blue fox")
+            await bench.backends.bus.send(refine_lane(), GenerateImage(job.id))
+            job = await bench.final(job.id)
+            assert job.result is not None, job.error
+            assert (job.result.model, job.result.steps_run, job.plan.start_step) == (name, 7, 3)
+            assert job.result.compat == family.card.compat(Size(64, 64), 10)
+
+            alone = replace(plan, may_run=(ModelPlan(name, start, 1.0),))
+            again = redraw(family, replace(job.request, steps=10), alone, png)
+            assert encode_png(again.pixels) == await bench.blobs.get(job.result.picture_key)
+            fifty = redraw(family, job.request, replace(alone, start_step=15), png)
+            assert not np.array_equal(fifty.pixels, again.pixels)
+        assert source.result is not None
+        assert source.result.steps_run == STEPS

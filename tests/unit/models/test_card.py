@@ -8,6 +8,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from shared.models import (
     weights_hash,
 )
 from shared.models.card import BUNDLED, SHIPPED, bundled_cards, card_for, write_card
+from shared.models.schedules import nearest_step
 from shared.settings import Settings
 from shared.types import Size
 
@@ -218,6 +220,34 @@ def test_a_latent_fits_another_schedule_only_at_exactly_its_noise_level() -> Non
     assert noise_level("ddim", TRAILING, 50, 50) == -1
     assert same_noise_level("flow_match_euler", {}, (0, 50), (0, 28))
     assert not same_noise_level("flow_match_euler", {}, (10, 50), (20, 100))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "config", "steps", "starts"),
+    [  # of k = 5, 10, 15, 20, 25, 30 of 50
+        ("flow_match_euler", {}, 10, [1, 2, 3, 4, 5, 6]),
+        ("flow_match_euler_even", {}, 10, [1, 2, 3, 4, 5, 6]),
+        ("ddim", TRAILING, 10, [1, 2, 3, 4, 5, 6]),
+        ("ddim", {"timestep_spacing": "leading"}, 10, [0, 1, 2, 3, 4, 5]),  # begins at 900 where 50 steps begin at 980
+        ("flow_match_euler", {}, 4, [0, 1, 1, 1, 2, 2]),
+        ("flow_match_euler", {}, 50, [5, 10, 15, 20, 25, 30]),
+    ],
+)
+def test_the_step_of_another_schedule_at_the_nearest_noise_level(
+    sampler: str, config: dict[str, Any], steps: int, starts: list[int]
+) -> None:
+    assert [nearest_step(sampler, config, (k, 50), steps) for k in (5, 10, 15, 20, 25, 30)] == starts
+
+
+def test_of_two_equally_near_levels_the_noisier_one_counts() -> None:
+    assert nearest_step("flow_match_euler_even", {}, (1, 4), 2) == 0  # .75 lies between 1 and .5
+
+
+def test_a_model_runs_its_default_for_a_default_and_never_more_steps_than_are_named() -> None:
+    large, turbo = ModelCard("large", default_steps=50), ModelCard("turbo", default_steps=10)
+    assert [turbo.steps_for(steps, large) for steps in (50, 20, 10, 4, 100)] == [10, 10, 10, 4, 10]
+    assert [large.steps_for(steps, turbo) for steps in (10, 4, 60)] == [50, 4, 50]
+    assert [ModelCard("small").steps_for(steps, large) for steps in (50, 12, 100)] == [50, 12, 100]
 
 
 def test_cards_are_read_without_torch() -> None:

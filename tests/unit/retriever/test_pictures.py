@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from services.retriever.cost import Offer, Pace, cheapest, cost_of, pace_of
-from services.retriever.pictures import Refiner, weigh_picture
+from services.retriever.pictures import OwnRun, Refiner, weigh_picture
 from services.retriever.planning import Found, Question, Rules, from_candidates
 from shared.models.card import find_card
 from shared.models.k_table import FIG_10, MODM, ImageTable, KTable, Level
@@ -166,3 +166,33 @@ def test_every_offer_is_weighed_by_cost_before_similarity() -> None:
     best = cheapest(offers)
     assert best is not None
     assert best.candidate is cheap
+
+
+TEN = OwnRun(10, partial(CARD.step_near, steps=10))
+TURBO = Refiner("turbo", "w3", lambda model, weights: ImageTable(MODM), Pace(), 1.0, small=True, own_run=TEN)
+
+
+def test_a_model_with_a_t_of_its_own_starts_at_the_same_noise_level_of_its_own_schedule() -> None:
+    made = plan([TURBO, LARGE], pictures=[(0.285, with_picture("a"))])  # k = 15 of 50
+    assert made.may_run == (ModelPlan("turbo", 3, 1.0, 10), ModelPlan("large", 15))
+    assert (made.model, made.start_step, made.run_steps(50)) == ("turbo", 3, 10)
+    assert replace(made, model="large").run_steps(50) == 50
+    assert made.candidates[0].reason == "turbo starts after step 3 of 10, large after step 15"
+    assert made.reason.startswith("Starts after 3 of 10 steps with turbo, large after 15 from a picture by large")
+    assert made.capture_steps == ()
+
+
+def test_steps_of_its_own_are_what_a_start_costs() -> None:
+    one = with_picture("a")
+    made = plan([TURBO, LARGE], latents=[(0.96, one)], pictures=[(0.285, one)])  # 25 steps against 7
+    assert (made.source, made.model) == (PlanSource.IMAGE, "turbo")
+    assert "costs 25 steps of 50, the chosen one 7" in made.candidates[0].reason
+    few = plan([TURBO], pictures=[(0.285, one)], steps=6)  # 7 of its own are more than 6 from noise
+    assert (few.source, few.model) == (PlanSource.NOISE, "large")
+    assert "no start from it takes less than 6 steps do" in few.candidates[0].reason
+
+
+def test_no_start_where_the_nearest_noise_level_is_that_of_noise() -> None:
+    four = OwnRun(4, partial(find_card("noop:").step_near, steps=4))
+    made = plan([replace(TURBO, own_run=four)], pictures=[(0.26, with_picture("a"))])  # k = 5 of 50
+    assert made.source is PlanSource.NOISE

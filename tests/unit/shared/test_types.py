@@ -50,7 +50,9 @@ plans = st.builds(
     state_key=texts,
     similarity=shares,
     capture_steps=st.lists(steps, max_size=4).map(tuple),
-    may_run=st.lists(st.builds(ModelPlan, texts, steps), max_size=2).map(tuple),
+    may_run=st.lists(
+        st.builds(ModelPlan, texts, steps, st.none() | shares, st.none() | st.integers(1, 1000)), max_size=2
+    ).map(tuple),
     fresh_noise=shares,
     noise_seed=st.integers(0, 2**64 - 1),
     candidates=st.lists(candidates, max_size=3).map(tuple),
@@ -177,3 +179,9 @@ def test_ids_are_unique_and_sort_by_time() -> None:
     assert len(set(ids)) == 1000
     assert all(len(one) == 26 for one in ids)
     assert [one[:9] for one in ids] == sorted(one[:9] for one in ids)
+
+
+def test_a_plan_of_before_models_had_a_t_of_their_own_runs_the_requests() -> None:
+    old = b'{"source": "image", "model": "small", "start_step": 4, "may_run": [{"model": "small", "start_step": 4}]}'
+    assert from_json(Plan, old).run_steps(20) == 20
+    assert Plan(PlanSource.IMAGE, "turbo", 3, may_run=(ModelPlan("turbo", 3, steps=10),)).run_steps(50) == 10
