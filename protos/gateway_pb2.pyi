@@ -110,3 +110,13 @@ class CancelJobResponse(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     job: _common_pb2.Job
     def __init__(self, job: _Optional[_Union[_common_pb2.Job, _Mapping]] = ...) -> None: ...
+
+class LocateRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LocateResponse(_message.Message):
+    __slots__ = ("internal_address",)
+    INTERNAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    internal_address: str
+    def __init__(self, internal_address: _Optional[str] = ...) -> None: ...

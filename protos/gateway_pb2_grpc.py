@@ -59,6 +59,11 @@ class GatewayServiceStub(object):
                 request_serializer=gateway__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=gateway__pb2.CancelJobResponse.FromString,
                 _registered_method=True)
+        self.Locate = channel.unary_unary(
+                '/afterimage.gateway.v1.GatewayService/Locate',
+                request_serializer=gateway__pb2.LocateRequest.SerializeToString,
+                response_deserializer=gateway__pb2.LocateResponse.FromString,
+                _registered_method=True)
 
 
 class GatewayServiceServicer(object):
@@ -98,6 +103,13 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Locate(self, request, context):
+        """Where the other services of this process listen. Only a caller on the same machine gets an answer that is not empty.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GatewayServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -125,6 +137,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.CancelJob,
                     request_deserializer=gateway__pb2.CancelJobRequest.FromString,
                     response_serializer=gateway__pb2.CancelJobResponse.SerializeToString,
+            ),
+            'Locate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Locate,
+                    request_deserializer=gateway__pb2.LocateRequest.FromString,
+                    response_serializer=gateway__pb2.LocateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -262,6 +279,33 @@ class GatewayService(object):
             '/afterimage.gateway.v1.GatewayService/CancelJob',
             gateway__pb2.CancelJobRequest.SerializeToString,
             gateway__pb2.CancelJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Locate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/afterimage.gateway.v1.GatewayService/Locate',
+            gateway__pb2.LocateRequest.SerializeToString,
+            gateway__pb2.LocateResponse.FromString,
             options,
             channel_credentials,
             insecure,

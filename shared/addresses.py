@@ -1,11 +1,14 @@
-"""How a service with replicas is found: its addresses as one gRPC target, asked in turn, the sick ones left out."""
+"""Addresses: of a service with replicas as one gRPC target, asked in turn, and why a client cannot reach one."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ipaddress
 import json
+import socket
 
-from shared.errors import ConfigurationError
+from shared.errors import AfterimageError, ConfigurationError, InvalidRequestError, UnavailableError
 
 BALANCED = json.dumps(
     {
@@ -28,6 +31,16 @@ BALANCED = json.dumps(
     }
 )
 """gRPC service config (grpc/doc/service_config.md) of every channel between services."""
+SCHEMES = ("unix:", "unix-abstract:", "vsock:", "ipv4:", "ipv6:", "dns:", "xds:")
+"""How a gRPC target begins that is no host:port (grpc/doc/naming.md)."""
+PROBE_S = 1.0
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""HTTP/2's connection preface with an empty SETTINGS frame (RFC 9113 §3.4); a server answers with its own SETTINGS."""
+_SETTINGS = 4
+
+
+class NothingListensError(UnavailableError):
+    """Nothing accepts connections at this address."""
 
 
 def target_of(addresses: str, setting: str) -> str:
@@ -64,3 +77,63 @@ def check_address(address: str, setting: str) -> None:
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         rule = "must be host:port with a port from 0 (any that is free) to 65535, or unix:PATH"
         raise ConfigurationError(f"{setting}: {rule} (got {address!r})")
+
+
+def check_target(target: str, setting: str = "target") -> str:
+    """The address that a client can call; raises InvalidRequestError where it names no port, or is no address."""
+    host, _, port = target.rpartition(":")
+    if target.startswith(SCHEMES):
+        return target
+    if target and ":" not in target:
+        raise InvalidRequestError(setting, f"must name a port too, as in {target}:50051", target)
+    named = bool(host) and "/" not in target and (":" not in host or host.startswith("["))
+    if not named or not (port.isascii() and port.isdigit()) or not 0 < int(port) <= 65535:
+        raise InvalidRequestError(
+            setting, "must be host:port, as in 127.0.0.1:50051 or [::1]:50051, or unix:PATH", target
+        )
+    return target
+
+
+async def unreachable(address: str) -> AfterimageError | None:
+    """Why gRPC cannot reach `address`; None where it can, where nobody answers yet, and for gRPC's other names.
+
+    NothingListensError, UnavailableError where the host is unknown or silent, ConfigurationError where another protocol
+    answers.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        if address.startswith("unix:"):
+            opening = asyncio.open_unix_connection(address.removeprefix("unix:").removeprefix("//"))
+        elif address.startswith(SCHEMES):
+            return None
+        else:
+            opening = asyncio.open_connection(host.strip("[]"), int(port))
+        reader, writer = await asyncio.wait_for(opening, PROBE_S)
+    except socket.gaierror as error:
+        return UnavailableError(f"{address}: the host {host!r} has no address ({error.strerror}); check its name")
+    except TimeoutError:
+        return UnavailableError(f"{address}: no connection within {PROBE_S:g} s; check the host, and firewalls between")
+    except OSError:
+        return NothingListensError(f"nothing listens on {address}")
+    try:
+        return await _another_protocol(address, reader, writer)
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def _another_protocol(
+    address: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> ConfigurationError | None:
+    """Only an answer proves it: a process that starts is silent, one that ends closes the connection."""
+    answer = b""
+    with contextlib.suppress(OSError, TimeoutError):
+        writer.write(_PREFACE)
+        answer = await asyncio.wait_for(reader.read(9), PROBE_S)
+    if len(answer) < 4 or answer[3] == _SETTINGS:
+        return None
+    return ConfigurationError(
+        f"{address}: something that is not Afterimage listens there: it does not speak gRPC (its answer begins with "
+        f"{answer!r}); name the gRPC port that `afterimage up` prints"
+    )

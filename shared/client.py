@@ -17,6 +17,7 @@ import grpc
 from protos import common_pb2, gateway_pb2
 from protos.gateway_pb2_grpc import GatewayServiceStub
 from shared import rpc
+from shared.addresses import check_target
 from shared.errors import AfterimageError, ConfigurationError
 from shared.patience import Patience
 from shared.request_fields import RequestFields, request_message
@@ -111,7 +112,7 @@ class AsyncClient:
     """
 
     def __init__(self, target: str, *, tenant: str = "default", retry_s: float = 30.0) -> None:
-        self._tenant, self._retry_s = tenant, retry_s
+        self._target, self._tenant, self._retry_s = check_target(target), tenant, retry_s
         self._channel = grpc.aio.insecure_channel(target, options=rpc.channel_options(MAX_MESSAGE_BYTES))
         self._stub: Any = GatewayServiceStub(self._channel)
         self._random = random.Random()
@@ -182,8 +183,9 @@ class AsyncClient:
                     accepted = accepted or isinstance(event, Accepted)
                 return
             except grpc.RpcError as error:
-                broken = rpc.from_rpc_error(error)
-                await _wait(broken, patience.pause_s(broken, now() - begun), on_wait)
+                lasted_s = now() - begun
+                broken = await rpc.explained(rpc.from_rpc_error(error), self._target)
+                await _wait(broken, patience.pause_s(broken, lasted_s), on_wait)
 
     async def get_job(self, job_id: str, *, timeout_s: float = 10.0) -> JobView:
         """The job as it is now; NotFoundError when there is none."""
@@ -230,7 +232,8 @@ class AsyncClient:
             try:
                 return await attempt()
             except AfterimageError as error:
-                await _wait(error, patience.pause_s(error, now() - begun), on_wait)
+                lasted_s, broken = now() - begun, await rpc.explained(error, self._target)
+                await _wait(broken, patience.pause_s(broken, lasted_s), on_wait)
 
     def _patience(self) -> Patience:
         return Patience(self._retry_s, self._random)

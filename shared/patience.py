@@ -7,7 +7,6 @@ import random
 from shared.errors import AfterimageError, OverloadedError, UnavailableError
 from shared.rpc import AWAY
 
-RETRIED = (UnavailableError, OverloadedError)
 FIRST_DELAY_S, MAX_DELAY_S = 0.2, 10.0
 REACHED_S = 5.0
 """A try that lasted for longer had reached the gateway, which it is given 2 s for (shared/rpc.py)."""
@@ -32,7 +31,7 @@ class Patience:
 
     def pause_s(self, error: AfterimageError, lasted_s: float) -> float:
         """Seconds to the next try, after one that lasted so long; raises its error when there is to be none."""
-        if not isinstance(error, RETRIED):
+        if not _worth_another_try(error):
             raise error
         before, self._answered = self._answered, error.outside != AWAY
         if lasted_s > REACHED_S:
@@ -49,3 +48,10 @@ class Patience:
         pause_s = max(pause_s, (error.retry_after_s or 0.0) * self._dice.uniform(1.0, 1.3))
         self._left_s -= pause_s
         return pause_s
+
+
+def _worth_another_try(error: AfterimageError) -> bool:
+    """RESOURCE_EXHAUSTED is, where the server says when: a message that is too large stays too large."""
+    if isinstance(error, OverloadedError):
+        return error.retry_after_s is not None
+    return isinstance(error, UnavailableError)

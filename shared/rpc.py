@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from shared.addresses import unreachable
 from shared.errors import (
     AfterimageError,
     CancelledError,
@@ -109,9 +110,22 @@ def from_rpc_error(error: grpc.RpcError) -> AfterimageError:
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         said = f"another service, or another version of this one, listens there ({error.details()})"
         return ConfigurationError(said)
+    if status is None and "larger than max" in (error.details() or ""):
+        rule = (
+            "a message holds max_message_bytes at most, at both ends; send less, or raise AFTERIMAGE_MAX_MESSAGE_BYTES"
+        )
+        return OverloadedError(f"{error.details()}: {rule}")
     # without a status of ours these are gRPC's own words, which name addresses
     away = AWAY if status is None and kind is UnavailableError else ""
     return kind(error.details() or error.code().name, retry_after_s=retry_after_s, outside=away)
+
+
+async def explained(error: AfterimageError, target: str) -> AfterimageError:
+    """The same error; where gRPC reached nobody, why (still an UnavailableError if another try may help)."""
+    if not isinstance(error, UnavailableError) or error.outside != AWAY:
+        return error
+    why = await unreachable(target)
+    return UnavailableError(str(why), outside=AWAY) if isinstance(why, UnavailableError) else why or error
 
 
 def _invalid(field: str, message: str) -> InvalidRequestError:

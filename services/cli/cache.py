@@ -19,8 +19,8 @@ from rich.text import Text
 
 from protos import cache_maintainer_pb2 as pb
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
-from services.cli.connection import listens, options
-from services.cli.embedded import alone, found_running, settings_from
+from services.cli.connection import options, say_asked, server_of, service_address
+from services.cli.embedded import alone, settings_from
 from services.cli.tables import WIDE, Column, fitted
 from services.cli.words import Bar, wide
 from shared import rpc, telemetry
@@ -32,15 +32,15 @@ if TYPE_CHECKING:  # the catalog's imports take a second that --help need not wa
 
 TIMEOUT_S = 30.0
 DataDir = Annotated[Path | None, typer.Option(help="Data directory of the Afterimage whose cache is meant.")]
-Target = Annotated[str | None, typer.Option(help="host:port of a cache maintainer that runs as its own process.")]
+Target = Annotated[str | None, typer.Option(help="host:port of a running Afterimage, or of a cache maintainer.")]
 
 app = typer.Typer(
     no_args_is_help=True,
     help=(
         "Look into the cache, and purge it.\n\n"
-        "Of a data directory: talks to the process that works there over its private socket (never over the public "
-        "port); when none runs, opens the cache itself. With a catalog on a server: talks to the cache maintainer that "
-        "--target or AFTERIMAGE_CACHE_MAINTAINER_ADDRESS names."
+        "Asks the Afterimage that `generate` would ask: the one that works in the data directory, or listens on "
+        "AFTERIMAGE_LISTEN (its cache by a private socket, never by the public port); when none runs, opens the cache "
+        "itself. Over four URLs: asks the cache maintainer that AFTERIMAGE_CACHE_MAINTAINER_ADDRESS or --target names."
     ),
 )
 
@@ -81,7 +81,7 @@ def inspect(
 
     Example: afterimage cache inspect --limit 5
     """
-    entries, after = _entries(_settings(data_dir, target), entry_id, limit, after)
+    entries, after = _entries(data_dir, target, entry_id, limit, after)
     out = wide()
     out.print(entries_table(entries, out.width))
     if after:
@@ -117,17 +117,15 @@ def entries_table(entries: Sequence[pb.Entry], width: int = WIDE) -> Table:
     return fitted(columns, rows, width)
 
 
-def _settings(data_dir: Path | None, target: str | None) -> Settings:
-    return settings_from(data_dir=data_dir, cache_maintainer_address=target)
-
-
-def _entries(settings: Settings, entry_id: str, limit: int, after: str) -> tuple[list[pb.Entry], str]:
+def _entries(
+    data_dir: Path | None, target: str | None, entry_id: str, limit: int, after: str
+) -> tuple[list[pb.Entry], str]:
     """`limit` entries, however small the maintainer's pages are, and the token of what follows them."""
 
     async def read() -> tuple[list[pb.Entry], str]:
         entries: list[pb.Entry] = []
         token = after
-        async with _maintainer(settings) as stub:
+        async with _maintainer(data_dir, target) as stub:
             while True:
                 asked = pb.InspectRequest(entry_id=entry_id, page_size=limit - len(entries), page_token=token)
                 reply = await rpc.call(stub.Inspect, asked, timeout_s=TIMEOUT_S)
@@ -160,11 +158,10 @@ def purge(
     }
     if len(chosen) != 1:
         raise InvalidRequestError("purge", "say exactly one of --entry, --tenant, --model or --all")
-    if not yes:
-        ((name, value),) = chosen.items()
-        what = "the whole cache" if everything else f"{name.removesuffix('_id')} {value} from the cache"
-        typer.confirm(f"Purge {what}? Pictures that belong to jobs stay.", abort=True)
-    reply = _ask(data_dir, target, "Purge", pb.PurgeRequest(**chosen))
+    ((name, value),) = chosen.items()
+    what = "the whole cache" if everything else f"{name.removesuffix('_id')} {value} from the cache"
+    question = "" if yes else f"Purge {what}? Pictures that belong to jobs stay."
+    reply = _ask(data_dir, target, "Purge", pb.PurgeRequest(**chosen), question)
     wide().print(f"purged {reply.entries} entries, {reply.states} states, {_size(reply.bytes)}")
 
 
@@ -201,6 +198,7 @@ async def _repaired(settings: Settings, console: Console) -> Repaired:
                 f"index_url: {settings.index_url} lives in the process that serves and is filled from the catalog when "
                 "that starts: restart it instead, or set AFTERIMAGE_INDEX_URL to the server that is meant"
             )
+        say_asked(f"the index at {server_of(settings.index_url)}")
         catalog = await open_catalog(settings.catalog_url)
         opened.push_async_callback(catalog.close)
         opened.enter_context(bar)
@@ -208,20 +206,23 @@ async def _repaired(settings: Settings, console: Console) -> Repaired:
         return await repair_index(catalog, index, lambda checked: bar.advance(task, checked))
 
 
-def _ask(data_dir: Path | None, target: str | None, method: str, request: Any) -> Any:
+def _ask(data_dir: Path | None, target: str | None, method: str, request: Any, question: str = "") -> Any:
+    """The maintainer's reply; with a question, after the user has said yes, knowing which one is asked."""
+
     async def asked() -> Any:
-        async with _maintainer(_settings(data_dir, target)) as stub:
+        async with _maintainer(data_dir, target) as stub:
+            if question:
+                typer.confirm(question, abort=True)
             return await rpc.call(getattr(stub, method), request, timeout_s=TIMEOUT_S)
 
     return asyncio.run(asked())
 
 
 @contextlib.asynccontextmanager
-async def _maintainer(settings: Settings) -> AsyncIterator[Any]:
-    """A stub of the maintainer that works in this data directory, or of one started for this call."""
-    facts = found_running(settings.data_dir)
-    address = settings.cache_maintainer_address or (str(facts["internal"]) if facts else "")
-    if address and (settings.cache_maintainer_address or await listens(address)):
+async def _maintainer(data_dir: Path | None, target: str | None) -> AsyncIterator[Any]:
+    """A stub of the maintainer that is asked, or of one started for this call where none runs."""
+    settings = settings_from(data_dir=data_dir)
+    if address := await service_address("cache_maintainer", target, settings, data_dir):
         async with grpc.aio.insecure_channel(address) as channel:
             yield CacheMaintainerServiceStub(channel)
         return
@@ -237,6 +238,7 @@ async def _maintainer(settings: Settings) -> AsyncIterator[Any]:
     from shared.service import running
 
     telemetry.configure_logging("error")
+    say_asked(f"the cache in {data} (nothing serves it now)")
     async with (
         running([CacheMaintainerService()], alone(settings)) as process,
         grpc.aio.insecure_channel(process.address) as channel,

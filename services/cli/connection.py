@@ -2,29 +2,84 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import shlex
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import grpc
+import typer
 from rich.console import Console
 
+from protos import gateway_pb2 as pb
+from protos.gateway_pb2_grpc import GatewayServiceStub
 from services.cli.embedded import embedded, found_running
-from shared import telemetry
+from shared import rpc, telemetry
+from shared.addresses import NothingListensError, check_target, target_of, unreachable
 from shared.client import AsyncClient
-from shared.errors import ConfigurationError, UnavailableError
+from shared.errors import ConfigurationError
 from shared.settings import Settings
 
-PROBE_S = 1.0
+LOCATE_S = 3.0
 
 
 def address_of(target: str | None, settings: Settings) -> str:
-    """The address a client of these settings talks to."""
+    """The address that a client of these settings calls; raises InvalidRequestError where that is no address."""
     if target:
-        return target
+        return check_target(target)
     facts = found_running(settings.data_dir)
-    return str(facts["address"]) if facts else settings.listen
+    return str(facts["address"]) if facts else check_target(settings.listen, "listen")
+
+
+def say_asked(where: str) -> None:
+    """One line on stderr, so that what a command prints stays as it is."""
+    typer.secho(f"asking {where}", dim=True, err=True)
+
+
+def server_of(url: str) -> str:
+    """Scheme, host and port of a URL: nothing of it is secret."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+async def service_address(service: str, target: str | None, settings: Settings, data_dir: Path | None) -> str:
+    """Where a service that clients do not reach listens: itself, or behind the gateway that `generate` would find.
+
+    Says which one. Empty where nothing serves this data directory and nothing listens on `listen`; with `data_dir` (as
+    it was typed) only the directory counts. Raises ConfigurationError where the gateway's process runs no such service.
+    """
+    own = "" if data_dir or target else str(getattr(settings, f"{service}_address"))
+    facts = None if own or target else found_running(settings.data_dir)
+    if own:
+        say_asked(own)
+        return target_of(own, f"{service}_address")
+    if facts and await unreachable(str(facts["internal"])) is None:
+        say_asked(f"{facts['address']} (data {settings.data_dir.absolute()})")
+        return str(facts["internal"])
+    address = address_of(target, settings)
+    why = await unreachable(address) if target or data_dir is None else NothingListensError()
+    if isinstance(why, NothingListensError) and not target:
+        return ""
+    if why is not None:
+        raise why
+    say_asked(address)
+    return await _behind(address, service)
+
+
+async def _behind(address: str, service: str) -> str:
+    async with grpc.aio.insecure_channel(address) as channel:
+        try:
+            located = await rpc.call(GatewayServiceStub(channel).Locate, pb.LocateRequest(), timeout_s=LOCATE_S)
+        except ConfigurationError:  # no gateway: it is the service itself, or says that it is not
+            return address
+    if not located.internal_address:
+        setting = f"{service}_address"
+        raise ConfigurationError(
+            f"{setting}: the gateway at {address} does not run {service} where this command can reach it; name that: "
+            f"AFTERIMAGE_{setting.upper()}=host:port or --target, or run this command on the gateway's machine"
+        )
+    return str(located.internal_address)
 
 
 def options(**given: object) -> str:
@@ -36,23 +91,6 @@ def options(**given: object) -> str:
     )
 
 
-async def listens(address: str) -> bool:
-    """Whether something accepts connections at host:port or unix:path."""
-    host, _, port = address.rpartition(":")
-    try:
-        if address.startswith("unix:"):
-            opening = asyncio.open_unix_connection(address.removeprefix("unix:"))
-        else:
-            opening = asyncio.open_connection(host.strip("[]") or "127.0.0.1", int(port))
-        _, writer = await asyncio.wait_for(opening, PROBE_S)
-    except (OSError, TimeoutError, ValueError):
-        return False
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
-    return True
-
-
 @contextlib.asynccontextmanager
 async def connected(
     target: str | None, settings: Settings, tenant: str, *, data_dir: Path | None = None
@@ -62,10 +100,14 @@ async def connected(
     Raises UnavailableError saying how to start one, ConfigurationError where another directory's listens.
     """
     address = address_of(target, settings)
-    if not await listens(address):
+    why = await unreachable(address)
+    if isinstance(why, NothingListensError):
         start = f"afterimage up{options(data_dir=data_dir)}"
-        raise UnavailableError(f"nothing listens on {address}; start it with `{start}`, or name it with --target")
+        raise NothingListensError(f"{why}; start it with `{start}`, or name it with --target")
+    if why is not None:
+        raise why
     _must_be_of(data_dir, target, address)
+    say_asked(address)
     async with AsyncClient(address, tenant=tenant) as client:
         yield client
 
@@ -79,10 +121,14 @@ async def connected_or_embedded(
     With `data_dir` (as it was typed) what runs must work there; raises ConfigurationError where it does not.
     """
     address = address_of(target, settings)
-    if target and not await listens(address):
-        raise UnavailableError(f"nothing listens on {address}; start it with `afterimage up --listen {address}`")
-    if await listens(address):
+    why = await unreachable(address)
+    if target and isinstance(why, NothingListensError):
+        raise NothingListensError(f"{why}; start it with `afterimage up --listen {address}`")
+    if why is not None and not isinstance(why, NothingListensError):
+        raise why
+    if why is None:
         _must_be_of(data_dir, target, address)
+        say_asked(address)
         async with AsyncClient(address, tenant=tenant) as client:
             yield client
         return

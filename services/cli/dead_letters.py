@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from services.cli.connection import say_asked, server_of
 from services.cli.embedded import settings_from
 from services.cli.tables import WIDE, Column, fitted
 from services.cli.words import wide
@@ -111,6 +112,7 @@ async def _bus(settings: Settings) -> AsyncIterator[Bus]:
             "bus_url: inprocess: lives in the process that serves, and its dead letters end with it. See what failed "
             "with `afterimage jobs list --state failed`, or set AFTERIMAGE_BUS_URL to the broker that is meant"
         )
+    say_asked(f"the broker at {server_of(settings.bus_url)}")
     bus = await open_bus(settings.bus_url)
     async with contextlib.AsyncExitStack() as opened:
         opened.push_async_callback(bus.close)

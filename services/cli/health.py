@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 import grpc
@@ -9,6 +10,7 @@ import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.cli.connection import address_of
+from shared.addresses import NothingListensError, unreachable
 from shared.errors import AfterimageError, DeadlineError, UnavailableError
 from shared.settings import Settings
 
@@ -51,6 +53,8 @@ def health(
       afterimage health --service afterimage.gateway.v1.GatewayService
     """
     address = address_of(target, Settings())
+    if (why := asyncio.run(unreachable(address))) is not None and not isinstance(why, NothingListensError):
+        raise why
     with grpc.insecure_channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:

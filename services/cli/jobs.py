@@ -66,15 +66,18 @@ def show_job(
 
     Examples: afterimage jobs show 01jd… · afterimage jobs show 01jd… --out fox.png
     """
-    view = _ask(target, data_dir, tenant, lambda client: client.get_job(job_id))
-    console = wide()
-    console.print(job_sheet(view))
-    if view.job.plan.candidates:
-        console.print(candidates_table(view.job.plan, console.width))
-    if out is not None:
-        picture = _ask(target, data_dir, tenant, lambda client: client.get_picture(job_id))
-        made = keep_picture(picture, out, options(target=target, data_dir=data_dir, tenant=tenant))
-        console.print(Text(f"{out}" + (f"  (made the folder {made})" if made else "")))
+    console, where = wide(), options(target=target, data_dir=data_dir, tenant=tenant)
+
+    async def shown(client: AsyncClient) -> None:
+        view = await client.get_job(job_id)
+        console.print(job_sheet(view))
+        if view.job.plan.candidates:
+            console.print(candidates_table(view.job.plan, console.width))
+        if out is not None:
+            made = keep_picture(await client.get_picture(job_id), out, where)
+            console.print(Text(f"{out}" + (f"  (made the folder {made})" if made else "")))
+
+    _ask(target, data_dir, tenant, shown)
 
 
 @app.command("cancel")

@@ -18,27 +18,26 @@ from rich.table import Table
 
 from protos import global_monitor_pb2 as pb
 from protos.global_monitor_pb2_grpc import GlobalMonitorServiceStub
-from services.cli.connection import listens
-from services.cli.embedded import found_running, settings_from
+from services.cli.connection import options, service_address
+from services.cli.embedded import settings_from
 from services.cli.words import wide
 from shared import rpc
 from shared.errors import UnavailableError
-from shared.settings import Settings
 
 SHOWN_CHANGES = 10
 
 
 def monitor(
     target: Annotated[
-        str | None, typer.Option(help="host:port of a global monitor that runs as its own process.")
+        str | None, typer.Option(help="host:port of a running Afterimage, or of a global monitor.")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print it once instead of going on.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Data directory of the Afterimage that is meant.")] = None,
 ) -> None:
     """Show what is asked for, which worker runs which model, and what the controller does (MoDM §5.3).
 
-    Asks the Afterimage that works in the data directory, or the global monitor that --target or
-    AFTERIMAGE_GLOBAL_MONITOR_ADDRESS names.
+    Asks the Afterimage that `generate` would ask: the one that works in the data directory, or listens on
+    AFTERIMAGE_LISTEN. Over four URLs: the global monitor that AFTERIMAGE_GLOBAL_MONITOR_ADDRESS or --target names.
 
     [bold]Examples[/bold]
 
@@ -46,20 +45,17 @@ def monitor(
 
       afterimage monitor --target 10.0.0.7:50051 --once
     """
-    settings = settings_from(data_dir=data_dir)
     console = wide() if once else Console()
-    asyncio.run(_watch(_address(target, settings), console, once=once))
+    asyncio.run(_watch(target, data_dir, console, once=once))
 
 
-def _address(target: str | None, settings: Settings) -> str:
-    facts = found_running(settings.data_dir)
-    return target or settings.global_monitor_address or (str(facts["internal"]) if facts else "")
-
-
-async def _watch(address: str, console: Console, *, once: bool) -> None:
-    if not address or not await listens(address):
-        where = f"nothing listens on {address}" if address else "no process works in this data directory"
-        raise UnavailableError(f"{where}; start it with `afterimage up`, or name a global monitor with --target")
+async def _watch(target: str | None, data_dir: Path | None, console: Console, *, once: bool) -> None:
+    settings = settings_from(data_dir=data_dir)
+    address = await service_address("global_monitor", target, settings, data_dir)
+    if not address:
+        where = f"no process works in {data_dir}" if data_dir else f"nothing listens on {settings.listen}"
+        start = f"`afterimage up{options(data_dir=data_dir)}`"
+        raise UnavailableError(f"{where}; start it with {start}, or name a global monitor with --target")
     async with contextlib.aclosing(_answers(address)) as answers:
         if once:
             if (answer := await anext(answers, None)) is None:

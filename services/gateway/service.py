@@ -36,6 +36,8 @@ from shared.types import Job, JobState
 
 TENANT_KEY = "tenant"
 """Call metadata that names the tenant (API keys will)."""
+LOCAL_PEERS = ("unix:", "ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D")
+"""How gRPC names callers on this machine."""
 NOTED_S, LOOK_S = 2.0, 0.02
 """A caller who cancels what runs waits for its worker's note on what it had cost; the row is looked at so often."""
 
@@ -160,6 +162,10 @@ class GatewayService(GatewayServiceServicer):
     async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> pb.CancelJobResponse:
         job = await self._own(request.job_id, context)
         return pb.CancelJobResponse(job=self._answers.job(await self._noted(await self._cancel(job.id))))
+
+    async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateResponse:
+        local = context.peer().startswith(LOCAL_PEERS)
+        return pb.LocateResponse(internal_address=self._context.internal_address if local else "")
 
     # ---- what handlers share ----
 

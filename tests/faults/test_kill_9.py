@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from services.cache_maintainer.service import CacheMaintainerService
-from services.cli.connection import listens
+from shared.addresses import unreachable
 from shared.client import AsyncClient, Picture
 from shared.errors import UnavailableError
 from shared.models import tiny
@@ -66,7 +66,7 @@ class Lives:
         self._process.stdin.write(b"live\n")
         async with asyncio.timeout(START_S):
             pid = int(await self._process.stdout.readline())
-            while not await listens(self._address):
+            while await unreachable(self._address) is not None:
                 await asyncio.sleep(0.02)
             before = drawn()
             while drawn() < before + 2:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.connection import listens
+from shared.addresses import unreachable
 from shared.catalog import open_catalog
 from shared.client import Accepted, AsyncClient
 from shared.errors import DataDirectoryLockedError
@@ -42,7 +42,7 @@ async def up(data_dir: Path, port: int, tiny: Path, large: str) -> AsyncIterator
     )
     try:
         async with asyncio.timeout(START_S):
-            while not await listens(f"127.0.0.1:{port}"):
+            while await unreachable(f"127.0.0.1:{port}") is not None:
                 assert process.returncode is None, "afterimage up ended"
                 await asyncio.sleep(0.1)
         yield process

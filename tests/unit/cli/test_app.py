@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from services.cli import app as cli
 from services.cli.help import flowing
 from shared.errors import ConfigurationError, InvalidRequestError, OverloadedError, StorageFullError, UnavailableError
+from shared.telemetry import serving_metrics
 
 COMMANDS = [
     ("up",), ("generate",), ("profile",), ("demo",), ("jobs", "list"), ("jobs", "show"), ("jobs", "cancel"),
@@ -42,6 +43,19 @@ def test_help_teaches_with_an_example(command: tuple[str, ...]) -> None:
     ("arguments", "code", "said"),
     [
         (("jobs", "list", "--target", "127.0.0.1:1"), os.EX_UNAVAILABLE, "nothing listens on 127.0.0.1:1"),
+        (
+            ("generate", "a fox", "--target", "localhost"),
+            os.EX_USAGE,
+            "target: must name a port too, as in localhost:50051",
+        ),
+        (
+            ("jobs", "list", "--target", "nohost.invalid:1"),
+            os.EX_UNAVAILABLE,
+            "the host 'nohost.invalid' has no address",
+        ),
+        (("health", "--target", "nohost.invalid:1"), os.EX_UNAVAILABLE, "the host 'nohost.invalid' has no address"),
+        (("cache", "stats", "--target", "nohost"), os.EX_USAGE, "target: must name a port too"),
+        (("monitor", "--once", "--target", "nohost.invalid:1"), os.EX_UNAVAILABLE, "nohost.invalid:1: the host"),
         (("jobs", "list", "--state", "lost"), os.EX_USAGE, "state: must be one of queued, running"),
         (("generate", "a fox", "--size", "big"), os.EX_USAGE, "WIDTHxHEIGHT"),
         (("generate", "a fox", "--out", "/"), os.EX_USAGE, "out: must be a file, not a folder"),
@@ -68,6 +82,7 @@ def test_errors_are_one_line_and_an_exit_code(
     said: str,
 ) -> None:
     monkeypatch.setenv("AFTERIMAGE_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("AFTERIMAGE_LISTEN", "127.0.0.1:1")  # nothing is there
     left, err = run(monkeypatch, capfd, *arguments)
     assert left == code
     assert said in err
@@ -113,9 +128,11 @@ def test_exit_codes_follow_sysexits() -> None:
         (["--entry", "01abc"], "Purge entry 01abc from the cache?"),
     ],
 )
-def test_a_purge_asks_in_words(what: list[str], asked: str) -> None:
-    result = CliRunner().invoke(cli.app, ["cache", "purge", *what], input="n\n")
-    assert asked in " ".join(result.output.split())
+def test_a_purge_says_whose_cache_and_asks_in_words(what: list[str], asked: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli.app, ["cache", "purge", *what, "--data-dir", str(tmp_path)], input="n\n")
+    said = " ".join(result.output.split())
+    assert said.startswith(f"asking the cache in {tmp_path}")
+    assert asked in said
     assert result.exit_code == 1
 
 
@@ -138,6 +155,18 @@ def test_help_flows_at_eighty_columns_and_flags_have_no_type(
 
 def test_paragraphs_flow_and_examples_stay() -> None:
     assert flowing("One.\n\n    Two\n    lines.\n\n      afterimage up") == "One.\n\nTwo lines.\n\n  afterimage up"
+
+
+@pytest.mark.parametrize(
+    "command", [("generate", "a fox"), ("jobs", "list"), ("cache", "stats"), ("monitor",), ("health",)]
+)
+def test_a_web_server_is_none_of_ours(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    with serving_metrics("127.0.0.1:0") as port:  # the address that a newcomer copies by mistake
+        code, said = run(monkeypatch, capfd, *command, "--target", f"127.0.0.1:{port}")
+    assert (code, len(said.splitlines())) == (os.EX_CONFIG, 1)
+    assert f"127.0.0.1:{port}: something that is not Afterimage listens there: it does not speak gRPC" in said
 
 
 @pytest.mark.parametrize("command", ["demo", "profile"])

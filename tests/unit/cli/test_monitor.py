@@ -39,7 +39,7 @@ def test_a_monitor_that_shuts_down_is_named(monkeypatch: pytest.MonkeyPatch, cap
         server.stop(None).wait()
     assert (code, said) == (
         os.EX_UNAVAILABLE,
-        f"afterimage: {address}: the monitor is shutting down; ask again in a few seconds\n",
+        f"asking {address}\nafterimage: {address}: the monitor is shutting down; ask again in a few seconds\n",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,9 +16,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from protos import embedder_pb2 as pb
 from protos import embedder_pb2_grpc as pb_grpc
 from shared import rpc
-from shared.addresses import check_address, target_of
+from shared.addresses import NothingListensError, check_address, check_target, target_of, unreachable
 from shared.backends import open_backends
-from shared.errors import ConfigurationError, UnavailableError
+from shared.errors import AfterimageError, ConfigurationError, InvalidRequestError, UnavailableError
 from shared.service import Context
 from shared.settings import Settings
 
@@ -153,3 +154,73 @@ def test_what_nobody_can_listen_on_is_refused_with_the_rule(address: str) -> Non
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:50051", "localhost:50051", "unix:/tmp/a.sock"])
 def test_what_can_be_listened_on_is_not(address: str) -> None:
     check_address(address, "listen")
+
+
+@pytest.mark.parametrize(
+    "target", ["h:1", "127.0.0.1:50051", "[::1]:7000", "unix:/tmp/a.sock", "dns:///embedder:50051"]
+)
+def test_a_target_that_grpc_can_call(target: str) -> None:
+    assert check_target(target) == target
+
+
+@pytest.mark.parametrize(
+    ("target", "rule"),
+    [
+        ("localhost", r"target: must name a port too, as in localhost:50051 \(got 'localhost'\)"),
+        ("http://localhost:50051", r"target: must be host:port, .* \(got 'http://localhost:50051'\)"),
+        ("::1:50051", r"must be host:port, as in .* \[::1\]:50051"),
+        ("localhost:grpc", "must be host:port"),
+        ("localhost:0", "must be host:port"),
+        ("localhost:70000", "must be host:port"),
+        (":50051", "must be host:port"),
+        ("", "must be host:port"),
+    ],
+)
+def test_a_target_that_is_no_address_is_refused_with_the_rule(target: str, rule: str) -> None:
+    with pytest.raises(InvalidRequestError, match=rule):
+        check_target(target)
+
+
+@asynccontextmanager
+async def answering(answer: bytes) -> AsyncIterator[str]:
+    """A server that sends these bytes, whatever it reads, and closes the connection."""
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(reply, "127.0.0.1", 0)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def _why(address: str) -> AfterimageError:
+    why = await unreachable(address)
+    assert why is not None
+    return why
+
+
+async def test_three_reasons_why_nobody_is_reached_are_three_messages() -> None:
+    unknown = await _why("nohost.invalid:50051")
+    assert (type(unknown), "the host 'nohost.invalid' has no address" in str(unknown)) == (UnavailableError, True)
+    nothing = await _why("127.0.0.1:1")
+    assert (type(nothing), str(nothing)) == (NothingListensError, "nothing listens on 127.0.0.1:1")
+    for answer in (b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.6\r\n", b"\x15\x03\x01\x00\x02\x02\x46"):
+        async with answering(answer) as address:
+            other = await _why(address)
+        assert isinstance(other, ConfigurationError)
+        assert f"{address}: something that is not Afterimage listens there" in str(other)
+        assert repr(answer[:9]) in str(other)
+    assert all("\n" not in str(why) for why in (unknown, nothing, other))
+
+
+async def test_what_speaks_http_2_what_ends_and_what_starts_is_called() -> None:
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    assert await unreachable(f"127.0.0.1:{port}") is None  # bound, and silent
+    await server.start()
+    assert await unreachable(f"127.0.0.1:{port}") is None
+    await server.stop(0)
+    async with answering(b"") as address:
+        assert await unreachable(address) is None
+    assert await unreachable("dns:///embedder:50051") is None

@@ -12,8 +12,8 @@ import pytest
 
 from protos import common_pb2, gateway_pb2
 from shared import patience, rpc
-from shared.client import Accepted, AsyncClient, Event, Picture
-from shared.errors import ConfigurationError, DeadlineError, UnavailableError
+from shared.client import MAX_MESSAGE_BYTES, Accepted, AsyncClient, Event, Picture
+from shared.errors import ConfigurationError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
 from shared.types import JobState
 
 SERVICE = "afterimage.gateway.v1.GatewayService"
@@ -174,6 +174,72 @@ async def test_a_picture_is_waited_for_no_longer_than_was_said_however_often_the
         with pytest.raises(DeadlineError):
             await asyncio.wait_for(asking, 30)
     assert breaking.tries >= 3
+
+
+@pytest.mark.parametrize("kind", ["generate", "stream"])
+async def test_what_the_server_names_no_delay_for_is_asked_once(kind: str) -> None:
+    """gRPC's own refusal of a message that is too large; a full queue names a delay, and is asked again."""
+    full = rpc.to_status(OverloadedError("256 jobs are waiting", retry_after_s=0.05))
+    tries, permanent = 0, False
+
+    async def refuse(context: Any) -> None:
+        nonlocal tries
+        tries += 1
+        if permanent:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Received message larger than max (9 vs. 4)")
+        if tries < 3:
+            await context.abort(full.code, full.details, full.trailing_metadata)
+
+    async def generate(request: bytes, context: Any) -> bytes:
+        await refuse(context)
+        return DONE
+
+    async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        await refuse(context)
+        yield RESULT
+
+    def asking(client: AsyncClient) -> Awaitable[Any]:
+        return client.generate("a fox") if kind == "generate" else _drained(client.generate_stream("a fox"))
+
+    async with gateway(unary=generate, stream=stream) as address, AsyncClient(address, retry_s=20.0) as client:
+        await asking(client)
+        assert tries == 3
+        tries, permanent = 0, True
+        with pytest.raises(OverloadedError, match=r"\(9 vs. 4\): a message holds max_message_bytes at most"):
+            await asking(client)
+        assert tries == 1
+
+
+async def test_a_message_that_is_too_large_is_sent_once_and_the_setting_is_named() -> None:
+    async with gateway() as address, AsyncClient(address, retry_s=20.0) as client:
+        with pytest.raises(OverloadedError, match="AFTERIMAGE_MAX_MESSAGE_BYTES"):
+            await asyncio.wait_for(client.generate("a fox" * (MAX_MESSAGE_BYTES // 4)), 10.0)
+
+
+async def test_an_address_without_a_port_is_refused_before_anything_is_called() -> None:
+    with pytest.raises(InvalidRequestError, match=r"target: must name a port too, as in localhost:50051"):
+        AsyncClient("localhost")
+
+
+async def test_why_nobody_is_reached_is_said_and_a_port_of_another_protocol_is_asked_once() -> None:
+    async def page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with AsyncClient("nohost.invalid:50051", retry_s=0.1) as client:
+        with pytest.raises(
+            UnavailableError, match=r"^nohost\.invalid:50051: the host 'nohost\.invalid' has no address"
+        ):
+            await client.generate("a fox")
+    async with AsyncClient("127.0.0.1:1", retry_s=0.1) as client:
+        with pytest.raises(UnavailableError, match=r"^nothing listens on 127\.0\.0\.1:1$"):
+            await _drained(client.generate_stream("a fox"))
+    web = await asyncio.start_server(page, "127.0.0.1", 0)
+    address = f"127.0.0.1:{web.sockets[0].getsockname()[1]}"
+    async with web, AsyncClient(address, retry_s=60.0) as client:
+        for asking in (client.generate("a fox"), _drained(client.generate_stream("a fox"))):
+            with pytest.raises(ConfigurationError, match=f"^{address}: something that is not Afterimage listens there"):
+                await asyncio.wait_for(asking, 20.0)
 
 
 async def _drained(events: AsyncIterator[Event]) -> list[Event]:
