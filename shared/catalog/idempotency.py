@@ -25,6 +25,18 @@ _TAKE = _new.on_conflict_do_update(
 ).returning(idempotency_keys.c.job_id)
 
 
+_old = idempotency_keys.alias("old")
+_FORGET = sa.delete(idempotency_keys).where(
+    sa.tuple_(idempotency_keys.c.caller, idempotency_keys.c.key).in_(
+        sa.select(_old.c.caller, _old.c.key)
+        .where(_old.c.expires_at <= sa.bindparam("now", type_=sa.Double))
+        .limit(sa.bindparam("at_most", type_=sa.Integer))
+    ),
+    # said again: one that is taken anew meanwhile stays
+    idempotency_keys.c.expires_at <= sa.bindparam("now", type_=sa.Double),
+)
+
+
 def take_key(connection: sa.Connection, job_id: str, caller: str, key: str, body_hash: str, lifetime_s: float) -> str:
     """Empty when the key is now this job's, else the id of the job that has it; ConflictError for another body.
 
@@ -59,5 +71,6 @@ def _same_body(row: Any, caller: str, key: str, body_hash: str) -> None:
         )
 
 
-def forget_expired(connection: sa.Connection) -> None:
-    connection.execute(sa.delete(idempotency_keys).where(idempotency_keys.c.expires_at <= _NOW))
+def forget_expired(connection: sa.Connection, now: float, at_most: int) -> int:
+    """Delete keys whose lifetime is over, `at_most` of them; return how many."""
+    return connection.execute(_FORGET, {"now": now, "at_most": at_most}).rowcount

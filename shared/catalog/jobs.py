@@ -16,12 +16,15 @@ from shared.catalog.job_rows import job_of, row_of
 from shared.catalog.lanes import Lanes
 from shared.catalog.prepared import Prepared
 from shared.catalog.sweeping import Sweeping
-from shared.catalog.tables import captured, entries, jobs, now_s
+from shared.catalog.tables import ENDED, captured, entries, jobs, now_s
 from shared.errors import NotFoundError
 from shared.types import URGENT, Job, JobState, Plan, Result, to_json
 
 CHUNK = 500
 """Rows per statement where a list of keys is bound: far below every driver's limit."""
+
+EXPIRED_AT_ONCE = 500
+"""Jobs, and idempotency keys, that one transaction of the expiry deletes: other writers need not wait for long."""
 
 QUEUED, RUNNING, SUCCEEDED, FAILED, CANCELLED = (state.value for state in JobState)
 FINAL = (SUCCEEDED, FAILED, CANCELLED)
@@ -92,6 +95,22 @@ _REOPEN = (
 )  # fmt: skip
 _BURIED = sa.update(jobs).where(_ID, c.state == FAILED).values(buried=True)
 _CONFIRM = sa.update(jobs).where(c.id.in_(sa.bindparam("ids", expanding=True))).values(confirmed=True)
+_old = jobs.alias("old")
+_before = sa.bindparam("before", type_=sa.Double)
+_EXPIRE = (
+    sa.delete(jobs)
+    .where(
+        c.id.in_(
+            sa.select(_old.c.id)
+            .where(sa.text(ENDED), _old.c.updated_at < _before)
+            .order_by(_old.c.updated_at)
+            .limit(EXPIRED_AT_ONCE)
+        ),
+        c.state.in_(FINAL),  # said again: one that is reopened meanwhile stays
+        c.updated_at < _before,
+    )
+    .returning(c.picture_key)
+)
 _COUNT_QUEUED = sa.select(sa.func.count()).select_from(jobs).where(c.state == QUEUED)
 
 
@@ -201,15 +220,17 @@ def _position(connection: sa.Connection, job_id: str) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def _expire(connection: sa.Connection, older_than_s: float) -> list[str]:
-    forget_expired(connection)
-    old = sa.delete(jobs).where(c.state.in_(FINAL), c.updated_at < _NOW - older_than_s).returning(c.picture_key)
-    keys = sorted({key for key in connection.execute(old).scalars() if key})
+def _expire(connection: sa.Connection, older_than_s: float) -> tuple[list[str], bool]:
+    # a value, not an expression: PostgreSQL uses no index for a comparison with a clock that runs
+    now = connection.execute(sa.select(_NOW)).scalar_one()
+    forgotten = forget_expired(connection, now, EXPIRED_AT_ONCE)
+    expired = connection.execute(_EXPIRE, {"before": now - older_than_s}).scalars().all()
+    keys = sorted({key for key in expired if key})
     named: set[str] = set()
     for at in range(0, len(keys), CHUNK):
         for column in (c.picture_key, entries.c.picture_key):
             named.update(connection.execute(sa.select(column).where(column.in_(keys[at : at + CHUNK]))).scalars())
-    return [key for key in keys if key not in named]
+    return [key for key in keys if key not in named], EXPIRED_AT_ONCE in (forgotten, len(expired))
 
 
 def _to_cache(connection: sa.Connection, limit: int, after: str) -> list[str]:
@@ -328,8 +349,16 @@ class Jobs(Lanes, Sweeping):
         return await self._database.read(_position, job_id)
 
     async def expire(self, older_than_s: float) -> builtins.list[str]:
-        """Deletes final jobs; the picture keys that no job and no entry names any more."""
-        return await self._database.write(_expire, older_than_s)
+        """Delete final jobs, some in each transaction; return the picture keys that no job and no entry names any more.
+
+        The collector finds the pictures of an expiry that was interrupted.
+        """
+        found: builtins.list[str] = []
+        while True:
+            keys, more = await self._database.write(_expire, older_than_s)
+            found += keys
+            if not more:
+                return found
 
     async def to_cache(self, limit: int = 100, after: str = "") -> builtins.list[str]:
         """Ids of succeeded jobs that are not settled yet: neither an entry of the cache nor refused; oldest first,

@@ -32,6 +32,9 @@ def _now_on_postgresql(_element: now_s, _compiler: SQLCompiler, **_kw: Any) -> s
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
 
 
+ENDED = "state IN ('succeeded', 'failed', 'cancelled')"
+"""Literal, since neither database proves for bound values that a partial index holds them."""
+
 jobs = sa.Table(
     "jobs",
     METADATA,
@@ -74,6 +77,8 @@ jobs = sa.Table(
         sqlite_where=sa.text("checkpoint_key IS NOT NULL"),
         postgresql_where=sa.text("checkpoint_key IS NOT NULL"),
     ),
+    # expiry reads only jobs that ended, oldest first
+    sa.Index("ix_jobs_ended", "updated_at", sqlite_where=sa.text(ENDED), postgresql_where=sa.text(ENDED)),
 )
 
 idempotency_keys = sa.Table(
@@ -164,4 +169,29 @@ leases = sa.Table(
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("holder", sa.Text, nullable=False),
     sa.Column("until", sa.Double, nullable=False),
+)
+
+identity = sa.Table(
+    # names: `catalog` (this catalog's id), `store` (the id of its blob store), `paired_with` (the place of that store)
+    "identity",
+    METADATA,
+    sa.Column("name", sa.String(32), primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)
+
+quarantine = sa.Table(
+    # blobs that no row named when the collector looked; `seen_at` is the last time that it found them so
+    "quarantine",
+    METADATA,
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("since", sa.Double, nullable=False, index=True),
+    sa.Column("seen_at", sa.Double, nullable=False),
+)
+
+erasures = sa.Table(
+    # jobs whose entries were purged: what is left of their blobs skips the quarantine
+    "erasures",
+    METADATA,
+    sa.Column("job_id", sa.String(64), primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
 )

@@ -15,7 +15,7 @@ from shared.catalog.opening import open_database
 from shared.catalog.tables import METADATA
 from shared.clock import SystemClock
 from shared.errors import CatalogVersionError
-from tests.contracts.nouns import a_job
+from tests.contracts.nouns import a_job, accepted, an_entry, finished
 
 
 def _differences(connection: sa.Connection) -> list[object]:
@@ -65,3 +65,24 @@ async def test_a_newer_catalog_is_refused_and_left_alone(catalog_url: str) -> No
         await open_catalog(catalog_url)
     assert await database.read(revision) == "9999"
     await database.close()
+
+
+async def test_a_catalog_of_the_version_before_keeps_its_rows(catalog_url: str) -> None:
+    """At revision 0003 jobs have no index for their expiry and nothing says whose the blobs are."""
+    before = await open_catalog(catalog_url)
+    waiting = await accepted(before)
+    job = await finished(before)
+    entry = an_entry(job_id=job.id)
+    await before.entries.add(entry, {"whole": b"\0" * 8})
+    kept = await before.entries.get(entry.id)
+    job = await before.jobs.get(job.id)
+    await before._database.write(migrate, "0003")
+    assert await before._database.read(revision) == "0003"
+    assert not {"identity", "quarantine", "erasures"} & await before._database.read(_tables)
+    await before.close()
+    catalog = await open_catalog(catalog_url)
+    assert await catalog._database.read(revision) == HEAD
+    assert [await catalog.jobs.get(one.id) for one in (waiting, job)] == [waiting, job]
+    assert await catalog.entries.get(entry.id) == kept
+    assert await catalog._database.read(_differences) == []
+    await catalog.close()
