@@ -135,3 +135,29 @@ class State(_message.Message):
     codec: str
     score: float
     def __init__(self, step: _Optional[int] = ..., bytes: _Optional[int] = ..., uses: _Optional[int] = ..., codec: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
+
+class CollectRequest(_message.Message):
+    __slots__ = ("confirmed",)
+    CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    confirmed: bool
+    def __init__(self, confirmed: bool = ...) -> None: ...
+
+class CollectResponse(_message.Message):
+    __slots__ = ("blobs", "unnamed", "due", "erased", "deleted", "held", "said", "quarantine_s")
+    BLOBS_FIELD_NUMBER: _ClassVar[int]
+    UNNAMED_FIELD_NUMBER: _ClassVar[int]
+    DUE_FIELD_NUMBER: _ClassVar[int]
+    ERASED_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    SAID_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINE_S_FIELD_NUMBER: _ClassVar[int]
+    blobs: int
+    unnamed: int
+    due: int
+    erased: int
+    deleted: int
+    held: str
+    said: str
+    quarantine_s: float
+    def __init__(self, blobs: _Optional[int] = ..., unnamed: _Optional[int] = ..., due: _Optional[int] = ..., erased: _Optional[int] = ..., deleted: _Optional[int] = ..., held: _Optional[str] = ..., said: _Optional[str] = ..., quarantine_s: _Optional[float] = ...) -> None: ...

@@ -49,6 +49,11 @@ class CacheMaintainerServiceStub(object):
                 request_serializer=cache__maintainer__pb2.InspectRequest.SerializeToString,
                 response_deserializer=cache__maintainer__pb2.InspectResponse.FromString,
                 _registered_method=True)
+        self.Collect = channel.unary_unary(
+                '/afterimage.cache_maintainer.v1.CacheMaintainerService/Collect',
+                request_serializer=cache__maintainer__pb2.CollectRequest.SerializeToString,
+                response_deserializer=cache__maintainer__pb2.CollectResponse.FromString,
+                _registered_method=True)
 
 
 class CacheMaintainerServiceServicer(object):
@@ -72,6 +77,13 @@ class CacheMaintainerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Collect(self, request, context):
+        """One pass over the blob store for what no row names.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CacheMaintainerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -89,6 +101,11 @@ def add_CacheMaintainerServiceServicer_to_server(servicer, server):
                     servicer.Inspect,
                     request_deserializer=cache__maintainer__pb2.InspectRequest.FromString,
                     response_serializer=cache__maintainer__pb2.InspectResponse.SerializeToString,
+            ),
+            'Collect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Collect,
+                    request_deserializer=cache__maintainer__pb2.CollectRequest.FromString,
+                    response_serializer=cache__maintainer__pb2.CollectResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -172,6 +189,33 @@ class CacheMaintainerService(object):
             '/afterimage.cache_maintainer.v1.CacheMaintainerService/Inspect',
             cache__maintainer__pb2.InspectRequest.SerializeToString,
             cache__maintainer__pb2.InspectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Collect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/afterimage.cache_maintainer.v1.CacheMaintainerService/Collect',
+            cache__maintainer__pb2.CollectRequest.SerializeToString,
+            cache__maintainer__pb2.CollectResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -13,9 +13,10 @@ from shared.blobs import Blobs, open_blobs
 from shared.bus import Bus, open_bus
 from shared.catalog import Catalog, open_catalog
 from shared.datadir import DataDirLock, lock_data_dir
-from shared.errors import ConfigurationError, UnavailableError
+from shared.errors import ConfigurationError, StorageFullError, StoreMismatchError, UnavailableError
 from shared.index import Hnsw, Index, open_index
 from shared.index.rebuild import rebuild_index
+from shared.pairing import compare, places_of
 from shared.settings import Settings
 from shared.telemetry import log
 
@@ -60,7 +61,7 @@ async def open_backends(settings: Settings, ports: Collection[str] = PORTS) -> B
     """Opens what the settings name; takes the data directory's lock first when only one process may work there.
 
     Of servers only those behind `ports` are asked for, and waited for up to `connect_wait_s` when they are away; then
-    UnavailableError names the one that is missing.
+    UnavailableError names the one that is missing. StoreMismatchError when catalog and blob store belong to others.
     """
     local = settings.bus_url.startswith("inprocess:") or settings.catalog_url.startswith("sqlite")
     wanted = PORTS if local else ports
@@ -79,11 +80,26 @@ async def open_backends(settings: Settings, ports: Collection[str] = PORTS) -> B
             if port in wanted:
                 made[port] = await _patiently(open_it, until)
                 opened.push_async_callback(made[port].close)
+        if {"catalog", "blobs"} <= set(wanted):
+            await _patiently(lambda: _paired(settings, made["catalog"], made["blobs"]), until)
         if made["index"].process_local:
             await rebuild_index(made["catalog"], made["index"])
         opened.pop_all()  # all are there: from now on they are the caller's to close
         return Backends(**made, lock=lock)
     raise AssertionError("unreachable: nothing above swallows an error")
+
+
+async def _paired(settings: Settings, catalog: Catalog, blobs: Blobs) -> None:
+    """Refuse a catalog and a store that do not belong together; the collector looks again before each pass."""
+    try:
+        found = await compare(catalog, blobs, places_of(settings))
+    except StorageFullError as error:  # a start must be able to make room
+        log("afterimage").warning("store not adopted", error=str(error))
+        return
+    if found.state == "mismatch":
+        raise StoreMismatchError(found.said)
+    if found.state == "unadopted":
+        log("afterimage").warning("store not adopted", error=found.said)
 
 
 async def blobs_of(settings: Settings) -> Blobs:

@@ -90,6 +90,10 @@ class CatalogVersionError(ConfigurationError):
     """The catalog was written by a newer Afterimage than this one."""
 
 
+class StoreMismatchError(ConfigurationError):
+    """The blob store and the catalog do not belong together."""
+
+
 class DataDirectoryLockedError(ConfigurationError):
     """Another process works in this data directory."""
 

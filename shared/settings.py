@@ -180,6 +180,9 @@ class Settings(BaseSettings):
     maintainer_lease_s: Seconds = Field(
         15.0, description="A cache maintainer not heard of for this long is replaced by one that stands by."
     )
+    quarantine_s: float = Field(
+        3 * 24 * 3600.0, ge=0, description="A blob that nothing names is deleted when it has stayed so for this long."
+    )
     collect_s: Seconds = Field(600.0, description="How often results expire and blobs that nothing names are sought.")
     lcbfu_initial_uses: float = Field(
         1.0, ge=0, description="Uses f that a state is credited with at birth: f·K (lrbu too)."

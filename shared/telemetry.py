@@ -45,6 +45,8 @@ class Metrics:
         self.cache_states = gauge("cache_states", "States in the cache.")
         self.cache_pictures = gauge("cache_pictures", "Finished pictures that any model can start from.")
         self.cache_picture_bytes = gauge("cache_picture_bytes", "Bytes of those pictures.")
+        self.quarantined = gauge("quarantined_blobs", "Blobs that nothing names and that are not deleted yet.")
+        self.collection_held = gauge("collection_held", "1 while nothing is collected, by reason.", "reason")
         self.pictures_embedded = counter("pictures_embedded", "Finished pictures embedded for the cache.")
         self.inserted = counter("states_inserted", "States added to the cache, by K or as picture.", "k")
         self.evicted = counter("states_evicted", "States evicted, by K or as picture.", "policy", "k")

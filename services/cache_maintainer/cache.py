@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from services.cache_maintainer.admission import admit, keeping, left_out, offer_of
@@ -315,7 +316,7 @@ class Cache:
             await self._evict(self.held.make_room(self._clock.now()))
 
     async def purge(self, wanted: Callable[[Entry], bool]) -> Removed:
-        """Removes whole entries at once; pictures that a job still has stay."""
+        """Removes whole entries at once, and what lost attempts left of their jobs; pictures that a job has stay."""
         async with self._lock:
             doomed: list[Entry] = []
             after = ""
@@ -323,7 +324,16 @@ class Cache:
                 page, after = await self._backends.catalog.entries.page(1000, after)
                 doomed += [entry for entry in page if wanted(entry)]
                 if not after:
-                    return await self._drop(doomed)
+                    break
+            await self._erase(doomed)
+            removed = await self._drop(doomed)
+            await self._erase(doomed)  # a full disk may have had no room for it before
+            return removed
+
+    async def _erase(self, entries: Sequence[Entry]) -> None:
+        """Notes that no quarantine keeps what a crash leaves of their blobs."""
+        with suppress(StorageFullError):
+            await self._backends.catalog.custody.erase([entry.job_id or entry.id for entry in entries])
 
     async def _drop(self, entries: Sequence[Entry]) -> Removed:
         if not entries:

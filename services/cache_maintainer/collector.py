@@ -1,59 +1,159 @@
-"""Finds blobs that nothing names any more: what a crash left behind between two writes (design §8)."""
+"""Finds blobs that nothing names any more, and deletes them when they have stayed so for the quarantine (design §8)."""
 
 from __future__ import annotations
 
-import re
+import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
 
 from shared.backends import Backends
 from shared.blobs import BlobInfo
 from shared.clock import Clock
 from shared.errors import NotFoundError
+from shared.pairing import KINDS, compare, job_of, mismatch, places_of
+from shared.settings import Settings
+from shared.telemetry import METRICS, log
 
-PREFIXES = ("states/", "pictures/", "checkpoints/")
-"""Keys are `<kind>/<job id>-<attempt>…`."""
 AT_ONCE = 500
+LARGE_BLOBS, LARGE_SHARE = 100, 0.1
+"""A pass that would delete more than so many blobs, and more than this share of the store's, waits for an operator."""
+REASONS = ("mismatch", "unadopted", "large")
 
 
-async def collect_orphans(
-    backends: Backends, clock: Clock, grace_s: float, check: Callable[[], None] = lambda: None
-) -> int:
-    """Deletes blobs older than the grace that no row names and whose job is not being drawn; how many went.
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Results of one pass, in blobs."""
 
-    `check` raises when this process may not delete any more.
-    """
-    deleted = 0
-    for prefix in PREFIXES:
-        async for keys in _old(backends.blobs.list(prefix), clock.now() - grace_s):
-            named = await backends.catalog.entries.referenced(keys)
-            idle = [key for key in keys if key not in named and not await _in_work(backends, key)]
-            # a job that finished between the two questions names its blobs now
-            named = await backends.catalog.entries.referenced(idle)
-            orphans = [key for key in idle if key not in named]
-            check()
-            await backends.blobs.delete(orphans)
-            deleted += len(orphans)
-    return deleted
+    blobs: int = 0
+    """In the store."""
+    unnamed: int = 0
+    """In quarantine, the due ones included."""
+    due: int = 0
+    """Have been in quarantine for long enough."""
+    erased: int = 0
+    """Left over from purged entries; they skip the quarantine."""
+    deleted: int = 0
+    held: str = ""
+    """One of REASONS for which the due blobs stay; empty: none."""
+    said: str = ""
+    """The reason in words, and what to do."""
 
 
-async def _old(blobs: AsyncIterator[BlobInfo], before: float) -> AsyncIterator[list[str]]:
-    """Keys last written before that time, some at once."""
-    keys: list[str] = []
+def judge_size(found: Findings) -> Findings:
+    """Hold a pass back that would delete suspiciously much."""
+    if found.due <= LARGE_BLOBS or found.due <= LARGE_SHARE * found.blobs:
+        return found
+    said = (
+        f"{found.due} of {found.blobs} blobs have been named by nothing for the whole quarantine: more than "
+        f"{LARGE_BLOBS} and more than {LARGE_SHARE:.0%}. If the catalog is the right one and complete, let them go "
+        "with `afterimage cache collect --yes`"
+    )
+    return replace(found, held="large", said=said)
+
+
+class Collector:
+    """Collects on the maintainer's behalf, one pass at a time."""
+
+    def __init__(self, backends: Backends, clock: Clock, settings: Settings, check: Callable[[], None]) -> None:
+        """`check` raises when this process may not delete any more."""
+        self._backends, self._clock, self._check = backends, clock, check
+        self._grace_s, self._quarantine_s = settings.blob_grace_s, settings.quarantine_s
+        self._at = places_of(settings)
+        self._lock = asyncio.Lock()
+        self._said = ""
+
+    async def may_delete(self) -> bool:
+        """Whether the store is still this catalog's, or has no id; logs the error where it is another's."""
+        said = await mismatch(self._backends.catalog, self._backends.blobs, self._at)
+        if said and said != self._said:  # asked often: logged once, and again by each pass
+            self._show(Findings(held="mismatch", said=said))
+        self._said = said
+        return not said
+
+    async def collect(self, *, confirmed: bool = False, only_look: bool = False) -> Findings:
+        """Make one pass over the store: mark blobs older than the grace that nothing names, delete the due ones.
+
+        `confirmed`: delete them however many they are. `only_look`: mark, and delete nothing.
+        """
+        async with self._lock:
+            pairing = await compare(self._backends.catalog, self._backends.blobs, self._at)
+            if pairing.state != "paired":
+                return self._show(Findings(held=pairing.state, said=pairing.said))
+            found = await self._survey(only_look)
+            if not confirmed:
+                found = judge_size(found)
+            if not only_look and not found.held:
+                gone = await self._delete_due()
+                found = replace(found, deleted=found.deleted + gone, unnamed=found.unnamed - found.due)
+            return self._show(found)
+
+    def _show(self, found: Findings) -> Findings:
+        for reason in REASONS:
+            METRICS.collection_held.labels(reason).set(found.held == reason)
+        if found.held == "mismatch":
+            log("cache_maintainer").error("nothing is collected", why=found.held, error=found.said)
+        elif found.held:
+            log("cache_maintainer").warning("orphans stay", why=found.held, error=found.said)
+        if found.held in ("", "large"):
+            METRICS.quarantined.set(found.unnamed)
+        if found.deleted:
+            log("cache_maintainer").info("orphans collected", blobs=found.deleted)
+        return found
+
+    async def _survey(self, only_look: bool) -> Findings:
+        """Marks what nothing names; deletes what is left of purged entries, which no quarantine keeps."""
+        custody, found = self._backends.catalog.custody, Findings()
+        began_at, old = await custody.now(), self._clock.now() - self._grace_s
+        for kind in KINDS:
+            async for page in _pages(self._backends.blobs.list(kind)):
+                unnamed = await self._unnamed([blob.key for blob in page if blob.modified_at < old])
+                jobs = await custody.erased(sorted({job_of(key) for key in unnamed}), self._grace_s) if unnamed else ()
+                erased = [key for key in unnamed if job_of(key) in jobs]
+                await custody.mark([key for key in unnamed if job_of(key) not in jobs])
+                found = replace(found, blobs=found.blobs + len(page), erased=found.erased + len(erased))
+                if erased and not only_look:
+                    found = replace(found, deleted=found.deleted + await self._delete(erased))
+        await custody.end_pass(began_at, self._grace_s + self._quarantine_s)
+        unnamed_count, due = await custody.counts(self._quarantine_s)
+        return replace(found, unnamed=unnamed_count, due=due)
+
+    async def _delete_due(self) -> int:
+        custody, deleted = self._backends.catalog.custody, 0
+        while keys := await custody.due(self._quarantine_s, AT_ONCE):
+            deleted += await self._delete(await self._unnamed(keys))
+            await custody.release(keys)
+        return deleted
+
+    async def _delete(self, keys: list[str]) -> int:
+        self._check()
+        await self._backends.blobs.delete(keys)
+        return len(keys)
+
+    async def _unnamed(self, keys: list[str]) -> list[str]:
+        """Those that no row names and whose job is not in work."""
+        catalog = self._backends.catalog
+        named = await catalog.entries.referenced(keys)
+        idle = [key for key in keys if key not in named and not await _in_work(self._backends, key)]
+        # a job that finished between the two questions names its blobs now
+        named = await catalog.entries.referenced(idle)
+        return [key for key in idle if key not in named]
+
+
+async def _pages(blobs: AsyncIterator[BlobInfo]) -> AsyncIterator[list[BlobInfo]]:
+    page: list[BlobInfo] = []
     async for blob in blobs:
-        if blob.modified_at < before:
-            keys.append(blob.key)
-        if len(keys) == AT_ONCE:
-            yield keys
-            keys = []
-    if keys:
-        yield keys
+        page.append(blob)
+        if len(page) == AT_ONCE:
+            yield page
+            page = []
+    if page:
+        yield page
 
 
 async def _in_work(backends: Backends, key: str) -> bool:
     """A worker stores blobs first and names them on the row when it is done."""
-    job_id = re.split("[/-]", key.partition("/")[2])[0]
     try:
-        return not (await backends.catalog.jobs.get(job_id)).state.final
+        return not (await backends.catalog.jobs.get(job_of(key))).state.final
     except NotFoundError:
         return False
     except ValueError:  # a row that this version cannot read: nothing of it is thrown away

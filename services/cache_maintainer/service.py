@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from os import getpid
 from socket import gethostname
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ import grpc
 from protos import cache_maintainer_pb2 as pb
 from protos import cache_maintainer_pb2_grpc as pb_grpc
 from services.cache_maintainer.cache import Cache
-from services.cache_maintainer.collector import collect_orphans
+from services.cache_maintainer.collector import Collector
 from services.cache_maintainer.fresh import NEWEST
 from services.cache_maintainer.leadership import NAME as LEASE
 from services.cache_maintainer.leadership import Leadership
@@ -94,6 +94,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             pictures=window_of(settings, [one for one in states if one.is_picture]),
             pictures_of=self._pictures_of,
         )
+        self._collector = Collector(self._backends, context.clock, settings, self._leadership.check)
         self._subscription: Subscription = await context.backends.bus.subscribe(
             [JobSucceeded, StateUsed, StateLost], self.handle, queue=self.name
         )
@@ -146,7 +147,12 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         await self._leadership.give_up()  # last: from then on nothing is deleted
 
     async def _delete_unread(self) -> None:
-        await self.cache.doomed.delete(unread=True)
+        if await self._collector.may_delete():
+            await self.cache.doomed.delete(unread=True)
+
+    async def _delete_evicted(self) -> None:
+        if await self._collector.may_delete():
+            await self.cache.doomed.delete()
 
     @property
     def _settings(self) -> Settings:
@@ -245,12 +251,10 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             log(self.name).info("entries brought into the index again", entries=again)
 
     async def _collect_orphans(self) -> None:
-        grace_s, check = self._settings.blob_grace_s, self._leadership.check
-        if deleted := await collect_orphans(self._backends, self._context.clock, grace_s, check):
-            log(self.name).info("orphans collected", blobs=deleted)
+        await self._collector.collect()
 
     async def _tidy(self) -> None:
-        for step in (self.cache.doomed.delete, self.cache.index_pending, self.cache.shrink, self._find_fresh):
+        for step in (self._delete_evicted, self.cache.index_pending, self.cache.shrink, self._find_fresh):
             await self._guarded(step)
         if self._pictures.look_again():  # the embedder was away, or failed on one
             self._unembedded.set()
@@ -335,6 +339,11 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         await self._guarded(self.flush)  # with a full disk it fails, and the purge must not
         removed = await self.cache.purge(await self._wanted(request))
         return pb.PurgeResponse(entries=removed.entries, states=removed.states, bytes=removed.bytes)
+
+    async def Collect(self, request: pb.CollectRequest, context: Any) -> pb.CollectResponse:
+        self._check_leads()
+        found = await self._collector.collect(confirmed=request.confirmed, only_look=not request.confirmed)
+        return pb.CollectResponse(**asdict(found), quarantine_s=self._settings.quarantine_s)
 
     async def _wanted(self, request: pb.PurgeRequest) -> Callable[[Entry], bool]:
         match request.WhichOneof("what"):

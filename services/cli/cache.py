@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # the catalog's imports take a second that --help need not wa
     from shared.index.rebuild import Repaired
 
 TIMEOUT_S = 30.0
+COLLECT_S = 600.0
+"""Limit of one pass over the whole blob store."""
 DataDir = Annotated[Path | None, typer.Option(help="Data directory of the Afterimage whose cache is meant.")]
 Target = Annotated[str | None, typer.Option(help="host:port of a running Afterimage, or of a cache maintainer.")]
 
@@ -165,6 +167,74 @@ def purge(
     wide().print(f"purged {reply.entries} entries, {reply.states} states, {_size(reply.bytes)}")
 
 
+@app.command("collect")
+def collect(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete what is due, however much it is.")] = False,
+    data_dir: DataDir = None,
+    target: Target = None,
+) -> None:
+    """Show which blobs nothing names any more; with --yes, delete those that have stayed so for the quarantine.
+
+    A pass of the cache maintainer does the same by itself, but waits for --yes where it would delete more than 100
+    blobs and more than a tenth of the store.
+
+    Examples: afterimage cache collect · afterimage cache collect --yes
+    """
+    found = _ask(data_dir, target, "Collect", pb.CollectRequest(confirmed=yes), timeout_s=COLLECT_S)
+    out = wide()
+    if found.held in ("mismatch", "unadopted"):
+        raise ConfigurationError(found.said)
+    days = f"{found.quarantine_s / 86_400:g} days"
+    out.print(f"{found.blobs} blobs in the store; nothing names {found.unnamed} of them, which are in quarantine")
+    if yes:
+        out.print(f"deleted {found.deleted} blobs that were due, or left over from purged entries")
+        return
+    out.print(f"{found.due} have been in quarantine for {days}: the next pass deletes them, and deleted nothing now")
+    if found.erased:
+        out.print(f"{found.erased} are left over from purged entries: the next pass deletes them without quarantine")
+    if found.held:
+        out.print(Text(f"the passes wait: {found.said}"))
+
+
+@app.command("adopt")
+def adopt(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False, data_dir: DataDir = None
+) -> None:
+    """Make the blob store this catalog's own, whatever either belonged to before.
+
+    For a pair that a start refuses, or collects nothing in, although the two belong together: the catalog was lost for
+    good or restored, or the store was copied. Blobs that this catalog does not name then go through the quarantine.
+
+    Example: AFTERIMAGE_CATALOG_URL=… AFTERIMAGE_BLOBS_URL=… afterimage cache adopt --yes
+    """
+    asyncio.run(_adopt(settings_from(data_dir=data_dir), yes))
+
+
+async def _adopt(settings: Settings, yes: bool) -> None:
+    from shared.backends import blobs_of
+    from shared.catalog import open_catalog
+    from shared.datadir import lock_data_dir
+    from shared.pairing import adopt as adopt_store
+    from shared.pairing import compare, places_of
+
+    _must_be_there(settings)
+    at = places_of(settings)
+    async with contextlib.AsyncExitStack() as opened:
+        if settings.catalog_url.startswith("sqlite"):
+            opened.callback(lock_data_dir(settings.data_dir).release)
+        catalog = await open_catalog(settings.catalog_url)
+        opened.push_async_callback(catalog.close)
+        blobs = await blobs_of(settings)
+        opened.push_async_callback(blobs.close)
+        pairing = await compare(catalog, blobs, at)
+        if pairing.state != "paired":
+            if not yes:
+                wide().print(Text(pairing.said))
+                typer.confirm(f"Let the store at {at.store} belong to the catalog at {at.catalog}?", abort=True)
+            await adopt_store(catalog, blobs, at)
+        wide().print(Text(f"the store at {at.store} belongs to the catalog at {at.catalog}"))
+
+
 @app.command("rebuild-index")
 def rebuild_index(data_dir: DataDir = None) -> None:
     """Make the index agree with the catalog while both are in use: add what it lacks, remove what is gone.
@@ -206,16 +276,31 @@ async def _repaired(settings: Settings, console: Console) -> Repaired:
         return await repair_index(catalog, index, lambda checked: bar.advance(task, checked))
 
 
-def _ask(data_dir: Path | None, target: str | None, method: str, request: Any, question: str = "") -> Any:
+def _ask(
+    data_dir: Path | None,
+    target: str | None,
+    method: str,
+    request: Any,
+    question: str = "",
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> Any:
     """The maintainer's reply; with a question, after the user has said yes, knowing which one is asked."""
 
     async def asked() -> Any:
         async with _maintainer(data_dir, target) as stub:
             if question:
                 typer.confirm(question, abort=True)
-            return await rpc.call(getattr(stub, method), request, timeout_s=TIMEOUT_S)
+            return await rpc.call(getattr(stub, method), request, timeout_s=timeout_s)
 
     return asyncio.run(asked())
+
+
+def _must_be_there(settings: Settings) -> None:
+    """NotFoundError for an embedded catalog whose data directory is not there: nothing is made by asking."""
+    data = settings.data_dir.absolute()
+    if not data.exists() and str(data) in settings.catalog_url:
+        raise NotFoundError(f"data_dir: there is no {data}; the first picture makes it")
 
 
 @contextlib.asynccontextmanager
@@ -231,14 +316,12 @@ async def _maintainer(data_dir: Path | None, target: str | None) -> AsyncIterato
             "cache_maintainer_address: a catalog on a server has its cache maintainer in a process of its own; name "
             "that: AFTERIMAGE_CACHE_MAINTAINER_ADDRESS=host:port (`make stack-up` prints it), or --target"
         )
-    data = settings.data_dir.absolute()
-    if not data.exists() and str(data) in settings.catalog_url:  # nothing is made by asking
-        raise NotFoundError(f"data_dir: there is no {data}; the first picture makes it")
+    _must_be_there(settings)
     from services.cache_maintainer.service import CacheMaintainerService
     from shared.service import running
 
     telemetry.configure_logging("error")
-    say_asked(f"the cache in {data} (nothing serves it now)")
+    say_asked(f"the cache in {settings.data_dir.absolute()} (nothing serves it now)")
     async with (
         running([CacheMaintainerService()], alone(settings)) as process,
         grpc.aio.insecure_channel(process.address) as channel,

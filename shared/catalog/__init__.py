@@ -7,6 +7,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from shared.catalog.bounded import BoundedDatabase
+from shared.catalog.custody import Custody
 from shared.catalog.database import Database
 from shared.catalog.entries import Entries, Totals
 from shared.catalog.jobs import Jobs
@@ -16,7 +17,7 @@ from shared.catalog.opening import open_database, place_of
 from shared.catalog.profiles import Profiles
 from shared.clock import Clock, SystemClock
 
-__all__ = ["Catalog", "Entries", "Jobs", "Leases", "Profiles", "Totals", "open_catalog", "place_of"]
+__all__ = ["Catalog", "Custody", "Entries", "Jobs", "Leases", "Profiles", "Totals", "open_catalog", "place_of"]
 
 
 class Catalog:
@@ -29,6 +30,7 @@ class Catalog:
         self.entries = Entries(database)
         self.profiles = Profiles(database)
         self.leases = Leases(database)
+        self.custody = Custody(database)
 
     def fenced(self, lease: str, holder: str) -> Catalog:
         """The same rows, written only while `holder` has that lease. In an embedded catalog, which nobody shares, the

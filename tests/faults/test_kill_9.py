@@ -44,6 +44,7 @@ def killed(tmp_path: Path) -> Settings:
         cache_batch_s=0.01,
         picture_batch_s=0.05,
         blob_grace_s=0.2,
+        quarantine_s=0.0,
         sweep_s=0.5,
         log_level="error",
     )

@@ -30,7 +30,7 @@ async def test_an_index_on_a_server_is_repaired_while_collecting(
 async def test_a_step_of_collecting_that_fails_keeps_none_of_the_others_from_their_work(
     small: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    brief = small.model_copy(update={"blob_grace_s": 0.05})
+    brief = small.model_copy(update={"blob_grace_s": 0.05, "quarantine_s": 0.0})
     async with house(brief) as home:
         job_id = await home.finish(request())
         await home.backends.index.remove([job_id])
@@ -48,7 +48,8 @@ async def test_a_step_of_collecting_that_fails_keeps_none_of_the_others_from_the
 
 async def test_checkpoints_of_a_job_that_ended_are_collected_and_those_of_one_in_work_stay(settings: Settings) -> None:
     """Its worker was killed, and nobody took the job up again before it was cancelled."""
-    async with house(settings.model_copy(update={"large": MODEL, "blob_grace_s": 0.05})) as home:
+    brief = settings.model_copy(update={"large": MODEL, "blob_grace_s": 0.05, "quarantine_s": 0.0})
+    async with house(brief) as home:
         ended = await finished_job(home.backends, request(), unit(1))
         queued = replace(ended, id="j" * 26, state=JobState.QUEUED, result=None)
         await home.backends.catalog.jobs.accept(queued, key_lifetime_s=60)

@@ -168,7 +168,7 @@ async def test_after_a_restart_what_was_missed_is_cached_and_orphans_go(small: S
         missed = await finished_job(home.backends, request("a"), unit(1))
         await home.backends.blobs.put("states/nobody/1/5.safetensors", b"x")
         await home.backends.blobs.put("pictures/nobody/1.png", b"x")
-    async with house(small.model_copy(update={"blob_grace_s": 0.05})) as home:
+    async with house(small.model_copy(update={"blob_grace_s": 0.05, "quarantine_s": 0.0})) as home:
         assert await home.found(1) == [missed.id]
         await asyncio.sleep(0.2)
         await home.service.collect()
@@ -179,7 +179,7 @@ async def test_after_a_restart_what_was_missed_is_cached_and_orphans_go(small: S
 
 
 async def test_blobs_of_a_job_in_work_are_no_orphans(settings: Settings) -> None:
-    brief = settings.model_copy(update={"large": MODEL, "blob_grace_s": 0.05})
+    brief = settings.model_copy(update={"large": MODEL, "blob_grace_s": 0.05, "quarantine_s": 0.0})
     async with house(brief) as home:
         job = await finished_job(home.backends, request(), unit(1))
         from dataclasses import replace

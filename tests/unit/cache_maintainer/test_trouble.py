@@ -239,7 +239,8 @@ async def test_an_entry_whose_picture_is_lost_leaves_whole(small: Settings) -> N
 async def test_blobs_of_a_job_that_finishes_while_orphans_are_looked_for_stay(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with house(settings.model_copy(update={"large": MODEL, "blob_grace_s": 0.05})) as home:
+    brief = settings.model_copy(update={"large": MODEL, "blob_grace_s": 0.05, "quarantine_s": 0.0})
+    async with house(brief) as home:
         await home.service.drain()
         jobs, finish = home.backends.catalog.jobs, home.backends.catalog.jobs.finish
         waiting: list[tuple[Any, ...]] = []

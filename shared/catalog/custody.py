@@ -1,0 +1,180 @@
+"""Custody of blobs: which store is this catalog's, which of its blobs await deletion, which jobs' are to be erased."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from shared.catalog.database import Database
+from shared.catalog.tables import entries, erasures, identity, jobs, now_s, quarantine
+from shared.ids import new_id
+
+CHUNK = 500
+"""Rows per statement."""
+CATALOG, STORE, PAIRED_WITH = "catalog", "store", "paired_with"
+q = quarantine.c
+_NOW: Any = now_s()
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Ids of a catalog and of the blob store that belongs to it."""
+
+    catalog: str
+    store: str
+    paired_with: str
+    """Place of that store; empty before the catalog was paired with one."""
+
+
+@cache
+def _insert(dialect: str, table: sa.Table) -> Any:
+    return (postgresql.insert if dialect == "postgresql" else sqlite.insert)(table)
+
+
+@cache
+def _marking(dialect: str) -> Any:
+    made = _insert(dialect, quarantine).values(since=_NOW, seen_at=_NOW)
+    return made.on_conflict_do_update(index_elements=["key"], set_={"seen_at": made.excluded.seen_at})
+
+
+@cache
+def _erasing(dialect: str) -> Any:
+    made = _insert(dialect, erasures).values(at=_NOW)
+    return made.on_conflict_do_update(index_elements=["job_id"], set_={"at": made.excluded.at})
+
+
+def _read_ids(connection: sa.Connection) -> Ids | None:
+    names = {row.name: row.value for row in connection.execute(sa.select(identity))}
+    if not names.keys() >= {CATALOG, STORE}:
+        return None
+    return Ids(names[CATALOG], names[STORE], names.get(PAIRED_WITH, ""))
+
+
+def _make_ids(connection: sa.Connection) -> Ids:
+    """Two processes that make the ids at once agree: the first insert of a name stands."""
+    made = _insert(connection.dialect.name, identity).on_conflict_do_nothing()
+    for name in (CATALOG, STORE):
+        connection.execute(made, {"name": name, "value": new_id()})
+    ids = _read_ids(connection)
+    assert ids is not None
+    return ids
+
+
+def _pair(connection: sa.Connection, store: str, place: str) -> None:
+    made = _insert(connection.dialect.name, identity)
+    made = made.on_conflict_do_update(index_elements=["name"], set_={"value": made.excluded.value})
+    connection.execute(made, [{"name": STORE, "value": store}, {"name": PAIRED_WITH, "value": place}])
+
+
+def _chunks(values: Sequence[str]) -> list[list[str]]:
+    return [list(values[at : at + CHUNK]) for at in range(0, len(values), CHUNK)]
+
+
+def _among(connection: sa.Connection, column: Any, values: Sequence[str], *where: Any) -> set[str]:
+    return {
+        found
+        for some in _chunks(values)
+        for found in connection.execute(sa.select(column).where(column.in_(some), *where)).scalars()
+    }
+
+
+def _known(connection: sa.Connection, job_ids: Sequence[str]) -> set[str]:
+    return _among(connection, jobs.c.id, job_ids) | _among(connection, entries.c.job_id, job_ids)
+
+
+def _now(connection: sa.Connection) -> float:
+    return float(connection.execute(sa.select(_NOW)).scalar_one())
+
+
+def _mark(connection: sa.Connection, keys: Sequence[str]) -> None:
+    for some in _chunks(keys):
+        connection.execute(_marking(connection.dialect.name), [{"key": key} for key in some])
+
+
+def _release(connection: sa.Connection, keys: Sequence[str]) -> None:
+    for some in _chunks(keys):
+        connection.execute(sa.delete(quarantine).where(q.key.in_(some)))
+
+
+def _erase(connection: sa.Connection, job_ids: Sequence[str]) -> None:
+    for some in _chunks(job_ids):
+        connection.execute(_erasing(connection.dialect.name), [{"job_id": job_id} for job_id in some])
+
+
+def _erased(connection: sa.Connection, job_ids: Sequence[str], for_s: float) -> set[str]:
+    return _among(connection, erasures.c.job_id, job_ids, erasures.c.at <= _now(connection) - for_s)
+
+
+def _end_pass(connection: sa.Connection, began_at: float, keep_erasures_s: float) -> None:
+    connection.execute(sa.delete(quarantine).where(q.seen_at < began_at))
+    connection.execute(sa.delete(erasures).where(erasures.c.at < began_at - keep_erasures_s))
+
+
+def _counts(connection: sa.Connection, for_s: float) -> tuple[int, int]:
+    due = sa.func.count().filter(q.since <= _now(connection) - for_s)
+    marked, of_them_due = connection.execute(sa.select(sa.func.count(), due).select_from(quarantine)).one()
+    return int(marked), int(of_them_due)
+
+
+def _due(connection: sa.Connection, for_s: float, limit: int) -> list[str]:
+    query = sa.select(q.key).where(q.since <= _now(connection) - for_s).order_by(q.since, q.key).limit(limit)
+    return list(connection.execute(query).scalars())
+
+
+class Custody:
+    """Whose the blobs are. Times are Unix seconds by the database's clock."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def ids(self) -> Ids:
+        """Ids of this catalog and its store, made when first asked for."""
+        return await self._database.read(_read_ids) or await self._database.write(_make_ids)
+
+    async def pair(self, store: str, place: str) -> None:
+        """Note the store that belongs to this catalog, and its place for people."""
+        await self._database.write(_pair, store, place)
+
+    async def known(self, job_ids: Sequence[str]) -> set[str]:
+        """Those of these jobs that have a row, or whose entry has one."""
+        return await self._database.read(_known, job_ids)
+
+    async def now(self) -> float:
+        return await self._database.read(_now)
+
+    # ---- quarantine ----
+
+    async def mark(self, keys: Sequence[str]) -> None:
+        """Note that no row names these blobs; a mark that is there already keeps its time."""
+        await self._database.write_lazily(_mark, keys)
+
+    async def release(self, keys: Sequence[str]) -> None:
+        """Drop these marks."""
+        await self._database.write_lazily(_release, keys)
+
+    async def end_pass(self, began_at: float, keep_erasures_s: float) -> None:
+        """Drop the marks that a pass since `began_at` did not renew, and erasures `keep_erasures_s` older than that."""
+        await self._database.write_lazily(_end_pass, began_at, keep_erasures_s)
+
+    async def counts(self, for_s: float) -> tuple[int, int]:
+        """(marked blobs, those of them that have been marked for `for_s`)."""
+        return await self._database.read(_counts, for_s)
+
+    async def due(self, for_s: float, limit: int) -> list[str]:
+        """Keys that have been marked for `for_s`, oldest first."""
+        return await self._database.read(_due, for_s, limit)
+
+    # ---- erasing on request ----
+
+    async def erase(self, job_ids: Sequence[str]) -> None:
+        """Let whatever is left of these jobs' blobs, and no row names, skip the quarantine."""
+        await self._database.write(_erase, job_ids)
+
+    async def erased(self, job_ids: Sequence[str], for_s: float) -> set[str]:
+        """Those of these jobs that were erased at least `for_s` ago."""
+        return await self._database.read(_erased, job_ids, for_s)
