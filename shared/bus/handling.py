@@ -1,16 +1,53 @@
-"""How a subscriber is told a fact: in order, again when it fails, and not for ever."""
+"""How a subscriber is told a fact: in order, again when it fails, and not for ever; and messages of another version."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 
+from shared.bus import Handler
+from shared.messages import decode
 from shared.telemetry import log
 
 RETRY_AFTER_S = (0.05, 0.2, 0.8)
 """How long a fact waits before a failed handler sees it again, by try; then it is dropped."""
 
+UNKNOWN_AGAIN_S = 5.0
+"""A command that only another version can decode waits this long in its lane, so that a newer worker can take it."""
+_unknown: set[str] = set()
+"""Kinds that were reported: one log line for each is enough."""
+
 _log = log("bus")
+
+
+def of_another_version(kind: str, body: bytes, error: Exception) -> bool:
+    """Whether a command that this version cannot decode may be one that another version can: a JSON object with a
+    kind. Its kind is logged once."""
+    try:
+        known = bool(kind) and isinstance(json.loads(body), dict)
+    except ValueError:
+        known = False
+    if known and kind not in _unknown:
+        _unknown.add(kind)
+        _log.warning("command_of_another_version", kind=kind, error=_first_line(error), again_in_s=UNKNOWN_AGAIN_S)
+    return known
+
+
+async def hand_over_fact(handler: Handler, kind: str, body: bytes, queue: str) -> None:
+    """Calls the handler, a few times where it fails; an event that only another version can decode is ignored."""
+    try:
+        fact = decode(kind, body)
+    except (KeyError, ValueError) as error:
+        if kind not in _unknown:
+            _unknown.add(kind)
+            _log.warning("event_ignored", kind=kind, queue=queue, error=_first_line(error))
+        return
+    await hand_over(lambda: handler(fact), kind, queue)
+
+
+def _first_line(error: Exception) -> str:
+    return repr(error).splitlines()[0][:200]
 
 
 async def hand_over(tell: Callable[[], Awaitable[None]], kind: str, queue: str) -> None:

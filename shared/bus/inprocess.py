@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from shared.bus import BACKLOG, DeadLetter, Delivery, GapHandler, Handler
-from shared.bus.handling import hand_over
+from shared.bus.handling import UNKNOWN_AGAIN_S, hand_over, hand_over_fact, of_another_version
 from shared.errors import UnavailableError
 from shared.ids import new_id
 from shared.messages import Message, decode, encode
@@ -60,6 +60,7 @@ class _Delivery:
     __slots__ = ("_parcel", "_receiver", "message", "redelivered")
 
     def __init__(self, receiver: _Receiver, parcel: Parcel) -> None:
+        """KeyError or ValueError for a command that this version does not know."""
         self.message = decode(parcel.kind, parcel.body)
         self.redelivered = parcel.delivered
         parcel.delivered = True
@@ -118,8 +119,13 @@ class _Receiver:
         while not self._stopped:
             parcel = self._take()
             if parcel is not None:
+                try:
+                    delivery = _Delivery(self, parcel)
+                except (KeyError, ValueError) as error:
+                    self.bus.set_aside(parcel, error)
+                    continue
                 self._unacked[id(parcel)] = parcel
-                return _Delivery(self, parcel)
+                return delivery
             self._ready.clear()
             await self._ready.wait()
         raise UnavailableError("the receiver is closed")
@@ -192,7 +198,7 @@ class _Subscription:
                 raise
 
     async def _handle(self, kind: str, body: bytes) -> None:
-        await hand_over(lambda: self._handler(decode(kind, body)), kind, self._queue.name)
+        await hand_over_fact(self._handler, kind, body, self._queue.name)
 
     async def close(self) -> None:
         self._bus.forget(self._queue, self)
@@ -266,10 +272,23 @@ class InProcessBus:
             timer = asyncio.get_running_loop().call_later(delay_s, due)
             self._delayed.add(timer)
 
+    def set_aside(self, parcel: Parcel, error: Exception) -> None:
+        """What could not be decoded waits for another version, or is buried where none could."""
+        if of_another_version(parcel.kind, parcel.body, error):
+            self.give_back(parcel, UNKNOWN_AGAIN_S, counts=False)
+        else:
+            self.bury(parcel, f"not understood: {error!r}")
+
     def bury(self, parcel: Parcel, reason: str) -> None:
         _log.warning("dead_letter", lane=parcel.lane, kind=parcel.kind, reason=reason)
         letter = DeadLetter(
-            new_id(), parcel.lane, parcel.kind, parcel.body.decode(), reason, parcel.returns, time.time()
+            new_id(),
+            parcel.lane,
+            parcel.kind,
+            parcel.body.decode(errors="replace"),
+            reason,
+            parcel.returns,
+            time.time(),
         )
         self._dead.append((letter, parcel))
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from shared.bus import Bus, DeadLetter, Receiver
 from shared.errors import UnavailableError
-from shared.messages import EntriesCached, GenerateImage, JobFailed, JobSucceeded, Message, Progress
+from shared.messages import KINDS, EntriesCached, GenerateImage, JobFailed, JobSucceeded, Message, Progress
 
 SOON_S = 15.0
 NOTHING_S = 0.1
@@ -243,6 +245,46 @@ async def test_a_command_that_nothing_is_wrong_with_may_come_back_for_ever(
         assert delivery.message == GenerateImage("patient")
         await delivery.reject(counts=False)
     assert await dead_letters() == []
+
+
+@dataclass(frozen=True)
+class PaintFresco:
+    """A command that only another version of Afterimage knows."""
+
+    job_id: str
+
+
+async def test_a_command_of_another_version_waits_in_its_lane(
+    bus: Bus, lane: str, dead_letters: DeadLetters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("shared.bus.inprocess", "shared.bus.rabbitmq.receiving"):
+        monkeypatch.setattr(f"{module}.UNKNOWN_AGAIN_S", 0.2)
+    receiver = await bus.receive([lane], prefetch=1)
+    strange: Any = PaintFresco("fresco")
+    await bus.send(lane, strange)
+    await bus.send(lane, GenerateImage("known"))
+    assert await take(receiver, 1) == ["known"]  # it holds up nothing
+    assert await nothing_for(receiver)
+    monkeypatch.setitem(KINDS, "PaintFresco", PaintFresco)  # the other version runs
+    fresco = await asyncio.wait_for(receiver.get(), SOON_S)
+    assert fresco.message == strange
+    await fresco.ack()
+    assert await dead_letters() == []
+
+
+async def test_an_event_of_another_version_is_ignored_at_once(
+    bus: Bus, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, strange = Heard(), PaintFresco("fresco")
+    monkeypatch.setattr("shared.bus.handling.RETRY_AFTER_S", (SOON_S,))  # a retry would be noticed
+    monkeypatch.setattr("shared.bus.handling._unknown", set())
+    events: Any = [strange, strange, JobSucceeded("a", 1)]
+    await bus.subscribe([*{type(event) for event in events}], heard)
+    for event in events:
+        await bus.publish(event)
+    await until(lambda: heard.facts == [JobSucceeded("a", 1)])
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("event_ignored") == 1
 
 
 async def test_a_settled_delivery_stays_settled(bus: Bus, lane: str) -> None:

@@ -98,18 +98,18 @@ async def test_pictures_do_not_travel_on_the_bus(bus: RabbitBus, lane: str) -> N
     await until(lambda: heard.facts == [many])
 
 
-async def test_a_command_that_nobody_understands_is_buried(bus: RabbitBus, lane: str) -> None:
+async def test_what_no_version_understands_is_buried(bus: RabbitBus, lane: str) -> None:
     receiver = await bus.receive([lane], prefetch=1)
     async with channel() as behind:
-        for kind, body in (("DrawVideo", b"{}"), ("GenerateImage", b'{"job": 1}')):
+        for kind, body in (("DrawVideo", b"[]"), ("GenerateImage", b"\xff"), (None, b"{}")):
             message = aio_pika.Message(body, type=kind, message_id=new_id())
             await behind.default_exchange.publish(message, lane)
     await bus.send(lane, GenerateImage("good"))
     assert await take(receiver, 1) == ["good"]
     async with asyncio.timeout(SOON_S):
-        while len(letters := [one for one in await bus.dead_letters() if one.lane == lane]) < 2:
+        while len(letters := [one for one in await bus.dead_letters() if one.lane == lane]) < 3:
             await asyncio.sleep(0.05)
-    assert {letter.kind for letter in letters} == {"DrawVideo", "GenerateImage"}
+    assert {letter.kind for letter in letters} == {"DrawVideo", "GenerateImage", ""}
     assert all(letter.reason.startswith("not understood") for letter in letters)
 
 

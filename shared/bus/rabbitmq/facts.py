@@ -10,12 +10,11 @@ from functools import partial
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from shared.bus import BACKLOG, GapHandler, Handler, trace
-from shared.bus.handling import hand_over
+from shared.bus.handling import hand_over, hand_over_fact
 from shared.bus.rabbitmq.channels import close_when_cancelled, keep_serving
 from shared.bus.rabbitmq.link import GONE, Link, ended
 from shared.bus.rabbitmq.publisher import facts_exchange
 from shared.bus.rabbitmq.queues import facts_queue
-from shared.messages import decode
 from shared.telemetry import log
 
 PREFETCH = 100
@@ -98,7 +97,7 @@ class RabbitSubscription:
 
     async def _handle(self, fact: AbstractIncomingMessage) -> None:
         trace.adopt(fact.headers)
-        await hand_over(lambda: self._handler(decode(fact.type or "", fact.body)), fact.type or "", self._name)
+        await hand_over_fact(self._handler, fact.type or "", fact.body, self._name)
 
     async def _uninterrupted(self, work: Callable[[], Awaitable[None]]) -> None:
         """A lost channel ends the listening, not a handler in the middle of its work; the next one waits for that."""

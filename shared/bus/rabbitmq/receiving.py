@@ -9,6 +9,7 @@ from contextlib import suppress
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from shared.bus import trace
+from shared.bus.handling import UNKNOWN_AGAIN_S, of_another_version
 from shared.bus.rabbitmq.channels import CALL_S, close_when_cancelled, keep_serving, one_of
 from shared.bus.rabbitmq.delivery import RabbitDelivery, moved
 from shared.bus.rabbitmq.link import CLOSE_S, GONE, Link, ended
@@ -31,7 +32,7 @@ class RabbitReceiver:
         self._news, self._turn, self._came = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._stopping, self._quiet = asyncio.Event(), asyncio.Event()
         self._quiet.set()  # nothing comes from the broker, and nothing it brought waits here
-        self._burying: set[asyncio.Task[bool]] = set()
+        self._moving: set[asyncio.Task[bool]] = set()
         self.closed = False
         self.started = asyncio.Event()
         self._serving = asyncio.create_task(keep_serving(link, self._serve, f"receiver of {', '.join(lanes)}"))
@@ -46,7 +47,7 @@ class RabbitReceiver:
             try:
                 delivery = RabbitDelivery(self, self._lanes[place], task)
             except (KeyError, ValueError) as error:  # another version's command, or no command at all
-                self._bury_aside(self._lanes[place], task, f"not understood: {error!r}")
+                self._set_aside(self._lanes[place], task, error)
                 continue
             self._held[id(task)] = task
             trace.adopt(task.headers)
@@ -62,10 +63,15 @@ class RabbitReceiver:
         finally:
             self._waiting -= 1
 
-    def _bury_aside(self, lane: str, task: AbstractIncomingMessage, reason: str) -> None:
-        burying = asyncio.create_task(moved(task, self.returns.bury(lane, task, reason)))
-        self._burying.add(burying)
-        burying.add_done_callback(self._burying.discard)
+    def _set_aside(self, lane: str, task: AbstractIncomingMessage, error: Exception) -> None:
+        """What could not be decoded waits for another version, or is buried where none could."""
+        if of_another_version(task.type or "", task.body, error):
+            going = self.returns.give_back(lane, task, UNKNOWN_AGAIN_S, counts=False)
+        else:
+            going = self.returns.bury(lane, task, f"not understood: {error!r}")
+        moving = asyncio.create_task(moved(task, going))
+        self._moving.add(moving)
+        moving.add_done_callback(self._moving.discard)
 
     def settle(self, task: AbstractIncomingMessage) -> bool:
         """False when the task is no longer in these hands: settled before, or returned with its channel."""
@@ -84,7 +90,7 @@ class RabbitReceiver:
     async def close(self) -> None:
         self.closed = True
         await self.stop()  # in order: a call to the broker that is cut short may hold up all others of its connection
-        await asyncio.gather(ended(self._serving), *self._burying, return_exceptions=True)
+        await asyncio.gather(ended(self._serving), *self._moving, return_exceptions=True)
 
     # ---- what runs on a channel ----
 
