@@ -98,6 +98,17 @@ class DataDirectoryLockedError(ConfigurationError):
     """Another process works in this data directory."""
 
 
+class UnreadableRowError(AfterimageError, ValueError):
+    """A row of the catalog was written by another version of Afterimage, and this version cannot read it."""
+
+    code = "FAILED_PRECONDITION"
+
+    def __init__(self, row: str, why: str, tenant: str = "") -> None:
+        """row: `job 'id'`; why: the field, and what is wrong with it; tenant: whose row it is."""
+        super().__init__(f"{row} cannot be read by this version of Afterimage: {why}; a newer version can read it")
+        self.tenant = tenant
+
+
 class ModelError(AfterimageError):
     """A model cannot be loaded or cannot do what was asked."""
 

@@ -71,6 +71,7 @@ class Metrics:
         self.monitor_doubted = gauge("monitor_doubted_workers", "Workers that are not as fast as they say.")
         self.monitor_switches = counter("monitor_switches", "Changes of a worker's model that were ordered.")
         self.monitor_kept = counter("monitor_kept", "Decisions whose switches would not have paid back.")
+        self.unreadable_rows = counter("unreadable_rows", "Rows that only another version can read.", "table")
         self.rpc_seconds = histogram("rpc_seconds", "Seconds in a gRPC handler.", _LATENCY_S, "method", "code")
 
 

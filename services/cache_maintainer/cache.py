@@ -16,7 +16,7 @@ from services.cache_maintainer.setbacks import Setbacks
 from services.cache_maintainer.window import Window
 from shared.backends import Backends
 from shared.clock import Clock
-from shared.errors import AfterimageError, NotFoundError, StorageFullError, passes
+from shared.errors import AfterimageError, NotFoundError, StorageFullError, UnreadableRowError, passes
 from shared.index.rebuild import reconcile, refind
 from shared.messages import EntriesCached, EntriesEvicted
 from shared.telemetry import METRICS, log
@@ -172,6 +172,8 @@ class Cache:
         if passes(error):
             raise error
         again_in_s = self.setbacks.failed(job_id, self._clock.monotonic())
+        if isinstance(error, UnreadableRowError):  # no fault of the job's, and the catalog has said so
+            return
         log("cache_maintainer").error("job not cached", job=job_id, error=repr(error), again_in_s=again_in_s)
 
     async def _refuse(self, job_ids: Sequence[str]) -> None:

@@ -24,7 +24,7 @@ from services.gateway.sweeper import Sweeper
 from services.gateway.validation import Models, check_tenant, page_size, page_token
 from shared.blobs.ahead import ReadAhead
 from shared.bus.hints import Hints
-from shared.errors import AfterimageError, NotFoundError, UnavailableError
+from shared.errors import AfterimageError, NotFoundError, UnavailableError, UnreadableRowError
 from shared.ids import new_id
 from shared.messages import JobCancelled, JobSucceeded, Message, Progress, WorkerReported
 from shared.models import ModelCard, served_cards
@@ -238,10 +238,14 @@ class GatewayService(GatewayServiceServicer):
 
     async def _own(self, job_id: str, context: Any) -> Job:
         """The caller's job; another tenant's looks like none."""
-        job: Job = await self._jobs.get(job_id)
-        if job.request.tenant != _caller(context).tenant:
-            raise NotFoundError(f"job {job_id!r}: no such job; it never existed or its result expired")
-        return job
+        try:
+            job: Job = await self._jobs.get(job_id)
+            if job.request.tenant == _caller(context).tenant:
+                return job
+        except UnreadableRowError as error:
+            if error.tenant == _caller(context).tenant:
+                raise
+        raise NotFoundError(f"job {job_id!r}: no such job; it never existed or its result expired")
 
     async def _cancel(self, job_id: str) -> Job:
         job: Job = await self._jobs.cancel(job_id)

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 
 from shared.catalog import Jobs
-from shared.errors import NotFoundError
+from shared.errors import NotFoundError, UnreadableRowError
 from shared.ids import new_id
 from shared.types import Job, JobState
 
@@ -43,6 +43,8 @@ class Claims:
         """The catalog's `claim`; remembers that it got no answer."""
         try:
             job = await self._jobs.claim(job_id, self._holder, self._lease_s)
+        except UnreadableRowError:  # an answer
+            raise
         except Exception:
             self._unanswered.pop(job_id, None)
             self._unanswered[job_id] = asyncio.get_running_loop().time()
@@ -59,7 +61,7 @@ class Claims:
         for job_id, tried_at in list(self._unanswered.items()):
             if job_id in self._held:
                 continue
-            with contextlib.suppress(NotFoundError):
+            with contextlib.suppress(NotFoundError, UnreadableRowError):
                 await self.hand_back(await self._jobs.get(job_id))
             # one that was on its way for a lease is on its way no more
             over = asyncio.get_running_loop().time() - tried_at > self._lease_s

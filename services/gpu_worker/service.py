@@ -35,13 +35,7 @@ from services.gpu_worker.warm import load_warm
 from shared.blobs.ahead import ReadAhead
 from shared.bus import Delivery
 from shared.devices import placed
-from shared.errors import (
-    AfterimageError,
-    CancelledError,
-    DeadlineError,
-    NotFoundError,
-    passes,
-)
+from shared.errors import AfterimageError, CancelledError, DeadlineError, NotFoundError, UnreadableRowError, passes
 from shared.messages import GenerateImage, JobCancelled, JobFailed, JobSucceeded, Message
 from shared.service import Context
 from shared.telemetry import METRICS, log
@@ -185,6 +179,8 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             if not done:
                 async with self._turns.alone():
                     await self._draw(message, delivery, alone=True)
+        except UnreadableRowError:  # said once by the catalog; a worker that can read the row takes the task
+            await delivery.reject(delay_s=BUSY_RETRY_S, counts=False)
         except AfterimageError as error:  # a port is away: the task waits, the row's lease runs out if it must
             log("gpu_worker").warning("task put back", job=message.job_id, error=str(error))
             self._aside.unanswered()

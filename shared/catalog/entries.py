@@ -11,11 +11,13 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from shared.catalog.database import Database
+from shared.catalog.entry_rows import IS_READABLE, compat_of, entry_of, row_of, state_of
 from shared.catalog.jobs import CHUNK
 from shared.catalog.repeats import EXACT, EXACT_OF, just_drawn
 from shared.catalog.tables import captured, entries, jobs, now_s, states, vectors
 from shared.errors import NotFoundError
-from shared.types import PICTURE_STEP, CompatKey, Entry, IndexItem, Scope, Size, State, owner_key, vector_from
+from shared.types import PICTURE_STEP, Entry, IndexItem, State, Vector, vector_from
+from shared.unreadable import readable, unreadable
 
 IMAGE = "image"
 """The named vector of an entry's picture; the others belong to its prompt, and so to its latents."""
@@ -80,82 +82,22 @@ class Totals:
     picture_bytes: int = 0
 
 
-def _state_of(row: Any) -> State:
-    return State(
-        entry_id=row.entry_id,
-        step=row.step,
-        key=row.key,
-        bytes=row.bytes,
-        codec=row.codec,
-        sha256=row.sha256,
-        uses=row.uses,
-        created_at=row.created_at,
-        used_at=row.used_at,
-    )
-
-
-def _compat_of(row: Any) -> CompatKey:
-    return CompatKey(row.weights_hash, row.sampler, row.dtype, Size(row.width, row.height), row.steps)
-
-
-def _entry_of(row: Any, live: Sequence[State]) -> Entry:
-    return Entry(
-        id=row.id,
-        job_id=row.job_id or "",
-        prompt=row.prompt,
-        tenant=row.tenant,
-        user=row.user,
-        scope=Scope(row.scope),
-        model=row.model,
-        compat=_compat_of(row),
-        exact_key=row.exact_key,
-        picture_key=row.picture_key,
-        picture_sha256=row.picture_sha256,
-        encoder_hash=row.encoder_hash,
-        created_at=row.created_at,
-        states=tuple(live),
-    )
-
-
-def _row_of(entry: Entry) -> dict[str, Any]:
-    return {
-        "id": entry.id,
-        "job_id": entry.job_id or None,
-        "prompt": entry.prompt,
-        "tenant": entry.tenant,
-        "user": entry.user,
-        "scope": entry.scope.value,
-        "owner": owner_key(entry.scope, entry.tenant, entry.user),
-        "model": entry.model,
-        "weights_hash": entry.compat.weights_hash,
-        "sampler": entry.compat.sampler,
-        "dtype": entry.compat.dtype,
-        "width": entry.compat.size.width,
-        "height": entry.compat.size.height,
-        "steps": entry.compat.steps,
-        "exact_key": entry.exact_key,
-        "picture_key": entry.picture_key,
-        "picture_sha256": entry.picture_sha256,
-        "encoder_hash": entry.encoder_hash,
-    }
-
-
 def _chunks(values: Iterable[Any]) -> Iterable[list[Any]]:
     rest = list(values)
     return (rest[at : at + CHUNK] for at in range(0, len(rest), CHUNK))
 
 
 def _with_states(connection: sa.Connection, rows: Sequence[Any]) -> list[Entry]:
-    """The entries in the rows' order, each with its live states by step."""
+    """The entries that this version can read, in the rows' order, each with its live states by step."""
     live: dict[str, list[State]] = {row.id: [] for row in rows}
     for ids in _chunks(live):
         for row in connection.execute(_STATES_OF, {"ids": ids}):
-            live[row.entry_id].append(_state_of(row))
-    return [_entry_of(row, live[row.id]) for row in rows]
+            live[row.entry_id].append(state_of(row))
+    return readable(rows, lambda row: entry_of(row, live[row.id]))
 
 
 def _add(connection: sa.Connection, entry: Entry, named: Mapping[str, bytes]) -> bool:
-    given = {"given_at": entry.created_at or None, **_row_of(entry)}
+    given = {"given_at": entry.created_at or None, **row_of(entry)}
     at = connection.execute(_adding(connection.dialect.name), given).scalar()
     if at is None:
         return False
@@ -192,6 +134,8 @@ def _by_ids(connection: sa.Connection, ids: Sequence[str]) -> dict[str, Entry]:
 def _get(connection: sa.Connection, entry_id: str) -> Entry:
     found = _by_ids(connection, [entry_id])
     if entry_id not in found:
+        for row in connection.execute(_BY_IDS, {"ids": [entry_id]}):
+            entry_of(row, ())  # which says why it is left out
         raise NotFoundError(f"entry {entry_id!r}: not in the cache")
     return found[entry_id]
 
@@ -215,7 +159,7 @@ def _drop_states(connection: sa.Connection, pairs: Sequence[tuple[str, int]]) ->
     dropped: list[State] = []
     for some in _chunks(pairs):
         gone = sa.delete(states).where(sa.tuple_(s.entry_id, s.step).in_(some)).returning(states)
-        dropped.extend(_state_of(row) for row in connection.execute(gone))
+        dropped.extend(state_of(row) for row in connection.execute(gone))
     return sorted(dropped, key=lambda state: (state.entry_id, state.step))
 
 
@@ -227,7 +171,9 @@ def _drop_entries(connection: sa.Connection, ids: Sequence[str]) -> list[Entry]:
 
 
 def _states(connection: sa.Connection) -> list[State]:
-    return [_state_of(row) for row in connection.execute(sa.select(states).order_by(s.entry_id, s.step))]
+    readable(connection.execute(sa.select(entries).where(~IS_READABLE)), lambda row: entry_of(row, ()))
+    query = sa.select(states).join(entries, e.id == s.entry_id).where(IS_READABLE).order_by(s.entry_id, s.step)
+    return [state_of(row) for row in connection.execute(query)]
 
 
 def _items(connection: sa.Connection, after: str, limit: int) -> list[IndexItem]:
@@ -263,15 +209,24 @@ def _as_items(connection: sa.Connection, rows: Sequence[Any], live: Mapping[str,
     for ids in _chunks(named):
         for row in connection.execute(_VECTORS_OF, {"ids": ids}):
             if (IMAGE if row.name == IMAGE else PROMPT) in live.get(row.entry_id, ()):
-                named[row.entry_id][row.name] = vector_from(row.data)
+                named[row.entry_id] |= _vector_of(row)
     return [
-        IndexItem(row.id, named[row.id], compat=str(_compat_of(row)), owner=row.owner, encoder_hash=row.encoder_hash)
+        IndexItem(row.id, named[row.id], compat=str(compat_of(row)), owner=row.owner, encoder_hash=row.encoder_hash)
         for row in rows
     ]
 
 
+def _vector_of(row: Any) -> dict[str, Vector]:
+    """The row's vector by its name; empty for one that this version cannot read."""
+    try:
+        return {row.name: vector_from(row.data)}
+    except (ValueError, TypeError) as error:
+        unreadable(vectors.name, row.entry_id, error)
+        return {}
+
+
 def _unembedded(connection: sa.Connection, limit: int, after: str) -> list[Entry]:
-    query = sa.select(entries).where(e.id > after, _HAS_PICTURE, ~_IS_EMBEDDED).order_by(e.id).limit(limit)
+    query = sa.select(entries).where(e.id > after, _HAS_PICTURE, ~_IS_EMBEDDED, IS_READABLE).order_by(e.id).limit(limit)
     return _with_states(connection, connection.execute(query).all())
 
 
@@ -290,13 +245,18 @@ def _embedded(connection: sa.Connection, named: Mapping[str, bytes], encoder_has
 
 def _page(connection: sa.Connection, limit: int, after: str) -> tuple[list[Entry], str]:
     query = sa.select(entries).order_by(e.id.desc()).limit(limit + 1)
-    rows = connection.execute(query.where(e.id < after) if after else query).all()
-    return _with_states(connection, rows[:limit]), rows[limit - 1].id if len(rows) > limit else ""
+    while True:
+        rows = connection.execute(query.where(e.id < after) if after else query).all()
+        found, after = _with_states(connection, rows[:limit]), rows[limit - 1].id if len(rows) > limit else ""
+        if found or not after:
+            return found, after
 
 
 def _spent(connection: sa.Connection, limit: int) -> list[str]:
     job = sa.exists().where(jobs.c.id == e.job_id)
-    return list(connection.execute(sa.select(e.id).where(~_ALIVE, ~job).order_by(e.id).limit(limit)).scalars())
+    return list(
+        connection.execute(sa.select(e.id).where(~_ALIVE, ~job, IS_READABLE).order_by(e.id).limit(limit)).scalars()
+    )
 
 
 def _totals(connection: sa.Connection) -> Totals:
@@ -315,7 +275,7 @@ def _referenced(connection: sa.Connection, keys: Sequence[str]) -> set[str]:
 
 
 class Entries:
-    """The cache entries of a catalog."""
+    """The cache entries of a catalog; those that only another version can read are left out, and left as they are."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -351,7 +311,7 @@ class Entries:
         return await self._database.write_lazily(_drop_entries, ids)
 
     async def states(self) -> list[State]:
-        """Every live state."""
+        """Every live state; not those of entries that only another version can read, which are not its to evict."""
         return await self._database.read(_states)
 
     async def items(self, after: str = "", limit: int = 1000) -> list[IndexItem]:

@@ -1,19 +1,48 @@
-"""A job as a row, and back."""
+"""A job as a row, and back; a row that this version cannot read is set aside."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from shared.types import Job, JobState, Plan, Request, Result, from_json, to_json
+import sqlalchemy as sa
 
+from shared.catalog.tables import jobs
+from shared.types import Job, JobState, Plan, Request, Result, from_json, to_json
+from shared.unreadable import readable, unreadable
+
+AT_ONCE = 500
+"""Rows of one update: far below every driver's limit of parameters."""
 _read = lru_cache(maxsize=256)(from_json)
 """A picture's row is read when it is claimed, answered and cached; what it says is frozen, and parsed once."""
 
 
 def job_of(row: Any) -> Job:
-    """The row as a value."""
+    """The row as a value; UnreadableRowError for one that this version cannot read."""
+    try:
+        return _job_of(row)
+    except (ValueError, TypeError) as error:
+        raise unreadable(jobs.name, row.id, error, row.tenant) from error
+
+
+def jobs_of(rows: Iterable[Any]) -> list[Job]:
+    """Those of the rows that this version can read."""
+    return readable(rows, job_of)
+
+
+def update_readable(connection: sa.Connection, update: Any, parameters: dict[str, Any]) -> list[Job]:
+    """Runs an update that returns jobs on those rows that this version can read; the jobs as they are then."""
+    ids = [job.id for job in jobs_of(connection.execute(sa.select(jobs).where(update.whereclause), parameters))]
+    mine = update.where(jobs.c.id.in_(sa.bindparam("ids", expanding=True)))
+    changed: list[Any] = []
+    for at in range(0, len(ids), AT_ONCE):
+        changed += connection.execute(mine, {**parameters, "ids": ids[at : at + AT_ONCE]})
+    return jobs_of(changed)
+
+
+def _job_of(row: Any) -> Job:
     return Job(
         id=row.id,
         request=_read(Request, row.request),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,13 +13,14 @@ import sqlalchemy as sa
 from shared.catalog import at_once
 from shared.catalog.database import Database
 from shared.catalog.idempotency import forget_expired, job_of_key, named_by, take_key
-from shared.catalog.job_rows import job_of, row_of
+from shared.catalog.job_rows import job_of, jobs_of, row_of
 from shared.catalog.lanes import Lanes
 from shared.catalog.prepared import Prepared
 from shared.catalog.sweeping import Sweeping
 from shared.catalog.tables import ENDED, captured, entries, jobs, now_s
-from shared.errors import NotFoundError
+from shared.errors import NotFoundError, UnreadableRowError
 from shared.types import URGENT, Job, JobState, Plan, Result, to_json
+from shared.unreadable import was_reported
 
 CHUNK = 500
 """Rows per statement where a list of keys is bound: far below every driver's limit."""
@@ -160,10 +162,11 @@ def _list(
         query = query.where(c.tenant == tenant)
     if state is not None:
         query = query.where(c.state == state.value)
-    if after:
-        query = query.where(c.id < after)
-    rows = connection.execute(query).all()
-    return [job_of(row) for row in rows[:limit]], rows[limit - 1].id if len(rows) > limit else ""
+    while True:
+        rows = connection.execute(query.where(c.id < after) if after else query).all()
+        found, after = jobs_of(rows[:limit]), rows[limit - 1].id if len(rows) > limit else ""
+        if found or not after:
+            return found, after
 
 
 def _set(connection: sa.Connection, statement: sa.Update, parameters: dict[str, Any]) -> bool:
@@ -171,8 +174,16 @@ def _set(connection: sa.Connection, statement: sa.Update, parameters: dict[str, 
 
 
 def _claim(connection: sa.Connection, job_id: str, worker: str, lease_s: float) -> Job | None:
+    if was_reported(jobs.name, job_id):  # else each try would change what stays unreadable
+        with suppress(NotFoundError):
+            _get(connection, job_id)
     row = _CLAIM.first(connection, {"job_id": job_id, "by_worker": worker, "lease_s": lease_s})
-    return None if row is None else job_of(row)
+    try:
+        return None if row is None else job_of(row)
+    except UnreadableRowError:
+        if connection.dialect.name == "postgresql":  # where a claim is committed by itself; SQLite rolls it back
+            _set(connection, _RELEASE, {"job_id": job_id, "of_attempt": row.attempt})
+        raise
 
 
 def _finish(connection: sa.Connection, job_id: str, attempt: int, result: Result, plan: Plan | None) -> bool:
@@ -283,7 +294,8 @@ class Jobs(Lanes, Sweeping):
     async def list(
         self, *, tenant: str | None = None, state: JobState | None = None, limit: int = 50, after: str = ""
     ) -> tuple[builtins.list[Job], str]:
-        """Newest first, and the token of the next page (empty at the end)."""
+        """Newest first, and the token of the next page (empty at the end); without the rows that only another version
+        can read, so a page may be short."""
         return await self._database.read(_list, tenant, state, limit, after)
 
     async def confirm(self, job_ids: Sequence[str]) -> None:
@@ -292,7 +304,8 @@ class Jobs(Lanes, Sweeping):
         await self._database.write_lazily(_confirm, job_ids)
 
     async def claim(self, job_id: str, worker: str, lease_s: float) -> Job | None:
-        """The job, now running under the next attempt; None when it is final or another's lease is alive."""
+        """The job, now running under the next attempt; None when it is final or another's lease is alive.
+        UnreadableRowError, and nothing claimed, when only another version can read its row."""
         # a power cut that undoes a claim on SQLite took the worker with it; a server must never give an attempt twice
         write = self._database.write_row if self._database.process_local else self._database.write_statement
         return await write(_claim, job_id, worker, lease_s)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from shared.catalog.database import Database
-from shared.catalog.job_rows import job_of
+from shared.catalog.job_rows import jobs_of
 from shared.catalog.tables import jobs, now_s
 from shared.types import Job, JobState, Plan, to_json
+
+LOOKED_AT = 10
+"""Rows of one read that looks for a lane's oldest job."""
 
 c = jobs.c
 _OF = sa.and_(c.id == sa.bindparam("job_id"), c.attempt == sa.bindparam("of_attempt"))
@@ -34,20 +37,26 @@ _WAITING = (
     .limit(sa.bindparam("most"))
 )
 
-_WAITS = (
-    sa.select(c.lane, _NOW - sa.func.min(c.created_at))
-    .where(c.state == JobState.QUEUED.value, c.lane.in_(sa.bindparam("of_lanes", expanding=True)))
-    .group_by(c.lane)
-)
+_OLDEST = _WAITING.add_columns((_NOW - c.created_at).label("waits_s"))
 
 
-def _waits(connection: sa.Connection, lanes: Sequence[str]) -> dict[str, float]:
-    return {lane: max(seconds, 0.0) for lane, seconds in connection.execute(_WAITS, {"of_lanes": list(lanes)})}
+def _pages(connection: sa.Connection, query: sa.Select[Any], lane: str, limit: int, after: str) -> Iterator[list[Any]]:
+    while rows := connection.execute(query, {"in_lane": lane, "most": limit, "behind": after}).all():
+        yield list(rows)
+        after = rows[-1].id
 
 
 def _waiting(connection: sa.Connection, lane: str, limit: int, after: str) -> list[Job]:
-    asked = {"in_lane": lane, "most": limit, "behind": after}
-    return [job_of(row) for row in connection.execute(_WAITING, asked)]
+    return next((found for rows in _pages(connection, _WAITING, lane, limit, after) if (found := jobs_of(rows))), [])
+
+
+def _waits(connection: sa.Connection, lanes: Sequence[str]) -> dict[str, float]:
+    waits = {}
+    for lane in lanes:
+        rows = (row for page in _pages(connection, _OLDEST, lane, LOOKED_AT, "") for row in page)
+        if (seconds := next((row.waits_s for row in rows if jobs_of([row])), None)) is not None:
+            waits[lane] = max(float(seconds), 0.0)
+    return waits
 
 
 def _change(connection: sa.Connection, statement: sa.Update, parameters: dict[str, Any]) -> bool:
@@ -60,11 +69,12 @@ class Lanes:
     _database: Database
 
     async def waiting(self, lane: str, limit: int = 100, after: str = "") -> list[Job]:
-        """Queued jobs of this lane, oldest first, beginning behind the id `after`."""
+        """Queued jobs of this lane, oldest first, beginning behind the id `after`; none only when none is left."""
         return await self._database.read(_waiting, lane, limit, after)
 
     async def waits(self, lanes: Sequence[str]) -> dict[str, float]:
-        """Lane → seconds since the oldest of its queued jobs was accepted; lanes without any are left out."""
+        """Lane → seconds since the oldest of its queued jobs was accepted; lanes without any are left out. A job that
+        only another version can read does not count: no worker here can draw it."""
         return await self._database.read(_waits, lanes)
 
     async def reroute(self, job_id: str, attempt: int, lane: str, plan: Plan) -> bool:

@@ -9,6 +9,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from shared.catalog.database import Database
 from shared.catalog.tables import now_s, profiles
+from shared.unreadable import unreadable
 
 p = profiles.c
 
@@ -28,7 +29,11 @@ def _put(connection: sa.Connection, kind: str, model: str, weights_hash: str, va
 
 def _get(connection: sa.Connection, kind: str, model: str, weights_hash: str) -> dict[str, Any] | None:
     query = sa.select(p.value).where(p.kind == kind, p.model == model, p.weights_hash == weights_hash)
-    return connection.execute(query).scalar()
+    try:
+        return connection.execute(query).scalar()
+    except ValueError as error:  # not JSON
+        unreadable(profiles.name, f"{kind} {model} {weights_hash}", error)
+        return None
 
 
 class Profiles:
@@ -42,4 +47,5 @@ class Profiles:
         await self._database.write(_put, kind, model, weights_hash, value)
 
     async def get(self, kind: str, model: str, weights_hash: str) -> dict[str, Any] | None:
+        """None where there is none that this version can read."""
         return await self._database.read(_get, kind, model, weights_hash)

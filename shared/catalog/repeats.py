@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from shared.catalog.job_rows import job_of
+from shared.catalog.job_rows import jobs_of
 from shared.catalog.tables import captured, entries, jobs
 from shared.exact import entry_of
 from shared.types import Entry, owner_key
@@ -34,8 +34,8 @@ def just_drawn(
 
     Looked for before the entries are: the maintainer writes the entry and takes the job from this list together.
     """
-    for row in connection.execute(_JUST_DRAWN, {"by_key": exact_key}):
-        entry = entry_of(job_of(row))
+    for job in jobs_of(connection.execute(_JUST_DRAWN, {"by_key": exact_key})):
+        entry = entry_of(job)
         if entry is None or (weights and entry.compat.weights_hash not in weights):
             continue
         if owner_key(entry.scope, entry.tenant, entry.user) in owners:

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from shared.catalog.database import Database
-from shared.catalog.job_rows import job_of
+from shared.catalog.job_rows import update_readable
 from shared.catalog.tables import jobs, now_s
 from shared.types import Job, JobState
 
@@ -39,7 +39,7 @@ _UNCONFIRMED = (
     .values(updated_at=_NOW, confirmed=False)
     .returning(jobs)
 )
-_RUNNING = sa.update(jobs).where(c.state == RUNNING).values(**_CRASHED)
+_RUNNING = sa.update(jobs).where(c.state == RUNNING).values(**_CRASHED).returning(jobs)
 # whatever a bus that died with its process had been told, it has forgotten
 _WAITING = sa.update(jobs).where(c.state == QUEUED).values(confirmed=False, updated_at=_NOW).returning(jobs)
 _SURVIVED = (
@@ -53,19 +53,19 @@ _SURVIVED = (
 )
 
 
-def _in_order(rows: Sequence[Any]) -> list[Job]:
-    return [job_of(row) for row in sorted(rows, key=lambda row: str(row.id))]
+def _in_order(found: Sequence[Job]) -> list[Job]:
+    return sorted(found, key=lambda job: job.id)
 
 
 def _to_requeue(connection: sa.Connection, unconfirmed_after_s: float, anyhow_after_s: float) -> list[Job]:
     after = {"after_s": unconfirmed_after_s, "anyhow_s": anyhow_after_s}
-    lost = connection.execute(_UNCONFIRMED, after).all()
-    return _in_order([*connection.execute(_EXPIRED_LEASES).all(), *lost])
+    lost = update_readable(connection, _UNCONFIRMED, after)
+    return _in_order([*update_readable(connection, _EXPIRED_LEASES, {}), *lost])
 
 
 def _recover(connection: sa.Connection) -> list[Job]:
-    connection.execute(_RUNNING)
-    return _in_order(connection.execute(_WAITING).all())
+    update_readable(connection, _RUNNING, {})
+    return _in_order(update_readable(connection, _WAITING, {}))
 
 
 def _survived(connection: sa.Connection, job_id: str, crashes_before: int) -> bool:
@@ -73,7 +73,8 @@ def _survived(connection: sa.Connection, job_id: str, crashes_before: int) -> bo
 
 
 class Sweeping:
-    """What the catalog's jobs can do about workers and brokers that died, or seemed to."""
+    """What the catalog's jobs can do about workers and brokers that died, or seemed to. A row that only another
+    version can read stays as it is: queued, or running under its lease."""
 
     _database: Database
 

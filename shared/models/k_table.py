@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from shared.errors import ModelError
 from shared.models.card import ModelCard
 from shared.telemetry import log
+from shared.unreadable import unreadable
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +132,20 @@ def table_from_json(value: dict[str, Any], source: str = "") -> KTable:
 async def load_k_table(profiles: Profiles, card: ModelCard, alpha: float) -> KTable:
     """The table in force for a model: measured here with these weights, else shipped beside them, else Fig. 10; what
     may be wrong with it, `doubts` says."""
-    measured = await profiles.get(profile_kind(alpha), card.name, card.weights_hash)
+    measured = await _profile(profiles, profile_kind(alpha), card.name, card.weights_hash, alpha)
     if measured is not None:
-        return table_from_json(measured, f"profile of {card.name}, alpha {alpha:g}")
+        return measured
     return await asyncio.to_thread(shipped_table, card, alpha) or FIG_10
+
+
+async def _profile(profiles: Profiles, kind: str, name: str, weights_hash: str, alpha: float) -> KTable | None:
+    """The table measured here; None where there is none that this version can read."""
+    value = await profiles.get(kind, name, weights_hash)
+    try:
+        return None if value is None else table_from_json(value, f"profile of {name}, alpha {alpha:g}")
+    except ValidationError as error:
+        unreadable("profiles", f"{kind} {name} {weights_hash}", error)
+        return None
 
 
 def shipped_table(card: ModelCard, alpha: float) -> KTable | None:
@@ -206,9 +217,8 @@ async def load_image_tables(profiles: Profiles, card: ModelCard, sources: Sequen
             found[pair] = table
     for source in sources:
         name = f"{card.name} from {source}"
-        value = await profiles.get(profile_kind(alpha, images=True), name, card.weights_hash)
-        if value is not None:
-            table = table_from_json(value, f"profile of {name}, alpha {alpha:g}")
+        table = await _profile(profiles, profile_kind(alpha, images=True), name, card.weights_hash, alpha)
+        if table is not None:
             found[table.images_from, table.images_weights_hash] = table
     return list(found.values())
 
