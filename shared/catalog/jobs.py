@@ -97,22 +97,26 @@ _REOPEN = (
 )  # fmt: skip
 _BURIED = sa.update(jobs).where(_ID, c.state == FAILED).values(buried=True)
 _CONFIRM = sa.update(jobs).where(c.id.in_(sa.bindparam("ids", expanding=True))).values(confirmed=True)
-_old = jobs.alias("old")
-_before = sa.bindparam("before", type_=sa.Double)
+_before, _after_at = sa.bindparam("before", type_=sa.Double), sa.bindparam("after_at", type_=sa.Double)
+_EXPIRABLE = (
+    sa.select(jobs)
+    .where(
+        sa.text(ENDED),
+        c.updated_at < _before,
+        c.updated_at >= _after_at,
+        sa.or_(c.updated_at > _after_at, c.id > sa.bindparam("after_id", type_=sa.Text)),
+    )
+    .order_by(c.updated_at, c.id)
+    .limit(EXPIRED_AT_ONCE)
+)
 _EXPIRE = (
     sa.delete(jobs)
-    .where(
-        c.id.in_(
-            sa.select(_old.c.id)
-            .where(sa.text(ENDED), _old.c.updated_at < _before)
-            .order_by(_old.c.updated_at)
-            .limit(EXPIRED_AT_ONCE)
-        ),
-        c.state.in_(FINAL),  # said again: one that is reopened meanwhile stays
-        c.updated_at < _before,
-    )
+    # said again: one that is reopened meanwhile stays
+    .where(c.id.in_(sa.bindparam("ids", expanding=True)), c.state.in_(FINAL), c.updated_at < _before)
     .returning(c.picture_key)
 )
+Place = tuple[float, str]
+"""(updated_at, id) of the last job that an expiry looked at."""
 _COUNT_QUEUED = sa.select(sa.func.count()).select_from(jobs).where(c.state == QUEUED)
 
 
@@ -231,17 +235,23 @@ def _position(connection: sa.Connection, job_id: str) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def _expire(connection: sa.Connection, older_than_s: float) -> tuple[list[str], bool]:
+def _expire(connection: sa.Connection, older_than_s: float, after: Place = (0.0, "")) -> tuple[list[str], Place | None]:
+    """Delete what this version can read of the next ended jobs; return picture keys, and where to go on, if at all."""
     # a value, not an expression: PostgreSQL uses no index for a comparison with a clock that runs
     now = connection.execute(sa.select(_NOW)).scalar_one()
     forgotten = forget_expired(connection, now, EXPIRED_AT_ONCE)
-    expired = connection.execute(_EXPIRE, {"before": now - older_than_s}).scalars().all()
+    before = now - older_than_s
+    rows = connection.execute(_EXPIRABLE, {"before": before, "after_at": after[0], "after_id": after[1]}).all()
+    ids = [job.id for job in jobs_of(rows)]  # no other is ours to delete
+    expired = connection.execute(_EXPIRE, {"ids": ids, "before": before}).scalars().all()
     keys = sorted({key for key in expired if key})
     named: set[str] = set()
     for at in range(0, len(keys), CHUNK):
         for column in (c.picture_key, entries.c.picture_key):
             named.update(connection.execute(sa.select(column).where(column.in_(keys[at : at + CHUNK]))).scalars())
-    return [key for key in keys if key not in named], EXPIRED_AT_ONCE in (forgotten, len(expired))
+    more = EXPIRED_AT_ONCE in (forgotten, len(rows))
+    last = (rows[-1].updated_at, rows[-1].id) if rows else after
+    return [key for key in keys if key not in named], last if more else None
 
 
 def _to_cache(connection: sa.Connection, limit: int, after: str) -> list[str]:
@@ -362,16 +372,17 @@ class Jobs(Lanes, Sweeping):
         return await self._database.read(_position, job_id)
 
     async def expire(self, older_than_s: float) -> builtins.list[str]:
-        """Delete final jobs, some in each transaction; return the picture keys that no job and no entry names any more.
+        """Delete final jobs that this version can read, some in each transaction; return the picture keys that no job
+        and no entry names any more.
 
         The collector finds the pictures of an expiry that was interrupted.
         """
         found: builtins.list[str] = []
-        while True:
-            keys, more = await self._database.write(_expire, older_than_s)
+        after: Place | None = (0.0, "")
+        while after is not None:
+            keys, after = await self._database.write(_expire, older_than_s, after)
             found += keys
-            if not more:
-                return found
+        return found
 
     async def to_cache(self, limit: int = 100, after: str = "") -> builtins.list[str]:
         """Ids of succeeded jobs that are not settled yet: neither an entry of the cache nor refused; oldest first,

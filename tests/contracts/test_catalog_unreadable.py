@@ -221,6 +221,18 @@ async def test_what_another_version_wrote_beside_survives_a_new_plan(catalog: Ca
     assert (await catalog.jobs.get(job.id)).state is JobState.SUCCEEDED
 
 
+async def test_an_ended_one_is_kept_with_what_it_names(catalog: Catalog) -> None:
+    job, other = await finished(catalog), await finished(catalog)
+    mended = await spoilt(catalog, job.id, "result", steps_run="many")
+    assert await catalog.jobs.expire(-1.0) == [f"pictures/{other.id}/1.png"]
+    assert (await look(catalog, job.id))["state"] == "succeeded"
+    keys = [f"pictures/{job.id}/1.png", f"states/{job.id}/1/5"]
+    assert await catalog.entries.referenced(keys) == set(keys)
+    assert await catalog.jobs.to_cache() == [job.id]  # the maintainer finds it once it can be read
+    await change(catalog, job.id, **mended)
+    assert await catalog.jobs.expire(-1.0) == [f"pictures/{job.id}/1.png"]
+
+
 async def test_a_repeat_of_it_is_a_miss(catalog: Catalog) -> None:
     seen, job = await finished(catalog), await finished(catalog)
     await spoilt(catalog, job.id)
