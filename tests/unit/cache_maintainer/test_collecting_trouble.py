@@ -6,9 +6,11 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+import sqlalchemy as sa
 
+from shared.catalog.tables import entries, jobs
 from shared.settings import Settings
-from shared.types import JobState
+from shared.types import JobState, to_json
 from tests.unit.cache_maintainer.house import failing, house
 from tests.unit.cached import MODEL, finished_job, request, unit
 
@@ -59,3 +61,41 @@ async def test_checkpoints_of_a_job_that_ended_are_collected_and_those_of_one_in
         await home.service.collect()
         assert not await home.has(f"checkpoints/{ended.id}-1-5.safetensors")
         assert await home.has(f"checkpoints/{queued.id}-1-5.safetensors")
+
+
+async def test_nothing_of_what_another_version_wrote_is_cached_evicted_or_collected(settings: Settings) -> None:
+    settings = settings.model_copy(update={"large": MODEL, "cache_max_bytes": 500})
+    async with house(settings) as home:
+        cached = await home.finish(request(), 1)  # five states of 100 bytes: the cache is full
+        waiting = await finished_job(home.backends, request("waits"), unit(2))
+        unnamed = f"states/{waiting.id}-1-7.safetensors"
+        await home.backends.blobs.put(unnamed, b"x")  # as a row may name it where only another version looks
+        kept = [state.key for state in (await home.backends.catalog.entries.get(cached)).states]
+        database = home.backends.catalog._database
+
+        def newer(connection: sa.Connection) -> None:
+            connection.execute(sa.update(entries).where(entries.c.id == cached).values(scope="friends"))
+            connection.execute(sa.update(jobs).where(jobs.c.id == waiting.id).values(state="succeeded", result="[]"))
+
+        await database.write(newer)
+    settings = settings.model_copy(update={"blob_grace_s": 0.05})
+    async with house(settings) as home:
+        await asyncio.sleep(0.2)
+        other = await home.finish(request("a new one"), 3)  # it evicts none of theirs to make room
+        await home.service.collect()
+        await home.service.collect()
+        assert all([await home.has(key) for key in (*kept, unnamed)])
+        assert len(await home.steps(other)) == 5
+        assert await home.backends.catalog.jobs.to_cache() == [waiting.id]
+        database = home.backends.catalog._database
+
+        def mended(connection: sa.Connection) -> None:
+            connection.execute(sa.update(entries).where(entries.c.id == cached).values(scope="tenant"))
+            done = to_json(waiting.result).decode()
+            connection.execute(sa.update(jobs).where(jobs.c.id == waiting.id).values(result=done))
+
+        await database.write(mended)
+    async with house(settings.model_copy(update={"cache_max_bytes": 5000})) as home:
+        assert len(await home.steps(cached)) == 5
+        assert len(await home.steps(waiting.id)) == 5
+        assert await home.found(2) == [waiting.id]
