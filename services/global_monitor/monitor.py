@@ -11,7 +11,7 @@ from services.global_monitor.allocation import Fleet, Mode, Target, allocate
 from services.global_monitor.demand import Demand, DemandWindow, Generations
 from services.global_monitor.fleet import Capacity
 from services.global_monitor.hysteresis import whole
-from services.global_monitor.payback import Stage, pays_back
+from services.global_monitor.payback import Stage, expected_s, pays_back
 from services.global_monitor.pid import Gains, PidState, advance
 from services.global_monitor.placement import bands, place
 from services.global_monitor.roster import Roster, Worker
@@ -105,6 +105,8 @@ class GlobalMonitor:
         """Workers that the PID's output is a part of."""
         self._since = self._decided_at = at
         self._last: Decision | None = None
+        self._refused: tuple[str, bool, float] | None = None
+        """The switch that the last decisions refused: to which small model, whether to a better state, since when."""
         self._mode: Mode = rules.mode
         self._small = rules.smalls[0] if rules.smalls else ""
         self.urgent = False
@@ -221,7 +223,9 @@ class GlobalMonitor:
             pid = self._advance(target, len(workers), at, asked=bool(demand.lanes)) or PidState(now)
             total = whole(pid.output, now, rules.band, target.least, target.most)
             wanted = self._place(workers, total, target, work)
-            models, kept = self._worth_it(workers, wanted, target, self._work(demand, headroom=0.0))
+            models, kept = self._worth_it(workers, wanted, target, self._work(demand, headroom=0.0), at)
+        if not kept:
+            self._refused = None
         return self._decided(Decision(at, models, self._mode, demand, work, target, pid, tuple(workers), kept=kept))
 
     def _watching(self, workers: int, now: int) -> Target:
@@ -272,7 +276,7 @@ class GlobalMonitor:
         return place(of, self.models, total, large, target.small or large, work, large_refines=refines)
 
     def _worth_it(
-        self, workers: Sequence[Worker], wanted: dict[str, str], target: Target, work: Workload
+        self, workers: Sequence[Worker], wanted: dict[str, str], target: Target, work: Workload, at: float
     ) -> tuple[dict[str, str], str]:
         """The wanted models, or the present ones and why: what must change is changed whatever it costs."""
         now, total = self._home, self._count_large(self._home)
@@ -281,16 +285,20 @@ class GlobalMonitor:
         unable = any(worker.rates and now[worker.name] not in worker.rates for worker in workers)
         if wanted == now or must or unable:
             return wanted, ""
-        period = self.rules.period_s
-        seconds = min(self.switch_s(workers, wanted), period)
+        better = self._better(wanted, target)
+        if self._refused is None or self._refused[:2] != (target.small, better):
+            self._refused = target.small, better, at
+        rules = self.rules
+        lasts_s = expected_s(at - self._refused[2], rules.period_s, rules.catch_up_s)
+        seconds = min(self.switch_s(workers, wanted), lasts_s)
         steady = [worker for worker in workers if wanted[worker.name] == now[worker.name]]
-        before = Stage(period, self._capacity(workers, now), self._refines(target.mode, now))
+        before = Stage(lasts_s, self._capacity(workers, now), self._refines(target.mode, now))
         during = Stage(seconds, self._capacity(steady, now), self._refines(target.mode, wanted))
-        after = Stage(period - seconds, self._capacity(workers, wanted), self._refines(target.mode, wanted))
-        if pays_back(before, during, after, work, better=self._better(wanted, target)):
+        after = Stage(lasts_s - seconds, self._capacity(workers, wanted), self._refines(target.mode, wanted))
+        if pays_back(before, during, after, work, better=better):
             return wanted, ""
         switches = len(workers) - len(steady)
-        return dict(now), f"{switches} × {seconds:.3g} s of switching would not pay back within {period:g} s"
+        return dict(now), f"{switches} × {seconds:.3g} s of switching would not pay back within {lasts_s:g} s"
 
     def _better(self, wanted: Mapping[str, str], target: Target) -> bool:
         """Whether pictures are: a better small model, or the same and more large ones."""

@@ -17,10 +17,19 @@ class Stage:
     large_refines: bool
 
 
-def pays_back(before: Stage, during: Stage, after: Stage, work: Workload, *, better: bool) -> bool:
-    """Whether by the end of the period more is done than without the switch, or as much of it and in a `better` way.
+def expected_s(wanted_s: float, period_s: float, catch_up_s: float) -> float:
+    """Return for how long a state is expected to last that decisions have wanted for `wanted_s` seconds.
 
-    before: the whole period as it is now; during and after: the switch, and what the period has left after it.
+    A demand is expected to last as long as it has lasted, one period at first. No switch may need more than
+    `catch_up_s` to pay back (or one period, if that is longer): the work that waits meanwhile is due by then.
+    """
+    return min(wanted_s + period_s, max(catch_up_s, period_s))
+
+
+def pays_back(before: Stage, during: Stage, after: Stage, work: Workload, *, better: bool) -> bool:
+    """Whether a switch gets more done in the seconds of `before`, or as much of it and in a `better` way.
+
+    before: those seconds (`expected_s`) without a switch; during and after: the switch, and the seconds left after it.
     """
     if during.seconds >= before.seconds:
         return False

@@ -9,7 +9,7 @@ import pytest
 
 from services.global_monitor.fleet import Capacity, Group
 from services.global_monitor.monitor import Decision, GlobalMonitor, Rules
-from services.global_monitor.payback import Stage, done, pays_back
+from services.global_monitor.payback import Stage, done, expected_s, pays_back
 from services.global_monitor.placement import Band, place
 from services.global_monitor.workload import Workload
 from shared.messages import JobQueued, JobSucceeded, WorkerReported, WorkersAssigned, lane_of, refine_lane
@@ -235,6 +235,48 @@ def test_switches_that_cannot_pay_back_are_not_made() -> None:
         assert bool(decision.kept) == (large == 2), decision.kept
         if large == 2:
             assert decision.kept == "1 × 30 s of switching would not pay back within 30 s"
+
+
+class SlowTown(Town):
+    """Workers that need a minute to change their model."""
+
+    def decide(self) -> Decision:
+        decision = self.monitor.decide(self.at)
+        self.decisions.append(decision)
+        self._changes = {name: (self.at + 60, decision.models[name]) for name in decision.switches}
+        return decision
+
+    def report(self) -> None:
+        for name, (at, model) in getattr(self, "_changes", {}).items():
+            self.models[name] = model if self.at >= at else self.models[name]
+        super().report()
+
+
+def test_a_switch_back_up_is_made_once_its_demand_has_lasted_as_long_as_it_needs_to_pay_back() -> None:
+    """h = .9, k = 5: 59 a minute need sana. 24 a minute are 21.8 full generations; sdxl on 9 workers beside 7 large
+    ones does 25. A minute with 7 workers leaves 14.8 undone, 3.2 are caught up in each minute after it: 340 s."""
+    town = SlowTown(headroom=0.1, catch_up_s=600.0)
+    assert town.run(30, 59, 0.9, 5).target.small == "sana"
+    before = len(town.decisions)
+    last = town.run(60, 24, 0.9, 5)
+    assert (last.target.small, last.count("large"), last.count("sdxl")) == ("sdxl", 8, 8)
+    kept = [one.kept.rpartition("within ")[2] for one in town.decisions[before:] if one.target.small == "sdxl"]
+    assert kept[:2] == ["180 s", ""]
+    smalls = [max(("sdxl", "sana"), key=one.count) for one in town.decisions[before:]]
+    assert smalls == sorted(smalls)  # sana, then sdxl for good
+
+
+def test_a_switch_that_needs_longer_than_waiting_work_may_take_is_never_made() -> None:
+    town = SlowTown(headroom=0.1, catch_up_s=240.0)
+    town.run(30, 59, 0.9, 5)
+    last = town.run(60, 24, 0.9, 5)
+    assert (last.target.small, last.count("sdxl")) == ("sdxl", 0)
+    assert last.kept.endswith("within 240 s")
+
+
+def test_a_demand_is_expected_to_last_as_long_as_it_has_lasted_within_what_waiting_work_may_take() -> None:
+    assert [expected_s(wanted, 180.0, 600.0) for wanted in (0, 180, 360, 540, 900)] == [180, 360, 540, 600, 600]
+    assert expected_s(900, 180.0, 0.0) == 180
 
 
 # ---- placement and payback by hand
