@@ -106,8 +106,8 @@ def check(
     out.print(_sheet(card, folder, settings.offload), highlight=False)
     if folder is None and not run:
         raise ModelError(f"model {card.name!r}: path: {card.path!r} is not on this disk; `afterimage up` fetches it")
-    if folder and (lacking := checkpoint.missing(folder)) and not run:
-        raise ModelError(f"model {card.name!r}: path: {folder} is not whole: missing {', '.join(lacking)}")
+    if folder and (wrong := checkpoint.faults(folder)) and not run:
+        raise ModelError(f"model {card.name!r}: path: {folder} is not whole: {wrong}")
     if run:
         _draw(card, settings, out)
 
@@ -184,7 +184,8 @@ def _rows(settings: Settings) -> list[list[str | Text]]:
 
 def _row(where: str, card: ModelCard) -> list[str | Text]:
     folder = _here(card)
-    return _whole([card.name, Text(where), "yes" if folder else "no", *_figures(_counted(card, folder))])
+    here = "no" if folder is None else "not whole" if checkpoint.faults(folder) else "yes"
+    return _whole([card.name, Text(where), here, *_figures(_counted(card, folder))])
 
 
 def _whole(row: list[str | Text]) -> list[str | Text]:
@@ -200,7 +201,8 @@ def _added_row(settings: Settings, name: str, path: str) -> list[str | Text]:
 
 
 def _counted(card: ModelCard, folder: Path | None) -> ModelCard:
-    return memory.counted(card, folder) if folder else card
+    """With the parameters that the weights on this disk have; the card's own where a file of them is broken."""
+    return memory.counted(card, folder) if folder and not checkpoint.faults(folder) else card
 
 
 def _figures(card: ModelCard) -> list[str]:
@@ -231,7 +233,7 @@ def _sheet(card: ModelCard, folder: Path | None, offload: str) -> Table:
     """Everything that is known without loading."""
     need = memory.estimate(card, rows=4)
     guidance = f"{card.default_guidance:g} ({card.guidance_min:g} to {card.guidance_max:g})"
-    lacking = checkpoint.missing(folder) if folder else []
+    wrong = checkpoint.faults(folder) if folder else "everything is missing"
     rows = {
         "model": f"{card.name}: {card.about}" if card.about else card.name,
         "where": str(folder) if folder else f"{card.path} (not on this disk)",
@@ -242,7 +244,7 @@ def _sheet(card: ModelCard, folder: Path | None, offload: str) -> Table:
         "dtype": card.dtype,
         "parameters": memory.parameters_said(card),
         "memory": memory.breakdown(card, need, offload),
-        "missing": ", ".join(lacking) if folder else "everything",
+        "missing or broken": wrong,
     }
     table = Table(show_header=False, box=None)
     table.add_column(style="bold", no_wrap=True)

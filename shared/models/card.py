@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from shared.errors import ConfigurationError, InvalidRequestError, ModelError
 from shared.models import hub
 from shared.models.added import added
-from shared.models.checkpoint import INDEX, missing, read_json, said_by
+from shared.models.checkpoint import INDEX, faults, read_json, said_by
 from shared.models.schedules import nearest_step, same_noise_level, sampler_id
 from shared.models.weights import weights_hash
 from shared.settings import Settings
@@ -318,8 +318,8 @@ def weights_folder(card: ModelCard) -> Path:
     """Where `card`'s weights lie on this disk; see ModelCard.folder."""
     folder = Path(card.path).expanduser()
     if (folder / INDEX).is_file():
-        if lacking := missing(folder):
-            raise ModelError(f"model {card.name!r}: path: {folder} is not whole: missing {', '.join(lacking)}")
+        if wrong := faults(folder):
+            raise ModelError(f"model {card.name!r}: path: {folder} is not whole: {wrong}; copy or fetch it again")
         return folder
     if folder.exists() or not is_hub_id(card.path):
         raise ModelError(f"model {card.name!r}: no weights in {folder} (no model_index.json there)")

@@ -93,6 +93,15 @@ def left_out(folder: Path) -> list[str]:
     return [part for part, said in index.items() if part.startswith(("text_", "tokenizer")) and said == [None, None]]
 
 
+def faults(folder: Path) -> str:
+    """Why a checkpoint cannot be loaded, file by file: what is missing, cut short or no safetensors file. Empty for a
+    whole checkpoint. Reads the headers of the weights only."""
+    absent = missing(folder)
+    said = [f"missing {', '.join(absent)}"] if absent else []
+    weights = [path for part in components(folder) for path in weights_of(folder / part)]
+    return "; ".join([*said, *filter(None, (_fault(path) for path in weights))])
+
+
 def missing(folder: Path) -> list[str]:
     """Files that loading needs and that are not there, as a person would name them; empty for a whole checkpoint."""
     return [name for part, kind in components(folder).items() for name in _missing_of(folder / part, kind)]
@@ -128,15 +137,38 @@ def parameters(folder: Path) -> dict[str, int]:
     return {part: count for part, count in counted.items() if count}
 
 
+def _fault(path: Path) -> str:
+    """Empty for a file of the length that its header says."""
+    try:
+        _, ends_at = _header(path)
+        size = path.stat().st_size
+    except ModelError as error:
+        return str(error)
+    except OSError as error:
+        return f"{path}: cannot be read: {error.strerror}"
+    if size == ends_at:
+        return ""
+    return f"{path}: {'cut short' if size < ends_at else 'too long'}: {size} of {ends_at} bytes"
+
+
 def _values(path: Path) -> int:
-    """Numbers in a safetensors file: its first 8 bytes say how long the JSON header is. Raises ModelError for a file
-    that is none, or was cut off."""
+    """Numbers in a safetensors file. Raises ModelError for a file that is none, or was cut off within its header."""
+    return _header(path)[0]
+
+
+def _header(path: Path) -> tuple[int, int]:
+    """Numbers in a safetensors file, and the bytes that the file must have, both from its JSON header.
+
+    Raises ModelError for a file that is none, or was cut off within its header.
+    """
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(length))
-        return sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
-    except (struct.error, ValueError, AttributeError, TypeError, KeyError, OverflowError) as error:
+        tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+        end = max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
+        return sum(prod(entry["shape"]) for entry in tensors), 8 + length + end
+    except (struct.error, ValueError, AttributeError, TypeError, LookupError, OverflowError) as error:
         raise ModelError(f"{path}: not a whole safetensors file: {error}") from error
 
 

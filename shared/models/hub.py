@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shared.errors import ModelError
-from shared.models.checkpoint import INDEX, components, kind_of, missing
+from shared.models.checkpoint import INDEX, components, faults, kind_of, missing
 
 CONFIGURATIONS = (INDEX, "*/*.json")
 WEIGHTS = ("*.json", "*.txt", "*.model", "*.safetensors")
@@ -44,6 +44,10 @@ def checkpoint(hub_id: str, name: str) -> Path:
         folder = _fetched(hub_id, name, [INDEX, *(f"{part}/{file}" for part in components(folder) for file in WEIGHTS)])
     if lacking := missing(folder):
         raise ModelError(f"model {name!r}: path: {hub_id!r} has no {', '.join(lacking)}")
+    if wrong := faults(folder):
+        raise ModelError(
+            f"model {name!r}: path: {hub_id!r} is not whole: {wrong}; delete that file, so that it is fetched again"
+        )
     return folder
 
 

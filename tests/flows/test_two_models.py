@@ -20,7 +20,7 @@ from services.gateway.roster import Roster
 from services.gateway.service import GatewayService
 from services.retriever.service import RetrieverService
 from shared.client import Picture, Progress
-from shared.errors import BlobMissingError, UnavailableError
+from shared.errors import BlobMissingError, ModelError, UnavailableError
 from shared.messages import WorkerReported, refine_lane
 from shared.models.card import BUNDLED, find_card
 from shared.models.k_table import KTable, Level, profile_kind, profile_of, table_to_json
@@ -128,6 +128,18 @@ async def test_a_small_model_with_a_t_of_its_own_draws_a_hit_in_the_steps_of_its
 
         named = await home.generate("a fox in the snow at night", seed=2, quality="turbo", cache="off", steps=50)
         assert (named.model, named.steps_run) == ("turbo", 50)
+
+
+async def test_a_small_model_with_truncated_weights_stops_the_start_by_the_name_of_its_file(
+    settings: Settings, tmp_path: Path
+) -> None:
+    small = shutil.copytree(BUNDLED / "small", tmp_path / "small")
+    (path,) = (small / "unet").glob("*.safetensors")
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+    with pytest.raises(ModelError, match=rf"model 'small': path: .*unet/{path.name}: cut short: \d+ of \d+ bytes"):
+        async with house(settings.model_copy(update={"small": str(small), "torch_threads": 1})):
+            pytest.fail("it was served")
 
 
 def _without(blobs: Any, key: str) -> Any:

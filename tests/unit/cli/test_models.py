@@ -72,6 +72,23 @@ def test_check_names_what_is_missing_before_it_complains(sana: Path, shown: io.S
     assert "vae/config.json" in shown.getvalue()
 
 
+def test_weights_that_were_cut_short_are_listed_as_not_whole_and_checked_by_name(
+    sana: Path, shown: io.StringIO, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(sana, tmp_path / "copy")
+    (path,) = (copy / "transformer").glob("*.safetensors")
+    models.add(str(copy), name="cut", data_dir=tmp_path)
+    models.add(str(sana), name="whole", data_dir=tmp_path)
+    for left in (path.read_bytes()[:-100], b"{"):
+        path.write_bytes(left)
+        models.list_models(data_dir=tmp_path)
+        lines = {line.split()[1]: line for line in shown.getvalue().splitlines() if line.startswith("│")}
+        assert "not whole" in lines["cut"]
+        assert "not whole" not in lines["whole"]
+        with pytest.raises(ModelError, match=rf"is not whole: .*transformer/{path.name}: (cut short|not a whole)"):
+            models.check("cut", data_dir=tmp_path)
+
+
 def test_check_of_a_known_model_that_is_not_here_says_what_it_would_need(shown: io.StringIO, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="not on this disk; `afterimage up` fetches it"):
         models.check("sd-3.5-large", offload="model", data_dir=tmp_path)

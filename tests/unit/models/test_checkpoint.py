@@ -12,7 +12,7 @@ from shared.errors import ModelError
 from shared.models import find_card, memory, tiny_families, weights_hash
 from shared.models.added import add, added
 from shared.models.card import KNOWN
-from shared.models.checkpoint import missing, parameters
+from shared.models.checkpoint import faults, missing, parameters
 from shared.types import Size
 
 SAYS = {
@@ -158,3 +158,20 @@ def test_weights_that_were_cut_off_are_named(folder: Path, tmp_path: Path, left:
     path.write_bytes(left)
     with pytest.raises(ModelError, match=rf"vae/{path.name}: not a whole safetensors file"):
         parameters(copy)
+    assert f"vae/{path.name}: not a whole safetensors file" in faults(copy)
+
+
+@pytest.mark.parametrize("name", SAYS)
+@pytest.mark.parametrize("change", [-1, 1])
+def test_weights_of_another_length_than_their_header_says_are_not_served(
+    folder: Path, tmp_path: Path, name: str, change: int
+) -> None:
+    assert faults(folder / name) == ""
+    copy = shutil.copytree(folder / name, tmp_path / "copy")
+    path = max((copy / "vae").glob("*.safetensors"))
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] if change < 0 else data + b"x")
+    what = "cut short" if change < 0 else "too long"
+    said = rf"vae/{path.name}: {what}: {len(data) + change} of {len(data)} bytes"
+    with pytest.raises(ModelError, match=rf"model 'copy': path: .*copy is not whole: .*{said}"):
+        _ = find_card(str(copy)).folder
