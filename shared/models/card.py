@@ -15,6 +15,7 @@ from shared.errors import ConfigurationError, InvalidRequestError, ModelError
 from shared.models import hub
 from shared.models.added import added
 from shared.models.checkpoint import INDEX, faults, read_json, said_by
+from shared.models.published import OF_SIZE, SHAPES, published
 from shared.models.schedules import nearest_step, same_noise_level, sampler_id
 from shared.models.weights import weights_hash
 from shared.settings import Settings
@@ -289,11 +290,12 @@ def _bundled_card(name: str, root: Path) -> ModelCard:
 
 
 def read_card(path: Path) -> ModelCard:
-    """The card written in a card.json, filled up by what the weights beside it say; keys that are not the card's
-    (licences, scores) are for people and ignored."""
-    weights = said_by(path.parent)
+    """The card written in a card.json, filled up by the known card that its key `like` names, else by what is known of
+    the weights beside it; keys that are not the card's (licences, scores) are for people and ignored."""
+    written = read_json(path)
+    weights = _defaults(path.parent, str(written.get("like", "")))
     try:
-        card = _CARD.validate_python({**weights, **read_json(path)})
+        card = _CARD.validate_python({**weights, **written})
     except ValidationError as error:
         raise ModelError(f"{path}: not a model card: {error}") from error
     if card.path:
@@ -306,12 +308,33 @@ def write_card(card: ModelCard, folder: Path) -> None:
     (folder / "card.json").write_bytes(_CARD.dump_json(card, indent=2, exclude={"path"}) + b"\n")
 
 
+def _defaults(folder: Path, like: str = "") -> dict[str, Any]:
+    """Fields of a card for the weights in `folder`: those of the published checkpoint that they are, or that `like`
+    names, else their pipeline's defaults. Shapes are always the weights' own. Raises ModelError for an unknown `like`.
+    """
+    said, named = said_by(folder), _known_card(like) if like else None
+    if like and named is None:
+        names = ", ".join(card.name for card in KNOWN.values())
+        raise ModelError(f"{folder / 'card.json'}: like must be one of {names}, or the hub id of one (got {like!r})")
+    alike = [named] if named else published(folder, said, KNOWN.values())
+    if len(alike) > 1:
+        names = " or ".join(card.name for card in alike)
+        return {**said, "about": f"Its shapes are those of {names}: say which by `like` in a card.json"}
+    if not alike:
+        return said
+    own = [*SHAPES, *(OF_SIZE if said.get("default_size") != alike[0].default_size else ())]
+    known = _CARD.dump_python(alike[0], exclude={"name", "path", "k_table", *own})
+    return {**known, **{name: said[name] for name in own if name in said}}
+
+
 def card_of_weights(folder: Path, name: str = "", path: str = "") -> ModelCard:
     """The card of weights that bring none: what their own configurations say, and defaults.
 
     name, path: what to call it and where to load it from, when that is not the folder.
     """
-    return _CARD.validate_python({**said_by(folder), "name": name or folder.name, "path": path or str(folder)})
+    # weights of a hub id may not be here yet, and its card must not change when they are
+    said = said_by(folder) if path else _defaults(folder)
+    return _CARD.validate_python({**said, "name": name or folder.name, "path": path or str(folder)})
 
 
 def weights_folder(card: ModelCard) -> Path:

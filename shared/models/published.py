@@ -1,0 +1,64 @@
+"""Which published checkpoint a folder of weights is, as far as its configurations and headers show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from shared.errors import ModelError
+from shared.models.checkpoint import INDEX, kind_of, parameters, read_json
+from shared.types import Size
+
+SHAPES = ("family", "sampler", "latent_channels", "vae_scale", "default_size")
+"""Fields of a card that the weights decide."""
+
+
+OF_SIZE = ("sizes", "denoiser_parameters", "text_parameters", "vae_parameters", "row_values", "decode_values")
+"""Those that hold for one default size."""
+
+
+class Published(Protocol):
+    """The part of a known card that weights are compared with."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def family(self) -> str: ...
+    @property
+    def default_size(self) -> Size: ...
+    @property
+    def denoiser_parameters(self) -> int: ...
+
+
+C = TypeVar("C", bound=Published)
+
+
+def published(folder: Path, said: Mapping[str, Any], known: Iterable[C]) -> list[C]:
+    """The `known` cards that the weights in `folder` may be: same family and default size, and a denoiser of as many
+    numbers, by the headers of its files.
+
+    A checkpoint and its distilled version may share all three. Then the name decides: the folder's own, that of its
+    place in the hub's cache, or `_name_or_path` of its model_index.json. said: the fields that the configurations give.
+    """
+    shape = said.get("family"), said.get("default_size")
+    alike = [card for card in known if (card.family, card.default_size) == shape]
+    kind = kind_of(folder) if alike else None
+    if kind is None:
+        return []
+    try:
+        count = parameters(folder).get(kind.denoiser)
+    except ModelError:  # a broken file; loading says so
+        return []
+    alike = [card for card in alike if card.denoiser_parameters == count]
+    named = [card for card in alike if _names(folder) & {card.name, card.path.rpartition("/")[2].lower()}]
+    return named if len(alike) > 1 and named else alike
+
+
+def _names(folder: Path) -> set[str]:
+    """What the checkpoint is called, in lower case; `models--OWNER--NAME/snapshots/REVISION` is the hub's cache."""
+    written = str(read_json(folder / INDEX).get("_name_or_path", ""))
+    cached = folder.absolute().parent.parent.name.rpartition("--")[2]
+    return {folder.name.lower(), cached.lower(), written.rpartition("/")[2].lower()}
