@@ -36,7 +36,7 @@ ASSUMPTIONS = (
     *SHARED[:2],
     "Arrivals are Poisson with the rate of the ramp.",
     "A worker that is to switch finishes its rows and takes nothing new meanwhile; both models stay loaded.",
-    "NIRVANA and vanilla run the large model on every worker.",
+    "Our latents and vanilla run the large model on every worker.",
     "The oracle knows the mean rate of every coming period and takes eq. 10's split for it (eq. 12's where none is), "
     "with the same headroom; its switches cost nothing.",
 )
@@ -147,7 +147,7 @@ def plot(figures: dict[str, Any], run: Run, path: Path) -> None:
     figure, (rates, models) = pyplot.subplots(2, 1, sharex=True, figsize=(9, 6.5), height_ratios=(3, 2))
     minutes = range(len(figures["offered_per_s"]))
     rates.plot(minutes, figures["offered_per_s"], color="black", linestyle=":", label="offered")
-    for name, label in (("vanilla", "vanilla large"), ("nirvana", "NIRVANA"), ("modm", "MoDM")):
+    for name, label in (("vanilla", "vanilla large"), ("nirvana", "latents (ours)"), ("modm", "MoDM")):
         rates.plot(minutes, figures["systems"][name]["served_per_s"], label=label)
     rates.set_ylabel("requests / s")
     rates.legend()

@@ -2,7 +2,7 @@
 
     python -m bench.paper_rates
 
-Served against offered for vanilla, NIRVANA and MoDM in quality mode with two small models, best first: below what
+Served against offered for vanilla, our latents and MoDM in quality mode with two small models, best first: below what
 large models can do they refine, then SDXL, then SANA (§7.1). Hits and k are our own (bench.trace_plans), so only the
 shape compares. What is assumed stands in ASSUMPTIONS and in the results.
 """
@@ -32,7 +32,7 @@ RATES = (6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 30, 35, 40, 50, 60)
 """Offered a minute; the paper goes to 26."""
 SUSTAINED = 0.97
 """Of what is offered."""
-TITLES = {"vanilla": "vanilla (SD3.5L)", "nirvana": "NIRVANA", "modm": "MoDM"}
+TITLES = {"vanilla": "vanilla (SD3.5L)", "nirvana": "latents (ours)", "modm": "MoDM"}
 ASSUMPTIONS = (
     "The paper prints no latencies. SD3.5L's 96 s follow from §7.1: vanilla on 16 MI210 serves at most about 10 a "
     "minute. A step of SDXL and of SANA is taken to cost as much less as they have fewer parameters (§6: 8, 3 and "
@@ -43,7 +43,7 @@ ASSUMPTIONS = (
     "Hits and k are ours on our own session trace, in its order and again: nearly every request is a hit there with a "
     "small k, where the paper's are fewer with larger ones. Every model may go on after the k that our small model's "
     "table allows; the paper has one table for all.",
-    "NIRVANA is our own latent tier: its table saves more than the paper's 20 %.",
+    "The latents are our own tier, not NIRVANA's settings: they save more than its paper's 20 %.",
     "All models stay loaded on every worker; a worker that is to switch finishes its picture first.",
 )
 
@@ -132,7 +132,7 @@ def report(figures: Mapping[str, Any]) -> str:
     heads = ["offered /min", *(f"{title} /min" for title in TITLES.values()), "smallest that refines", "allocation"]
     most, held = figures["most_served_per_min"], figures["highest_sustained_per_min"]
     return (
-        f"{table(heads, rows)}\n\nvanilla serves {most['vanilla']:.1f} a minute at most, NIRVANA "
+        f"{table(heads, rows)}\n\nvanilla serves {most['vanilla']:.1f} a minute at most, our latents "
         f"{figures['nirvana_over_vanilla']:.2f} times that; the highest rate of these that MoDM sustains is "
         f"{held['modm']:g} (the paper holds 26)"
     )

@@ -2,8 +2,8 @@
 
     python -m bench.slo_latency
 
-An answer is late beyond 2 or 4 times what the large model takes for one request alone. Vanilla, NIRVANA and MoDM are
-offered the same Poisson arrivals; latencies, hits and decisions are those of bench.two_models (ASSUMPTIONS there).
+An answer is late beyond 2 or 4 times what the large model takes for one request alone. Vanilla, our latents and MoDM
+are offered the same Poisson arrivals; latencies, hits and decisions are those of bench.two_models (ASSUMPTIONS there).
 Workers of one row are the paper's, which draw one picture at a time; workers of eight share a step, which serves more
 and takes longer for each.
 """
@@ -29,7 +29,7 @@ LATE = (2.0, 4.0)
 """In latencies of the large model alone."""
 RATES = (0.4, 0.8, 1.0, 1.2, 1.6, 2.2, 3.0, 3.6, 4.2)
 """Offered, in what vanilla serves at most."""
-TITLES = {"vanilla": "vanilla large", "nirvana": "NIRVANA", "modm": "MoDM"}
+TITLES = {"vanilla": "vanilla large", "nirvana": "latents (ours)", "modm": "MoDM"}
 ASSUMPTIONS = (
     *SHARED[:2],
     "Both models stay loaded everywhere: a worker that is to switch finishes its rows and takes nothing new meanwhile.",

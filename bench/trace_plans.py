@@ -1,11 +1,11 @@
-"""What the project decides for every request of a session trace: MoDM's, NIRVANA's and retrieval's hits, with their k.
+"""What the project decides for every request of a session trace: hits of MoDM, of our latents and of retrieval, with k.
 
     python -m bench.trace_plans                   (about 10 minutes of one core; goes on where it was broken off)
 
 The cache begins with pictures that the large model drew of the trace's first requests (uncounted), as in MoDM §6; then
 every request is planned by the real retriever over the real cache, index and CLIP pair, with the tables that ship.
 MoDM's pictures are really drawn, by the model that its plan names in throughput mode, because the next prompts are
-compared with them; NIRVANA's latents and the handed-out pictures are found by prompts alone, so nothing is drawn for
+compared with them; our latents and the handed-out pictures are found by prompts alone, so nothing is drawn for
 them. Figures in virtual time (bench.two_models and others) begin from this.
 """
 
@@ -33,7 +33,7 @@ from shared.settings import Settings
 from shared.types import PlanSource
 
 MODM = System("modm", "MoDM", cached=True, changes={"small": "bundled:small"})
-NIRVANA = System("nirvana", "NIRVANA", cached=True, changes={"image_tier": "off"})
+NIRVANA = System("nirvana", "latents (ours)", cached=True, changes={"image_tier": "off"})
 RETRIEVAL = System("retrieval", "retrieval only", cached=True, changes={"image_tier": "off"}, hands_out=True)
 NAME = "trace_plans"
 GENERATION = 50

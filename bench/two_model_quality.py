@@ -50,7 +50,7 @@ SYSTEMS = (
     System("small", "small alone", model="small", changes={"small": "bundled:small"}),
     System("fewer_steps", f"large with {FEWER_STEPS} steps", steps=FEWER_STEPS),
     NIRVANA,
-    replace(NIRVANA, name="nirvana_saving", title="NIRVANA at the most saving", savings=1.0),
+    replace(NIRVANA, name="nirvana_saving", title="latents (ours) at the most saving", savings=1.0),
     RETRIEVAL,
     MODM,
     *(
@@ -76,7 +76,7 @@ GOALS = (
 ASSUMPTIONS = (
     "All at 64×64 and T = 50 (the fewer-steps baseline apart), batches of up to eight; windows of requests drawn "
     "together do not see each other's pictures.",
-    "Equal saving: NIRVANA cannot save what a small model saves. Its second row has the savings knob at its end, "
+    "Equal saving: latents cannot save what a small model saves. Its second row has the savings knob at its end, "
     "`cost` beside each says what was spent: a worker's seconds a request in full batches by the measured latency, "
     "vanilla's = 1.",
     "The distance is biased by the number of pictures (it is above 0 for two sets of one model), and alike for all: "

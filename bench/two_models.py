@@ -43,7 +43,7 @@ TITLES = {
     "vanilla": "vanilla large",
     "small": "small alone",
     "fewer_steps": f"large with {FEWER_STEPS} steps",
-    "nirvana": "NIRVANA",
+    "nirvana": "latents (ours)",
     "retrieval": "retrieval only",
     "modm_quality": "MoDM, quality mode",
     "modm_throughput": "MoDM, throughput mode",

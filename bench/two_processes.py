@@ -74,7 +74,7 @@ WAYS = (
     Way("small", "small alone", {"large": "bundled:small"}, {"cache": "off"}),
     Way("fewer_steps", f"large with {FEWER_STEPS} steps", {"large": "bundled:large"},
         {"cache": "off", "steps": FEWER_STEPS}),
-    Way("nirvana", "NIRVANA", {"large": "bundled:large", "image_tier": "off"}, cached=True),
+    Way("nirvana", "latents (ours)", {"large": "bundled:large", "image_tier": "off"}, cached=True),
     Way("modm", "MoDM, one large and one small worker", {**PAIR, "monitor_mode": "throughput"}, cached=True),
     Way("modm_shared", "MoDM, both models in each of two workers", {**PAIR, "monitor_mode": "throughput"},
         monitored=False, cached=True),
