@@ -1,20 +1,24 @@
 """What a smaller format of the kept states costs in quality, and saves in bytes, on a bundled model.
 
     python -m bench.state_codecs --pairs 100
+    python -m bench.state_codecs --bytes-only           (what a state takes in each format; at once)
 
 Each second prompt of a scene pair (`afterimage profile`'s) is drawn from noise, and from every K of the first one's
-states, once per format: the same pair, seed and K, so that what differs is the format alone.
+states, once per format: the same pair, seed and K, so that what differs is the format alone. Their bytes are those of
+small pictures; what replays count (`CODEC_SHARE`) are the bytes of a 512×512 picture's state that is all noise, the
+hardest to pack.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 
 from bench.judging import Verdict, judge_pictures, open_encoder
@@ -35,6 +39,9 @@ KS = (10, 25)
 STEPS = 50
 AT_ONCE = 12
 """Pairs that share batches."""
+
+NOISE = (4, 64, 64)
+"""Shape of the latent of a 512×512 picture."""
 
 Pictures = dict[tuple[int, int, str], bytes]
 """PNG by (pair, K, format); K = 0 from noise."""
@@ -77,6 +84,17 @@ def _task(
         name, card.name, prompt, card.default_size, STEPS, card.default_guidance, seed=seed,
         start=start or FromNoise(), capture_steps=capture,
     )  # fmt: skip
+
+
+def bytes_of_noise() -> dict[str, int]:
+    """Bytes by format of the state of a 512×512 picture before its first step."""
+    latent = np.random.default_rng(0).standard_normal(NOISE).astype(np.float32)
+    return {codec: len(encode_state(latent, codec)) for codec in CODECS}
+
+
+def bytes_table(sizes: Mapping[str, int]) -> str:
+    rows = [[codec, f"{size:,}", f"{size / sizes['fp16']:.3f}"] for codec, size in sizes.items()]
+    return table(["noise of 512×512", "bytes", "of fp16's"], rows)
 
 
 def figures_of(
@@ -125,7 +143,12 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--bytes-only", action="store_true", help="draw nothing, write nothing")
     asked = parser.parse_args(given)
+    noise = bytes_of_noise()
+    print(bytes_table(noise))
+    if asked.bytes_only:
+        return
     torch.set_num_threads(asked.threads)
     on, card = machine(), find_card(asked.model)
     family = load_family(card, device="cpu")
@@ -147,7 +170,9 @@ def main(given: Sequence[str] | None = None) -> None:
     shown = ("k", "codec", "bytes", "bytes_of_fp16", "clip_of_noise", "clip_of_fp16", "right", "right_from_noise")
     print(table(shown, [[row[name] for name in shown] for row in rows]))
     settings = {"model": card.name, "weights_hash": card.weights_hash, "pairs": asked.pairs, "seed": asked.seed}
-    record("state_codecs", {"rows": rows}, settings | {"steps": STEPS}, on=on, folder=asked.out)
+    record(
+        "state_codecs", {"rows": rows, "bytes_of_noise": noise}, settings | {"steps": STEPS}, on=on, folder=asked.out
+    )
 
 
 if __name__ == "__main__":

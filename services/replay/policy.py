@@ -24,8 +24,7 @@ SAME = {"modm-cache-all": "modm"}
 
 CODEC_SHARE = {"fp16": 1.0, "int8": 0.455, "fp8": 0.416, "int6": 0.341, "int4": 0.235}
 """Bytes of a state beside fp16's, measured on the latent of a 512×512 picture that is all noise, the hardest to pack
-(services/gpu_worker/codecs.py: 32,848, 14,957, 13,658, 11,189 and 7,718 bytes). What each costs in quality is in
-bench/results/state_codecs.json."""
+(`python -m bench.state_codecs --bytes-only`). What each costs in quality is in bench/results/state_codecs.json."""
 
 
 class PolicySettings(BaseModel):

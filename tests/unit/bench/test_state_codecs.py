@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from bench.judging import Verdict
 from bench.recording import RESULTS
-from bench.state_codecs import CODECS, KS, figures_of
+from bench.state_codecs import CODECS, KS, bytes_of_noise, figures_of, main
 from services.cli.pairs import scene_pairs
 from services.replay.policy import CODEC_SHARE
 
@@ -29,6 +31,13 @@ def test_formats_are_held_against_fp16_and_noise() -> None:
     assert lesser["clip_of_fp16"] == 0.5
     assert lesser["judged_otherwise_than_fp16"] == {"lost": 4, "gained": 0, "of": 8}
     assert lesser["right"] == 0.5
+
+
+def test_replays_count_the_bytes_that_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = bytes_of_noise()
+    assert {codec: round(size / sizes["fp16"], 3) for codec, size in sizes.items()} == CODEC_SHARE
+    main(["--bytes-only"])
+    assert f"| int8 | {sizes['int8']:,} | " in capsys.readouterr().out
 
 
 def test_what_was_recorded_is_of_every_format_that_replays_know() -> None:
