@@ -21,6 +21,8 @@ from shared.types import Vector, vector_from
 T = TypeVar("T")
 JUDGE = BUNDLED / "judge"
 BATCH = 32
+LOOKS = ("saturation", "contrast", "edges")
+"""Mean saturation (HSV), standard deviation of the luminance, mean difference of neighbouring pixels' luminance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,26 @@ def _judged(pictures: Mapping[int, bytes], scenes: Sequence[Scene], folder: Path
 
 def _pixels(data: bytes) -> npt.NDArray[np.uint8]:
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def look_against(indices: Iterable[int], own: Mapping[int, bytes], noise: Mapping[int, bytes]) -> dict[str, float]:
+    """What no judge here sees, of the PNGs `own` beside `noise` of the same indices: the ratio of the means of LOOKS,
+    and the share of pictures with less contrast than their counterpart."""
+    both = [index for index in indices if index in own and index in noise]
+    if not both:
+        return {"pictures": 0}
+    ours, theirs = (np.array([_look(pictures[index]) for index in both]) for pictures in (own, noise))
+    ratios = dict(zip(LOOKS, (ours.mean(axis=0) / theirs.mean(axis=0)).tolist(), strict=True))
+    return {"pictures": len(both), **ratios, "less_contrast": float((ours[:, 1] < theirs[:, 1]).mean())}
+
+
+def _look(data: bytes) -> tuple[float, float, float]:
+    """LOOKS of one PNG."""
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    luminance = np.asarray(image.convert("L"), np.float64)
+    saturation = np.asarray(image.convert("HSV"), np.float64)[..., 1]
+    steps = [np.abs(np.diff(luminance, axis=axis)).mean() for axis in (0, 1)]
+    return float(saturation.mean()), float(luminance.std()), float(sum(steps) / 2)
 
 
 def accuracy(verdicts: Iterable[Verdict]) -> dict[str, float]:

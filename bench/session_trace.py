@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.closed_loop import Drawn, play
-from bench.judging import JUDGE, judge_pictures, open_encoder
+from bench.judging import JUDGE, judge_pictures, look_against, open_encoder
 from bench.quiet import quiet
 from bench.recording import machine, record
 from bench.trace_figures import figures_of, plots, report
@@ -161,6 +161,10 @@ async def in_turns(turns: Sequence[Turn], rows: Sequence[Prompt], arguments: arg
         shutil.rmtree(turn.phase.folder / "data", ignore_errors=True)
 
 
+def hits_of(phase: Phase) -> list[int]:
+    return [index for index, answer in phase.answers().items() if answer.hit]
+
+
 async def measure(arguments: argparse.Namespace) -> None:
     given = {"large": arguments.large, "encoder": arguments.encoder, "k_table_alpha": arguments.alpha}
     named = {name: value for name, value in given.items() if value}
@@ -175,7 +179,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     await in_turns(turns, rows, arguments)
     run = [answer.steps_run for answer in cache.answers().values() if not answer.exact]
     average = round(sum(run) / len(run))
-    hits = [index for index, answer in cache.answers().items() if answer.hit][:: arguments.baseline_every]
+    hits = hits_of(cache)[:: arguments.baseline_every]
     skip = sorted(set(range(len(rows))) - set(hits))
     await in_turns([Turn(fewer, rows, settings, {"cache": "off", "steps": average}, skip=skip)], rows, arguments)
     encoder, prompts, scenes = open_encoder(settings.encoder), [row.prompt for row in rows], [row.scene for row in rows]
@@ -189,6 +193,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     figures["wall_time_saved"] = 1 - figures["seconds"]["cache"] / figures["seconds"]["no_cache"]
     figures["cpu_time_saved"] = 1 - figures["cpu_seconds"]["cache"] / figures["cpu_seconds"]["no_cache"]
     figures["fewer_steps"] = average
+    figures["look_against_noise"] = look_against(hits_of(cache), cache.pictures(), without.pictures())
     print(report(figures))
     card = served_card(settings)
     record(

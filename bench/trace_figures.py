@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from bench.closed_loop import Drawn
-from bench.judging import Verdict, accuracy
+from bench.judging import LOOKS, Verdict, accuracy
 from bench.recording import quantile, table
 from load.sessions import KINDS, Prompt
 
@@ -125,6 +125,13 @@ def _split(
     }
 
 
+def _look(look: Mapping[str, float]) -> list[str]:
+    if not look["pictures"]:
+        return []
+    ratios = ", ".join(f"{name} {look[name]:.3f}" for name in LOOKS)
+    return [f"hits, times the same prompts from noise: {ratios}; {look['less_contrast']:.1%} have less contrast", ""]
+
+
 def report(figures: Mapping[str, Any]) -> str:
     """The figures for people, as markdown."""
     wall = figures["seconds"]
@@ -147,6 +154,7 @@ def report(figures: Mapping[str, Any]) -> str:
             ],
         ),
         "",
+        *_look(figures["look_against_noise"]),
         *(_pairs(_OTHERS[name], found) for name, found in figures["cache_pair_by_pair"].items() if found["pictures"]),
         "",
         _split_table("kind of change", figures["by_kind"], KINDS),

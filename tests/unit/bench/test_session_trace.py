@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from bench.judging import Verdict
+from bench.judging import Verdict, look_against
 from bench.session_trace import Phase, main, trace_rows
 from bench.trace_figures import paired
 from load.sessions import MAIN_SIZE, SHIPPED
@@ -41,10 +45,33 @@ def test_three_ways_end_in_one_record_and_are_not_drawn_twice(
         assert len(Phase(work, name).answers()) == 12
         assert len(json.loads((work / name / "seconds.json").read_text())) == 3  # sittings: 5, 5 and 2 rows
     assert {answer.source for answer in Phase(work, "no_cache").answers().values()} == {"noise"}
-    assert "12 of 12 rows" in capsys.readouterr().out
+    assert first["look_against_noise"]["pictures"] == first["hits"]
+    printed = capsys.readouterr().out
+    assert "12 of 12 rows" in printed
+    assert re.search(r"from noise: saturation \S+, contrast \S+, edges \S+; \S+ have less contrast", printed)
     main(command)
     assert "of 12 rows" not in capsys.readouterr().out
     assert json.loads((out / "session_trace.json").read_text())["figures"]["k_histogram"] == first["k_histogram"]
+
+
+def test_a_paler_picture_has_less_of_everything_that_no_judge_sees() -> None:
+    rng = np.random.default_rng(4)
+    plain = [rng.integers(0, 256, (16, 16, 3)) for _ in range(4)]
+    grey = [(128 + (pixels - 128) / 2).astype(int) for pixels in plain]
+    own, noise = ({n: png(pixels) for n, pixels in enumerate(some)} for some in ([*grey[:3], plain[3]], plain))
+    paler = look_against(range(3), own, noise)
+    assert (paler["pictures"], paler["less_contrast"]) == (3, 1.0)
+    assert (paler["contrast"], paler["edges"]) == (pytest.approx(0.5, abs=0.02), pytest.approx(0.5, abs=0.02))
+    assert 0.2 < paler["saturation"] < 0.8
+    same = look_against([3, 9], own, noise)  # nothing was drawn of 9
+    assert same == {"pictures": 1, "saturation": 1.0, "contrast": 1.0, "edges": 1.0, "less_contrast": 0.0}
+    assert look_against([9], own, noise) == {"pictures": 0}
+
+
+def png(pixels: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels.astype(np.uint8)).save(file, "PNG")
+    return file.getvalue()
 
 
 def test_a_phase_broken_off_knows_what_it_has(tmp_path: Path) -> None:
