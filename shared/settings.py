@@ -244,6 +244,6 @@ class Settings(BaseSettings):
         if self.eviction_policy == "afterimage" and len(set(self.capture_steps)) > AFTERIMAGE_LEVELS:
             raise ValueError(
                 f"capture_steps: eviction_policy afterimage learns of {AFTERIMAGE_LEVELS} K at most "
-                f"(got {len(set(self.capture_steps))})"
+                f"(got {len(set(self.capture_steps))}); name fewer, or choose another eviction_policy"
             )
         return self
