@@ -41,6 +41,7 @@ def killed(tmp_path: Path) -> Settings:
         encoder=str(tiny.build_clip(tmp_path / "models") / "clip"),
         torch_threads=1,
         cache_max_bytes=16_000,
+        eviction_policy="lcbfu",  # lets every state in
         cache_batch_s=0.01,
         picture_batch_s=0.05,
         blob_grace_s=0.2,
