@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from load.sessions import Prompt
@@ -117,5 +117,4 @@ def drawn(index: int, picture: Picture, seconds: float) -> Drawn:
 
 def stages(picture: Picture) -> dict[str, float]:
     """The answer's seconds by stage."""
-    timings: Any = picture.timings
-    return {name: float(getattr(timings, name)) for name in timings.__dataclass_fields__}
+    return {one.name: getattr(picture.timings, one.name) for one in fields(picture.timings) if one.name.endswith("_s")}

@@ -41,3 +41,23 @@ def distance_of_halves(one: Features, other: Features, rounds: int = 20, seed: i
         found.append(frechet_distance(*(each[rows] for each, rows in zip((one, other), some, strict=True))))
     low, high = np.quantile(found, [0.05, 0.95])
     return float(low), float(high)
+
+
+def difference_of_distances(
+    one: Features, other: Features, reference: Features, rounds: int = 200, seed: int = 0
+) -> tuple[float, float, float]:
+    """Return how much farther `one` is from the reference than `other`, and the 95 % interval (difference, low, high).
+
+    Rows with one number belong to the same prompt in all three sets. The interval is the spread over random halves of
+    the prompts, the same half for all sets (delete-half jackknife), around the difference of the whole sets. Rows drawn
+    with replacement would not do: repeated rows make covariances narrower and both distances larger.
+    """
+    rng, size = np.random.default_rng(seed), len(reference) // 2
+    found = np.empty(rounds)
+    for number in range(rounds):
+        rows = rng.permutation(len(reference))[:size]
+        half = reference[rows]
+        found[number] = frechet_distance(one[rows], half) - frechet_distance(other[rows], half)
+    whole = frechet_distance(one, reference) - frechet_distance(other, reference)
+    low, high = np.quantile(found - found.mean(), [0.025, 0.975])
+    return whole, whole + float(low), whole + float(high)

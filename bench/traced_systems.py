@@ -18,9 +18,11 @@ from bench.painting import Paints, Planned
 from load.sessions import MAIN_SIZE, Prompt
 from services.embedder.encoder import Encoder
 from services.replay.policy import read_policy
+from shared.catalog import open_catalog
 from shared.errors import ConfigurationError
 from shared.ids import new_id
-from shared.models.card import ModelCard
+from shared.models.card import ModelCard, served_cards
+from shared.models.k_table import load_image_tables, profile_kind, profile_of, raised, table_to_json
 from shared.settings import Settings
 from shared.types import Plan, PlanSource, Request, Size, vector_from
 
@@ -45,6 +47,8 @@ class System:
     """Of the settings."""
     savings: float = 0.5
     other_seeds: bool = False
+    raised_by: float = 0.0
+    """Added to every threshold of the tables for starts from images (MoDM Fig. 14)."""
     hands_out: bool = False
     """Nearest prompts' pictures are handed out as they are."""
 
@@ -166,7 +170,10 @@ class SystemRun:
         """Every row that was not answered before, in the trace's order; `advance` hears how many more are done."""
         own = {"data_dir": self.folder / "data", "catalog_url": "", "blobs_url": "", "listen": "127.0.0.1:0"}
         changed = settings.model_copy(update={**own, "metrics_listen": "", **self.system.changes})
-        async with cached_serving(Settings(**changed.model_dump()), encoder) as serving:
+        complete = Settings(**changed.model_dump())
+        if self.system.raised_by:
+            await raise_thresholds(complete, self.system.raised_by)
+        async with cached_serving(complete, encoder) as serving:
             vectors = dict(enumerate(serving.vectors([row.prompt for row in rows])))
             turn = _Turn(self, rows, warm, serving, vectors, painter)
             done = self.answers().keys()
@@ -260,6 +267,22 @@ class _HandedOut:
         cosines = self._rows[self._held] @ self._rows[index]
         best = int(np.argmax(cosines))
         return (self._held[best], float(cosines[best])) if cosines[best] > self._least else None
+
+
+async def raise_thresholds(settings: Settings, by: float) -> None:
+    """Put each shipped table for starts from images into the catalog with all thresholds raised.
+
+    A table in the catalog counts before the one that ships, so the retriever of these settings uses the raised ones.
+    """
+    catalog = await open_catalog(settings.catalog_url)
+    try:
+        for card in served_cards(settings).values():
+            for table in await load_image_tables(catalog.profiles, card, (), settings.image_k_table_alpha):
+                kind = profile_kind(settings.image_k_table_alpha, images=True)
+                value = table_to_json(raised(table, by))
+                await catalog.profiles.put(kind, profile_of(table), table.weights_hash, value)
+    finally:
+        await catalog.close()
 
 
 def same_work(work: Path, facts: Mapping[str, Any]) -> None:

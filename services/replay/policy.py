@@ -54,6 +54,7 @@ class PolicySettings(BaseModel):
         "latent", description="States; pictures as they are; or pictures brought to a noise level (MoDM §4.3)."
     )
     min_similarity: float = Field(0.0, ge=0, le=1, description="Of pictures handed out as they are.")
+    raised_by: float = Field(0.0, ge=-1, le=1, description="Added to every threshold for starts from pictures.")
     capture_steps: tuple[int, ...] = (5, 10, 15, 20, 25)
     insert_on_hit: bool = False
     evict: Literal[SHELVES] = "fifo"  # type: ignore[valid-type]
@@ -64,6 +65,14 @@ class PolicySettings(BaseModel):
     def _pictures_leave_as_when_serving(self) -> Self:
         if self.reuses != "latent" and self.evict not in POLICIES:
             raise ValueError(f"evict: pictures leave by {', '.join(POLICIES)}, as when serving (got {self.evict!r})")
+        return self
+
+    @model_validator(mode="after")
+    def _raises_thresholds_of_pictures(self) -> Self:
+        if self.raised_by and self.reuses != "refine":
+            raise ValueError(
+                f"raised_by: a policy with reuses = 'refine' has thresholds for pictures (got {self.reuses!r})"
+            )
         return self
 
     @model_validator(mode="after")

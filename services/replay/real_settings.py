@@ -73,6 +73,8 @@ def why_not(policy: PolicySettings, base: Settings) -> str:
         return "they hand out no picture for another prompt"
     if policy.refit_requests:
         return "their SVM says itself when it is fitted (refit_requests must be 0)"
+    if policy.raised_by:
+        return "they start from pictures by the tables as they were measured (raised_by must be 0)"
     if policy.reuses == "refine":
         told = policy.insert_on_hit or base.small
         return "" if told else "they tell pictures of hits by the model that drew them: name one for hits (--small)"

@@ -29,7 +29,7 @@ from services.retriever.selection import (
     weigh,
 )
 from shared.errors import ConfigurationError
-from shared.models.k_table import KTable, Level
+from shared.models.k_table import KTable, Level, raised
 from shared.types import PICTURE_STEP, State, Vector
 
 UNLIMITED = 2**62
@@ -346,7 +346,7 @@ def _by(load: Load, policy: PolicySettings) -> tuple[KTable, Neighbours]:
     if policy.is_surrogate:
         if load.pictures is None:
             raise ConfigurationError(f"policy {policy.title!r}: similarities to pictures were not prepared")
-        table, near = load.pictures.table, load.pictures.neighbours
+        table, near = raised(load.pictures.table, policy.raised_by), load.pictures.neighbours
     if policy.reuses != "picture":
         return table, near
     if policy.is_surrogate and load.group_of is not None:  # its lists know no sizes, since a refined one takes any

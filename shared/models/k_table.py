@@ -111,6 +111,12 @@ def profile_of(table: KTable) -> str:
     return f"{table.model} from {table.images_from}" if table.images_from else table.model
 
 
+def raised(table: KTable, by: float) -> KTable:
+    """Return the table with every threshold higher by so much; the table itself for 0."""
+    levels = tuple(replace(level, min_similarity=level.min_similarity + by) for level in table.levels)
+    return replace(table, levels=levels) if by else table
+
+
 def table_file(table: KTable) -> str:
     """What its file beside the weights is called."""
     start = f"image_k_table_{table.images_from}" if table.images_from else "k_table"

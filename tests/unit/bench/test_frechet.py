@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.frechet import Features, distance_of_halves, frechet_distance
+from bench.frechet import Features, difference_of_distances, distance_of_halves, frechet_distance
 
 
 def exactly(mean: Features, covariance: Features, count: int = 64, seed: int = 0) -> Features:
@@ -65,3 +65,25 @@ def test_halves_lie_around_the_whole_and_repeat() -> None:
     assert low < frechet_distance(one, other) * 1.2
     assert high > frechet_distance(one, other) * 0.8
     assert distance_of_halves(one, other) == (low, high)
+
+
+def test_a_difference_of_distances_is_shown_only_where_there_is_one() -> None:
+    rng = np.random.default_rng(5)
+    reference = rng.standard_normal((400, 6))
+    near, as_near, far = (rng.standard_normal((400, 6)) + shift for shift in (0.2, 0.2, 0.6))
+    whole, low, high = difference_of_distances(far, near, reference)
+    assert whole == pytest.approx(frechet_distance(far, reference) - frechet_distance(near, reference))
+    assert 0 < low < whole < high
+    _, low, high = difference_of_distances(as_near, near, reference)
+    assert low < 0 < high
+
+
+def test_the_interval_holds_the_true_difference_about_as_often_as_it_says() -> None:
+    """Two systems of one distribution: their true difference is 0."""
+    held = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        one, other, reference = (rng.standard_normal((120, 3)) + shift for shift in (0.4, 0.4, 0.0))
+        _, low, high = difference_of_distances(one, other, reference, rounds=60)
+        held += low <= 0 <= high
+    assert 52 <= held <= 60

@@ -17,11 +17,14 @@ from bench import two_processes
 from bench.judging import Verdict, open_encoder
 from bench.painting import Blank, Planned, claimed_by_small
 from bench.trace_plans import NIRVANA, RETRIEVAL, hits_of
-from bench.traced_systems import Served, System, SystemRun, main_size, same_work, windows
+from bench.traced_systems import Served, System, SystemRun, main_size, raise_thresholds, same_work, windows
 from bench.two_processes import Answer
 from load.sessions import make_trace
 from services.replay.pace import Profile
+from services.retriever.tables import Tables
+from shared.catalog import open_catalog
 from shared.errors import ConfigurationError
+from shared.models.k_table import KTable
 from shared.settings import Settings
 from shared.types import ModelPlan, Plan, PlanSource, Request, Size
 
@@ -101,12 +104,54 @@ def test_what_quality_figures_are_made_of() -> None:
 
     names = ("reference", "vanilla", "small", "modm")
     values = ((0.0, 0.3, 0), (0.0, 0.3, 0), (3.0, 0.29, 4), (1.0, 0.29, 1))
-    found = quality.figures_of({n: scored(*v) for n, v in zip(names, values, strict=True)}, speeds)
+    users = {n: n % 10 for n in range(40)}
+    found = quality.figures_of({n: scored(*v) for n, v in zip(names, values, strict=True)}, speeds, users)
     assert all(found["goals"].values())
+    beside = found["differences"]["modm - small"]
+    assert beside["distance"][0] == pytest.approx(
+        found["systems"]["modm"]["distance"] - found["systems"]["small"]["distance"]
+    )
+    assert beside["clip"] == pytest.approx((0.0, 0.0, 0.0))
+    assert beside["all"][0] == pytest.approx(3 / 40)  # 4 wrong ones against 1
+    assert beside["all"][1] < 3 / 40 < beside["all"][2]
+    assert found["systems"]["modm"]["k_histogram"] == {"10": 40}
     assert found["systems"]["modm"]["clip_ratio"] == pytest.approx(0.29 / 0.3)
     assert found["systems"]["vanilla"]["distance"] < 1 < found["systems"]["modm"]["distance"]
     worse = {**found["systems"], "modm": found["systems"]["small"]}
-    assert list(quality.goals(worse).values()) == [False, True, False, False]
+    unsure = {"modm - small": {"distance": (-0.1, -0.3, 0.1)}}
+    assert list(quality.goals(worse, unsure).values()) == [False, True, False, False]
+
+
+def test_systems_are_drawn_at_the_t_that_was_asked_for() -> None:
+    given: Any = SimpleNamespace(systems=["modm", "fewer_steps", "vanilla", "modm"], steps=20)
+    assert [(one.name, one.steps) for one in quality.chosen(given)] == [
+        ("modm", 20), ("fewer_steps", 10), ("vanilla", 20)
+    ]  # fmt: skip
+    served = [Served(0, "noise", "large", 0, 20, 0.0, (("large", 0),))]
+    speeds = {"large": Profile("large", (1, 8), (1.0, 4.0), 1.0)}
+    assert quality.cost(served, speeds, steps=20) == 1.0
+
+
+async def test_raised_thresholds_are_what_the_planner_goes_by(tmp_path: Path) -> None:
+    settings = Settings(**{**SETTINGS.model_dump(), "data_dir": tmp_path, "catalog_url": "", "small": "bundled:small"})
+    (shipped,) = [one for one in await tables_of(settings) if one.images_from == "large"]
+    for _ in range(2):  # as a run that was broken off and goes on: raised once
+        await raise_thresholds(settings, 0.045)
+        (raised,) = [one for one in await tables_of(settings) if one.images_from == "large"]
+        assert [(one.k, round(one.min_similarity, 6)) for one in raised.levels] == [
+            (one.k, round(one.min_similarity + 0.045, 6)) for one in shipped.levels
+        ]
+
+
+async def tables_of(settings: Settings) -> tuple[KTable, ...]:
+    """The small model's tables for starts from images, as a retriever of these settings reads them."""
+    catalog = await open_catalog(settings.catalog_url)
+    try:
+        tables = Tables(catalog.profiles, settings)
+        await tables.open()
+        return (await tables.of("small")).pictures
+    finally:
+        await catalog.close()
 
 
 def test_the_middle_of_a_run_with_real_processes() -> None:

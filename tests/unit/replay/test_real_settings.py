@@ -13,7 +13,7 @@ from shared.errors import ConfigurationError
 from shared.settings import Settings
 from tests.unit.replay.house import policy
 
-NOT_SERVED = {"exact", "retrieval", "gpt-cache", "crs", "gdsf", "s3fifo", "wtinylfu"}
+NOT_SERVED = {"exact", "retrieval", "gpt-cache", "crs", "gdsf", "s3fifo", "wtinylfu", "modm-raised"}
 ROOM = 123_456
 
 
@@ -64,6 +64,7 @@ def test_settings_files_of_ones_own_are_refused_for_what_the_services_lack(tmp_p
         "refit_requests": policy(predictor="svm", refit_requests=100),
         "not by s3fifo": policy(evict="s3fifo"),
         "--small": policy(reuses="refine"),
+        "raised_by must be 0": policy(reuses="refine", insert_on_hit=True, raised_by=0.01),
     }
     for said, one in refused.items():
         with pytest.raises(ConfigurationError, match=said):

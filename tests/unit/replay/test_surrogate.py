@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+from pydantic import ValidationError
 
 from services.replay.policy import read_policy
 from services.replay.simulation import Replay
 from services.replay.surrogate import Curve, chance, cosines_of, picture_load, read_curve
 from shared.models.k_table import MODM
-from tests.unit.replay.house import PICTURE, load_of, topics
+from tests.unit.replay.house import PICTURE, load_of, policy, topics
 
 CURVE = Curve((0.0, 0.5, 1.0), (0.0, 0.4, 1.0), (0.1, 0.1, 0.05))
 
@@ -58,6 +60,16 @@ def test_modm_starts_from_pictures_of_a_sliding_window() -> None:
     assert (large.start_step[large.source[large.source >= 0]] == 0).all()  # of misses alone
     hits = np.flatnonzero(whole.source >= 0)
     assert (hits - whole.source[hits]).max() <= 40  # forty of them, in order
+
+
+def test_raised_thresholds_allow_less() -> None:
+    load = load_of(*topics(300))
+    usual, higher = (Replay(load, read_policy(name), 40 * PICTURE).run() for name in ("modm", "modm-raised"))
+    assert (higher.similarity[higher.source >= 0] > MODM.lowest_similarity + 0.01).all()
+    assert 0 < (higher.source >= 0).sum() < (usual.source >= 0).sum()
+    assert higher.start_step.sum() < usual.start_step.sum()
+    with pytest.raises(ValidationError, match=r"raised_by: a policy with reuses = 'refine'"):
+        policy(raised_by=0.01)
 
 
 def test_the_curve_that_ships_was_checked() -> None:
