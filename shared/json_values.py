@@ -56,13 +56,13 @@ def _with_unknown(kind: type[T], tree: Any, found: Iterable[tuple[int | str, ...
     """The value of a tree without what was `found` in it; each part of the value keeps its own unknown fields."""
     kept: dict[tuple[int | str, ...], dict[str, Any]] = {}
     for *path, name in found:
-        part = tree
+        at = tree
         for step in path:
-            part = part[step]
-        kept.setdefault(tuple(path), {})[str(name)] = part.pop(name)
+            at = at[step]
+        kept.setdefault(tuple(path), {})[str(name)] = at.pop(name)
     value = _adapter(kind).validate_json(json.dumps(tree))
     for path_to, fields in kept.items():
-        part = value
+        part: Any = value
         for step in path_to:
             part = part[step] if isinstance(step, int) else getattr(part, step)
         object.__setattr__(part, "unknown", fields)  # nobody else has the value yet
