@@ -217,6 +217,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     settings = {key: str(value) for key, value in vars(arguments).items() if key != "out"} | {
         "size": MAIN_SIZE,
         "T": 50,
+        "model": noop,
         "event_loop": type(asyncio.get_running_loop()).__module__,
     }
     record("overhead", {**found, "goals": goals}, settings, on=on, folder=arguments.out)

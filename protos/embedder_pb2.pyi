@@ -23,14 +23,16 @@ class EmbedTextRequest(_message.Message):
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EmbedTextResponse(_message.Message):
-    __slots__ = ("embeddings", "encoder_hash", "encode_s")
+    __slots__ = ("embeddings", "encoder_hash", "encode_s", "encoder_weights")
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     ENCODER_HASH_FIELD_NUMBER: _ClassVar[int]
     ENCODE_S_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     embeddings: _containers.RepeatedCompositeFieldContainer[Embedding]
     encoder_hash: str
     encode_s: float
-    def __init__(self, embeddings: _Optional[_Iterable[_Union[Embedding, _Mapping]]] = ..., encoder_hash: _Optional[str] = ..., encode_s: _Optional[float] = ...) -> None: ...
+    encoder_weights: str
+    def __init__(self, embeddings: _Optional[_Iterable[_Union[Embedding, _Mapping]]] = ..., encoder_hash: _Optional[str] = ..., encode_s: _Optional[float] = ..., encoder_weights: _Optional[str] = ...) -> None: ...
 
 class EmbedImageRequest(_message.Message):
     __slots__ = ("images",)

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PlanRequest(_message.Message):
-    __slots__ = ("request", "tenant", "seed_given", "vector", "encoder_hash", "predicted_hit", "model")
+    __slots__ = ("request", "tenant", "seed_given", "vector", "encoder_hash", "predicted_hit", "model", "encoder_weights")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     SEED_GIVEN_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,7 @@ class PlanRequest(_message.Message):
     ENCODER_HASH_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_HIT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     request: _common_pb2.Request
     tenant: str
     seed_given: bool
@@ -22,7 +23,8 @@ class PlanRequest(_message.Message):
     encoder_hash: str
     predicted_hit: bool
     model: str
-    def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ..., tenant: _Optional[str] = ..., seed_given: bool = ..., vector: _Optional[bytes] = ..., encoder_hash: _Optional[str] = ..., predicted_hit: bool = ..., model: _Optional[str] = ...) -> None: ...
+    encoder_weights: str
+    def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ..., tenant: _Optional[str] = ..., seed_given: bool = ..., vector: _Optional[bytes] = ..., encoder_hash: _Optional[str] = ..., predicted_hit: bool = ..., model: _Optional[str] = ..., encoder_weights: _Optional[str] = ...) -> None: ...
 
 class PlanResponse(_message.Message):
     __slots__ = ("plan",)

@@ -21,11 +21,11 @@ from shared.errors import (
     UnavailableError,
 )
 from shared.models.card import served_cards
-from shared.models.k_table import MODM_DIM, Profiles, load_image_tables, measured_on
+from shared.models.k_table import MODM, EncoderId, Profiles, load_image_tables, measured_on
 from shared.service import Context
 from shared.settings import Settings
 from shared.telemetry import METRICS, log
-from shared.types import Entry, vector_from
+from shared.types import Entry
 
 AT_A_TIME = 16
 TIMEOUT_S = 30.0
@@ -46,8 +46,8 @@ class Pictures:
         self._clock, self._settings = context.clock, context.settings
         self._start_something: bool | None = None
         """Whether a picture can start anything here; None: not looked up yet."""
-        self._dim = 0
-        """Length of the encoder's embeddings; 0: not asked yet."""
+        self._encoder: EncoderId | None = None
+        """None: not asked yet."""
         self._setbacks = Setbacks()
         self._max_bytes = context.settings.max_message_bytes // 2
         self._heard: dict[str, Entry] = {}
@@ -116,18 +116,17 @@ class Pictures:
 
     async def _wanted(self, embedder: EmbedderServiceStub) -> bool:
         if not self._start_something:
-            if not self._dim:
+            if self._encoder is None:
                 with suppress(TimeoutError):  # at a start it may be in this very process, which serves later
                     async with asyncio.timeout(TIMEOUT_S):
                         await self._channel.channel_ready()
                 reply = await rpc.call(
                     embedder.EmbedText, pb.EmbedTextRequest(texts=["a picture"]), timeout_s=TIMEOUT_S
                 )
-                self._dim = len(vector_from(reply.embeddings[0].vector))
+                self._encoder = EncoderId(reply.encoder_hash, reply.encoder_weights)
             before = self._start_something
-            self._start_something = self._dim == MODM_DIM or await pictures_start(
-                self._backends.catalog.profiles, self._settings
-            )
+            profiles = self._backends.catalog.profiles
+            self._start_something = await pictures_start(profiles, self._settings, self._encoder)
             if before is None and not self._start_something:
                 log("cache_maintainer").info(
                     "pictures are not embedded: no served model was measured on pictures of one",
@@ -189,13 +188,15 @@ class Pictures:
         return reply
 
 
-async def pictures_start(profiles: Profiles, settings: Settings) -> bool:
-    """Whether any model that these settings serve was measured on pictures of one (MoDM §5.2)."""
+async def pictures_start(profiles: Profiles, settings: Settings, encoder: EncoderId) -> bool:
+    """Whether a table counts for any pair of models that these settings serve, with this encoder (MoDM §5.2)."""
+    if MODM.fits(encoder):
+        return True
     cards = await asyncio.to_thread(served_cards, settings)
     await asyncio.to_thread(lambda: [card.weights_hash for card in cards.values()])  # hashing takes a moment
     for card in cards.values():
         tables = await load_image_tables(profiles, card, list(cards), settings.image_k_table_alpha)
-        if measured_on(tables, card, cards.values()):
+        if any(table.fits(encoder) for table in measured_on(tables, card, cards.values())):
             return True
     return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,11 +19,13 @@ from shared.devices import placed
 from shared.errors import ModelError
 from shared.models import added, checkpoint, hub, memory
 from shared.models.card import BUNDLED, KNOWN, bundled_cards, find_card, is_hub_id, served_card
+from shared.models.k_table import NoProfiles, latent_table, load_k_tables, profile_command
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from shared.models import ModelCard
+    from shared.models.k_table import KTable
     from shared.settings import Settings
 
 Model = Annotated[str, typer.Argument(help="A name of `models list`, a folder in diffusers' layout, or a hub id.")]
@@ -82,13 +85,15 @@ def check(
         str | None,
         typer.Option(help="none; model: parts take turns on the device; sequential: layer by layer."),
     ] = None,
+    encoder: Annotated[str | None, typer.Option(help="CLIP encoder: a bundled name, a folder, or a hub id.")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Say what a model is, whether its family is supported, what is missing on this disk, and what memory it needs.
 
-    Reads configurations and the headers of weights, never the weights, unless --run is given. Of a hub id that is not
-    on this disk and has no known card only the configurations are fetched. Exit code 78 when it cannot be served as
-    it is.
+    `reuse` names the K table by which its latents are reused with the encoder, or the command that measures one.
+    Reads configurations and the headers of weights. The weights are read with --run, and hashed where a K table may
+    count for them. Of a hub id that is not on this disk and has no known card only the configurations are fetched.
+    Exit code 78 when it cannot be served as it is.
 
     [bold]Examples[/bold]
 
@@ -98,12 +103,14 @@ def check(
 
       afterimage models check stabilityai/stable-diffusion-3.5-large --dtype bfloat16 --offload model
     """
-    settings = settings_from(data_dir=data_dir, large=model, dtype=dtype, device=device, offload=offload)
+    settings = settings_from(
+        data_dir=data_dir, large=model, dtype=dtype, device=device, offload=offload, encoder=encoder
+    )
     settings = placed(settings) if run else settings  # without it torch need not be imported
     out, card = wide(), served_card(settings)
     folder = _here(card)
     card = _counted(card, folder)
-    out.print(_sheet(card, folder, settings.offload), highlight=False)
+    out.print(_sheet(card, folder, settings), highlight=False)
     if folder is None and not run:
         raise ModelError(f"model {card.name!r}: path: {card.path!r} is not on this disk; `afterimage up` fetches it")
     if folder and (wrong := checkpoint.faults(folder)) and not run:
@@ -229,7 +236,7 @@ def _here(card: ModelCard) -> Path | None:
     return hub.cached(card.path) if is_hub_id(card.path) else None
 
 
-def _sheet(card: ModelCard, folder: Path | None, offload: str) -> Table:
+def _sheet(card: ModelCard, folder: Path | None, settings: Settings) -> Table:
     """Everything that is known without loading."""
     need = memory.estimate(card, rows=4)
     guidance = f"{card.default_guidance:g} ({card.guidance_min:g} to {card.guidance_max:g})"
@@ -243,7 +250,8 @@ def _sheet(card: ModelCard, folder: Path | None, offload: str) -> Table:
         "T · guidance": f"{card.default_steps} · {guidance}",
         "dtype": card.dtype,
         "parameters": memory.parameters_said(card),
-        "memory": memory.breakdown(card, need, offload),
+        "memory": memory.breakdown(card, need, settings.offload),
+        "reuse": _reuse(card, settings) if folder and not wrong else "not known before it is whole on this disk",
         "missing or broken": wrong,
     }
     table = Table(show_header=False, box=None)
@@ -252,6 +260,39 @@ def _sheet(card: ModelCard, folder: Path | None, offload: str) -> Table:
     for name, value in rows.items():
         table.add_row(name, Text(value or "nothing"))
     return table
+
+
+def _reuse(card: ModelCard, settings: Settings) -> str:
+    """The K table in force for its own latents and the settings' encoder, or the command that measures one."""
+    from services.embedder.encoder import encoder_folder, encoder_id
+    from shared.catalog import place_of
+
+    try:
+        encoder = encoder_id(encoder_folder(settings.encoder, fetch=False))
+    except ModelError:
+        return f"not known: the encoder {settings.encoder!r} is not on this disk"
+    url, alpha = settings.catalog_url, settings.k_table_alpha
+    has_catalog = not url.startswith("sqlite") or Path(place_of(url)).is_file()
+    try:
+        tables = asyncio.run(_k_tables(card, settings) if has_catalog else load_k_tables(NoProfiles(), card, alpha))
+    except Exception as error:  # of an older version, or no catalog: the rest of the sheet is shown
+        return f"not known: the catalog cannot be read: {error}"
+    command = profile_command(settings.large, settings.encoder)
+    table, notes = latent_table(tables, card, encoder, alpha, command)
+    return "; ".join([*([f"by {table.source}"] if table else []), *notes])
+
+
+async def _k_tables(card: ModelCard, settings: Settings) -> tuple[KTable, ...]:
+    """What was measured into the catalog, which is only read, and what ships."""
+    from shared.catalog import Profiles
+    from shared.catalog.opening import open_database
+    from shared.clock import SystemClock
+
+    database = open_database(settings.catalog_url, SystemClock())
+    try:
+        return await load_k_tables(Profiles(database), card, settings.k_table_alpha)
+    finally:
+        await database.close()
 
 
 def _draw(card: ModelCard, settings: Settings, out: Console) -> None:

@@ -56,7 +56,10 @@ def up(
         Optional(help="Whose pictures any model may start from: all, large (those that the large model drew) or off."),
     ] = None,
     eviction_policy: Annotated[
-        str | None, Optional(help="afterimage (learns what states save), lcbfu (NIRVANA §5.4), lru, lfu, fifo or lrbu (FlexCache).")
+        str | None,
+        Optional(
+            help="afterimage (learns what states save), lcbfu (NIRVANA §5.4), lru, lfu, fifo or lrbu (FlexCache)."
+        ),
     ] = None,
     k_table_alpha: Annotated[float | None, Optional(help="Quality a hit must keep: picks the K table.")] = None,
     predictor: Annotated[str | None, Optional(help="sketch, svm (NIRVANA §5.2) or always.")] = None,

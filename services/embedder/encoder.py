@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from services.embedder.vocabulary import read_known_words, unknown_words
 from shared.errors import InvalidRequestError, ModelError
 from shared.models.card import BUNDLED
+from shared.models.k_table import EncoderId
 
 HASHED_SUFFIXES = (".safetensors", ".json", ".txt")
 NOT_HASHED = ("card.json", "known_words.json")
@@ -42,8 +43,9 @@ class Seen:
     pixels: Any = field(compare=False, repr=False)
 
 
-def encoder_folder(name: str) -> Path:
-    """Where the encoder's files are: `bundled:NAME` or a bundled name, a folder, or a hub id (fetched on first use).
+def encoder_folder(name: str, *, fetch: bool = True) -> Path:
+    """Where the encoder's files are: `bundled:NAME` or a bundled name, a folder, or a hub id (fetched on first use, or
+    looked for in the hub's cache alone).
 
     Raises ModelError naming what was looked for.
     """
@@ -57,22 +59,32 @@ def encoder_folder(name: str) -> Path:
 
     try:
         # never a pickle
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.safetensors"]))
+        patterns = ["*.json", "*.txt", "*.safetensors"]
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not fetch))
     except Exception as error:
         raise ModelError(f"encoder {name!r}: cannot be fetched from the model hub: {error}") from error
 
 
-def encoder_hash(folder: Path) -> str:
-    """16 hex digits over weights, configuration and tokenizer: vectors of equal hashes can be compared."""
-    total = hashlib.sha256()
+def encoder_id(folder: Path) -> EncoderId:
+    """Return the identity of the encoder in this folder. The hash is 16 hex digits over weights, configuration and
+    tokenizer: vectors of equal hashes can be compared."""
+    total, weights = hashlib.sha256(), []
     files = [path for path in sorted(folder.iterdir()) if path.suffix in HASHED_SUFFIXES]
     if not any(path.suffix == ".safetensors" for path in files):
         raise ModelError(f"no weights in {folder}: no .safetensors file")
     for path in files:
         if path.name not in NOT_HASHED:
             with open(path, "rb") as file:
-                total.update(f"{path.name}\0".encode() + hashlib.file_digest(file, "sha256").digest())
-    return total.hexdigest()[:16]
+                digest = hashlib.file_digest(file, "sha256")
+            total.update(f"{path.name}\0".encode() + digest.digest())
+            if path.suffix == ".safetensors":
+                weights.append(digest.hexdigest())
+    return EncoderId(total.hexdigest()[:16], weights[0] if len(weights) == 1 else "")
+
+
+def encoder_hash(folder: Path) -> str:
+    """The hash of `encoder_id` alone."""
+    return encoder_id(folder).hash
 
 
 def single_threaded() -> None:
@@ -100,7 +112,8 @@ class Encoder:
         from transformers.utils import logging
 
         logging.disable_progress_bar()  # a service draws no bars into its log
-        self.hash = encoder_hash(folder)
+        self.id = encoder_id(folder)
+        self.hash = self.id.hash
         self._torch = torch
         try:
             with warnings.catch_warnings():

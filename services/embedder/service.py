@@ -74,6 +74,7 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
         return pb.EmbedTextResponse(
             embeddings=[_message(known[text]) for text in texts],
             encoder_hash=self._encoder.hash,
+            encoder_weights=self._encoder.id.weights,
             encode_s=max((seconds for _, seconds in answers), default=0.0),
         )
 

@@ -34,6 +34,7 @@ class Planned:
     plan: Plan | None = None
     vector: bytes = b""
     encoder_hash: str = ""
+    encoder_weights: str = ""
     predicted_hit: bool | None = None
     warnings: list[str] = field(default_factory=list)
     degraded: list[str] = field(default_factory=list)
@@ -93,6 +94,7 @@ class Lookup:
         reply = await self._call(self._embedder.EmbedText, message)
         embedding = reply.embeddings[0]
         planned.vector, planned.encoder_hash = check_vector(embedding.vector), reply.encoder_hash
+        planned.encoder_weights = reply.encoder_weights
         if embedding.unknown_words:
             words = ", ".join(embedding.unknown_words)
             planned.warnings.append(f"the model was never shown these words: {words}")
@@ -118,6 +120,7 @@ class Lookup:
             seed_given=exact,
             vector=planned.vector,
             encoder_hash=planned.encoder_hash,
+            encoder_weights=planned.encoder_weights,
             model=planned.card.name,
         )
         if planned.predicted_hit is not None:

@@ -19,7 +19,7 @@ from shared.bus import Subscription
 from shared.errors import AfterimageError, InvalidRequestError
 from shared.messages import EntriesCached, EntriesEvicted, JobQueued, Message
 from shared.models.card import ModelCard, served_card
-from shared.models.k_table import FIG_10, load_k_table
+from shared.models.k_table import FIG_10, KTable, load_k_tables
 from shared.service import Context
 from shared.settings import Settings
 from shared.telemetry import METRICS, log
@@ -40,7 +40,7 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
 
     async def start(self, context: Context) -> None:
         self._context = context
-        self._threshold = FIG_10.lowest_similarity
+        self._tables: tuple[KTable, ...] = (FIG_10,)
         self._shelves: dict[Shelf, MatchPredictor] = {}
         self._home: dict[str, Shelf] = {}
         self._fits = 0
@@ -137,7 +137,7 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
                 continue  # an entry's embedding never changes, and its id never comes back
             shelf = (item.owner, item.compat, item.encoder_hash)
             if shelf not in self._shelves:
-                self._shelves[shelf] = self._new()
+                self._shelves[shelf] = self._new(item.encoder_hash)
             self._shelves[shelf].update({item.entry_id: item.vectors["whole"]}, ())
             self._home[item.entry_id] = shelf
             if time.perf_counter() > until:
@@ -183,18 +183,24 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
                 card = await asyncio.to_thread(served_card, settings)  # the hub may be asked
                 await asyncio.to_thread(lambda: card.weights_hash)
                 self._card = card
-            self._threshold = (await load_k_table(profiles, self._card, settings.k_table_alpha)).lowest_similarity
-        except (AfterimageError, ValueError) as error:  # the threshold in hand stays in force
+            self._tables = await load_k_tables(profiles, self._card, settings.k_table_alpha)
+        except (AfterimageError, ValueError) as error:  # the tables in hand stay in force
             log(self.name).warning("K table not read", error=str(error))
 
     @property
     def _settings(self) -> Settings:
         return self._context.settings
 
-    def _new(self) -> MatchPredictor:
+    def _threshold(self, encoder_hash: str) -> float:
+        """The lowest similarity that the K table of this encoder reuses. Where none counts, the retriever does not look
+        up whatever is predicted here."""
+        ours = (table for table in self._tables if table.assumed or encoder_hash == table.encoder_hash)
+        return next(ours, self._tables[0]).lowest_similarity
+
+    def _new(self, encoder_hash: str) -> MatchPredictor:
         match self._settings.predictor:
             case "sketch":
-                return Sketch(lambda: self._threshold, self._settings.sketch_margin)
+                return Sketch(lambda: self._threshold(encoder_hash), self._settings.sketch_margin)
             case "svm":
                 from services.match_predictor.svm import OneClassSvm  # scikit-learn takes a second to import
 

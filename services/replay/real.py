@@ -39,10 +39,11 @@ from services.replay.trace import Trace
 from shared.errors import ConfigurationError, InvalidRequestError
 from shared.loop import run
 from shared.models.card import ModelCard, served_card
-from shared.models.k_table import FIG_10, MODM_DIM, shipped_table
+from shared.models.k_table import KTable, NoProfiles, latent_table, load_k_tables, named_table, profile_command
 from shared.settings import Settings
 from shared.types import Size, vector_from
 
+AS_NAMED = "The table counts as it was named, whatever model and encoder it was measured with."
 AT_A_TIME = 32
 """Pictures scored together."""
 
@@ -110,11 +111,13 @@ def real_study(asked: Asked, real: Real, bar: Bar) -> Made:
             left.remove((states, name))
     if not served.sittings:
         raise KeyboardInterrupt
-    in_force = table or shipped_table(card, asked.alpha) or FIG_10
+    in_force = named_table(table) if table else _in_force(asked, real.base, card, encoder)
     said = {
         "trace": about_trace(asked, offered, load.warmup, _in_turn(arrivals) if real.one_at_a_time else arrivals),
         "encoder": {"name": real.base.encoder, "hash": encoder.hash, "dim": encoder.dim},
-        "thresholds": thresholds or f"Thresholds: {in_force.source}, as the services take it for {card.name}.",
+        "thresholds": f"{thresholds} {AS_NAMED}"
+        if table
+        else f"Thresholds: {in_force.source}, as the services take it for {card.name}.",
         "table": about_table(in_force),
     }
     return _made(asked, real, load, served, said, [f"{name} ({states:,} states)" for states, name in left])
@@ -141,17 +144,18 @@ def _sizes(trace: Trace, card: ModelCard, *, honoured: bool) -> tuple[Size, ...]
     return trace.sizes
 
 
-class _NothingMeasured:
-    """The catalog of an empty data directory."""
-
-    async def get(self, kind: str, model: str, weights_hash: str) -> None:
-        return None
+def _in_force(asked: Asked, base: Settings, card: ModelCard, encoder: Encoder) -> KTable:
+    """The services' table for the model's own latents; without a level, and with the reason as source, for none."""
+    tables = asyncio.run(load_k_tables(NoProfiles(), card, asked.alpha))
+    command = profile_command(base.large, base.encoder)
+    table, notes = latent_table(tables, card, encoder.id, asked.alpha, command)
+    return table or KTable((), source="; ".join(notes))
 
 
 def _pictures_can_start(asked: Asked, base: Settings, encoder: Encoder) -> None:
     """ConfigurationError where a policy starts from pictures and no table says what may be done with them."""
     named = [name for name, policy in asked.policies if policy.reuses == "refine"]
-    if not named or encoder.dim == MODM_DIM or asyncio.run(pictures_start(_NothingMeasured(), base)):
+    if not named or asyncio.run(pictures_start(NoProfiles(), base, encoder.id)):
         return
     raise ConfigurationError(
         f"policy {named[0]!r}: cannot be served on real models: no table beside {base.large}'s weights, or those "

@@ -25,7 +25,7 @@ from shared.clock import Clock, ManualClock
 from shared.errors import AfterimageError, NotFoundError
 from shared.models import added
 from shared.models.card import ModelCard
-from shared.models.k_table import KTable, profile_kind, table_to_json
+from shared.models.k_table import KTable, named_table, profile_kind, table_to_json
 from shared.service import Running
 from shared.settings import Settings
 from shared.telemetry import METRICS
@@ -141,13 +141,13 @@ def _settings(load: Load, stand: Stand) -> Iterator[Settings]:
 
 
 async def _put_table(settings: Settings, load: Load) -> None:
-    """Where the model's own is not wanted, the catalog says that this one was measured here."""
+    """Where the model's own is not wanted, the catalog has this one in its place, for any weights and encoder."""
     if load.table is None:
         return
     catalog = await open_catalog(settings.catalog_url)
     try:
         kind, card = profile_kind(settings.k_table_alpha), load.card
-        await catalog.profiles.put(kind, card.name, card.weights_hash, table_to_json(load.table))
+        await catalog.profiles.put(kind, card.name, card.weights_hash, table_to_json(named_table(load.table)))
     finally:
         await catalog.close()
 

@@ -58,6 +58,9 @@ class Rules:
     """What the operator decided."""
 
     table: KTable
+    """For latents; without a level where none is in force."""
+    no_table: str = ""
+    """Why none is in force for latents."""
     capture_steps: tuple[int, ...] = (5, 10, 15, 20, 25)
     """K of T = 50."""
     epsilon: float = 0.0
@@ -202,7 +205,7 @@ def _started(question: Question, rules: Rules, base: Plan, best: Offer) -> Plan:
         noise_seed=fresh_seed(question.request.seed, best.candidate.entry_id),
         weights_hash=hashes.get(first.model, "") if state.is_picture else base.weights_hash,
         miss_model=question.model,
-        reason=_hit_reason(best, question.request.steps),
+        reason=_hit_reason(best, question.request.steps, rules.table),
     )
 
 
@@ -308,7 +311,7 @@ def _total(offer: Offer, asked: int) -> int:
     return offer.may_run[0].steps or asked
 
 
-def _hit_reason(best: Offer, steps: int) -> str:
+def _hit_reason(best: Offer, steps: int, table: KTable) -> str:
     one = best.candidate
     if best.state.is_picture:
         others = "".join(
@@ -321,14 +324,17 @@ def _hit_reason(best: Offer, steps: int) -> str:
         )
     is_hole = one.start_step < one.wished_step
     hole = f" ({one.wished_step} are allowed, but that state is not there)" if is_hole else ""
+    assumed = f" K table: {table.source}." if table.assumed else ""
     return (
         f"Starts after {one.start_step} of {steps} steps{hole} from a picture whose prompt has similarity "
-        f"{one.similarity:.3f}."
+        f"{one.similarity:.3f}.{assumed}"
     )
 
 
 def _nothing(latents: Sequence[WeighedHit], pictures: Sequence[WeighedHit], rules: Rules, request: Request) -> str:
     if not latents and not pictures:
+        if rules.no_table:
+            return f"Drawn from noise: {rules.no_table}."
         return "Drawn from noise: the cache has nothing that fits this model, size and caller."
     if not latents:
         nearest = max((one.candidate for one in pictures), key=lambda one: one.similarity)

@@ -12,8 +12,10 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 import grpc
 import numpy as np
 
+from protos import embedder_pb2
 from protos import retriever_pb2 as pb
 from protos import retriever_pb2_grpc as pb_grpc
+from protos.embedder_pb2_grpc import EmbedderServiceStub
 from services.retriever.cost import pace_of
 from services.retriever.pictures import OwnRun, Refiner
 from services.retriever.planning import (
@@ -29,11 +31,12 @@ from services.retriever.planning import (
 from services.retriever.remembered import Remembered
 from services.retriever.selection import kept_in_mind, others_may_do_better
 from services.retriever.tables import Known, Tables
+from shared import rpc
 from shared.bus import Subscription
 from shared.errors import AfterimageError, InvalidRequestError
 from shared.exact import exact_key, repeat_weights
 from shared.messages import EntriesCached, EntriesEvicted, Message
-from shared.models.k_table import doubts
+from shared.models.k_table import EncoderId, KTable
 from shared.rpc_types import plan_to_proto, request_from_proto
 from shared.service import Context
 from shared.telemetry import METRICS, log
@@ -43,6 +46,7 @@ T = TypeVar("T")
 Planned: TypeAlias = Plan  # inside the servicer its rpc hides the name
 PAGE = 200
 """Entries read at a time while the memory fills."""
+EMBEDDER_TIMEOUT_S = 30.0
 
 
 @dataclass
@@ -54,6 +58,8 @@ class Asked:
     """The model that is asked for."""
     rules: Rules
     vector: Vector | None
+    notes: tuple[str, ...] = ()
+    """What there is to say about the K table of the latents."""
     degraded: list[str] = field(default_factory=list)
     over_at: float = math.inf
     """When the clock is here no port is waited for any longer."""
@@ -71,7 +77,9 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         self._subscription: Subscription = await context.backends.bus.subscribe(
             [EntriesCached, EntriesEvicted], self.handle, on_gap=self._after_gap
         )
-        self._tasks = [asyncio.create_task(self._tables.keep_fresh()), asyncio.create_task(self._read_newest())]
+        self._without_table: set[tuple[str, str]] = set()
+        tasks = self._tables.keep_fresh(), self._read_newest(), self._check_tables(context)
+        self._tasks = [asyncio.create_task(task) for task in tasks]
 
     def register(self, server: grpc.aio.Server) -> str:
         pb_grpc.add_RetrieverServiceServicer_to_server(self, server)
@@ -124,6 +132,32 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
                 return
             await asyncio.sleep(0.02)  # requests first
 
+    async def _check_tables(self, context: Context) -> None:
+        """Log at the start which served models have no K table for the encoder. Where this process does not know the
+        embedder, the first request of each model says it."""
+        try:
+            channel = context.channel("embedder")
+            async with asyncio.timeout(EMBEDDER_TIMEOUT_S):
+                await channel.channel_ready()  # it may be in this very process, which serves later
+            message = embedder_pb2.EmbedTextRequest(texts=["an image"])
+            reply = await rpc.call(EmbedderServiceStub(channel).EmbedText, message, timeout_s=EMBEDDER_TIMEOUT_S)
+        except (AfterimageError, TimeoutError) as error:
+            log(self.name).debug("encoder not known yet", error=str(error))
+            return
+        encoder = EncoderId(reply.encoder_hash, reply.encoder_weights)
+        for known in self._tables.served:
+            table, notes = known.latent_table(encoder, self._settings)
+            if table is None:
+                self._say_missing(known, encoder, notes)
+
+    def _say_missing(self, known: Known, encoder: EncoderId, notes: Sequence[str]) -> None:
+        """Once for each model and encoder."""
+        if (known.card.name, encoder.hash) not in self._without_table:
+            self._without_table.add((known.card.name, encoder.hash))
+            log(self.name).warning(
+                "no K table: only exact repeats are reused", model=known.card.name, why="; ".join(notes)
+            )
+
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
         asked = await self._asked(request)
         plan = await self._repeat(asked) or await self._planned(asked)
@@ -144,29 +178,41 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             predicted_hit=predicted,
             sampled=predicted is False and lot(request, "sample") < self._settings.sample_predicted_misses,
         )
-        vector = _vector(message.vector)
-        return Asked(question, known, self._rules(known, question, 0 if vector is None else len(vector)), vector)
+        vector, encoder = _vector(message.vector), EncoderId(message.encoder_hash, message.encoder_weights)
+        table, notes = known.latent_table(encoder, self._settings)
+        if table is None and vector is not None:
+            self._say_missing(known, encoder, notes)
+        rules = self._rules(known, question, encoder if vector is not None else None, table, notes)
+        return Asked(question, known, rules, vector, notes)
 
-    def _rules(self, known: Known, question: Question, dim: int) -> Rules:
+    def _rules(
+        self, known: Known, question: Question, encoder: EncoderId | None, table: KTable | None, notes: Sequence[str]
+    ) -> Rules:
+        """encoder: None without an embedding."""
         settings = self._settings
-        refiners = self._refiners(known, question, dim) if dim and settings.image_tier != "off" else ()
-        return Rules(known.latents, settings.capture_steps, settings.epsilon, settings.insert_on_hit, refiners=refiners)
+        return Rules(
+            table or KTable(()),
+            "" if table else "; ".join(notes),
+            settings.capture_steps,
+            settings.epsilon,
+            settings.insert_on_hit,
+            self._refiners(known, question, encoder) if encoder and settings.image_tier != "off" else (),
+        )
 
-    def _refiners(self, asked: Known, question: Question, dim: int) -> tuple[Refiner, ...]:
+    def _refiners(self, asked: Known, question: Question, encoder: EncoderId) -> tuple[Refiner, ...]:
         """The model that the request names, else every one that is served and draws such a request."""
         request, served = question.request, self._tables.served
         drawers = [one.card for one in (*served, asked)]
         able = [
             one
             for one in ([asked] if request.names_a_model else served)
-            if one.may_refine(question.encoder_hash, dim, drawers)
-            and one.card.draws(request.size, _steps_of(one, asked, request))
+            if one.may_refine(encoder, drawers) and one.card.draws(request.size, _steps_of(one, asked, request))
         ]
         return tuple(
             Refiner(
                 one.card.name,
                 one.card.weights_hash,
-                one.table_of(question.encoder_hash, dim),
+                one.table_of(encoder, self._settings),
                 pace_of(one.latencies, asked.latencies),
                 None if one.card.name == asked.card.name else one.card.guidance_for(request.guidance, asked.card),
                 small=one.card.role == "small",
@@ -193,9 +239,12 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             return noise("Drawn from noise: the request does not read the cache.", degraded=asked.degraded)
         if asked.vector is None:
             return noise("Drawn from noise: the prompt has no embedding.", degraded=asked.degraded)
-        worth_it = _worth_it(question)
+        worth_it = _worth_it(question) and not asked.rules.no_table
+        if asked.rules.no_table:
+            asked.degraded += asked.notes
         if not worth_it and not asked.rules.refiners:
-            return noise("Drawn from noise: the match predictor expects nothing similar.", degraded=asked.degraded)
+            why = asked.rules.no_table or "the match predictor expects nothing similar"
+            return noise(f"Drawn from noise: {why}.", degraded=asked.degraded)
         return await self._searched(asked, asked.vector, latents=worth_it)
 
     async def _searched(self, asked: Asked, vector: Vector, *, latents: bool) -> Planned:
@@ -207,8 +256,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             reason = f"Drawn from noise: {asked.degraded[-1]}."
             return from_noise(asked.question, asked.rules, reason, degraded=asked.degraded)
         if found.latents is not None:
-            alpha = settings.k_table_alpha
-            asked.degraded += doubts(asked.known.latents, asked.known.card, asked.question.encoder_hash, alpha)
+            asked.degraded += asked.notes
         plan = self._chosen(asked, found)
         nearest = nearest_latents(asked.question, asked.rules, plan)
         if settings.further_candidates > settings.candidates and others_may_do_better(nearest, settings.candidates):

@@ -11,13 +11,17 @@ from services.retriever.pictures import TableOf
 from shared.errors import AfterimageError
 from shared.models.card import ModelCard, card_for, served_cards
 from shared.models.k_table import (
-    MODM_DIM,
+    MODM,
+    EncoderId,
+    ImageTable,
     KTable,
     Profiles,
     image_table,
+    latent_table,
     load_image_tables,
-    load_k_table,
+    load_k_tables,
     measured_on,
+    profile_command,
 )
 from shared.models.latency import Latency, load_latencies
 from shared.settings import Settings
@@ -31,20 +35,34 @@ class Known:
     """A model and what was measured of it."""
 
     card: ModelCard
-    latents: KTable
+    given: str
+    """As the settings or the request name it."""
+    latents: tuple[KTable, ...]
+    """Those that may count, best first."""
     pictures: tuple[KTable, ...]
     """One for each model whose pictures it was measured on."""
     latencies: tuple[Latency, ...]
     """Measured here, then shipped."""
 
-    def table_of(self, encoder_hash: str, dim: int) -> TableOf:
-        """What this model may do with pictures, by who drew them."""
-        return lambda model, weights: image_table(self.pictures, self.card, (model, weights), encoder_hash, dim)
+    def latent_table(self, encoder: EncoderId, settings: Settings) -> tuple[KTable | None, tuple[str, ...]]:
+        """The table in force for latents of its own, and what there is to say about it."""
+        command = profile_command(self.given, settings.encoder)
+        return latent_table(self.latents, self.card, encoder, settings.k_table_alpha, command)
 
-    def may_refine(self, encoder_hash: str, dim: int, sources: Iterable[ModelCard]) -> bool:
+    def table_of(self, encoder: EncoderId, settings: Settings) -> TableOf:
+        """What this model may do with pictures, by who drew them."""
+
+        def of(model: str, weights: str) -> ImageTable:
+            command = profile_command(self.given, settings.encoder, model)
+            return image_table(self.pictures, self.card, (model, weights), encoder, command)
+
+        return of
+
+    def may_refine(self, encoder: EncoderId, sources: Iterable[ModelCard]) -> bool:
         """Whether it could start from any picture of `sources` at all, by similarities of this encoder."""
-        tables = measured_on(self.pictures, self.card, sources)
-        return dim == MODM_DIM or any(table.encoder_hash == encoder_hash for table in tables)
+        return MODM.fits(encoder) or any(
+            table.fits(encoder) for table in measured_on(self.pictures, self.card, sources)
+        )
 
 
 class Tables:
@@ -58,8 +76,9 @@ class Tables:
     async def open(self) -> None:
         """Reads the models that these settings serve. ModelError when one is unknown."""
         self._served = await asyncio.to_thread(served_cards, self._settings)
-        for card in self._served.values():
-            await self._read(card)
+        given = [self._settings.large, *filter(None, (part.strip() for part in self._settings.small.split(",")))]
+        for card, name in zip(self._served.values(), given, strict=True):
+            await self._read(card, name)
 
     @property
     def served(self) -> list[Known]:
@@ -71,16 +90,17 @@ class Tables:
         if model not in self._known:
             # its dtype is part of every latent's compatibility key, as the workers compute
             card = await asyncio.to_thread(card_for, model, self._settings)  # the hub may be asked
-            return await self._read(card)
+            return await self._read(card, model)
         return self._known[model]
 
-    async def _read(self, card: ModelCard) -> Known:
+    async def _read(self, card: ModelCard, given: str) -> Known:
         await asyncio.to_thread(lambda: (card.weights_hash, card.scheduler_config))  # hashing takes a moment
         settings = self._settings
         sources = dict.fromkeys((*self._served, card.name))
         self._known[card.name] = known = Known(
             card,
-            await load_k_table(self._profiles, card, settings.k_table_alpha),
+            given,
+            await load_k_tables(self._profiles, card, settings.k_table_alpha),
             tuple(await load_image_tables(self._profiles, card, list(sources), settings.image_k_table_alpha)),
             await load_latencies(self._profiles, card),
         )
@@ -95,6 +115,6 @@ class Tables:
     async def _reread(self, known: Iterable[Known]) -> None:
         for one in known:
             try:
-                await self._read(one.card)
+                await self._read(one.card, one.given)
             except (AfterimageError, ValueError) as error:  # the tables in hand stay in force
                 log("retriever").warning("K tables not read again", model=one.card.name, error=str(error))

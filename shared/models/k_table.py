@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -48,6 +49,15 @@ class Cell:
     safe: bool = False
 
 
+class EncoderId(NamedTuple):
+    """The identity of a text/image encoder."""
+
+    hash: str = ""
+    """Over weights, configuration and tokenizer: vectors of equal hashes can be compared."""
+    weights: str = ""
+    """sha256 of the weights file alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class KTable:
     """Levels for one model and one encoder; K counts steps of a run of `steps`."""
@@ -65,6 +75,16 @@ class KTable:
     images_from: str = ""
     """The model whose finished pictures are started from (MoDM §5.2); empty: latents of the model's own."""
     images_weights_hash: str = ""
+    encoder_weights: str = ""
+    """sha256 of the encoder's weights file: for a published table, which counts for any model with this encoder."""
+    assumed: bool = False
+    """Whether it counts whatever it was measured with, as somebody named it (for a replay); `source` says so."""
+
+    def fits(self, encoder: EncoderId) -> bool:
+        """Whether its similarities are those of this encoder."""
+        if self.encoder_weights:
+            return self.encoder_weights == encoder.weights
+        return bool(self.encoder_hash) and self.encoder_hash == encoder.hash
 
     @property
     def lowest_similarity(self) -> float:
@@ -72,8 +92,16 @@ class KTable:
         return min((level.min_similarity for level in self.levels), default=2.0)
 
 
+CLIP_L14 = "a2bf730a0c7debf160f7a6b50b3aaf3703e7e88ac73de7a314903141db026dcb"
+"""sha256 of the weights of CLIP ViT-L/14, `model.safetensors` of the hub's openai/clip-vit-large-patch14.
+
+The published tables count for these weights alone. Neither the length of the vectors (768 of other encoders too) nor a
+name says which weights run. The hash of the whole folder would: but it covers the tokenizer's and configuration's
+files, which differ between copies of the same encoder."""
+
 FIG_10 = KTable(
     levels=(Level(5, 0.65), Level(10, 0.75), Level(15, 0.85), Level(20, 0.90), Level(25, 0.95)),
+    encoder_weights=CLIP_L14,
     source="NIRVANA Fig. 10",
 )
 """The published table: Stable Diffusion, CLIP ViT-L/14, DiffusionDB, α = .9."""
@@ -84,13 +112,11 @@ IMAGE_STEPS = (5, 10, 15, 20, 25, 30)
 MODM = KTable(
     # at or above .25 … .30, and a table's levels begin above theirs
     levels=tuple(Level(k, cosine - 1e-9) for k, cosine in ((5, 0.25), (10, 0.27), (15, 0.28), (25, 0.29), (30, 0.30))),
+    encoder_weights=CLIP_L14,
     alpha=0.95,
     source="MoDM's published table",
 )
 """MoDM §5.2, Fig. 5b as its code has it: text against picture, CLIP ViT-L/14, α = .95."""
-MODM_DIM = 768
-"""Length of that encoder's embeddings. The thresholds are cosines of one encoder: in another's range they mean
-nothing, and no start from a picture is proven by them."""
 
 _TABLE: TypeAdapter[KTable] = TypeAdapter(KTable)
 
@@ -99,6 +125,13 @@ class Profiles(Protocol):
     """Where measured tables are kept (shared.catalog)."""
 
     async def get(self, kind: str, model: str, weights_hash: str) -> dict[str, Any] | None: ...
+
+
+class NoProfiles:
+    """The profiles of a catalog in which nothing was measured."""
+
+    async def get(self, kind: str, model: str, weights_hash: str) -> None:
+        return None
 
 
 def profile_kind(alpha: float, *, images: bool = False) -> str:
@@ -135,20 +168,84 @@ def table_from_json(value: dict[str, Any], source: str = "") -> KTable:
     return replace(table, source=source or table.source)
 
 
-async def load_k_table(profiles: Profiles, card: ModelCard, alpha: float) -> KTable:
-    """The table in force for a model: measured here with these weights, else shipped beside them, else Fig. 10; what
-    may be wrong with it, `doubts` says."""
-    measured = await _profile(profiles, profile_kind(alpha), card.name, card.weights_hash, alpha)
-    if measured is not None:
-        return measured
-    return await asyncio.to_thread(shipped_table, card, alpha) or FIG_10
+async def load_k_tables(profiles: Profiles, card: ModelCard, alpha: float) -> tuple[KTable, ...]:
+    """Return the tables that may count for a model's own latents, best first; `latent_table` says which one does.
+
+    These are the one measured here with these weights, those shipped beside them, and Fig. 10.
+    """
+    shipped = await asyncio.to_thread(_shipped_for_latents, card)
+    measured = None
+    if not isinstance(profiles, NoProfiles):  # for which the weights need not be hashed
+        measured = await _profile(profiles, profile_kind(alpha), card.name, card.weights_hash, alpha)
+    return (*([measured] if measured else []), *_by_alpha(shipped, alpha), FIG_10)
+
+
+def _measured_here(value: dict[str, Any], source: str) -> KTable:
+    table = table_from_json(value)
+    return table if table.assumed else replace(table, source=source)
+
+
+def latent_table(
+    tables: Sequence[KTable], card: ModelCard, encoder: EncoderId, alpha: float, command: str
+) -> tuple[KTable | None, tuple[str, ...]]:
+    """Return the table in force for a model's own latents, and what a plan made with it should say.
+
+    A table counts for the weights and the encoder that it was measured with. A no-op model generates nothing whose
+    quality could suffer: it takes the first table, whose source then says so. `command` measures a table.
+    """
+    misfits = []
+    for table in tables:
+        why_not = _misfit(table, card, encoder)
+        if not why_not:
+            return table, _notes(table, card, alpha, command)
+        if card.is_noop:
+            said = f"{table.source}, taken for a no-op model although {why_not}"
+            return replace(table, assumed=True, source=said), ()
+        misfits.append(f"{table.source}: {why_not}")
+    said = f"k_table: none counts for {card.name} with this encoder ({'; '.join(dict.fromkeys(misfits))})"
+    return None, (f"{said}; only exact repeats are reused; run `{command}`",)
+
+
+def named_table(table: KTable) -> KTable:
+    """Return the table as somebody named it for a replay: it counts whatever it was measured with, and says so."""
+    said = "as named, whatever model and encoder it was measured with"
+    return replace(table, assumed=True, source=f"{table.source or 'a table'}, {said}")
+
+
+@lru_cache(maxsize=256)  # part of every plan without a table
+def profile_command(model: str, encoder: str, images_from: str = "") -> str:
+    """Return the command that measures a table of `model` (as the settings name it) with this encoder."""
+    given = {"--model": model, "--images-from": images_from, "--encoder": encoder}
+    return " ".join(["afterimage profile", *(f"{name} {shlex.quote(value)}" for name, value in given.items() if value)])
+
+
+def _misfit(table: KTable, card: ModelCard, encoder: EncoderId) -> str:
+    """Why the table does not count for these weights and this encoder; empty: it counts."""
+    if table.assumed:
+        return ""
+    if not table.encoder_weights and table.weights_hash != card.weights_hash:
+        return "it was measured with other weights"
+    if not table.fits(encoder):
+        return f"it was measured with {'CLIP ViT-L/14' if table.encoder_weights == CLIP_L14 else 'another encoder'}"
+    return ""
+
+
+def _notes(table: KTable, card: ModelCard, alpha: float, command: str) -> tuple[str, ...]:
+    if card.is_noop or table.assumed:
+        return ()
+    if table.encoder_weights:
+        none = f"k_table: none measured for {card.name} at alpha {alpha:g}"
+        return (f"{none}, {table.source} is used; run `{command}`",)
+    if table.alpha < alpha:
+        return (f"k_table: measured for alpha {table.alpha:g}, not {alpha:g}; run `{command} --alphas {alpha:g}`",)
+    return ()
 
 
 async def _profile(profiles: Profiles, kind: str, name: str, weights_hash: str, alpha: float) -> KTable | None:
     """The table measured here; None where there is none that this version can read."""
     value = await profiles.get(kind, name, weights_hash)
     try:
-        return None if value is None else table_from_json(value, f"profile of {name}, alpha {alpha:g}")
+        return None if value is None else _measured_here(value, f"profile of {name}, alpha {alpha:g}")
     except ValidationError as error:
         unreadable("profiles", f"{kind} {name} {weights_hash}", error)
         return None
@@ -159,7 +256,11 @@ def shipped_table(card: ModelCard, alpha: float) -> KTable | None:
 
     These are `k_table_<alpha>.json` and the one the card names; None when there is none, broken ones are left out.
     """
-    return _nearest(_shipped(card, "k_table_*.json", *([card.k_table] if card.k_table else [])), alpha)
+    return next(iter(_by_alpha(_shipped_for_latents(card), alpha)), None)
+
+
+def _shipped_for_latents(card: ModelCard) -> list[KTable]:
+    return _shipped(card, "k_table_*.json", *([card.k_table] if card.k_table else []))
 
 
 def _shipped(card: ModelCard, pattern: str, *named: str) -> list[KTable]:
@@ -174,10 +275,9 @@ def _shipped(card: ModelCard, pattern: str, *named: str) -> list[KTable]:
         return []
 
 
-def _nearest(tables: Sequence[KTable], alpha: float) -> KTable | None:
-    stricter = [table for table in tables if table.alpha >= alpha]
-    by_alpha = attrgetter("alpha")
-    return min(stricter, key=by_alpha) if stricter else max(tables, key=by_alpha, default=None)
+def _by_alpha(tables: Sequence[KTable], alpha: float) -> list[KTable]:
+    """Sort the tables: this α and stricter ones, least strict first; then the others, strictest first."""
+    return sorted(tables, key=lambda table: (table.alpha < alpha, abs(table.alpha - alpha)))
 
 
 def _whole(path: Path) -> KTable | None:
@@ -192,26 +292,6 @@ def read_table(path: Path) -> KTable:
     return replace(_TABLE.validate_json(path.read_bytes()), source=f"{path.parent.name}/{path.name}")
 
 
-def doubts(table: KTable, card: ModelCard, encoder_hash: str, alpha: float) -> tuple[str, ...]:
-    """What a plan made with this table should say: not measured for this model, these weights, this encoder or this α.
-
-    A no-op denoiser draws nothing whose quality could be in doubt.
-    """
-    notes = []
-    if table.source == FIG_10.source and not card.is_noop:
-        notes.append(
-            f"k_table: none measured for {card.name} at alpha {alpha:g}, {FIG_10.source} is used; "
-            "run `afterimage profile`"
-        )
-    elif table.alpha < alpha and not card.is_noop:
-        notes.append(f"k_table: measured for alpha {table.alpha:g}, not {alpha:g}; run `afterimage profile`")
-    if table.weights_hash and table.weights_hash != card.weights_hash:
-        notes.append(f"k_table: measured with other weights of {card.name}; run `afterimage profile`")
-    if table.encoder_hash and encoder_hash and table.encoder_hash != encoder_hash:
-        notes.append("k_table: measured with another encoder; run `afterimage profile`")
-    return tuple(notes)
-
-
 async def load_image_tables(profiles: Profiles, card: ModelCard, sources: Sequence[str], alpha: float) -> list[KTable]:
     """What `card` may do with finished pictures, one table per model that drew them and its weights: measured here
     (`sources` are the names asked for), else shipped beside the weights."""
@@ -219,8 +299,7 @@ async def load_image_tables(profiles: Profiles, card: ModelCard, sources: Sequen
     shipped = await asyncio.to_thread(_shipped, card, "image_k_table_*.json")
     for pair in {(table.images_from, table.images_weights_hash) for table in shipped}:
         of_pair = [table for table in shipped if (table.images_from, table.images_weights_hash) == pair]
-        if (table := _nearest(of_pair, alpha)) is not None:
-            found[pair] = table
+        found[pair] = _by_alpha(of_pair, alpha)[0]
     for source in sources:
         name = f"{card.name} from {source}"
         table = await _profile(profiles, profile_kind(alpha, images=True), name, card.weights_hash, alpha)
@@ -252,27 +331,24 @@ class ImageTable:
 
 
 def image_table(
-    tables: Sequence[KTable], card: ModelCard, source: tuple[str, str], encoder_hash: str, dim: int
+    tables: Sequence[KTable], card: ModelCard, source: tuple[str, str], encoder: EncoderId, command: str
 ) -> ImageTable:
-    """What `card` may do with pictures of `source`, (model, weights hash), by similarities of this encoder.
+    """Return what `card` may do with images of `source`, (model, weights hash), by similarities of this encoder.
 
     A profile counts for the weights of both and the encoder that it was measured with. Without one the published table
-    is in force for embeddings of its encoder's length; for any other nothing is proven, and nothing is started from.
+    is in force for its own encoder; with any other no image is started from. `command` measures a table.
     """
     model, weights = source
     of_model = [table for table in tables if table.images_from == model]
     ours = [one for one in of_model if (one.weights_hash, one.images_weights_hash) == (card.weights_hash, weights)]
-    fits = next((table for table in ours if table.encoder_hash == encoder_hash), None)
+    fits = next((table for table in ours if table.fits(encoder)), None)
     if fits is not None:
         return ImageTable(fits)
-    if dim == MODM_DIM and not ours:
+    if MODM.fits(encoder) and not ours:
         return ImageTable(MODM)
-    pair, again = (
-        f"{card.name} from pictures of {model}",
-        f"afterimage profile --model {card.name} --images-from {model}",
-    )
+    pair = f"{card.name} from pictures of {model}"
     if ours:
-        return ImageTable(None, f"k_table: {pair} was measured with another encoder; run `{again}`", True)
+        return ImageTable(None, f"k_table: {pair} was measured with another encoder; run `{command}`", True)
     if of_model:
-        return ImageTable(None, f"k_table: {pair} was measured with other weights; run `{again}`", True)
-    return ImageTable(None, f"{pair} was never measured; run `{again}`")
+        return ImageTable(None, f"k_table: {pair} was measured with other weights; run `{command}`", True)
+    return ImageTable(None, f"{pair} was never measured; run `{command}`")

@@ -33,7 +33,7 @@ from shared.index.nearest import cosines
 from shared.messages import EntriesCached, Message
 from shared.models import tiny as tiny_models
 from shared.models.card import ModelCard, find_card
-from shared.models.k_table import FIG_10, KTable, Level, table_file, table_to_json
+from shared.models.k_table import FIG_10, KTable, Level, named_table, table_file, table_to_json
 from shared.settings import Settings
 from shared.types import Vector
 from tests.flows.conftest import Make
@@ -174,7 +174,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         PICTURES, model="large", weights_hash=weights, encoder_hash=encoder_hash(made / "clip"), images_from="large",
         images_weights_hash=weights,
     )  # fmt: skip
-    of_latents = replace(FIG_10, model="large", weights_hash=weights, alpha=0.95)
+    of_latents = replace(named_table(FIG_10), model="large", weights_hash=weights, alpha=0.95)
     for table in (of_latents, of_pictures):
         (made / "large" / table_file(table)).write_text(json.dumps(table_to_json(table)))
     return made

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from services.embedder.encoder import encoder_folder, encoder_hash
 from shared.backends import Backends
 from shared.catalog import open_catalog
 from shared.exact import exact_key
@@ -57,7 +58,14 @@ async def measured(settings: Settings) -> None:
     """The large model may start from its own pictures."""
     card = find_card(settings.large)
     name, hashed = card.name, card.weights_hash
-    table = KTable((Level(5, 0.5),), model=name, weights_hash=hashed, images_from=name, images_weights_hash=hashed)
+    table = KTable(
+        (Level(5, 0.5),),
+        model=name,
+        weights_hash=hashed,
+        encoder_hash=encoder_hash(encoder_folder(settings.encoder)),
+        images_from=name,
+        images_weights_hash=hashed,
+    )
     kind = profile_kind(settings.image_k_table_alpha, images=True)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     catalog = await open_catalog(settings.catalog_url)
@@ -81,8 +89,8 @@ async def finished_job(
 ) -> Job:
     """A succeeded job with its blobs and row, as a worker leaves it; `vector` None: the embedder was away. `asked_of`:
     the model that was asked for where `model` generated in its place."""
-    compat, key = (
-        find_card(MODEL if name == "noop" else f"noop:?name={name}").compat(asked.size, asked.steps)
+    compat, asked_compat = (
+        find_card(name if ":" in name else f"noop:?name={name}").compat(asked.size, asked.steps)
         for name in (model, asked_of or model)
     )
     job = Job(
@@ -93,7 +101,7 @@ async def finished_job(
         lane="generate.noop",
         vector=vector_bytes(vector) if vector is not None else b"",
         encoder_hash=encoder,
-        exact_key=exact_key(asked, key),
+        exact_key=exact_key(asked, asked_compat),
     )
     await backends.catalog.jobs.accept(job, key_lifetime_s=60)
     await backends.catalog.jobs.claim(job.id, "w", 60)

@@ -10,7 +10,7 @@ import pytest
 from bench import overhead
 from bench.embedded_floors import FLOORS, WHOLE, Floor, figures
 from services.cache_maintainer.pictures import pictures_start
-from services.embedder.encoder import encoder_folder, encoder_hash
+from services.embedder.encoder import encoder_folder, encoder_id
 from services.retriever.tables import Tables
 from shared.catalog import open_catalog
 from shared.models import tiny
@@ -38,10 +38,12 @@ def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 async def test_with_its_table_pictures_are_embedded_and_searched(settings: Settings) -> None:
     own = settings.model_copy(update={"large": "noop:?step_ms=1.0"})
 
+    encoder = encoder_id(encoder_folder(own.encoder))
+
     async def are_embedded() -> bool:
         catalog = await open_catalog(own.catalog_url)
         try:
-            return await pictures_start(catalog.profiles, own)
+            return await pictures_start(catalog.profiles, own, encoder)
         finally:
             await catalog.close()
 
@@ -53,7 +55,7 @@ async def test_with_its_table_pictures_are_embedded_and_searched(settings: Setti
     tables = Tables(catalog.profiles, own)
     await tables.open()
     (known,) = tables.served
-    assert known.may_refine(encoder_hash(encoder_folder(own.encoder)), 128, [known.card])
+    assert known.may_refine(encoder, [known.card])
     await catalog.close()
 
 

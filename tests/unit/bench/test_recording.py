@@ -36,6 +36,16 @@ def test_a_record_says_figures_settings_and_machine(tmp_path: Path) -> None:
     assert on["packages"]["torch"] != "not installed"
 
 
+def test_a_record_of_a_no_op_model_says_that_its_k_table_fits_no_encoder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = json.loads(record("tried", {}, {"large": "noop:?step_ms=1"}, on={}, folder=tmp_path).read_text())
+    assert written["settings"]["k_table"].startswith("NIRVANA Fig. 10 (or the table")
+    assert f"no-op model: {written['settings']['k_table']}" in capsys.readouterr().out
+    written = json.loads(record("tried", {}, {"large": "bundled:large"}, on={}, folder=tmp_path).read_text())
+    assert "k_table" not in written["settings"]
+
+
 def test_what_was_not_measured_is_null_since_json_knows_no_nan(tmp_path: Path) -> None:
     figures = {"refusal_p50_ms": quantile([], 0.5), "rounds": [{"worst": math.inf}, {"worst": 1.0}]}
     path = record("tried", figures, {}, on={"cores": 2}, folder=tmp_path)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,14 @@ from huggingface_hub import constants
 from rich.console import Console
 
 from services.cli import models
+from services.cli.embedded import settings_from
 from services.cli.tables import WIDE
+from services.embedder.encoder import encoder_hash
+from shared.catalog import open_catalog
 from shared.errors import ModelError
 from shared.models import added, find_card, tiny_families
+from shared.models.card import BUNDLED
+from shared.models.k_table import KTable, Level, profile_kind, table_to_json
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +69,37 @@ def test_check_says_what_it_is_and_draws_when_told_to(sana: Path, shown: io.Stri
     assert "nothing" in said
     models.check(str(sana), run=True, device="cpu", offload="model", dtype="bfloat16", data_dir=tmp_path)
     assert "drew 32x32 on cpu: loaded in " in shown.getvalue()
+
+
+def test_check_names_the_k_table_in_force_or_the_command_that_measures_one(
+    sana: Path, shown: io.StringIO, tmp_path: Path
+) -> None:
+    def reuse(model: str, encoder: str | None = None) -> str:
+        shown.truncate(shown.seek(0))
+        models.check(model, encoder=encoder, data_dir=tmp_path)
+        return " ".join(shown.getvalue().split()).partition("reuse ")[2].partition(" missing")[0]
+
+    assert reuse("small") == "by small/k_table_0.95.json"
+    run = f"run `afterimage profile --model {sana} --encoder bundled:clip`"
+    none = "k_table: none counts for tiny-sana with this encoder (NIRVANA Fig. 10: it was measured with CLIP ViT-L/14)"
+    assert reuse(str(sana)) == f"{none}; only exact repeats are reused; {run}"
+    other = shutil.copytree(BUNDLED / "clip", tmp_path / "clip")
+    (other / "config.json").write_text((other / "config.json").read_text() + "\n")
+    assert f"only exact repeats are reused; run `afterimage profile --model small --encoder {other}`" in reuse(
+        "small", encoder=str(other)
+    )
+    assert reuse("small", encoder="owner/none") == "not known: the encoder 'owner/none' is not on this disk"
+
+    async def measure() -> None:
+        catalog = await open_catalog(settings_from(data_dir=tmp_path).catalog_url)
+        card = find_card(str(sana))
+        table = KTable((Level(5, 0.9),), weights_hash=card.weights_hash, encoder_hash=encoder_hash(BUNDLED / "clip"))
+        kind = profile_kind(settings_from().k_table_alpha)
+        await catalog.profiles.put(kind, card.name, card.weights_hash, table_to_json(replace(table, alpha=0.95)))
+        await catalog.close()
+
+    asyncio.run(measure())
+    assert reuse(str(sana)) == "by profile of tiny-sana, alpha 0.95"
 
 
 def test_check_names_what_is_missing_before_it_complains(sana: Path, shown: io.StringIO, tmp_path: Path) -> None:

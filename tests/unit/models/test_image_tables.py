@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from services.embedder.encoder import encoder_hash
+from services.embedder.encoder import encoder_id
 from shared.models.card import BUNDLED, bundled_cards, find_card
 from shared.models.k_table import (
+    CLIP_L14,
     MODM,
-    MODM_DIM,
+    EncoderId,
     KTable,
     Level,
     image_table,
@@ -22,6 +23,7 @@ from shared.models.k_table import (
 )
 from shared.models.latency import KIND, load_latencies, read_latency
 
+RUN = "afterimage profile --model little --images-from large"
 CARD = find_card("noop:?name=small")
 TABLE = KTable(
     (Level(10, 0.5),),
@@ -44,23 +46,30 @@ class Profiles:
 
 
 def test_a_table_counts_for_its_pair_of_weights_and_its_encoder() -> None:
-    assert image_table([TABLE], CARD, ("large", "w1"), "e1", 128).table == TABLE
+    assert image_table([TABLE], CARD, ("large", "w1"), EncoderId("e1"), RUN).table == TABLE
     for wrong, what in (
-        (image_table([TABLE], CARD, ("large", "w1"), "e2", 128), "another encoder"),
-        (image_table([TABLE], CARD, ("large", "w2"), "e1", 128), "other weights"),
-        (image_table([replace(TABLE, weights_hash="old")], CARD, ("large", "w1"), "e1", 128), "other weights"),
+        (image_table([TABLE], CARD, ("large", "w1"), EncoderId("e2"), RUN), "another encoder"),
+        (image_table([TABLE], CARD, ("large", "w2"), EncoderId("e1"), RUN), "other weights"),
+        (
+            image_table([replace(TABLE, weights_hash="old")], CARD, ("large", "w1"), EncoderId("e1"), RUN),
+            "other weights",
+        ),
     ):
         assert (wrong.table, wrong.misfit) == (None, True)
         assert what in wrong.why_not
-    never = image_table([TABLE], CARD, ("other", "w1"), "e1", 128)
+        assert f"`{RUN}`" in wrong.why_not
+    never = image_table([TABLE], CARD, ("other", "w1"), EncoderId("e1"), RUN)
     assert (never.table, never.misfit) == (None, False)
     assert "never measured" in never.why_not
 
 
 def test_without_a_measurement_the_published_table_for_its_own_encoder_only() -> None:
-    assert image_table([], CARD, ("large", "w1"), "e1", MODM_DIM).table == MODM
-    assert image_table([], CARD, ("large", "w1"), "e1", 512).table is None
-    assert image_table([TABLE], CARD, ("large", "w1"), "e2", MODM_DIM).table is None  # measured: thresholds are known
+    clip = EncoderId("e2", CLIP_L14)
+    assert image_table([], CARD, ("large", "w1"), clip, RUN).table == MODM
+    # vectors of the same length do not make it the same encoder
+    assert image_table([], CARD, ("large", "w1"), EncoderId("e1", "0" * 64), RUN).table is None
+    assert image_table([], CARD, ("large", "w1"), EncoderId("e1"), RUN).table is None
+    assert image_table([TABLE], CARD, ("large", "w1"), clip, RUN).table is None  # measured: thresholds are known
 
 
 async def test_a_profile_made_here_comes_before_what_ships() -> None:
@@ -72,14 +81,14 @@ async def test_a_profile_made_here_comes_before_what_ships() -> None:
 
 async def test_the_bundled_pair_ships_its_tables_for_its_own_encoder() -> None:
     cards = bundled_cards()
-    large, small, encoder = cards["large"], cards["small"], encoder_hash(BUNDLED / "clip")
+    large, small, encoder = cards["large"], cards["small"], encoder_id(BUNDLED / "clip")
     for refining, source in ((small, large), (large, small)):
         tables = await load_image_tables(Profiles(), refining, [], 0.95)
-        table = image_table(tables, refining, (source.name, source.weights_hash), encoder, 128).table
+        table = image_table(tables, refining, (source.name, source.weights_hash), encoder, RUN).table
         assert table is not None
         assert table.alpha == 0.95
         assert max(level.k for level in table.levels) <= 30
-        assert image_table(tables, refining, (source.name, source.weights_hash), "other", 128).table is None
+        assert image_table(tables, refining, (source.name, source.weights_hash), EncoderId("other"), RUN).table is None
 
 
 def test_latencies_of_the_bundled_pair_can_be_compared() -> None:

@@ -12,23 +12,33 @@ import pytest
 from services.embedder.encoder import encoder_hash
 from shared.models.card import BUNDLED, ModelCard, bundled_cards, find_card
 from shared.models.k_table import (
+    CLIP_L14,
     FIG_10,
+    EncoderId,
     KTable,
     Level,
-    doubts,
-    load_k_table,
+    latent_table,
+    load_k_tables,
+    named_table,
+    profile_command,
     read_table,
     shipped_table,
     table_file,
     table_to_json,
 )
 
+ENCODER, CLIP = EncoderId("e1"), EncoderId("other", CLIP_L14)
+RUN = "afterimage profile --model mine"
 
-class Nothing:
-    """No profile was ever stored."""
+
+class Stored:
+    """A catalog with one profile, or none."""
+
+    def __init__(self, table: KTable | None = None) -> None:
+        self._table = table
 
     async def get(self, kind: str, model: str, weights_hash: str) -> dict[str, Any] | None:
-        return None
+        return None if self._table is None else table_to_json(self._table)
 
 
 @pytest.fixture
@@ -36,30 +46,83 @@ def card(tmp_path: Path) -> ModelCard:
     (tmp_path / "model_index.json").write_text("{}")
     (tmp_path / "unet").mkdir()
     (tmp_path / "unet" / "weights.safetensors").write_bytes(b"some")
+    card = ModelCard(name="mine", path=str(tmp_path))
     for alpha in (0.9, 0.95):
-        table = KTable((Level(5, alpha),), alpha=alpha)
+        table = KTable((Level(5, alpha),), alpha=alpha, weights_hash=card.weights_hash, encoder_hash=ENCODER.hash)
         (tmp_path / f"k_table_{alpha:g}.json").write_text(json.dumps(table_to_json(table)))
     (tmp_path / "k_table_0.92.json").write_text("[]")  # broken
-    return ModelCard(name="mine", path=str(tmp_path))
+    return card
+
+
+async def in_force(
+    card: ModelCard, alpha: float, encoder: EncoderId = ENCODER, stored: KTable | None = None
+) -> tuple[KTable | None, tuple[str, ...]]:
+    return latent_table(await load_k_tables(Stored(stored), card, alpha), card, encoder, alpha, RUN)
 
 
 @pytest.mark.parametrize(("wanted", "got"), [(0.9, 0.9), (0.91, 0.95), (0.95, 0.95), (0.5, 0.9), (0.97, 0.95)])
 async def test_the_next_stricter_table_that_ships_is_used(card: ModelCard, wanted: float, got: float) -> None:
-    table = await load_k_table(Nothing(), card, wanted)
+    table, notes = await in_force(card, wanted)
+    assert table is not None
     assert (table.alpha, table.source) == (got, f"{card.folder.name}/k_table_{got:g}.json")
-    notes = doubts(table, card, "", wanted)
     assert bool(notes) is (got < wanted)
     assert all("measured for alpha 0.95, not 0.97" in note for note in notes)
 
 
-async def test_a_model_that_nobody_measured_says_so(card: ModelCard) -> None:
+@pytest.mark.parametrize("weights", ["", "0" * 64])
+async def test_without_a_table_for_the_encoder_none_is_in_force_and_the_command_is_named(
+    card: ModelCard, weights: str
+) -> None:
+    """Neither Fig. 10, which is CLIP ViT-L/14's alone, nor what ships for another encoder."""
+    table, (note,) = await in_force(card, 0.95, EncoderId("another", weights))
+    assert table is None
+    assert note.startswith("k_table: none counts for mine with this encoder")
+    assert "NIRVANA Fig. 10: it was measured with CLIP ViT-L/14" in note
+    assert "k_table_0.95.json: it was measured with another encoder" in note
+    assert note.endswith(f"only exact repeats are reused; run `{RUN}`")
+
+
+async def test_the_published_table_counts_for_its_encoder_and_says_that_none_was_measured(card: ModelCard) -> None:
     for path in card.folder.glob("k_table_*.json"):
         path.unlink()
-    table = await load_k_table(Nothing(), card, 0.97)
+    assert (await in_force(card, 0.97))[0] is None
+    table, (note,) = await in_force(card, 0.97, CLIP)
     assert table == FIG_10
-    (note,) = doubts(table, card, "", 0.97)
-    assert note.startswith("k_table: none measured for mine at alpha 0.97, NIRVANA Fig. 10 is used")
-    assert doubts(table, find_card("noop:"), "", 0.97) == ()
+    assert note == f"k_table: none measured for mine at alpha 0.97, NIRVANA Fig. 10 is used; run `{RUN}`"
+
+
+async def test_a_profile_counts_for_its_weights_and_encoder_and_hides_no_other_that_does(card: ModelCard) -> None:
+    profile = KTable((Level(10, 0.5),), weights_hash=card.weights_hash, encoder_hash="here", alpha=0.95)
+    table, notes = await in_force(card, 0.95, EncoderId("here"), profile)
+    assert table is not None
+    assert (table.levels, table.source, notes) == (profile.levels, "profile of mine, alpha 0.95", ())
+    other_encoder, _ = await in_force(card, 0.95, ENCODER, profile)
+    assert other_encoder is not None
+    assert other_encoder.source.endswith("k_table_0.95.json")
+    old = replace(profile, weights_hash="before")
+    table, (note,) = await in_force(card, 0.95, EncoderId("here"), old)
+    assert table is None
+    assert "profile of mine, alpha 0.95: it was measured with other weights" in note
+
+
+async def test_a_no_op_model_and_a_replay_that_names_a_table_are_exempt_and_say_so(card: ModelCard) -> None:
+    table, notes = await in_force(find_card("noop:"), 0.95)
+    assert table is not None
+    assert (table.levels, notes) == (FIG_10.levels, ())
+    assert table.source == ("NIRVANA Fig. 10, taken for a no-op model although it was measured with CLIP ViT-L/14")
+    table, notes = await in_force(card, 0.95, EncoderId("any"), named_table(FIG_10))
+    assert table is not None
+    assert (table.levels, notes) == (FIG_10.levels, ())
+    assert table.source == "NIRVANA Fig. 10, as named, whatever model and encoder it was measured with"
+
+
+def test_the_command_names_what_was_named() -> None:
+    assert profile_command("./my model", "bundled:clip") == (
+        "afterimage profile --model './my model' --encoder bundled:clip"
+    )
+    assert (
+        profile_command("small", "a/b", "large") == "afterimage profile --model small --images-from large --encoder a/b"
+    )
 
 
 def test_the_table_that_the_card_names_counts_for_the_alpha_it_was_measured_with(card: ModelCard) -> None:
