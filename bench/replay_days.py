@@ -44,9 +44,10 @@ ALL = (
 )  # fmt: skip
 DAYS = (*OURS, *SMALLER, *PUBLISHED, *OTHERS, "infinite")
 ENTRIES = (OURS[0], *PUBLISHED, *OTHERS, *MODM, "infinite")
+BEFORE_ADR_10 = ("afterimage-nearest-8", "infinite-nearest-8")
 BASELINES = (
-    "nirvana", "nirvana-sketch", *PUBLISHED[1:2], "nirvana-infinite", "afterimage", "afterimage-sketch", "infinite",
-    "gpt-cache", "retrieval", "crs",
+    "nirvana", "nirvana-sketch", *PUBLISHED[1:2], "nirvana-infinite", "afterimage", "afterimage-sketch",
+    BEFORE_ADR_10[0], "infinite", "gpt-cache", "retrieval", "crs",
 )  # fmt: skip
 """What NIRVANA compares with (§7.1) and how it does over the stream (Fig. 12); both match predictors."""
 PLOTS = ("steps_saved", "hit_rate")
@@ -89,7 +90,8 @@ RUNS = {
         (*PLOTS, "latency_10000"),
     ),
     "sessions_1200": Run(
-        str(SHIPPED), (OURS[0], *PUBLISHED, *OTHERS, "infinite"), ["--decisions-only", "--states", "100,300,1000"],
+        str(SHIPPED), (OURS[0], *PUBLISHED, *OTHERS, "infinite", *BEFORE_ADR_10),
+        ["--decisions-only", "--states", "100,300,1000"],
         encoder="bundled:clip",
     ),
 }  # fmt: skip

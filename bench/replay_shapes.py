@@ -2,7 +2,7 @@
 
     python -m bench.replay_shapes
 
-NIRVANA Fig. 15, MoDM Fig. 9 and §A.1, FlexCache Table 1. Of the papers there is what their text says
+NIRVANA Figs. 15 and 12, MoDM Fig. 9 and §A.1, FlexCache Table 1. Of the papers there is what their text says
 (`paper_shapes.json`, each with its place), of ours what the summaries hold: a policy or a budget that is not there is
 left out, and a line says so. The tables go between their marks in bench/replay/README.md, the pictures into
 bench/replay/paper_shapes/.
@@ -19,10 +19,11 @@ from bench.marks import placed
 from bench.plotting import pyplot_or_none
 from bench.recording import share, table
 from bench.replay_days import REPLAY
-from bench.shape_plots import draw_ages, draw_hit_rates, draw_policies, draw_savings
+from bench.shape_plots import draw_ages, draw_hit_rates, draw_policies, draw_savings, draw_stream
 from bench.shapes import (
     ENTRIES,
     FIG_9,
+    FIG_12,
     FIG_15,
     PAPERS,
     TABLE_1,
@@ -30,15 +31,19 @@ from bench.shapes import (
     Figures,
     Shape,
     at_least,
+    over_stream,
     read_shape,
     rising,
     saved_at,
     skipped,
+    throughput,
     within,
 )
 
 COMMAND = "python -m bench.replay_shapes"
-NAMES = ("nirvana_fig_15", "modm_fig_9", "modm_a_1", "flexcache_table_1")
+SHOWN = (0, 3, 6, 9)
+"""Of the tenths of the stream those that the table shows; the picture shows all."""
+NAMES = ("nirvana_fig_15", "modm_fig_9", "modm_a_1", "flexcache_table_1", "nirvana_fig_12")
 """Of what paper_shapes.json holds, the marks in the README and the pictures."""
 
 
@@ -54,6 +59,20 @@ def fig_15(paper: Figures, shape: Shape) -> str:
         rows.append([f"`{name}`", budget, *cells, *whole])
     potential = [f"K = {k} (of {share(k / paper['steps'], 0)})" for k in ks]
     return table(["h(K) / saved at K, %", "cache", *potential, "saved in all", "steps a hit skips"], rows)
+
+
+def fig_12(paper: Figures, shape: Shape) -> str:
+    """NIRVANA Fig. 12 as rows: hits and throughput in tenths of the stream; cost and throughput over all of it."""
+    whole = [share(paper["hit_rate"], 0), f"{paper['cost']:.2f}", f"{paper['throughput']:.2f}"]
+    rows: list[Sequence[object]] = [["**NIRVANA**", f"{paper['states']:,} states", *("–" for _ in SHOWN), *whole]]
+    for budget, name, one in shape.rows():
+        parts = over_stream(one)
+        cells = [f"{share(parts[at][0], 0)}, {parts[at][1]:.2f}" for at in SHOWN]
+        saved = one["steps_saved"]
+        whole = [share(one["hit_rate"], 0), f"{1 - saved:.2f}", f"{throughput(saved):.2f}"]
+        rows.append([f"`{name}`{_stand_in(one)}", budget, *cells, *whole])
+    tenths = [f"tenth {at + 1}" for at in SHOWN]
+    return table(["hits, throughput (no cache = 1)", "cache", *tenths, "hits", "cost", "throughput"], rows)
 
 
 def fig_9(paper: Figures, shape: Shape) -> str:
@@ -122,13 +141,15 @@ def block(body: str, paper: Figures, *shapes: Shape) -> str:
     return f"{body}\n\n" + "\n".join(lines)
 
 
-def read_all(replays: Path) -> tuple[Shape, Shape, Shape]:
-    """What is drawn of a folder of replays: savings and ages by states, MoDM's entries, FlexCache's policies."""
+def read_all(replays: Path) -> tuple[Shape, Shape, Shape, Shape]:
+    """What is drawn of a folder of replays: savings and ages by states, MoDM's entries, FlexCache's policies, the
+    stream."""
     compared = [policy for policies in TABLE_1.values() for policy in policies.values()]
     return (
         read_shape(replays, "sizes_ignored", FIG_15),
         read_shape(replays, ENTRIES, tuple(FIG_9.values())),
         read_shape(replays, "sizes_ignored", compared),
+        read_shape(replays, "baselines", FIG_12),
     )
 
 
@@ -137,29 +158,35 @@ def states_made(shape: Shape) -> int:
     return max((one["states"] for _, name, one in shape.rows() if name == UNLIMITED), default=0)
 
 
-def blocks_of(papers: Mapping[str, Figures], states: Shape, entries: Shape, policies: Shape) -> dict[str, str]:
+def blocks_of(
+    papers: Mapping[str, Figures], states: Shape, entries: Shape, policies: Shape, stream: Shape
+) -> dict[str, str]:
     """Each paper's block for the README, by its name in paper_shapes.json."""
-    nirvana, hits, ages, flexcache = (papers[name] for name in NAMES)
+    nirvana, hits, ages, flexcache, over = (papers[name] for name in NAMES)
     return {
         NAMES[0]: block(fig_15(nirvana, states), nirvana, states),
         NAMES[1]: block(fig_9(hits, entries), hits, entries),
         NAMES[2]: block(a_1(ages, (entries, states)), ages, entries, states),
         NAMES[3]: block(table_1(flexcache, policies, states_made(states)), flexcache, policies),
+        NAMES[4]: block(fig_12(over, stream), over, stream),
     }
 
 
-def draw(papers: Mapping[str, Figures], states: Shape, entries: Shape, policies: Shape, folder: Path) -> None:
+def draw(
+    papers: Mapping[str, Figures], states: Shape, entries: Shape, policies: Shape, stream: Shape, folder: Path
+) -> None:
     """A picture for each block; none, and a line that says so, without matplotlib."""
     pyplot = pyplot_or_none()
     if pyplot is None:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    nirvana, hits, ages, flexcache = (papers[name] for name in NAMES)
+    nirvana, hits, ages, flexcache, over = (papers[name] for name in NAMES)
     paths = [folder / f"{name}.png" for name in NAMES]
     draw_savings(pyplot, paths[0], nirvana, states)
     draw_hit_rates(pyplot, paths[1], hits, entries)
     draw_ages(pyplot, paths[2], ages, (entries, states))
     draw_policies(pyplot, paths[3], flexcache, policies, states_made(states))
+    draw_stream(pyplot, paths[4], over, stream)
 
 
 def main(given: Sequence[str] | None = None) -> None:

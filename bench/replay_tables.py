@@ -126,6 +126,22 @@ def predictor(summary: Summary, folder: Path) -> str:
     return _headed("`nirvana`", summary["budgets"], rows)
 
 
+def predictors(summary: Summary, folder: Path) -> str:
+    """Every predictor in front of the lookups: what it lets through, precision, recall and AUC."""
+
+    def cell(one: Mapping[str, Any], budget: Mapping[str, Any]) -> str:
+        what = one["predictor"]
+        shares = f"{what['precision']:.3f}; {what['recall']:.4f}; {what['auc']:.3f}"
+        return f"{shares} ({what['let_through']:,} of {one['requests']:,}; {share(one['steps_saved'])})"
+
+    rows = [
+        [f"`{name}`", *(cell(budget["policies"][name], budget) for budget in summary["budgets"])]
+        for name, one in summary["budgets"][0]["policies"].items()
+        if one["predictor"]
+    ]
+    return _headed("precision; recall; AUC (let through; steps saved)", summary["budgets"], rows)
+
+
 def timed(summary: Summary, folder: Path) -> str:
     """Latency and SLOs in virtual time."""
     (budget,) = summary["budgets"]
@@ -152,7 +168,7 @@ def timed(summary: Summary, folder: Path) -> str:
 
 
 KINDS: Mapping[str, Callable[[Summary, Path], str]] = {
-    made.__name__: made for made in (steps, ahead, tenths, speed, fairness, predictor, timed)
+    made.__name__: made for made in (steps, ahead, tenths, speed, fairness, predictor, predictors, timed)
 }
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from bench.shapes import FIG_9, TABLE_1, UNLIMITED, Figures, Shape, at_least, saved_at
+from bench.shapes import FIG_9, GROWING, TABLE_1, UNLIMITED, Figures, Shape, at_least, over_stream, saved_at
 from services.replay.figures import AGES_S
 
 COLOURS = {
     "nirvana": "#d62728", "nirvana-without-predictor": "#d62728", "flexcache": "#1f77b4", "afterimage": "#2ca02c",
     "infinite": "#7f7f7f", "modm-cache-large": "#ff7f0e", "modm-cache-all": "#9467bd",
+    "nirvana-infinite": "#8c564b", "gpt-cache": "#e377c2", "retrieval": "#bcbd22", "crs": "#17becf",
     "FIFO": "#ff7f0e", "LRU": "#9467bd", "LCBFU": "#d62728", "LRBU": "#1f77b4",
 }  # fmt: skip
 """By policy, and by FlexCache's names of them."""
@@ -40,6 +41,32 @@ def draw_savings(pyplot: Any, path: Path, paper: Figures, shape: Shape) -> None:
         below.set(xlabel="K", ylim=(0, 0.55), xlim=(2, 28), xticks=ks)
     axes[0][0].set_ylabel("h(K): share of requests\nthat start at K or later")
     axes[1][0].set_ylabel("share of all steps\nsaved at K")
+    _saved(pyplot, figure, axes, path)
+
+
+def draw_stream(pyplot: Any, path: Path, paper: Figures, shape: Shape) -> None:
+    """NIRVANA Fig. 12, a column for each budget: hit rate, cost and throughput in tenths of the stream."""
+    figure, axes = _grid(pyplot, 3, max(len(shape.found), 1))
+    for column, (budget, found) in enumerate(shape.found.items()):
+        for name, one in found.items():
+            tenths = over_stream(one)
+            at = np.arange(1, len(tenths) + 1) / len(tenths)
+            hits, rates = (np.array(values) for values in zip(*tenths, strict=True))
+            # the two readings of NIRVANA have one colour
+            style = "--" if name in GROWING else ":" if name == "nirvana-without-predictor" else "-"
+            look = {"color": COLOURS[name], "linestyle": style, "marker": "."}
+            look["label"] = name + (" (surrogate)" if one["surrogate"] else "")
+            for row, values in enumerate((hits, 1 / rates, rates)):
+                axes[row][column].plot(at, values, **look)
+        for row, what in enumerate(("hit_rate", "cost", "throughput")):
+            says = f"NIRVANA's text, {paper['states']:,} states, over its whole stream"
+            _marks(axes[row][column], {1.0: paper[what]}, says if row == 0 else "_")
+            axes[row][column].set(ylim=(0 if row < 2 else 0.9, None))
+        axes[0][column].set_title(f"{budget:,} {shape.of}")
+        axes[2][column].set_xlabel("share of the counted stream")
+    words = ("share of requests that hit", "cost of an image\n(steps run, no cache = 1)", "throughput (no cache = 1)")
+    for row, word in enumerate(words):
+        axes[row][0].set_ylabel(word)
     _saved(pyplot, figure, axes, path)
 
 

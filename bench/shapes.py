@@ -18,9 +18,15 @@ ENTRIES = "entries"
 """The folder of bench/replay/ whose budgets count pictures, or prompts with all their states, and not states."""
 UNLIMITED = "infinite"
 """The policy that evicts nothing, whatever the budget."""
+GROWING = (UNLIMITED, "nirvana-infinite")
+"""All that evict nothing."""
 FIG_15 = ("nirvana", "flexcache", "afterimage", UNLIMITED)
+FIG_12 = (
+    "nirvana", "nirvana-without-predictor", "nirvana-infinite", "gpt-cache", "retrieval", "crs", "afterimage",
+    UNLIMITED,
+)  # fmt: skip
 FIG_9 = {
-    "NIRVANA": "nirvana-without-predictor",
+    "NIRVANA w/o MP": "nirvana-without-predictor",
     "cache-large": "modm-cache-large",
     "cache-all": "modm-cache-all",
 }
@@ -65,7 +71,7 @@ class Shape:
         last = max(self.found, default=0)
         for budget, policies in self.found.items():
             for name, one in policies.items():
-                if name != UNLIMITED:
+                if name not in GROWING:
                     yield f"{budget:,} {self.of}", name, one
                 elif budget == last:
                     yield "unlimited", name, one
@@ -107,6 +113,19 @@ def within(one: Figures, age_s: int) -> float:
     """Share of the hits whose state or picture was at most so old; `age_s` is one of AGES_S."""
     counts = one["reuse_age_histogram"]
     return sum(counts[: AGES_S.index(age_s) + 1]) / max(sum(counts), 1)
+
+
+def over_stream(one: Figures) -> list[tuple[float, float]]:
+    """(hit rate, throughput beside no cache's) in each part of the stream.
+
+    One request is served after the other, as NIRVANA §7.1 does, so that throughput is the inverse of the steps run.
+    """
+    return [(hits, throughput(saved)) for hits, saved in zip(one["hit_parts"], one["parts"], strict=True)]
+
+
+def throughput(saved: float) -> float:
+    """Images per unit of time where the share `saved` of the steps is saved; without a cache 1."""
+    return 1 / (1 - saved) if saved < 1 else float("inf")
 
 
 def rising(values: Mapping[str, float]) -> str:
