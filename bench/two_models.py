@@ -1,4 +1,5 @@
-"""Throughput under saturating load against a fleet of large models alone, in virtual time (MoDM Figs. 7, 11).
+"""Throughput and energy under saturating load against a fleet of large models alone, in virtual time (MoDM Figs. 7, 11,
+18).
 
     python -m bench.two_models
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.energy import BUSY_WATTS, IDLE_WATTS, stated_joules
 from bench.plotting import pyplot_or_none
 from bench.recording import RESULTS, machine, record, settings_of, table
 from bench.trace_plans import Hits, load_hits
@@ -39,6 +41,8 @@ from shared.types import PlanSource
 FEWER_STEPS = 10
 """What the paper's distilled baseline runs instead of 50 (SD3.5L-Turbo, MoDM §6)."""
 GOAL_SHARE, GOAL_SPEEDUP = 0.85, 2.5
+PAPER_ENERGY_SAVED = {"nirvana": "23.9 % (NIRVANA)", "modm_throughput": "46.7 % (SDXL), 66.3 % (SANA)"}
+"""MoDM §A.4, measured with Zeus on its GPUs."""
 TITLES = {
     "vanilla": "vanilla large",
     "small": "small alone",
@@ -59,6 +63,8 @@ ASSUMPTIONS = (
     "misses, after the monitor had time to settle.",
     "Both models stay loaded everywhere: a worker that is to switch finishes its rows and takes nothing new meanwhile.",
     "Retrieval hands out pictures in no time.",
+    "Energy is stated power times the workers' seconds, not measured: a busy worker takes the same watts whatever it "
+    "runs. Nothing beside the workers is counted.",
 )
 
 
@@ -105,6 +111,14 @@ class Load:
     settle_s: float
     until: float
     seed: int
+    watts: tuple[float, float] = (BUSY_WATTS, IDLE_WATTS)
+    """Of a worker: busy, idle."""
+
+    def joules_per_request(self, run: Run, per_s: float) -> float:
+        """Joules of all workers while requests are counted, per request of throughput `per_s`."""
+        seconds = self.until - self.settle_s
+        idle_s = max(self.workers * seconds - run.busy_s, 0.0)
+        return stated_joules(run.busy_s, idle_s, *self.watts) / (per_s * seconds)
 
 
 def run_all(load: Load, speeds: dict[str, Profile], hits: Mapping[str, Hits], rules: Rules) -> dict[str, Run]:
@@ -112,12 +126,17 @@ def run_all(load: Load, speeds: dict[str, Profile], hits: Mapping[str, Hits], ru
         return steady(load.rate, load.until, load.seed)
 
     def alone(plans: Sequence[Any], **more: Any) -> Run:
-        return plain(arrivals(), plans, speeds, load.workers, load.until, max_rows=load.rows, **more)
+        return plain(
+            arrivals(), plans, speeds, load.workers, load.until, max_rows=load.rows, since=load.settle_s, **more
+        )
 
     def modm(mode: Any) -> Run:
         own = Rules(rules.large, rules.smalls, mode=mode, period_s=rules.period_s, window_s=rules.window_s)
         plans = plans_of(hits["modm"])
-        return Modm(arrivals(), plans, speeds, load.workers, own, load.until, max_rows=load.rows)()
+        run = Modm(
+            arrivals(), plans, speeds, load.workers, own, load.until, max_rows=load.rows, since=load.settle_s
+        )  # fmt: skip
+        return run()
 
     return {
         "vanilla": alone([miss(LARGE)]),
@@ -125,7 +144,7 @@ def run_all(load: Load, speeds: dict[str, Profile], hits: Mapping[str, Hits], ru
         "fewer_steps": alone([miss(LARGE)], steps=FEWER_STEPS),
         "nirvana": alone(plans_of(hits["nirvana"])),
         "retrieval": handed_out(
-            arrivals(), hits["retrieval"], speeds, load.workers, load.until, max_rows=load.rows
+            arrivals(), hits["retrieval"], speeds, load.workers, load.until, max_rows=load.rows, since=load.settle_s
         ),
         "modm_quality": modm("quality"),
         "modm_throughput": modm("throughput"),
@@ -135,12 +154,16 @@ def run_all(load: Load, speeds: dict[str, Profile], hits: Mapping[str, Hits], ru
 def figures_of(load: Load, runs: Mapping[str, Run], bound: Bound) -> dict[str, Any]:
     rates = {name: served_together(run.done, load.settle_s, load.until) for name, run in runs.items()}
     vanilla = rates["vanilla"]
+    joules = {name: load.joules_per_request(run, rates[name]) for name, run in runs.items()}
     systems: dict[str, Any] = {}
     for name, run in runs.items():
         late = [one for one in run.done if one.at >= load.settle_s]
         systems[name] = {
             "per_s": rates[name],
             "speedup": rates[name] / vanilla,
+            "busy": run.busy_s / (load.workers * (load.until - load.settle_s)),
+            "joules_per_request": joules[name],
+            "energy_saved": 1 - joules[name] / joules["vanilla"],
             "hits_among_served": sum(one.request.is_hit for one in late) / max(len(late), 1),
             "by_model": dict(Counter(one.model or "nobody" for one in late)),
             "refined_by": dict(Counter(one.model for one in late if one.request.plan.source is PlanSource.IMAGE)),
@@ -166,22 +189,46 @@ def report(figures: Mapping[str, Any]) -> str:
 
     rows = [
         [TITLES[name], one["per_s"], f"{one['speedup']:.2f}", share(one, "of_bound"), share(one, "of_whole_bound"),
-         one.get("large_workers", ""), one.get("switches", "")]
+         one.get("large_workers", ""), one.get("switches", ""), f"{one['joules_per_request']:.1f}",
+         f"{one['energy_saved']:.1%}", PAPER_ENERGY_SAVED.get(name, "")]
         for name, one in figures["systems"].items()
     ]  # fmt: skip
-    heads = ["system", "requests /s", "× vanilla", "of the bound", "of that with whole workers", "large", "switches"]
+    heads = ["system", "requests /s", "× vanilla", "of the bound", "of that with whole workers", "large", "switches",
+             "J a request", "energy saved", "the paper's"]  # fmt: skip
     return (
         f"\nN = {figures['workers']}: bound {figures['bound']:.2f}, with whole workers "
         f"{figures['bound_with_whole_workers']:.2f}\n\n{table(heads, rows)}"
     )
 
 
+SCALED = ("vanilla", "modm_throughput")
+
+
+def per_worker(fleets: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """Throughput a worker at each N, the smallest fleet's = 1: above 1 is more than linear scaling."""
+    rates = [one["systems"][name]["per_s"] / one["workers"] for one in fleets]
+    return [rate / rates[0] for rate in rates]
+
+
+def scaling(fleets: Sequence[Mapping[str, Any]]) -> str:
+    """Fig. 11 as a table."""
+    rows = [
+        [TITLES[name], *(f"{one['systems'][name]['per_s']:.1f} ({each:.2f})" for one, each in
+         zip(fleets, per_worker(fleets, name), strict=True))]
+        for name in SCALED
+    ]  # fmt: skip
+    bounds = [one["bound_with_whole_workers"] / fleets[0]["bound_with_whole_workers"] for one in fleets]
+    rows.append(["bound of MoDM with whole workers", *(f"({each:.2f})" for each in bounds)])
+    first = fleets[0]["workers"]
+    return table([f"requests /s (a worker's, N = {first}: 1)", *(f"N = {one['workers']}" for one in fleets)], rows)
+
+
 def plot(fleets: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Bars like Fig. 7's, a group for each number of workers."""
+    """Bars like Fig. 7's, a group for each number of workers, and throughput by N like Fig. 11's."""
     pyplot = pyplot_or_none()
     if pyplot is None:
         return
-    figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
+    figure, (axes, right) = pyplot.subplots(1, 2, figsize=(12, 4), width_ratios=(2, 1), layout="constrained")
     width = 0.8 / len(fleets)
     for place, one in enumerate(fleets):
         at = [number + width * (place - (len(fleets) - 1) / 2) for number in range(len(TITLES))]
@@ -192,18 +239,30 @@ def plot(fleets: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.set_xticks(range(len(TITLES)), [title.replace(", ", "\n") for title in TITLES.values()], fontsize=8)
     axes.set_ylabel("throughput, vanilla = 1 (dotted: bounds of MoDM)")
     axes.legend()
+    at = [one["workers"] for one in fleets]
+    for name in SCALED:
+        rates = [one["systems"][name]["per_s"] for one in fleets]
+        right.plot(at, [rate / rates[0] for rate in rates], "o-", label=TITLES[name])
+    right.plot(at, [count / at[0] for count in at], "k:", label="linear")
+    right.set(xlabel="workers", ylabel=f"throughput, that of {at[0]} workers = 1", xscale="log", yscale="log")
+    right.set_xticks(at, [str(count) for count in at])
+    right.set_yticks([count / at[0] for count in at], [f"{count / at[0]:g}" for count in at])
+    right.minorticks_off()
+    right.legend()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, nargs="+", default=[4, 16])
+    parser.add_argument("--workers", type=int, nargs="+", default=[4, 8, 16, 32])
     parser.add_argument("--rows", type=int, default=8, help="requests that share a step")
     parser.add_argument("--minutes", type=float, default=30.0, help="of virtual time")
     parser.add_argument("--settle-min", type=float, default=12.0, help="of them before anything is counted")
     parser.add_argument("--offered", type=float, default=1.3, help="in capacities of the fastest system")
     parser.add_argument("--period-s", type=float, default=180.0)
+    parser.add_argument("--watts", type=float, default=BUSY_WATTS, help="of a busy worker: stated, not measured")
+    parser.add_argument("--idle-watts", type=float, default=IDLE_WATTS, help="of an idle worker")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--plans", type=Path, default=RESULTS, help="folder of trace_plans.json")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -216,13 +275,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for workers in given.workers:
         fastest = max(1 / speeds[SMALL].share_s(given.rows), 1 / speeds[LARGE].share_s(given.rows, FEWER_STEPS))
         rate = given.offered * workers * fastest
-        load = Load(workers, given.rows, rate, 60 * given.settle_min, 60 * given.minutes, given.seed)
+        watts = (given.watts, given.idle_watts)
+        load = Load(workers, given.rows, rate, 60 * given.settle_min, 60 * given.minutes, given.seed, watts)
         fleets.append(figures_of(load, run_all(load, speeds, hits, rules), bound))
         print(report(fleets[-1]), flush=True)
     given.out.mkdir(parents=True, exist_ok=True)
     plot(fleets, given.out / "two_models.png")
     measured = {"hit_rate": bound.hit_rate, "share_skipped": bound.skipped, "cost_ratio": bound.ratio}
-    print("\n" + ", ".join(f"{name} {value:.3f}" for name, value in measured.items()))
+    print("\n" + scaling(fleets) + "\n\n" + ", ".join(f"{name} {value:.3f}" for name, value in measured.items()))
     settings = {**settings_of(given), "assumptions": ASSUMPTIONS}
     record("two_models", {**measured, "fleets": fleets}, settings, on=on, folder=given.out)
 

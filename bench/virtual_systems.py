@@ -83,23 +83,28 @@ class Run:
     """(at, workers that run the large model)."""
     switches: int = 0
     moved: int = 0
+    busy_s: float = 0.0
+    """Seconds that workers were busy between `since` and `until`, summed over workers."""
 
 
 def plain(
     arrivals: Arrivals, plans: Sequence[Plan], speeds: dict[str, Profile], count: int, until: float,
-    *, model: str = LARGE, max_rows: int = 8, steps: int = STEPS,
+    *, model: str = LARGE, max_rows: int = 8, steps: int = STEPS, since: float = 0.0,
 ) -> Run:  # fmt: skip
     """Every worker runs `model`."""
     run = Run()
     workers = Workers((model,), speeds, count, run.done.append, max_rows=max_rows)
+    before = busy_at(workers, since)
     offered = (Request(number, at, plan, steps) for (number, at), plan in zip(arrivals, cycle(plans), strict=False))
     workers.run(offered, lambda request, lane: None, until)
+    run.busy_s = busy_since(run, workers, before, since, until)
     return run
 
 
 def handed_out(
-    arrivals: Arrivals, hits: Hits, speeds: dict[str, Profile], count: int, until: float, *, max_rows: int = 8
-) -> Run:
+    arrivals: Arrivals, hits: Hits, speeds: dict[str, Profile], count: int, until: float,
+    *, max_rows: int = 8, since: float = 0.0,
+) -> Run:  # fmt: skip
     """Hits are answered at once with a picture as it is, and take nobody's time."""
     run, missed = Run(), []
     for (number, at), served in zip(arrivals, cycle(hits.served), strict=False):
@@ -109,8 +114,25 @@ def handed_out(
         else:
             run.done.append(Done(request, at, "", "", 0))
     workers = Workers((LARGE,), speeds, count, run.done.append, max_rows=max_rows)
+    before = busy_at(workers, since)
     workers.run(missed, lambda request, lane: None, until)
+    run.busy_s = busy_since(run, workers, before, since, until)
     return run
+
+
+def busy_at(workers: Workers, when: float) -> list[float]:
+    """A list that holds the workers' busy seconds so far, once virtual time has come to `when`."""
+    found: list[float] = []
+    workers.at(when, lambda: found.append(sum(worker.busy_s for worker in workers.workers)))
+    return found
+
+
+def busy_since(run: Run, workers: Workers, before: list[float], since: float, until: float) -> float:
+    """Seconds that workers were busy between two times. `Worker.busy_s` has steps and decoding; the seconds that bring
+    a hit's image into a latent are added, as many as its decoding takes."""
+    images = (done for done in run.done if since <= done.at <= until and done.request.plan.source is PlanSource.IMAGE)
+    encoding_s = sum(workers.profiles[done.model].decode_s for done in images)
+    return sum(worker.busy_s for worker in workers.workers) - sum(before) + encoding_s
 
 
 class Modm:
@@ -118,11 +140,11 @@ class Modm:
 
     def __init__(
         self, arrivals: Arrivals, plans: Sequence[Plan], speeds: dict[str, Profile], count: int, rules: Rules,
-        until: float, *, max_rows: int = 8,
+        until: float, *, max_rows: int = 8, since: float = 0.0,
     ) -> None:  # fmt: skip
         self.run = Run(models=[(0.0, count)])
         self._offered = (Request(number, at, plan) for (number, at), plan in zip(arrivals, cycle(plans), strict=False))
-        self._rules, self._until, self._max_rows = rules, until, max_rows
+        self._rules, self._since, self._until, self._max_rows = rules, since, until, max_rows
         self._steps = tuple(
             (model, rows, speed.of(rows)) for model, speed in speeds.items() for rows in sorted({1, max_rows})
         )
@@ -133,7 +155,9 @@ class Modm:
 
     def __call__(self) -> Run:
         self._look(0.0, self._rules.period_s)
+        before = busy_at(self._workers, self._since)
         self._workers.run(self._offered, self._arrived, self._until)
+        self.run.busy_s = busy_since(self.run, self._workers, before, self._since, self._until)
         self.run.moved = self._workers.moved
         return self.run
 

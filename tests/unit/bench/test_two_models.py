@@ -11,7 +11,7 @@ from bench import paper_rates, slo_latency, two_models
 from bench.remaining import EVERY_S, Remaining
 from bench.trace_plans import Hits, figures_of, load_hits
 from bench.traced_systems import Served
-from bench.virtual_systems import miss
+from bench.virtual_systems import Run, bundled_speeds, miss, picture, plain
 from services.replay.workers import Done, Request
 
 
@@ -69,6 +69,40 @@ def test_throughput_of_a_small_fleet(plans: Path, tmp_path: Path, capsys: pytest
     assert set(best["refined_by"]) == {"small"}
     assert "of that with whole workers" in capsys.readouterr().out
     assert (tmp_path / "two_models.png").stat().st_size > 0
+
+
+def test_busy_and_idle_seconds_by_hand() -> None:
+    load = two_models.Load(workers=2, rows=8, rate=1.0, settle_s=100.0, until=200.0, seed=1, watts=(100.0, 10.0))
+    # 150 of 200 worker seconds busy, and 50 requests
+    assert load.joules_per_request(Run(busy_s=150.0), per_s=0.5) == (150 * 100 + 50 * 10) / 50
+    speeds = bundled_speeds()
+    hit = picture((("small", 20),))
+    expected = {
+        miss("large"): speeds["large"].alone_s(),
+        hit: 30 * speeds["small"].of(1) + 2 * speeds["small"].decode_s,  # encoded, too
+    }
+    for plan, seconds in expected.items():
+        for since, busy_s in ((0.0, seconds), (50.0, 0.0)):
+            found = plain(iter([(1, 10.0)]), [plan], speeds, 2, 100.0, model=plan.model, since=since)
+            assert found.busy_s == pytest.approx(busy_s)
+
+
+def test_energy_and_scaling_of_two_fleets(plans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    times = ["--minutes", "6", "--settle-min", "3", "--period-s", "30", "--watts", "100", "--idle-watts", "10"]
+    two_models.main(["--workers", "2", "4", "--plans", str(plans), "--out", str(tmp_path), *times])
+    few, many = json.loads((tmp_path / "two_models.json").read_text())["figures"]["fleets"]
+    vanilla = few["systems"]["vanilla"]
+    assert vanilla["busy"] == pytest.approx(1.0, abs=0.01)  # more is asked for than anybody can serve
+    assert vanilla["joules_per_request"] == pytest.approx(2 * 100 / vanilla["per_s"], rel=0.01)
+    for fleet in (few, many):
+        for one in fleet["systems"].values():
+            watts = 100 * one["busy"] + 10 * (1 - one["busy"])
+            assert one["joules_per_request"] == pytest.approx(fleet["workers"] * watts / one["per_s"], rel=0.01)
+    modm = few["systems"]["modm_throughput"]
+    assert modm["energy_saved"] == pytest.approx(1 - modm["joules_per_request"] / vanilla["joules_per_request"])
+    assert modm["energy_saved"] == pytest.approx(1 - 1 / modm["speedup"], abs=0.02)
+    assert two_models.per_worker([few, many], "vanilla") == [1, pytest.approx(1.0, abs=0.02)]
+    assert "N = 2: 1" in capsys.readouterr().out
 
 
 def test_late_answers_and_the_tail_by_hand() -> None:
