@@ -5,34 +5,57 @@
 Pictures of the shipped trace's prompts are drawn with a bundled model and embedded by the bundled encoder, and compared
 with other prompts of the same trace. The first half of the pictures makes the curve; the second half checks it: would a
 lookup by the surrogate have allowed the start that a lookup by the pictures themselves allows?
+
+    python -m bench.picture_similarity --retrieval --pictures 498 --steps 20
+
+compares the two ways to search a cache of images (MoDM §3.2, Figs. 2 and 3). Every second distinct prompt of the trace
+has its image in the cache. The other prompts retrieve one image each: by similarity of the two prompts, and by
+similarity of prompt and image. The CLIP score of the retrieved image favours the second way by construction, which
+maximises just that score; the attributes that the judge net reads off the image do not.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from bench.judging import open_encoder
-from bench.recording import machine, table
-from load.sessions import SHIPPED, read_trace
+from bench.judging import Verdict, judge_pictures, open_encoder
+from bench.plotting import pyplot_or_none
+from bench.recording import RESULTS, machine, record, table
+from load.sessions import SHIPPED, SHIPPED_SEED, Prompt, read_trace
+from services.embedder.encoder import Encoder
 from services.gpu_worker.codecs import encode_png
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import Finished, Left
 from services.gpu_worker.families import load_family
 from services.gpu_worker.rows import FromNoise, Task
+from services.replay.compare import interval
 from services.replay.surrogate import FILE, Curve, cosines_of
 from shared.models.card import find_card
 from shared.types import vector_from
 
 KNOTS = 8
+RETRIEVAL = "picture_retrieval"
+WAYS = {"text": "text-to-text", "image": "text-to-image"}
+SCORES = {
+    "clip": "CLIP score",
+    "attributes": "attributes matched, of 8",
+    "object": "object matched",
+    "background": "background matched",
+}
+EXAMPLES = 5
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 def drawn(model: str, prompts: Sequence[str], steps: int) -> list[bytes]:
@@ -101,22 +124,147 @@ def checked(curve: Curve, ends: tuple[float, float], texts: Floats, pictures: Fl
     }
 
 
+def retrieved(asked: Floats, texts: Floats, images: Floats) -> dict[str, Ints]:
+    """By each way the number of the cached image for every prompt in `asked`; rows are unit vectors."""
+    return {"text": (asked @ texts.T).argmax(axis=1), "image": (asked @ images.T).argmax(axis=1)}
+
+
+def scores_of(verdicts: Sequence[Verdict]) -> dict[str, Floats]:
+    """Score → one value per prompt; attributes only where a judge net read them."""
+    found = {"clip": np.array([one.clip for one in verdicts])}
+    if all(one.right for one in verdicts):
+        found["attributes"] = np.array([float(sum(one.right.values())) for one in verdicts])
+        found |= {name: np.array([float(one.right[name]) for one in verdicts]) for name in ("object", "background")}
+    return found
+
+
+def compared(by: Mapping[str, Mapping[str, Floats]], chosen: Mapping[str, Ints], users: Ints) -> dict[str, Any]:
+    """Means of both ways, and the paired difference with its 95 % interval over users drawn anew."""
+    differ = chosen["text"] != chosen["image"]
+    scores = {}
+    for name, text in by["text"].items():
+        more = by["image"][name] - text
+        scores[name] = {
+            "text": fmean(text),
+            "image": fmean(by["image"][name]),
+            "difference": fmean(more),
+            "difference_95": interval(more, users),
+            "better": fmean(more > 0),
+            "worse": fmean(more < 0),
+        }
+    return {"prompts": len(users), "other_image": fmean(differ), "scores": scores}
+
+
+def retrieval_report(figures: Mapping[str, Any]) -> str:
+    rows = [
+        [SCORES[name], f"{one['text']:.3f}", f"{one['image']:.3f}",
+         "{:+.3f} ({:+.3f} to {:+.3f})".format(one["difference"], *one["difference_95"]),
+         f"{one['better']:.1%}", f"{one['worse']:.1%}"]
+        for name, one in figures["scores"].items()
+    ]  # fmt: skip
+    heads = ["retrieved image", *WAYS.values(), "difference (95 % over users)", "better", "worse"]
+    return (
+        f"{table(heads, rows)}\n\n{figures['prompts']} prompts; the two ways retrieve different images for "
+        f"{figures['other_image']:.1%} of them"
+    )
+
+
+def examples_of(by: Mapping[str, Mapping[str, Floats]]) -> list[int]:
+    """The prompts with the largest differences in attributes, in either direction and in the ratio that they occur."""
+    more = by["image"]["attributes"] - by["text"]["attributes"]
+    better, worse = int((more > 0).sum()), int((more < 0).sum())
+    losses = round(EXAMPLES * worse / max(better + worse, 1))
+    order = np.argsort(-more, kind="stable")
+    return [*order[: EXAMPLES - losses].tolist(), *order[len(order) - losses :].tolist()]
+
+
+def retrieval_plot(
+    by: Mapping[str, Mapping[str, Floats]],
+    chosen: Mapping[str, Ints],
+    prompts: Sequence[str],
+    pngs: Sequence[bytes],
+    path: Path,
+) -> None:
+    """The distributions of Fig. 2 (attributes for PickScore), and examples like Fig. 3's."""
+    pyplot = pyplot_or_none()
+    if pyplot is None or "attributes" not in by["text"]:
+        return
+    figure = pyplot.figure(figsize=(9, 7), layout="constrained")
+    grid = figure.add_gridspec(3, 2 * EXAMPLES, height_ratios=(2, 1, 1))
+    for place, name in enumerate(("clip", "attributes")):
+        axes = figure.add_subplot(grid[0, place * EXAMPLES : (place + 1) * EXAMPLES])
+        bins = np.linspace(-0.2, 1, 49) if name == "clip" else np.arange(-0.5, 9)
+        for way, title in WAYS.items():
+            axes.hist(by[way][name], bins=bins, alpha=0.5, label=f"{title}, mean {by[way][name].mean():.3f}")
+        axes.set(xlabel=f"retrieved image: {SCORES[name]}", ylabel="prompts")
+        axes.legend(fontsize=8)
+    for place, number in enumerate(examples_of(by)):
+        for row, way in enumerate(WAYS, 1):
+            axes = figure.add_subplot(grid[row, 2 * place : 2 * place + 2])
+            axes.imshow(pyplot.imread(io.BytesIO(pngs[chosen[way][number]])))
+            axes.set(xticks=[], yticks=[], xlabel=f"{by[way]['attributes'][number]:.0f} of 8")
+            if row == 1:
+                axes.set_title(textwrap.fill(prompts[number], 26), fontsize=6)
+            if place == 0:
+                axes.set_ylabel(WAYS[way], fontsize=8)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def compare_retrieval(asked: argparse.Namespace) -> None:
+    """Both ways to search a cache of images, over prompts that the cache does not hold."""
+    on, card = machine(), find_card(asked.model)
+    distinct: dict[str, Prompt] = {}
+    for row in read_trace(SHIPPED):
+        distinct.setdefault(row.prompt, row)
+    cached, queries = list(distinct.values())[::2][: asked.pictures], list(distinct.values())[1::2]
+    encoder, prompts = open_encoder("bundled:clip"), [row.prompt for row in queries]
+    pngs = drawn(asked.model, [row.prompt for row in cached], asked.steps)
+    texts, own = (
+        np.stack([vector_from(one.vector) for one in encoder.texts([row.prompt for row in rows])]).astype(np.float64)
+        for rows in (cached, queries)
+    )
+    chosen = retrieved(own, texts, embedded_images(encoder, pngs))
+    scenes, numbers = [row.scene for row in queries], range(len(queries))
+    by = {}
+    for way, places in chosen.items():
+        found = judge_pictures({number: pngs[places[number]] for number in numbers}, prompts, scenes, encoder)
+        by[way] = scores_of([found[number] for number in numbers])
+    figures = compared(by, chosen, np.array([row.user for row in queries]))
+    print(retrieval_report(figures))
+    settings = {
+        "cached_images": len(cached), "steps": asked.steps, "model": card.name, "weights_hash": card.weights_hash,
+        "encoder_hash": encoder.hash, "trace_seed": SHIPPED_SEED,
+    }  # fmt: skip
+    command = f"python -m bench.picture_similarity --retrieval --pictures {len(cached)} --steps {asked.steps}"
+    record(RETRIEVAL, figures, settings, on=on, folder=asked.out or RESULTS, command=command)
+    retrieval_plot(by, chosen, prompts, pngs, (asked.out or RESULTS) / f"{RETRIEVAL}.png")
+
+
+def embedded_images(encoder: Encoder, pngs: Sequence[bytes]) -> Floats:
+    return np.concatenate([
+        [vector_from(one.vector) for one in encoder.images(pngs[at : at + 32])] for at in range(0, len(pngs), 32)
+    ]).astype(np.float64)  # fmt: skip
+
+
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="bundled:large")
     parser.add_argument("--pictures", type=int, default=240)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=FILE)
+    parser.add_argument("--retrieval", action="store_true", help="compare the ways to search a cache of images")
+    parser.add_argument("--out", type=Path, help="the curve's file; with --retrieval a folder of results")
     asked = parser.parse_args(given)
     torch.set_num_threads(asked.threads)
+    if asked.retrieval:
+        compare_retrieval(asked)
+        return
     prompts = list(dict.fromkeys(one.prompt for one in read_trace(SHIPPED)))[: asked.pictures]
     encoder = open_encoder("bundled:clip")
     pngs = drawn(asked.model, prompts, asked.steps)
     texts = np.stack([vector_from(one.vector) for one in encoder.texts(prompts)]).astype(np.float64)
-    pictures = np.concatenate([
-        [vector_from(one.vector) for one in encoder.images(pngs[at : at + 32])] for at in range(0, len(pngs), 32)
-    ]).astype(np.float64)  # fmt: skip
+    pictures = embedded_images(encoder, pngs)
     half = len(prompts) // 2
     curve, ends = fitted(texts[:half], pictures[:half])
     check = checked(curve, ends, texts[half:], pictures[half:])
@@ -133,7 +281,7 @@ def main(given: Sequence[str] | None = None) -> None:
         "encoder_hash": encoder.hash,
         "machine": machine(),
     }
-    asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (asked.out or FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
