@@ -29,10 +29,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from bench.energy import open_meter
 from bench.plotting import pyplot_or_none
 from bench.processes import counted, cpu_of, grown, scratch, servers_on_path, spent
 from bench.quiet import quiet
-from bench.recording import RESULTS, machine, quantile, record, settings_of, table
+from bench.recording import RESULTS, machine, quantile, record, settings_of, share, table
 from bench.remaining import Remaining
 from bench.traced_systems import FACTS, main_size, same_work
 from bench.two_models import FEWER_STEPS, GOAL_SHARE, Bound
@@ -52,6 +53,8 @@ ASSUMPTIONS = (
     "Seeds are the server's, so that a repeated prompt is drawn again. All at 64×64.",
     "The bounds' h, s and who drew what are read off the answers of the same run; r is the latency profile's, at the "
     "batch that the users fill.",
+    "Joules are the machine's own (bench/energy.py), all servers and services included, from the end of the warm-up to "
+    "the last answer; without a meter there are none.",
     "Retrieval only is no mode of the service; bench.two_models has it in virtual time.",
 )
 
@@ -158,10 +161,14 @@ async def drive(stack: Stack, way: Way, given: argparse.Namespace, rows: Sequenc
             await ask_all(client, warm, given.users, {"cache": "write", "quality": "large"}, f"{way.title}, warm-up")
             if "small" in way.settings:
                 await embedded(stack, len(warm))
+        meter = open_meter()
+        readings = meter.readings() if meter else ()
         begun, before = time.monotonic(), cpu_of(stack)
         answers = await ask_all(client, rows[given.warm :], given.users, way.asked, way.title)
         used, seconds = spent(before, cpu_of(stack)), time.monotonic() - begun
-    return figures_of(way, answers, given.settle, {name: one / seconds for name, one in used.items()})
+        joules = meter.since(readings) / len(answers) if meter else None
+    figures = figures_of(way, answers, given.settle, {name: one / seconds for name, one in used.items()})
+    return {**figures, "joules_per_request": joules, "meter": meter.source if meter else "none"}
 
 
 def with_bounds(systems: dict[str, Any], users: int) -> dict[str, Any]:
@@ -171,6 +178,8 @@ def with_bounds(systems: dict[str, Any], users: int) -> dict[str, Any]:
     for name, one in systems.items():
         if "vanilla" in systems:
             one["speedup"] = one["per_s"] / systems["vanilla"]["per_s"]
+            joules, whole = one.get("joules_per_request"), systems["vanilla"].get("joules_per_request")
+            one["energy_saved"] = 1 - joules / whole if joules and whole else None
         if name.startswith("modm") and "speedup" in one:
             bound = Bound(one["hit_rate"], one["share_skipped"], ratio)
             one["bound"] = bound.whole(WORKERS) if name == "modm" else bound.fractional
@@ -184,11 +193,12 @@ def report(figures: Mapping[str, Any]) -> str:
         [one["title"], one["counted"], one["per_s"], f"{one.get('speedup', float('nan')):.2f}",
          f"{one['bound']:.2f}" if "bound" in one else "", f"{one['of_bound']:.0%}" if "of_bound" in one else "",
          f"{one['hit_rate']:.1%}", f"{one['share_skipped']:.3f}",
-         ", ".join(f"{n} {model}" for model, n in one["by_model"].items()), one["seconds_p50"], one["seconds_p99"]]
+         ", ".join(f"{n} {model}" for model, n in one["by_model"].items()), one["seconds_p50"], one["seconds_p99"],
+         one.get("joules_per_request") or "no meter", share(one.get("energy_saved"))]
         for one in figures["systems"].values()
     ]  # fmt: skip
     heads = ["system", "counted", "pictures /s", "× vanilla", "bound", "of it", "hits", "skipped of a hit", "drawn by",
-             "p50 s", "p99 s"]  # fmt: skip
+             "p50 s", "p99 s", "J a request", "energy saved"]  # fmt: skip
     return f"\n{table(heads, rows)}"
 
 

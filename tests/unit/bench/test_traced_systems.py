@@ -161,11 +161,16 @@ def test_the_middle_of_a_run_with_real_processes() -> None:
     figures = two_processes.figures_of(two_processes.WAYS[4], answers, 0.25, {})
     assert figures["per_s"] == 1.0
     assert (figures["hit_rate"], figures["share_skipped"]) == (0.5, 0.2)
+    metered = {"vanilla": 8.0, "modm": 2.0}
     systems = {"vanilla": {**figures, "per_s": 0.5}, "modm": figures, "modm_shared": dict(figures)}
+    for name, joules in metered.items():
+        systems[name]["joules_per_request"] = joules
     found = two_processes.with_bounds(systems, users=32)["systems"]
     assert found["modm"]["speedup"] == 2.0
     assert found["modm"]["bound"] == pytest.approx(1.0)  # 1 / (2·(1 − h)): one of two workers stays large
     assert found["modm_shared"]["bound"] > 1.5
+    assert [found[name]["energy_saved"] for name in ("vanilla", "modm", "modm_shared")] == [0, 0.75, None]
+    assert "no meter" in two_processes.report({"systems": found})
 
 
 def test_systems_that_were_measured_before_a_break_are_not_measured_again(
