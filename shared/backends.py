@@ -63,7 +63,7 @@ async def open_backends(settings: Settings, ports: Collection[str] = PORTS) -> B
     Of servers only those behind `ports` are asked for, and waited for up to `connect_wait_s` when they are away; then
     UnavailableError names the one that is missing. StoreMismatchError when catalog and blob store belong to others.
     """
-    local = settings.bus_url.startswith("inprocess:") or settings.catalog_url.startswith("sqlite")
+    local = works_in_data_dir(settings)
     wanted = PORTS if local else ports
     until = time.monotonic() + (0.0 if local else settings.connect_wait_s)
     async with contextlib.AsyncExitStack() as opened:
@@ -100,6 +100,11 @@ async def _paired(settings: Settings, catalog: Catalog, blobs: Blobs) -> None:
         raise StoreMismatchError(found.said)
     if found.state == "unadopted":
         log("afterimage").warning("store not adopted", error=found.said)
+
+
+def works_in_data_dir(settings: Settings) -> bool:
+    """Whether only one process may work in the data directory."""
+    return settings.bus_url.startswith("inprocess:") or settings.catalog_url.startswith("sqlite")
 
 
 async def blobs_of(settings: Settings) -> Blobs:

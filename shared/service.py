@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -22,8 +24,9 @@ from pydantic import ValidationError
 
 from shared import rpc, telemetry
 from shared.addresses import BALANCED, check_address, target_of
-from shared.backends import PORTS, Backends, open_backends, require_shared
+from shared.backends import PORTS, Backends, open_backends, require_shared, works_in_data_dir
 from shared.clock import Clock, SystemClock
+from shared.datadir import lock_data_dir
 from shared.errors import AfterimageError, ConfigurationError, UnavailableError
 from shared.loop import run
 from shared.readiness import Readiness
@@ -216,11 +219,13 @@ async def serve(
 ) -> None:
     """Runs until SIGTERM or SIGINT, then drains; `on_ready` hears when it serves (else the log does). When the signal
     comes before that, what has started is ended and SystemExit raised, with 128 + the signal's number."""
+    check_free(settings)
     ending = _Ending(asyncio.current_task())
     ending.listen()
     try:
-        async with running(services, settings) as process:
-            await _until_stopped(process, services, settings, ending, on_ready)
+        # the port is taken before models are loaded: another program on it is reported at once
+        with telemetry.serving_metrics(settings.metrics_listen):
+            await _served(services, settings, ending, on_ready)
     except asyncio.CancelledError:
         if not ending.early:
             raise
@@ -228,16 +233,12 @@ async def serve(
         raise SystemExit(128 + ending.early) from None
 
 
-async def _until_stopped(
-    process: Running,
-    services: Sequence[Service],
-    settings: Settings,
-    ending: _Ending,
-    on_ready: Callable[[Running], None] | None,
+async def _served(
+    services: Sequence[Service], settings: Settings, ending: _Ending, on_ready: Callable[[Running], None] | None
 ) -> None:
-    gc.collect()
-    gc.freeze()  # half a million objects of the libraries, through which a full collection goes for 250 ms
-    with telemetry.serving_metrics(settings.metrics_listen):
+    async with running(services, settings) as process:
+        gc.collect()
+        gc.freeze()  # half a million objects of the libraries, through which a full collection goes for 250 ms
         ending.serving(process.stopping)
         if on_ready is not None:
             on_ready(process)
@@ -248,6 +249,29 @@ async def _until_stopped(
             )
         await process.stopping.wait()
         telemetry.log("afterimage").info("draining")
+
+
+def check_free(settings: Settings) -> None:
+    """Raise ConfigurationError where another process has the data directory or a port: it takes no time, and loading
+    models takes seconds."""
+    if works_in_data_dir(settings):
+        lock_data_dir(settings.data_dir).release()
+    check_address(settings.listen, "listen")
+    for setting, address in {"listen": settings.listen, "metrics_listen": settings.metrics_listen}.items():
+        if not address or address.startswith("unix:"):
+            continue
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]") or "127.0.0.1"
+        try:
+            socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+        except (OSError, ValueError, OverflowError) as error:
+            if getattr(error, "errno", 0) != errno.EADDRINUSE:  # whatever else is wrong the server says that binds it
+                continue
+            by = f"AFTERIMAGE_{setting.upper()} or `afterimage up --{setting.replace('_', '-')}`"
+            raise ConfigurationError(
+                f"{setting}: another process listens on {address}; stop it, or name another host:port with {by}"
+                + (", or '' for no metrics" if setting == "metrics_listen" else "")
+            ) from error
 
 
 def main(service: type[Service]) -> None:

@@ -83,10 +83,11 @@ def up(
     settings = settings_from(**locals())
     from shared.devices import placed
     from shared.loop import run
-    from shared.service import serve
+    from shared.service import check_free, serve
 
     telemetry.configure_logging(settings.log_level)
     names = ", ".join(served_cards(settings))  # a wrong name is said before anything is started
+    check_free(settings)  # before torch is imported
     with contextlib.ExitStack() as stack:
         out = wide()
         out.print("[dim]starting …[/dim]")

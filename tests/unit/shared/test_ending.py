@@ -54,6 +54,7 @@ def test_told_to_end_while_it_starts_it_ends_what_had_started(
     number: signal.Signals, tmp_path: Path, scratch: Path
 ) -> None:
     environment = {**os.environ, **SERVERS, "TMPDIR": str(scratch), "AFTERIMAGE_LISTEN": "127.0.0.1:0"}
+    environment["AFTERIMAGE_METRICS_LISTEN"] = ""
     environment["AFTERIMAGE_DATA_DIR"] = str(tmp_path / "data")
     program = _starting(PROGRAM, environment)
     told_at = time.monotonic()
@@ -71,6 +72,7 @@ def test_told_twice_it_does_not_wait_for_what_loads_on_a_thread(
     number: signal.Signals, tmp_path: Path, scratch: Path
 ) -> None:
     environment = {**os.environ, **SERVERS, "TMPDIR": str(scratch), "AFTERIMAGE_LISTEN": "127.0.0.1:0"}
+    environment["AFTERIMAGE_METRICS_LISTEN"] = ""
     environment["AFTERIMAGE_DATA_DIR"] = str(tmp_path / "data")
     loads = PROGRAM.replace("asyncio.sleep(60)", "asyncio.to_thread(__import__('time').sleep, 60)")
     program = _starting(loads, environment)
