@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -19,7 +20,8 @@ from protos.gateway_pb2_grpc import GatewayServiceStub
 from shared import rpc
 from shared.addresses import check_target
 from shared.errors import AfterimageError, ConfigurationError
-from shared.patience import Patience
+from shared.patience import Patience, countdown
+from shared.picture_file import write
 from shared.request_fields import RequestFields, request_message
 from shared.rpc_types import job_from_proto, plan_from_proto, timings_from_proto
 from shared.types import Job, JobState, Plan, Timings
@@ -57,6 +59,10 @@ class Picture(JobView):
     def seed(self) -> int:
         """The seed it was drawn with, whoever chose it."""
         return self.job.request.seed
+
+    def save(self, path: str | Path) -> None:
+        """Write it as PNG, JPEG or WebP, by the name's ending, with prompt, seed, model, steps and job id beside it."""
+        write(Path(path), self.png, self.job, self.model)
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ class AsyncClient:
 
         async with AsyncClient("localhost:50051") as client:
             picture = await client.generate("a red fox in the snow", steps=50, seed=7)
-            Path("fox.png").write_bytes(picture.png)
+            picture.save("fox.png")
             print(picture.plan.source, picture.plan.start_step, picture.plan.reason)
     """
 
@@ -145,7 +151,7 @@ class AsyncClient:
         """
         request = gateway_pb2.GenerateRequest(request=request_message(prompt, **fields))
         metadata = self._metadata(idempotency_key or uuid.uuid4().hex)
-        left_s = _countdown(timeout_s)
+        left_s = countdown(timeout_s)
         reply = await self._retried(
             lambda: _unary(self._stub.Generate, request, timeout_s=left_s(), metadata=metadata), on_wait
         )
@@ -166,12 +172,12 @@ class AsyncClient:
         async for event in client.generate_stream("a red fox in the snow"):
             match event:
                 case Progress(): print(event.step, "of", event.steps)
-                case Picture(): Path("fox.png").write_bytes(event.png)
+                case Picture(): event.save("fox.png")
         """
         request = gateway_pb2.GenerateStreamRequest(request=request_message(prompt, **fields), previews=previews)
         metadata = self._metadata(idempotency_key or uuid.uuid4().hex)
         patience, accepted, now = self._patience(), False, asyncio.get_running_loop().time
-        left_s = _countdown(timeout_s)
+        left_s = countdown(timeout_s)
         while True:
             begun = now()
             try:
@@ -243,7 +249,7 @@ class Client:
     """`AsyncClient` for programs without an event loop; usable from several threads.
 
     with Client("localhost:50051") as client:
-        Path("fox.png").write_bytes(client.generate("a red fox in the snow").png)
+        client.generate("a red fox in the snow").save("fox.png")
     """
 
     def __init__(self, target: str, *, tenant: str = "default", retry_s: float = 30.0) -> None:
@@ -326,13 +332,6 @@ async def _unary(method: Callable[..., Any], request: Any, *, timeout_s: float, 
         return await method(request, timeout=timeout_s, metadata=metadata)
     except grpc.RpcError as error:
         raise rpc.from_rpc_error(error) from error
-
-
-def _countdown(seconds: float) -> Callable[[], float]:
-    """How many of these seconds are left."""
-    now = asyncio.get_running_loop().time
-    end = now() + seconds
-    return lambda: max(end - now(), 0.0)
 
 
 async def _wait(error: AfterimageError, pause_s: float, on_wait: OnWait | None) -> None:

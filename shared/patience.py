@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Callable
 
 from shared.errors import AfterimageError, OverloadedError, UnavailableError
 from shared.rpc import AWAY
@@ -55,3 +57,10 @@ def _worth_another_try(error: AfterimageError) -> bool:
     if isinstance(error, OverloadedError):
         return error.retry_after_s is not None
     return isinstance(error, UnavailableError)
+
+
+def countdown(seconds: float) -> Callable[[], float]:
+    """Return what says how many of these seconds are left."""
+    now = asyncio.get_running_loop().time
+    end = now() + seconds
+    return lambda: max(end - now(), 0.0)

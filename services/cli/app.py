@@ -7,6 +7,7 @@ import re
 import sys
 from contextlib import suppress
 from importlib import metadata
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
@@ -25,6 +26,13 @@ from shared.errors import (
 )
 from shared.settings_names import in_words, misspelt
 
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"afterimage {metadata.version('afterimage')}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     name="afterimage",
     no_args_is_help=True,
@@ -39,6 +47,16 @@ app = typer.Typer(
         "Every setting is also an AFTERIMAGE_… variable; options win."
     ),
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Show the version and exit.")
+    ] = False,
+) -> None: ...
+
+
 app.command("up")(up.up)
 app.command("generate")(generate.generate)
 app.add_typer(jobs.app, name="jobs")

@@ -22,7 +22,7 @@ from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from services.cli.connection import options, say_asked, server_of, service_address
 from services.cli.embedded import alone, settings_from
 from services.cli.tables import WIDE, Column, fitted
-from services.cli.words import Bar, wide
+from services.cli.words import Bar, counted, wide
 from shared import rpc, telemetry
 from shared.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from shared.settings import Settings
@@ -56,13 +56,14 @@ def stats(data_dir: DataDir = None, target: Target = None) -> None:
     reply = _ask(data_dir, target, "Stats", pb.StatsRequest())
     out = wide()
     share = f" ({reply.bytes / reply.max_bytes:.0%} of {_size(reply.max_bytes)})" if reply.max_bytes else ""
-    out.print(f"{reply.entries} entries, {reply.states} states, {_size(reply.bytes)}{share}, policy {reply.policy}")
+    kept = f"{counted(reply.entries, 'entry')}, {counted(reply.states, 'state')}, {_size(reply.bytes)}"
+    out.print(f"{kept}{share}, policy {reply.policy}")
     if reply.picture_policy != "off":
         room = f" ({reply.picture_bytes / reply.max_picture_bytes:.0%} of {_size(reply.max_picture_bytes)})"
-        kept = f"{reply.pictures} pictures of {reply.max_pictures}, {_size(reply.picture_bytes)}"
+        kept = f"{counted(reply.pictures, 'picture')} of {reply.max_pictures}, {_size(reply.picture_bytes)}"
         out.print(f"{kept}{room if reply.max_picture_bytes else ''}, policy {reply.picture_policy}")
     evicted = f"{reply.evicted} evicted, {reply.holes} of them from entries that kept others"
-    out.print(f"since start: {reply.inserted} states inserted, {evicted}")
+    out.print(f"since start: {counted(reply.inserted, 'state')} inserted, {evicted}")
     if reply.states_by_step:
         table = Table("K", "states", "uses")
         for step in sorted(reply.states_by_step):
@@ -164,7 +165,7 @@ def purge(
     what = "the whole cache" if everything else f"{name.removesuffix('_id')} {value} from the cache"
     question = "" if yes else f"Purge {what}? Pictures that belong to jobs stay."
     reply = _ask(data_dir, target, "Purge", pb.PurgeRequest(**chosen), question)
-    wide().print(f"purged {reply.entries} entries, {reply.states} states, {_size(reply.bytes)}")
+    wide().print(f"purged {counted(reply.entries, 'entry')}, {counted(reply.states, 'state')}, {_size(reply.bytes)}")
 
 
 @app.command("collect")
@@ -249,7 +250,7 @@ def rebuild_index(data_dir: DataDir = None) -> None:
     start = time.monotonic()
     found = asyncio.run(_repaired(settings, out))
     took = time.monotonic() - start
-    out.print(f"{found.kept} entries kept, {found.added} added, {found.removed} removed in {took:.1f} s")
+    out.print(f"{counted(found.kept, 'entry')} kept, {found.added} added, {found.removed} removed in {took:.1f} s")
 
 
 async def _repaired(settings: Settings, console: Console) -> Repaired:

@@ -52,10 +52,12 @@ async def service_address(service: str, target: str | None, settings: Settings, 
     own = "" if data_dir or target else str(getattr(settings, f"{service}_address"))
     facts = None if own or target else found_running(settings.data_dir)
     if own:
+        if "," not in own and (why := await unreachable(own)) is not None:
+            raise why
         say_asked(own)
         return target_of(own, f"{service}_address")
     if facts and await unreachable(str(facts["internal"])) is None:
-        say_asked(f"{facts['address']} (data {settings.data_dir.absolute()})")
+        say_asked(str(facts["address"]))
         return str(facts["internal"])
     address = address_of(target, settings)
     why = await unreachable(address) if target or data_dir is None else NothingListensError()

@@ -17,6 +17,7 @@ from services.cli.words import Bar, candidates_table, hint, keep_picture, where_
 from shared.client import Accepted, AsyncClient, Picture, Waiting
 from shared.client import Progress as Step
 from shared.errors import AfterimageError, InvalidRequestError, OverloadedError, StorageFullError, UnavailableError
+from shared.picture_file import check_writable
 
 Optional = typer.Option
 _SEED = (
@@ -32,7 +33,9 @@ _FRESH_NOISE = "Share of a reused latent's noise that is new, 0–1: the more, t
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to draw.")],
-    out: Annotated[Path | None, Optional("--out", "-o", help="PNG to write; default: <job id>.png here.")] = None,
+    out: Annotated[
+        Path | None, Optional("--out", "-o", help=".png, .jpg or .webp to write; default: <job id>.png here.")
+    ] = None,
     seed: Annotated[int | None, Optional(help=_SEED)] = None,
     steps: Annotated[int | None, Optional(help="Denoising steps T; default: the model's.")] = None,
     size: Annotated[str | None, Optional(help="WIDTHxHEIGHT in pixels; default: the model's.")] = None,
@@ -65,8 +68,7 @@ def generate(
 
       afterimage generate 'two blue fish under water' --steps 25 --size 96x64 --cache off
     """
-    if out is not None and out.is_dir():
-        raise InvalidRequestError("out", "must be a file, not a folder", out)
+    check_writable(out or Path("<job id>.png"))
     fields: dict[str, Any] = {
         "negative_prompt": negative,
         "seed": seed,

@@ -15,6 +15,7 @@ from services.cli.embedded import settings_from
 from services.cli.words import candidates_table, counted, job_sheet, jobs_table, keep_picture, wide
 from shared.client import AsyncClient
 from shared.errors import AfterimageError, InvalidRequestError
+from shared.picture_file import check_writable
 from shared.types import JobState
 
 T = TypeVar("T")
@@ -57,7 +58,9 @@ def list_jobs(
 @app.command("show")
 def show_job(
     job_id: JobId,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write its picture here, as PNG.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Also write its picture here: .png, .jpg or .webp.")
+    ] = None,
     target: Target = None,
     data_dir: DataDir = None,
     tenant: Tenant = "default",
@@ -66,6 +69,8 @@ def show_job(
 
     Examples: afterimage jobs show 01jd… · afterimage jobs show 01jd… --out fox.png
     """
+    if out is not None:
+        check_writable(out)
     console, where = wide(), options(target=target, data_dir=data_dir, tenant=tenant)
 
     async def shown(client: AsyncClient) -> None:

@@ -56,8 +56,9 @@ def where_it_started(view: JobView) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """1 step, 2 steps."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    """1 step, 2 steps; 1 entry, 2 entries."""
+    plural = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
+    return f"{number} {what if number == 1 else plural}"
 
 
 def hint(plan: Plan) -> str:
@@ -78,7 +79,7 @@ def chosen_model(plan: Plan) -> str:
 
 
 def keep_picture(picture: Picture, path: Path, where: str = "") -> Path | None:
-    """Writes the PNG; the folder that had to be made for it, None when it was there.
+    """Write the file in its ending's format; return the folder that had to be made for it, None when it was there.
 
     Raises AfterimageError saying how to get the picture all the same; `where`: the options that find its job.
     """
@@ -86,7 +87,7 @@ def keep_picture(picture: Picture, path: Path, where: str = "") -> Path | None:
     made = None if folder.is_dir() else folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(picture.png)
+        picture.save(path)
     except OSError as error:
         again = f"afterimage jobs show {picture.job.id} --out FILE{where}"
         raise AfterimageError(f"out: cannot write {path} ({error.strerror}); while it runs: {again}") from error

@@ -8,16 +8,21 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from protos import gateway_pb2
 from services.cli.app import app
 from services.cli.embedded import announced
 from services.cli.generate import draw
+from services.gateway.service import GatewayService
+from shared.errors import ConfigurationError
 from shared.models import tiny
+from shared.service import running
 from shared.types import JobState
 from tests.flows.conftest import Make
 from tests.flows.house import SLOW, house
@@ -52,9 +57,13 @@ def test_generate_starts_an_instance_when_none_runs_and_the_next_one_finds_its_c
     assert "Another seed looks much the same: --fresh-noise" in second.output
     assert "made the folder" not in second.output
     assert len(list(tmp_path.glob("*.png"))) == 1
+    run("generate", "a red fox", "--steps", 10, "--seed", 1, "--data-dir", "data", "-o", "fox.webp")
+    with Image.open("fox.webp") as picture:
+        assert picture.format == "WEBP"
 
     stats = run("cache", "stats", "--data-dir", "data")  # nobody runs: the cache is opened for the question
-    assert re.match(r"2 entries, \d+ states", stats.output)
+    assert re.match(r"2 entries, \d+ states", stats.stdout)
+    assert stats.stderr == f"asking the cache in {tmp_path / 'data'} (nothing serves it now)\n"
     purged = run("cache", "purge", "--all", "--yes", "--data-dir", "data")
     assert "purged 2 entries" in purged.output
     assert "0 entries, 0 states" in run("cache", "stats", "--data-dir", "data").output
@@ -75,8 +84,10 @@ async def test_commands_find_the_process_that_works_in_a_data_directory(make: Ma
             assert f"{job.request.seed} (drawn)" in shown.output
             again = await asyncio.to_thread(run, "jobs", "show", job.id, "--out", "kept/fox.png", *where)
             assert "made the folder kept" in again.output
-            kept = await asyncio.to_thread(Path("kept/fox.png").read_bytes)
-            assert kept == (await it.client.get_picture(job.id)).png
+            png = (await it.client.get_picture(job.id)).png
+            with Image.open("kept/fox.png") as kept, Image.open(io.BytesIO(png)) as drawn_png:
+                assert kept.tobytes() == drawn_png.tobytes()
+                assert {"prompt": "a red fox", "job": job.id}.items() <= kept.info.items()
             none = await asyncio.to_thread(run, "jobs", "list", "--state", "failed", *where)
             assert "no jobs that are failed" in none.output
             await asyncio.to_thread(run, "generate", "a blue fox", "--steps", 2, *where)
@@ -92,6 +103,55 @@ async def test_commands_find_the_process_that_works_in_a_data_directory(make: Ma
             await it.settled(await it.client.get_picture(job.id))
             inspected = await asyncio.to_thread(run, "cache", "inspect", *where)
             assert "a red fox" in inspected.output
+
+
+async def test_every_command_finds_what_listens_and_says_which_one(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In another folder than the one where `afterimage up` was typed."""
+    async with house(make(large="noop:")) as it:
+        address = it.process.address
+        commands: dict[tuple[str, ...], str] = {
+            ("generate", "a red fox", "--steps", "2"): "Started ",
+            ("jobs", "list"): "a red fox",
+            ("cache", "stats"): "1 entry, ",
+            ("cache", "inspect"): "a red fox",
+            ("monitor", "--once"): "global monitor",
+        }
+        for target in ([], ["--target", address]):
+            monkeypatch.setenv("AFTERIMAGE_LISTEN", "127.0.0.1:1" if target else address)
+            for command, shown in commands.items():
+                said = await asyncio.to_thread(run, *command, *target)
+                assert shown in said.stdout
+                assert (said.stderr, "asking" in said.stdout) == (f"asking {address}\n", False)
+                if command[0] == "generate":
+                    await it.settled(await it.client.get_picture((await it.client.list_jobs())[0][0].job.id))
+            commands[("cache", "stats")] = "2 entries, "
+        health = await asyncio.to_thread(run, "health", "--target", address)
+        assert health.output == f"{address}: serving\n"
+    assert not (tmp_path / ".afterimage").exists()
+
+
+async def test_only_callers_on_this_machine_are_told_where_the_other_services_listen(make: Make) -> None:
+    async with house(make(large="noop:")) as it:
+        gateway = next(service for service in it.process.services if isinstance(service, GatewayService))
+        for peer, known in {
+            "ipv4:127.0.0.1:5": True,
+            "unix:": True,
+            "ipv6:%5B::1%5D:5": True,
+            "ipv4:10.0.0.7:5": False,
+        }.items():
+            located = await gateway.Locate(gateway_pb2.LocateRequest(), SimpleNamespace(peer=lambda peer=peer: peer))
+            assert located.internal_address == (it.process.context.internal_address if known else "")
+
+
+async def test_a_gateway_alone_has_no_cache_to_ask(make: Make) -> None:
+    elsewhere = {f"{name}_address": "127.0.0.1:1" for name in ("embedder", "match_predictor", "retriever")}
+    async with running([GatewayService()], make(large="noop:", **elsewhere)) as process:
+        refused = await asyncio.to_thread(CliRunner().invoke, app, ["cache", "stats", "--target", process.address])
+    assert isinstance(refused.exception, ConfigurationError)
+    assert f"the gateway at {process.address} does not run cache_maintainer" in str(refused.exception)
+    assert "AFTERIMAGE_CACHE_MAINTAINER_ADDRESS=host:port" in str(refused.exception)
 
 
 def test_the_demo_draws_both_ways_and_leaves_a_report(tmp_path: Path) -> None:

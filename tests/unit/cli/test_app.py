@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import os
 import sys
@@ -59,6 +60,9 @@ def test_help_teaches_with_an_example(command: tuple[str, ...]) -> None:
         (("jobs", "list", "--state", "lost"), os.EX_USAGE, "state: must be one of queued, running"),
         (("generate", "a fox", "--size", "big"), os.EX_USAGE, "WIDTHxHEIGHT"),
         (("generate", "a fox", "--out", "/"), os.EX_USAGE, "out: must be a file, not a folder"),
+        (("generate", "a fox", "-o", "fox.gif"), os.EX_USAGE, "out: must end in one of .png, .jpg, .jpeg, .webp"),
+        (("generate", "a fox", "-o", "/proc/fox.png"), os.EX_USAGE, "out: cannot be written"),
+        (("jobs", "show", "01jd", "-o", "/proc/fox.png"), os.EX_USAGE, "out: cannot be written"),
         (("cache", "stats"), 1, "data_dir: there is no"),
         (("up", "--large", "./nowhere"), os.EX_CONFIG, "model './nowhere': not bundled:NAME"),
         (("models", "check", "./nowhere"), os.EX_CONFIG, "model './nowhere': not bundled:NAME"),
@@ -110,6 +114,12 @@ def test_a_package_that_is_not_installed_is_named_and_a_module_of_ours_is_a_bug(
     missing[0] = "services.gone"
     with pytest.raises(ModuleNotFoundError):
         cli.main()
+
+
+def test_the_version_is_the_installed_one_s() -> None:
+    assert (
+        CliRunner().invoke(cli.app, ["--version"]).output == f"afterimage {importlib.metadata.version('afterimage')}\n"
+    )
 
 
 def test_exit_codes_follow_sysexits() -> None:

@@ -52,7 +52,7 @@ async def test_a_target_is_asked_whatever_the_data_directory_holds(
         maintainer.cache.counts = Counts(inserted=9, evicted=4, holes=3)
         await asyncio.to_thread(cache.stats, elsewhere, process.address)
         await asyncio.to_thread(cache.inspect, "", 5, "", elsewhere, process.address)
-        assert "1 entries, " in shown.getvalue()
+        assert "1 entry, " in shown.getvalue()
         assert "9 states inserted, 4 evicted, 3 of them from entries that kept others" in shown.getvalue()
         assert "a fox" in shown.getvalue()
     with pytest.raises(UnavailableError):

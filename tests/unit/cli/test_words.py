@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from services.cli.report import started
-from services.cli.words import Bar, candidates_table, hint, job_sheet, jobs_table, keep_picture, where_it_started
+from services.cli.words import (
+    Bar,
+    candidates_table,
+    counted,
+    hint,
+    job_sheet,
+    jobs_table,
+    keep_picture,
+    where_it_started,
+)
 from shared.errors import AfterimageError
 from shared.types import JobState, PlanSource
 from tests.unit.cli.views import picture
@@ -78,7 +89,9 @@ def test_a_picture_that_cannot_be_written_is_not_lost(tmp_path: Path) -> None:
         keep_picture(picture(), tmp_path / "file" / "fox.png", " --tenant acme")
     assert keep_picture(picture(), tmp_path / "new" / "fox.png") == tmp_path / "new"
     assert keep_picture(picture(), tmp_path / "new" / "fox.png") is None
-    assert (tmp_path / "new" / "fox.png").read_bytes() == picture().png
+    with Image.open(tmp_path / "new" / "fox.png") as kept, Image.open(io.BytesIO(picture().png)) as drawn:
+        assert kept.tobytes() == drawn.tobytes()
+        assert kept.info["job"] == "j1"
 
 
 def test_prompts_are_never_markup() -> None:
@@ -102,3 +115,7 @@ def test_a_job_says_where_it_went_on() -> None:
     again = replace(view, job=replace(view.job, attempt=2))
     assert "resumed" not in shown(job_sheet(again))  # it began anew
     assert "64, resumed after step 36 of 100" in shown(job_sheet(replace(again, steps_run=64)))
+
+
+def test_one_of_a_kind_is_not_many() -> None:
+    assert [counted(1, "entry"), counted(2, "entry"), counted(0, "state")] == ["1 entry", "2 entries", "0 states"]
