@@ -22,6 +22,8 @@ class GenerateImage(Stored):
     job_id: str
     state_key: str = ""
     state_sha256: str = ""
+    previews: bool = False
+    """Whether the stream that sent it asked for previews; one that comes later publishes PreviewsRequested."""
 
 
 # ---- facts (every subscriber) ----
@@ -57,6 +59,13 @@ class Progress(Stored):
     step: int
     steps: int
     preview: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewsRequested(Stored):
+    """A stream asked for previews of this job: its worker sends them with the progress from then on."""
+
+    job_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +163,7 @@ Message: TypeAlias = (
     | JobQueued
     | JobCancelled
     | Progress
+    | PreviewsRequested
     | JobSucceeded
     | JobFailed
     | StateUsed
@@ -171,6 +181,7 @@ KINDS: dict[str, type[Message]] = {
         JobQueued,
         JobCancelled,
         Progress,
+        PreviewsRequested,
         JobSucceeded,
         JobFailed,
         StateUsed,

@@ -220,6 +220,7 @@ class Settings(BaseSettings):
     embed_cache: int = Field(4096, ge=0, description="Texts whose embedding is remembered.")
     call_timeout_s: Seconds = Field(2.0, description="Limit of one call to embedder, predictor or retriever.")
 
+    log_prompts: bool = Field(False, description="Whether the log line of a finished request names its prompt.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least that is logged.")
 
     @model_validator(mode="after")

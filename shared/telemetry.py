@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
 import logging
+import math
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
-from shared.errors import ConfigurationError
+from shared.errors import AfterimageError, ConfigurationError
 
 _LATENCY_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
@@ -76,10 +80,30 @@ class Metrics:
 
 
 METRICS = Metrics()
+COUNT_S = 2.0
+"""How long a scrape waits for a number that is counted for it."""
+
+
+def counted_when_scraped(gauge: Gauge, count: Callable[[], Coroutine[Any, Any, int]]) -> None:
+    """From now on every scrape counts anew, on this event loop; not a number where there is no answer in time."""
+    loop = asyncio.get_running_loop()
+
+    def number() -> float:
+        if loop.is_closed() or threading.get_ident() == owner:  # the loop cannot wait for itself
+            return math.nan
+        counting = asyncio.run_coroutine_threadsafe(count(), loop)
+        try:
+            return counting.result(COUNT_S)
+        except (AfterimageError, TimeoutError, concurrent.futures.CancelledError):
+            counting.cancel()
+            return math.nan
+
+    owner = threading.get_ident()
+    gauge.set_function(number)
 
 
 def configure_logging(level: str = "info", *, pretty: bool | None = None) -> None:
-    """JSON lines on stderr, or coloured text on a terminal.  Prompts are never logged."""
+    """JSON lines on stderr, or coloured text on a terminal. No prompt is logged unless `log_prompts` is set."""
     pretty = sys.stderr.isatty() if pretty is None else pretty
     renderer: Any = structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer()
     structlog.configure(

@@ -1,18 +1,24 @@
-"""Jobs as clients see them: the row, its picture, and where the time went."""
+"""Jobs as clients see them: the row, its picture, and where the time went; the log line of each that ended."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from protos import common_pb2 as pb
 from protos import gateway_pb2
 from services.gateway.deadlines import dropped_because, late_because
+from services.gateway.fanout import Rows
 from shared.blobs import Blobs
 from shared.blobs.ahead import ReadAhead
-from shared.errors import BlobMissingError, NotFoundError
+from shared.errors import AfterimageError, BlobMissingError, NotFoundError
 from shared.messages import JobSucceeded, Progress
 from shared.rpc_types import job_to_proto, plan_to_proto
+from shared.telemetry import log
 from shared.types import Job, Timings
 
 _KEPT = 4096
@@ -57,6 +63,50 @@ class Answers:
             return await (ahead or self._blobs).get(job.result.picture_key, job.result.picture_sha256)
         except BlobMissingError as error:
             raise NotFoundError(f"the picture of job {job.id} is gone; results are kept results_keep_s") from error
+
+
+class FinishedLog:
+    """One log line for each job that was accepted or taken up here, once its row is final."""
+
+    def __init__(self, rows: Rows, waited_for: Callable[[str], bool], *, prompts: bool) -> None:
+        """waited_for: whether a call that waits for the job will read its row anyway; prompts: whether to log them."""
+        self._rows, self._waited_for, self._prompts = rows, waited_for, prompts
+        self._open: OrderedDict[str, None] = OrderedDict()
+        self._looking: set[asyncio.Task[None]] = set()
+
+    def accepted(self, job_id: str) -> None:
+        self._open[job_id] = None
+        while len(self._open) > _KEPT:
+            self._open.popitem(last=False)
+
+    def look(self, job_id: str) -> None:
+        """Read the row of a job that may have ended, where no waiting call does."""
+        if job_id in self._open and not self._waited_for(job_id):
+            task = asyncio.create_task(self._look(job_id))
+            self._looking.add(task)
+            task.add_done_callback(self._looking.discard)
+
+    def ended(self, job: Job) -> None:
+        if not job.state.final or job.id not in self._open:
+            return
+        del self._open[job.id]
+        request, plan = job.request, job.plan
+        facts: dict[str, Any] = {"job": job.id, "tenant": request.tenant, "status": job.state.value}
+        facts |= {"source": plan.source.value, "start_step": plan.start_step, "steps": request.steps}
+        facts |= {"model": job.result.model if job.result else plan.model}
+        facts |= {"seconds": round(job.updated_at - job.created_at, 3)}  # both by the catalog's clock
+        facts |= {"prompt": request.prompt} if self._prompts else {}
+        facts |= {"error": error} if (error := job.error or dropped_because(job)) else {}
+        log("gateway").info("request finished", **facts)
+
+    async def close(self) -> None:
+        for task in self._looking:
+            task.cancel()
+        await asyncio.gather(*self._looking, return_exceptions=True)
+
+    async def _look(self, job_id: str) -> None:
+        with contextlib.suppress(AfterimageError):  # a line less; the row stays as it is
+            self.ended(await self._rows.get(job_id))
 
 
 def _add(gateway: Timings, run: pb.Timings) -> None:

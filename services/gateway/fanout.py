@@ -72,7 +72,7 @@ class Fanout:
             for watch in watches:
                 watch.wake()
 
-    def waited_for(self, job_id: str, *, besides: Watch) -> bool:
+    def waited_for(self, job_id: str, *, besides: Watch | None = None) -> bool:
         return bool(self._watches.get(job_id, set()) - {besides})
 
     @contextlib.contextmanager

@@ -73,7 +73,9 @@ class Intake:
         self._confirmer = Confirmer(context.backends.catalog, every_s=min(1.0, context.settings.sweep_s / 10))
         self.rate = FinishRate()
 
-    async def accept(self, message: pb.Request, caller: Caller, job_id: str, *, told_now: bool) -> Accepted:
+    async def accept(
+        self, message: pb.Request, caller: Caller, job_id: str, *, told_now: bool, previews: bool = False
+    ) -> Accepted:
         """The job of this request: a new one named `job_id`, or the first one of the caller's idempotency key.
 
         It is on disk when this returns where the client is `told_now`; else at its end, which the client waits for.
@@ -101,7 +103,7 @@ class Intake:
             )
         finally:
             self._queue.arrived()
-        confirmed = await self._announce(row) if created else row.promised
+        confirmed = await self._announce(row, previews) if created else row.promised
         accept_s = self._clock.monotonic() - start - planning_s
         timings = replace(planned.timings, accept_s=accept_s)
         _observe(timings)
@@ -150,7 +152,6 @@ class Intake:
         now, limit = self._clock.monotonic(), self._settings.max_queued
         if self._queue.stale(now, limit):
             self._queue.counted(await self._backends.catalog.jobs.queued(), now)
-        METRICS.queued.set(self._queue.length)
         check_queue(self._queue.length, limit, self.rate.per_s(now), self._sent_away, now)
         self._queue.arriving()
 
@@ -188,18 +189,18 @@ class Intake:
             warnings=tuple(planned.warnings),
         )
 
-    async def _announce(self, job: Job) -> bool:
+    async def _announce(self, job: Job, previews: bool) -> bool:
         """Whether its task, if it needs one, is confirmed by the broker; ConfigurationError when that refuses it."""
         if job.state.final:
             self._hints.tell(StateUsed(job.plan.entry_id, 0))
             return True
-        sent = await self._send(job)
+        sent = await self._send(job, previews)
         self._hints.tell(_queued(job))
         return sent
 
-    async def _send(self, job: Job) -> bool:
+    async def _send(self, job: Job, previews: bool) -> bool:
         try:
-            await self._backends.bus.send(job.lane, task_of(job), priority=job.request.priority)
+            await self._backends.bus.send(job.lane, task_of(job, previews=previews), priority=job.request.priority)
         except ConfigurationError as error:  # until a person mends it, and then the sweeper's
             METRICS.unsent.inc()
             kept = f"job {job.id} is kept, and sent once that is mended"

@@ -13,7 +13,7 @@ import grpc
 
 from protos import gateway_pb2 as pb
 from protos.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
-from services.gateway.answers import Answers, accepted_event, progress_event, waiting_event
+from services.gateway.answers import Answers, FinishedLog, accepted_event, progress_event, waiting_event
 from services.gateway.deadlines import DropTimers, outcome_error
 from services.gateway.fanout import Fanout, Watch
 from services.gateway.idempotency import METADATA_KEY, check_key
@@ -26,18 +26,20 @@ from shared.blobs.ahead import ReadAhead
 from shared.bus.hints import Hints
 from shared.errors import AfterimageError, NotFoundError, UnavailableError, UnreadableRowError
 from shared.ids import new_id
-from shared.messages import JobCancelled, JobSucceeded, Message, Progress, WorkerReported
+from shared.messages import JobCancelled, JobSucceeded, Message, PreviewsRequested, Progress, WorkerReported
 from shared.models import ModelCard, served_cards
 from shared.rpc_types import state_from_proto
 from shared.service import Context
 from shared.settings import Settings
-from shared.telemetry import METRICS
+from shared.telemetry import METRICS, counted_when_scraped
 from shared.types import Job, JobState
 
 TENANT_KEY = "tenant"
 """Call metadata that names the tenant (API keys will)."""
 LOCAL_PEERS = ("unix:", "ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D")
 """How gRPC names callers on this machine."""
+PREVIEWS_AGAIN_S = 1.0
+"""Between two requests of one stream for previews that do not come."""
 NOTED_S, LOOK_S = 2.0, 0.02
 """A caller who cancels what runs waits for its worker's note on what it had cost; the row is looked at so often."""
 
@@ -81,13 +83,15 @@ class GatewayService(GatewayServiceServicer):
         self._timers = DropTimers(self._cancel)
         self._answers = Answers(context.backends.blobs)
         self._fanout = Fanout(bus, self._ended)
+        settings, jobs = context.settings, context.backends.catalog.jobs
+        self._finished = FinishedLog(jobs, self._fanout.waited_for, prompts=settings.log_prompts)
+        counted_when_scraped(METRICS.queued, jobs.queued)
         await self._fanout.start()
-        settings = context.settings
         self._sweeper = Sweeper(
             catalog,
             bus,
             settings.sweep_s,
-            self._arm,
+            self._requeued,
             lease_s=settings.lease_s,
             resend_s=settings.resend_s,
             clock=context.clock,
@@ -111,6 +115,7 @@ class GatewayService(GatewayServiceServicer):
         self._timers.close()
         await self._reports.close()
         await self._intake.close()
+        await self._finished.close()
         await self._hints.close()
         await self._fanout.stop()
 
@@ -128,7 +133,8 @@ class GatewayService(GatewayServiceServicer):
         self, request: pb.GenerateStreamRequest, context: Any
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         with self._visit() as visit:
-            job = await self._accept(request.request, context, visit, told_now=True)
+            ask_at = 0.0
+            job = await self._accept(request.request, context, visit, told_now=True, previews=request.previews)
             if visit.confirmed:
                 yield accepted_event(job, 0 if job.state.final else await self._jobs.position(job.id))
             async for event in self._follow(visit):
@@ -139,6 +145,10 @@ class GatewayService(GatewayServiceServicer):
                     yield accepted_event(job, await self._jobs.position(job.id))
                 if isinstance(event, Progress):
                     preview = base64.b64decode(event.preview) if request.previews else b""
+                    now = self._context.clock.monotonic()
+                    if request.previews and not preview and now >= ask_at:  # of each worker that takes the job up
+                        self._hints.tell(PreviewsRequested(event.job_id))
+                        ask_at = now + PREVIEWS_AGAIN_S
                     yield progress_event(event, preview)
                 elif event.state.final:
                     yield pb.GenerateStreamResponse(result=await self._answer(event, visit))
@@ -182,8 +192,9 @@ class GatewayService(GatewayServiceServicer):
         """Listens to the coming job before it exists; a caller that leaves early may take its job along."""
         if self._fanout.draining:
             raise UnavailableError("shutting down; try another replica, or again in a moment", retry_after_s=2.0)
-        with self._fanout.watch(new_id()) as watch:
+        with contextlib.ExitStack() as after, self._fanout.watch(new_id()) as watch:
             visit = Visit(watch, self._context.clock.monotonic())
+            after.callback(self._unwatched, visit)
             try:
                 yield visit
             except (asyncio.CancelledError, GeneratorExit):
@@ -193,9 +204,16 @@ class GatewayService(GatewayServiceServicer):
             finally:
                 visit.close()
 
-    async def _accept(self, request: Any, context: Any, visit: Visit, *, told_now: bool) -> Job:
+    def _unwatched(self, visit: Visit) -> None:
+        if visit.job is not None:
+            self._finished.look(visit.job.id)
+
+    async def _accept(self, request: Any, context: Any, visit: Visit, *, told_now: bool, previews: bool = False) -> Job:
+        job_id = visit.watch.job_id
         try:
-            accepted = await self._intake.accept(request, _caller(context), visit.watch.job_id, told_now=told_now)
+            accepted = await self._intake.accept(
+                request, _caller(context), job_id, told_now=told_now, previews=previews
+            )
         except AfterimageError as error:
             METRICS.refused.labels(type(error).__name__).inc()
             raise
@@ -203,7 +221,10 @@ class GatewayService(GatewayServiceServicer):
         visit.picture, visit.confirmed = accepted.picture, accepted.confirmed
         if job.id != visit.watch.job_id:  # a retry: the first job of this idempotency key
             self._fanout.redirect(visit.watch, job.id)
+            if not job.state.final:
+                self._finished.accepted(job.id)
         else:
+            self._finished.accepted(job.id)
             self._answers.timed(job.id, accepted.timings)
             self._arm(job)
         return job
@@ -229,6 +250,7 @@ class GatewayService(GatewayServiceServicer):
 
     async def _answer(self, job: Job, visit: Visit) -> pb.GenerateResponse:
         model, error = job.result.model if job.result else job.plan.model, outcome_error(job)
+        self._finished.ended(job)
         METRICS.requests.labels(job.state, job.plan.source, model).inc()
         if error is not None:
             raise error
@@ -268,8 +290,14 @@ class GatewayService(GatewayServiceServicer):
     def _arm(self, job: Job) -> None:
         self._timers.arm(job, now=job.updated_at)  # just written: this is the catalog's clock
 
+    def _requeued(self, job: Job) -> None:
+        self._arm(job)
+        if self._context.backends.catalog.process_local:  # the gateway that accepted it is gone
+            self._finished.accepted(job.id)
+
     def _ended(self, job_id: str) -> None:
         self._timers.disarm(job_id)
+        self._finished.look(job_id)
         self._intake.rate.finished(self._context.clock.monotonic())
 
 

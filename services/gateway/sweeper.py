@@ -12,7 +12,7 @@ from shared.catalog.sweeping import NEVER_S
 from shared.clock import Clock, SystemClock
 from shared.errors import AfterimageError
 from shared.messages import GenerateImage
-from shared.telemetry import METRICS, log
+from shared.telemetry import log
 from shared.types import Job
 
 SLEPT_S = 5.0
@@ -87,7 +87,7 @@ class Sweeper:
 
     async def _go_round(self) -> None:
         away = ""
-        for step in (self._count, self._sweep, self._reroute):
+        for step in (self._sweep, self._reroute):
             try:
                 await step()
             except AfterimageError as error:  # the sweeper outlives a broker or catalog that is away
@@ -96,9 +96,6 @@ class Sweeper:
                 log("gateway").error("sweep failed", error=repr(error), exc_info=error)
         if away:
             log("gateway").warning("sweep put off", error=away)
-
-    async def _count(self) -> None:
-        METRICS.queued.set(await self._catalog.jobs.queued())
 
     async def _sweep(self) -> None:
         if sent := await self.sweep():
@@ -135,9 +132,9 @@ async def _nothing() -> None:
     """Where nothing moves."""
 
 
-def task_of(job: Job) -> GenerateImage:
-    """What a worker is told: the job, and what it may begin to read."""
-    return GenerateImage(job.id, job.plan.state_key, job.plan.state_sha256)
+def task_of(job: Job, *, previews: bool = False) -> GenerateImage:
+    """What a worker is told: the job, what it may begin to read, and whether its stream wants previews."""
+    return GenerateImage(job.id, job.plan.state_key, job.plan.state_sha256, previews)
 
 
 class Confirmer:

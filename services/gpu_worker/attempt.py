@@ -69,10 +69,10 @@ class ElsewhereError(AfterimageError):
 class Attempt:
     """A claimed job in this worker's hands. Its blobs are its own: keys carry the attempt."""
 
-    def __init__(self, place: Workplace, job: Job, ahead: ReadAhead) -> None:
+    def __init__(self, place: Workplace, job: Job, ahead: ReadAhead, *, previews: bool = False) -> None:
         """`ahead`: what its task named, being read since before the claim."""
         self.job = job
-        self._ahead = ahead
+        self._ahead, self._previews = ahead, previews
         self.id = f"{job.id}-{job.attempt}"
         """What the engine calls it: after a suspend this worker may hold two attempts at one job."""
         self.unheard = False
@@ -157,6 +157,12 @@ class Attempt:
         if self._submitted:
             self._place.engine.cancel(self.id)
 
+    def send_previews(self) -> None:
+        """From the next step on: a stream asked for them."""
+        self._previews = True
+        if self._submitted:
+            self._place.engine.preview(self.id)
+
     async def draw(self) -> Result:
         """Runs the plan and stores what came of it; raises what the engine says, or what storing raises."""
         clock, backends, settings = self._place.clock, self._place.backends, self._place.settings
@@ -193,7 +199,7 @@ class Attempt:
             self.job.request,
             self.plan,
             prepared.start,
-            preview=True,
+            preview=self._previews,
             checkpoint_every=self._place.settings.checkpoint_every_steps,
             checkpoint_gap_s=self._place.settings.checkpoint_gap_s,
             deadline_at=self._deadline_at(),

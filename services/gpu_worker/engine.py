@@ -89,6 +89,13 @@ class Engine:
         if task_id in self._waiting or task_id in self._running:
             self._cancelled.add(task_id)
 
+    def preview(self, task_id: str) -> None:
+        """From its next step on the task is told with previews; an unknown id is ignored."""
+        if task_id in self._waiting:
+            self._waiting[task_id] = replace(self._waiting[task_id], preview=True)
+        elif (row := self._running.get(task_id)) is not None:
+            row.task = replace(row.task, preview=True)
+
     def abandon(self, error: Exception) -> list[Event]:
         """Everyone leaves, because the engine itself is in trouble."""
         return [self._leave(task_id, error) for task_id in [*self._waiting, *self._running]]

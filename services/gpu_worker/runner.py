@@ -48,6 +48,9 @@ class EngineThread:
     def cancel(self, task_id: str) -> None:
         self._orders.put(lambda engine: _cancel(engine, task_id))
 
+    def preview(self, task_id: str) -> None:
+        self._orders.put(lambda engine: _preview(engine, task_id))
+
     async def stop(self) -> None:
         """Ends the thread after the step that is running; rows aboard are dropped without a word."""
         self._orders.put(None)
@@ -112,4 +115,9 @@ def _submit(engine: Engine, task: Task) -> list[Event]:
 
 def _cancel(engine: Engine, task_id: str) -> list[Event]:
     engine.cancel(task_id)
+    return []
+
+
+def _preview(engine: Engine, task_id: str) -> list[Event]:
+    engine.preview(task_id)
     return []

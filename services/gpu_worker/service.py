@@ -36,7 +36,7 @@ from shared.blobs.ahead import ReadAhead
 from shared.bus import Delivery
 from shared.devices import placed
 from shared.errors import AfterimageError, CancelledError, DeadlineError, NotFoundError, UnreadableRowError, passes
-from shared.messages import GenerateImage, JobCancelled, JobFailed, JobSucceeded, Message
+from shared.messages import GenerateImage, JobCancelled, JobFailed, JobSucceeded, Message, PreviewsRequested
 from shared.service import Context
 from shared.telemetry import METRICS, log
 from shared.types import Job, JobState, Plan, Result
@@ -93,7 +93,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         self._burial = Burial(context.backends, context.clock)
         self._finished = self._handed_back = 0
         self._draining = False
-        self._subscription = await bus.subscribe([JobCancelled], self._on_cancelled)
+        self._subscription = await bus.subscribe([JobCancelled, PreviewsRequested], self._on_wish)
         await self._assignment.begin(self._thread.serve)
         self._renewing = asyncio.create_task(renewal.run())
 
@@ -159,10 +159,10 @@ class GpuWorkerService(GpuWorkerServiceServicer):
 
     # ---- the bus ----
 
-    async def _on_cancelled(self, fact: Message) -> None:
-        if isinstance(fact, JobCancelled):
+    async def _on_wish(self, fact: Message) -> None:
+        if isinstance(fact, JobCancelled | PreviewsRequested):
             for attempt in self._attempts_at(fact.job_id):
-                attempt.cancel()
+                attempt.cancel() if isinstance(fact, JobCancelled) else attempt.send_previews()
 
     def _attempts_at(self, job_id: str) -> list[Attempt]:
         """One, or more when this worker slept longer than a lease and then claimed its own job again."""
@@ -195,7 +195,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         with contextlib.closing(self._read_ahead(task, delivery)) as ahead, self._claims.holding(task.job_id):
             if (job := await self._claim(task.job_id)) is not None:
                 if alone or job.crashes < CRASHES_TOGETHER:
-                    await self._run(job, delivery, ahead)
+                    await self._run(job, delivery, ahead, previews=task.previews)
                     return True
                 if await self._unclaimed(job):
                     return False
@@ -227,11 +227,11 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             raise
         return job
 
-    async def _run(self, job: Job, delivery: Delivery, ahead: ReadAhead) -> None:
+    async def _run(self, job: Job, delivery: Delivery, ahead: ReadAhead, *, previews: bool) -> None:
         METRICS.job_attempts.labels(str(delivery.redelivered).lower()).inc()
         for older in self._attempts_at(job.id):
             older.cancel()
-        attempt = Attempt(self._place, job, ahead)
+        attempt = Attempt(self._place, job, ahead, previews=previews)
         self._attempts[attempt.id] = attempt
         try:
             if job.crashes >= CRASHES_TOGETHER + CRASHES_ALONE:

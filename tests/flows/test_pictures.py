@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import AsyncIterator
 
 import pytest
 from PIL import Image
 
-from shared.client import Accepted, Client, Picture, Progress
+from shared.client import Accepted, Client, Event, Picture, Progress
 from shared.errors import NotFoundError
 from shared.types import JobState, PlanSource
 from tests.flows.conftest import Make
@@ -92,6 +93,26 @@ async def test_a_stream_tells_the_queue_then_the_steps_then_the_picture(make: Ma
     with Image.open(io.BytesIO(previews[-1])) as preview:
         assert preview.size == (16, 16)
     assert events[0].job_id == events[-1].job.id
+
+
+async def test_a_second_watcher_may_ask_for_previews_of_a_job_that_runs(make: Make) -> None:
+    async with house(make(large=SLOW, progress_per_s=50)) as it:
+
+        async def previews_of(stream: AsyncIterator[Event]) -> list[bool]:
+            return [bool(event.preview) async for event in stream if isinstance(event, Progress)]
+
+        first = it.client.generate_stream("a red fox", steps=100, idempotency_key="one")
+        job_id = (await anext(first)).job_id
+        without = asyncio.create_task(previews_of(first))
+        await asyncio.sleep(0.3)
+        again = it.client.generate_stream("a red fox", steps=100, idempotency_key="one", previews=True)
+        accepted = await anext(again)
+        assert isinstance(accepted, Accepted)
+        assert accepted.job_id == job_id
+        had = await previews_of(again)
+        assert had == sorted(had)
+        assert had[-1]
+        assert not any(await without)
 
 
 async def test_a_waiting_stream_says_how_many_are_ahead(make: Make) -> None:

@@ -10,12 +10,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from services.cli.embedded import announced, found_running
 from shared import telemetry
-from shared.errors import ConfigurationError, InvalidRequestError
+from shared.errors import ConfigurationError, InvalidRequestError, UnavailableError
 from tests.flows.conftest import Make
-from tests.flows.house import house
+from tests.flows.house import SLOW, house
 
 GATEWAY = "afterimage.gateway.v1.GatewayService"
 
@@ -70,6 +71,45 @@ async def test_metrics_count_what_was_drawn(make: Make) -> None:
     assert 'afterimage_requests_total{model="large",source="exact",status="succeeded"}' in text
     assert 'afterimage_stage_seconds_count{stage="plan"}' in text
     assert "a red fox" not in text  # prompts are never labels
+
+
+async def test_the_queue_s_length_is_counted_when_it_is_asked_for(make: Make) -> None:
+    """Not when a request arrives: what left since would still be shown."""
+
+    async def shown(port: int) -> float:
+        text = await asyncio.to_thread(read, f"http://127.0.0.1:{port}/metrics")
+        return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("afterimage_queued_jobs "))
+
+    with telemetry.serving_metrics("127.0.0.1:0") as port:
+        async with house(make(large=SLOW, max_rows=1, sweep_s=3600)) as it:
+            asking = [asyncio.create_task(it.client.generate(f"fox {n}", steps=50, cache="off")) for n in range(4)]
+            async with asyncio.timeout(20):
+                while await shown(port) != 3:
+                    await asyncio.sleep(0.05)
+                assert await it.backends.catalog.jobs.queued() == 3
+            await asyncio.gather(*asking)
+            assert await shown(port) == 0
+
+
+async def test_a_number_that_nobody_can_count_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = CollectorRegistry()
+    gauge = Gauge("waiting", "Counted.", registry=registry)
+    monkeypatch.setattr(telemetry, "COUNT_S", 0.1)
+
+    async def away() -> int:
+        raise UnavailableError("the catalog is away")
+
+    async def silent() -> int:
+        await asyncio.sleep(60)
+        return 1
+
+    async def three() -> int:
+        return 3
+
+    for count, shown in ((away, "NaN"), (silent, "NaN"), (three, "3.0")):
+        telemetry.counted_when_scraped(gauge, count)
+        assert f"\nwaiting {shown}\n" in (await asyncio.to_thread(generate_latest, registry)).decode()
+    assert "\nwaiting NaN\n" in generate_latest(registry).decode()  # on the loop, which cannot wait for itself
 
 
 def test_a_metrics_port_that_is_taken_is_named() -> None:

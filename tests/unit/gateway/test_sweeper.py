@@ -150,10 +150,10 @@ async def test_a_catalog_that_is_away_is_no_bug_and_a_bug_has_a_traceback(
         (ZeroDivisionError("a bug"), "error", "sweep failed"),
     ):
 
-        async def fails(*_: object, error: Exception = error) -> int:
+        async def fails(*_: object, error: Exception = error, **__: object) -> int:
             raise error
 
-        monkeypatch.setattr(catalog.jobs, "queued", fails)
+        monkeypatch.setattr(catalog.jobs, "to_requeue", fails)
         logs.clear()
         sweeping = asyncio.create_task(Sweeper(catalog, bus, 0.01, lambda _: None).run())
         async with asyncio.timeout(10):

@@ -332,6 +332,23 @@ def test_what_a_step_tells(family: UNetFamily) -> None:
     assert not [event for event in events if isinstance(event, Advanced) and event.id == "b" and event.preview]
 
 
+def test_previews_may_be_asked_for_before_and_while_a_row_rides(family: UNetFamily) -> None:
+    engine = Engine({"large": family}, tell_every_s=0.0)
+    for name in ("waiting", "riding", "unseen"):
+        engine.submit(task(name))
+    engine.preview("waiting")
+    events = engine.step()
+    engine.preview("riding")
+    engine.preview("nobody's")
+    while not engine.idle:
+        events += engine.step()
+    seen: dict[str, list[bool]] = {event.id: [] for event in events if isinstance(event, Advanced)}
+    for event in events:
+        if isinstance(event, Advanced):
+            seen[event.id].append(event.preview is not None)
+    assert seen == {"waiting": [True] * STEPS, "riding": [False] + [True] * (STEPS - 1), "unseen": [False] * STEPS}
+
+
 def test_progress_is_told_at_its_pace(family: UNetFamily) -> None:
     now = [0.0]
 

@@ -76,8 +76,8 @@ class Bench:
         )
         return (await self.jobs.accept(job))[0]
 
-    async def send(self, job: Job) -> None:
-        await self.backends.bus.send(lane_of(self.model), GenerateImage(job.id))
+    async def send(self, job: Job, *, previews: bool = False) -> None:
+        await self.backends.bus.send(lane_of(self.model), GenerateImage(job.id, previews=previews))
 
     async def draw(self, plan: Plan | None = None, **changes: Any) -> Job:
         """The finished row of a new job."""
