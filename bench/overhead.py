@@ -41,7 +41,7 @@ from shared.loop import run as run_on_loop
 from shared.models import served_card
 from shared.models.k_table import KTable, Level, profile_kind, profile_of, table_to_json
 from shared.settings import Settings
-from shared.telemetry import METRICS
+from shared.telemetry import METRICS, configure_logging
 from shared.types import PlanSource
 
 GOAL_P50_S, GOAL_P99_S = 0.005, 0.020
@@ -192,6 +192,7 @@ async def measure(arguments: argparse.Namespace) -> None:
         ("pictures", noop, arguments.pictures_count),
         ("real", arguments.large, arguments.real_count),
     )
+    configure_logging("error")  # else each request's line is printed while it is timed
     for name, large, count in runs:
         if not count:
             continue

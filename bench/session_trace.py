@@ -33,6 +33,7 @@ from shared.client import AsyncClient, Picture
 from shared.models import served_card
 from shared.models.k_table import FIG_10, shipped_table
 from shared.settings import Settings
+from shared.telemetry import configure_logging
 from shared.types import Size
 
 WARM_UP = 8
@@ -169,6 +170,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     given = {"large": arguments.large, "encoder": arguments.encoder, "k_table_alpha": arguments.alpha}
     named = {name: value for name, value in given.items() if value}
     settings = Settings(max_rows=arguments.max_rows, log_level="error", **named)
+    configure_logging(settings.log_level)  # else each request's line is printed
     rows, resized = trace_rows(arguments.trace, arguments.count, settings, main_size_only=arguments.main_size_only)
     if arguments.fresh:
         shutil.rmtree(arguments.work, ignore_errors=True)

@@ -102,13 +102,14 @@ async def test_a_second_watcher_may_ask_for_previews_of_a_job_that_runs(make: Ma
             return [bool(event.preview) async for event in stream if isinstance(event, Progress)]
 
         first = it.client.generate_stream("a red fox", steps=100, idempotency_key="one")
-        job_id = (await anext(first)).job_id
+        begun = await anext(first)
+        assert isinstance(begun, Accepted)
         without = asyncio.create_task(previews_of(first))
         await asyncio.sleep(0.3)
         again = it.client.generate_stream("a red fox", steps=100, idempotency_key="one", previews=True)
         accepted = await anext(again)
         assert isinstance(accepted, Accepted)
-        assert accepted.job_id == job_id
+        assert accepted.job_id == begun.job_id
         had = await previews_of(again)
         assert had == sorted(had)
         assert had[-1]
