@@ -190,7 +190,7 @@ def collect(
     if yes:
         out.print(f"deleted {found.deleted} blobs that were due, or left over from purged entries")
         return
-    out.print(f"{found.due} have been in quarantine for {days}: the next pass deletes them, and deleted nothing now")
+    out.print(f"{found.due} have been in quarantine for {days}: the next pass deletes them, this one deleted nothing")
     if found.erased:
         out.print(f"{found.erased} are left over from purged entries: the next pass deletes them without quarantine")
     if found.held:

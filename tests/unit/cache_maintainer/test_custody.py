@@ -1,0 +1,299 @@
+"""Blobs leave by way of a quarantine, never in suspicious numbers, and never from a store that is another's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import MutableMapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import grpc
+import pytest
+
+from protos import cache_maintainer_pb2 as pb
+from services.cache_maintainer.collector import Findings, judge_size
+from services.cache_maintainer.service import CacheMaintainerService
+from shared.blobs import open_blobs
+from shared.errors import NotFoundError, StoreMismatchError
+from shared.pairing import SEAL_KEY, Seal, read_seal
+from shared.settings import Settings
+from shared.telemetry import METRICS
+from shared.types import JobState
+from tests.unit.cache_maintainer.house import House, house
+from tests.unit.cached import MODEL, finished_job, request, unit
+
+ORPHAN = "states/nobody/1/5.safetensors"
+DAYS_S = 3 * 86_400.0
+
+
+@pytest.fixture
+def brief(settings: Settings) -> Settings:
+    """A grace that is over at once."""
+    return settings.model_copy(update={"large": MODEL, "blob_grace_s": 0.05})
+
+
+@pytest.fixture(autouse=True)
+def passes_are_made_by_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*_: object, **__: object) -> None:
+        return
+
+    monkeypatch.setattr(CacheMaintainerService, "_every", never)
+
+
+async def old_orphans(home: House, count: int) -> list[str]:
+    """Blobs without a row, older than the grace."""
+    keys = [f"states/nobody{number}/1/5.safetensors" for number in range(count)]
+    await asyncio.gather(*(home.backends.blobs.put(key, b"x", durable=False) for key in keys))
+    await asyncio.sleep(0.2)
+    return keys
+
+
+def held(reason: str) -> float:
+    return float(METRICS.collection_held.labels(reason)._value.get())
+
+
+async def steal(home: House) -> None:
+    """Somebody put another store behind the same URL."""
+    other = Seal("another-store", "another-catalog", "elsewhere")
+    await home.backends.blobs.put(SEAL_KEY, json.dumps(asdict(other)).encode())
+
+
+async def test_a_new_catalog_over_an_old_store_is_refused_and_nothing_is_deleted(brief: Settings) -> None:
+    """An empty catalog had deleted 9 of 9 blobs within 25 s."""
+    async with house(brief) as home:
+        for number in range(3):
+            await home.finish(request(str(number)), number, steps=(5, 10))
+        kept = [blob.key async for blob in home.backends.blobs.list()]
+    assert len(kept) == 3 * 3 + 1
+    for path in brief.data_dir.glob("catalog.sqlite3*"):
+        path.rename(path.with_name(f"lost-{path.name}"))
+    with pytest.raises(StoreMismatchError) as refused:
+        async with house(brief):
+            pass
+    assert str(brief.data_dir / "blobs") in str(refused.value)
+    assert str(brief.data_dir / "catalog.sqlite3") in str(refused.value)
+    blobs = await open_blobs(brief.blobs_url)
+    assert [blob.key async for blob in blobs.list()] == kept
+    await blobs.close()
+    for path in brief.data_dir.glob("lost-*"):
+        path.rename(path.with_name(path.name.removeprefix("lost-")))
+    async with house(brief) as home:  # its own catalog goes on where it was
+        assert len((await home.backends.catalog.entries.page(10))[0]) == 3
+
+
+async def test_a_store_that_is_swapped_while_running_is_left_alone(
+    brief: Settings, logs: list[MutableMapping[str, Any]]
+) -> None:
+    async with house(brief.model_copy(update={"quarantine_s": 0.0})) as home:
+        entry_id = await home.finish(request())
+        (orphan,) = await old_orphans(home, 1)
+        own = await home.backends.blobs.get(SEAL_KEY)
+        await steal(home)
+        await home.service.collect()
+        await home.service.cache.purge(lambda entry: entry.id == entry_id)
+        await asyncio.sleep(0.2)
+        await home.service._tidy()
+        assert await home.has(orphan)
+        assert await home.has(f"states/{entry_id}/1/5.safetensors")  # evicted or purged: not from another's store
+        assert held("mismatch") == 1
+        assert "another-catalog" in next(one["error"] for one in logs if one["event"] == "nothing is collected")
+        await home.backends.blobs.put(SEAL_KEY, own)
+        await home.service.collect()
+        await home.service._tidy()
+        assert not await home.has(orphan)
+        assert not await home.has(f"states/{entry_id}/1/5.safetensors")
+        assert held("mismatch") == 0
+
+
+async def test_a_store_of_the_version_before_is_used_and_not_collected_unless_the_catalog_knows_it(
+    brief: Settings, logs: list[MutableMapping[str, Any]]
+) -> None:
+    at_once = brief.model_copy(update={"quarantine_s": 0.0})
+    blobs = await open_blobs(at_once.blobs_url)
+    await blobs.put(ORPHAN, b"x")
+    async with house(at_once) as home:
+        said = next(one["error"] for one in logs if one["event"] == "store not adopted")
+        assert "knows 0% of 1 sampled blobs (90% are needed)" in said
+        await home.finish(request(), steps=(5,))
+        await asyncio.sleep(0.2)
+        await home.service.collect()
+        assert await home.has(ORPHAN)
+        assert held("unadopted") == 1
+        for number in range(4):  # 3 blobs each: with them the catalog knows more than nine tenths
+            await home.finish(request(str(number)), number, steps=(5, 10))
+        await asyncio.sleep(0.2)
+        await home.service.collect()
+        assert await read_seal(blobs) is not None
+        assert not await home.has(ORPHAN)
+        assert held("unadopted") == 0
+    await blobs.close()
+
+
+async def test_what_nothing_names_waits_in_quarantine(brief: Settings) -> None:
+    waits = brief.model_copy(update={"quarantine_s": 0.8})
+    async with house(waits) as home:
+        (orphan,) = await old_orphans(home, 1)
+        await home.service.collect()
+        assert await home.has(orphan)
+        assert METRICS.quarantined._value.get() == 1
+        await asyncio.sleep(0.4)
+        await home.service.collect()  # seen again: the time counts from the first
+        assert await home.has(orphan)
+        await asyncio.sleep(0.5)
+        await home.service.collect()
+        assert not await home.has(orphan)
+        assert METRICS.quarantined._value.get() == 0
+        assert await home.backends.catalog.custody.counts(0.0) == (0, 0)
+
+
+async def test_a_blob_that_is_named_again_loses_its_mark(brief: Settings) -> None:
+    """And begins anew when nothing names it later."""
+    async with house(brief) as home:
+        job = await finished_job(home.backends, request(), unit(1))
+        unnamed = replace(job, id="j" * 26, state=JobState.QUEUED, result=None)
+        key = f"states/{unnamed.id}-1-5.safetensors"
+        await home.backends.blobs.put(key, b"x")
+        await asyncio.sleep(0.2)
+        await home.service.collect()
+        assert await home.backends.catalog.custody.counts(DAYS_S) == (1, 0)
+        await home.backends.catalog.jobs.accept(unnamed, key_lifetime_s=60)
+        await home.service.collect()
+        assert await home.backends.catalog.custody.counts(0.0) == (0, 0)
+        assert await home.has(key)
+
+
+async def test_a_blob_that_is_named_between_the_look_and_the_deletion_stays(
+    brief: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(brief.model_copy(update={"quarantine_s": 0.0})) as home:
+        job = await finished_job(home.backends, request(), unit(1))
+        unnamed = replace(job, id="j" * 26, state=JobState.QUEUED, result=None)
+        key = f"states/{unnamed.id}-1-5.safetensors"
+        await home.backends.blobs.put(key, b"x")
+        await asyncio.sleep(0.2)
+        custody = home.service._backends.catalog.custody
+        due = custody.due
+
+        async def then(*given: Any) -> list[str]:
+            found = await due(*given)
+            if found:
+                await home.backends.catalog.jobs.accept(unnamed, key_lifetime_s=60)
+            return found
+
+        monkeypatch.setattr(custody, "due", then)
+        await home.service.collect()
+        assert await home.has(key)
+
+
+async def test_what_is_erased_on_request_skips_the_quarantine(brief: Settings) -> None:
+    """Also what a lost attempt had left, and when the maintainer dies before the grace is over."""
+    async with house(brief) as home:
+        purged, kept = await home.finish(request("a"), 1), await home.finish(request("b"), 2)
+        left = [f"states/{job_id}-0-5.safetensors" for job_id in (purged, kept)]
+        for key in left:
+            await home.backends.blobs.put(key, b"x")
+        await asyncio.sleep(0.2)
+        await home.service.collect()
+        assert [await home.has(key) for key in left] == [True, True]
+        await home.stub.Purge(pb.PurgeRequest(entry_id=purged), timeout=5)
+        home.service.cache.doomed._keys.clear()  # killed here
+    async with house(brief) as home:
+        await asyncio.sleep(0.2)
+        await home.service.collect()
+        assert not await home.has(f"states/{purged}/1/5.safetensors")
+        assert [await home.has(key) for key in left] == [False, True]
+        assert await home.has(f"pictures/{purged}/1.png")  # its job's
+        assert await home.has(f"states/{kept}/1/5.safetensors")
+
+
+async def test_what_is_erased_lives_for_the_grace_all_the_same(settings: Settings) -> None:
+    """A worker may be reading it."""
+    slow = settings.model_copy(update={"large": MODEL, "blob_grace_s": 0.6, "quarantine_s": 0.0})
+    async with house(slow) as home:
+        job_id = await home.finish(request(), steps=(5,))
+        left = f"states/{job_id}-0-5.safetensors"
+        await home.backends.blobs.put(left, b"x")
+        await asyncio.sleep(0.8)  # both blobs are older than the grace
+        home.service._collector._quarantine_s = DAYS_S
+        await home.stub.Purge(pb.PurgeRequest(entry_id=job_id), timeout=5)
+        await home.service.collect()
+        assert await home.has(left)
+        await asyncio.sleep(0.8)
+        await home.service.collect()
+        assert not await home.has(left)
+
+
+async def test_what_eviction_and_expiry_decided_skips_the_quarantine(small: Settings) -> None:
+    brief = small.model_copy(update={"blob_grace_s": 0.05, "results_keep_s": 0.05, "image_tier": "off"})
+    async with house(brief) as home:
+        first = await home.finish(request("a"), 1)
+        for number in (2, 3):  # the budget is two entries'
+            await home.finish(request(str(number)), number)
+        without = await home.finish(request("b"), 4, steps=())
+        await asyncio.sleep(0.2)
+        await home.service.collect()
+        await asyncio.sleep(0.2)
+        await home.service._tidy()
+        assert not await home.has(f"states/{first}/1/5.safetensors")
+        assert not await home.has(f"pictures/{without}/1.png")
+        with pytest.raises(NotFoundError):
+            await home.backends.catalog.jobs.get(without)
+
+
+async def test_a_pass_that_would_delete_suspiciously_much_waits_for_an_operator(
+    brief: Settings, logs: list[MutableMapping[str, Any]]
+) -> None:
+    async with house(brief.model_copy(update={"quarantine_s": 0.0})) as home:
+        entry_id = await home.finish(request())
+        orphans = await old_orphans(home, 101)
+        await home.service.collect()
+        assert all([await home.has(key) for key in orphans])
+        assert held("large") == 1
+        said = next(one["error"] for one in logs if one["event"] == "orphans stay")
+        assert said.startswith("101 of 107 blobs")
+        shown = await home.stub.Collect(pb.CollectRequest(), timeout=20)
+        assert (shown.blobs, shown.unnamed, shown.due, shown.deleted, shown.held) == (107, 101, 101, 0, "large")
+        assert "afterimage cache collect --yes" in shown.said
+        assert all([await home.has(key) for key in orphans])
+        done = await home.stub.Collect(pb.CollectRequest(confirmed=True), timeout=20)
+        assert (done.deleted, done.unnamed, done.held) == (101, 0, "")
+        assert not any([await home.has(key) for key in orphans])
+        assert await home.has(f"states/{entry_id}/1/5.safetensors")
+        assert held("large") == 0
+
+
+async def test_confirming_lets_nothing_out_of_the_quarantine_early(brief: Settings) -> None:
+    async with house(brief) as home:
+        (orphan,) = await old_orphans(home, 1)
+        done = await home.stub.Collect(pb.CollectRequest(confirmed=True), timeout=20)
+        assert (done.deleted, done.unnamed, done.due, done.quarantine_s) == (0, 1, 0, DAYS_S)
+        assert await home.has(orphan)
+        await steal(home)
+        assert (await home.stub.Collect(pb.CollectRequest(confirmed=True), timeout=20)).held == "mismatch"
+
+
+async def test_a_damaged_id_of_a_store_is_written_again_where_the_catalog_knows_its_blobs(brief: Settings) -> None:
+    async with house(brief) as home:
+        await home.finish(request())
+        before = await read_seal(home.backends.blobs)
+        await home.backends.blobs.put(SEAL_KEY, b"not json")
+        await home.service.collect()
+        assert await read_seal(home.backends.blobs) == before
+
+
+@pytest.mark.parametrize(
+    ("blobs", "due", "waits"),
+    [(100, 100, False), (101, 101, True), (1_010, 101, False), (1_009, 101, True), (10**6, 10**5, False)],
+)
+def test_suspiciously_much_is_more_than_a_hundred_and_more_than_a_tenth(blobs: int, due: int, waits: bool) -> None:
+    assert (judge_size(Findings(blobs=blobs, unnamed=due, due=due)).held == "large") is waits
+
+
+async def test_a_standby_collects_nothing_on_request(brief: Settings) -> None:
+    async with house(brief) as home:
+        home.service._leads = False
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await home.stub.Collect(pb.CollectRequest(confirmed=True), timeout=5)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        home.service._leads = True
