@@ -1,14 +1,63 @@
-"""The lock that keeps a second process out of a data directory."""
+"""The lock that keeps a second process out of a data directory, and modes that keep other users out of it."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
 
 from shared.errors import ConfigurationError, DataDirectoryLockedError
 
 LOCK_FILE = "lock"
+OWNER_FOLDER, OWNER_FILE = 0o700, 0o600
+OTHERS = 0o077
+
+
+def private_folder(path: Path | str, mode: int = OWNER_FOLDER, *, tighten: bool = True) -> Path:
+    """Make the folder and its missing parents with this mode, whatever the umask; return its absolute path.
+
+    `tighten`: a folder that is there, is ours and is open to others gets the mode too. The root, a home and a sticky
+    folder such as /tmp keep theirs: they have other uses.
+    """
+    folder = Path(path).absolute()
+    for one in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+        with suppress(FileExistsError):  # made meanwhile
+            one.mkdir(mode=mode)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    shared = (Path("/"), Path(os.path.expanduser("~")))
+    if tighten and folder not in shared and not folder.stat().st_mode & stat.S_ISVTX:
+        _tighten(folder, mode)
+    return folder
+
+
+def private_file(path: Path | str) -> None:
+    """Give a file that is there and is ours the mode 0600. The file is not opened: closing it would end the locks that
+    SQLite has on it in this process."""
+    with suppress(FileNotFoundError):
+        _tighten(Path(path), OWNER_FILE)
+
+
+def private_opener(path: str, flags: int) -> int:
+    """`opener` of `open` for a file that only its owner may read and write."""
+    return os.open(path, flags, OWNER_FILE)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a text that only its owner may read."""
+    with open(path, "w", opener=private_opener) as file:
+        private_file(path)
+        file.write(text)
+
+
+def _tighten(path: Path, mode: int) -> None:
+    seen = path.stat()
+    if seen.st_uid == os.geteuid() and seen.st_mode & OTHERS & ~mode:
+        with suppress(PermissionError):  # a file system without modes
+            path.chmod(mode)
 
 
 class DataDirLock:
@@ -28,8 +77,9 @@ def lock_data_dir(path: Path | str) -> DataDirLock:
     """Makes the directory when it is missing and takes its lock; DataDirectoryLockedError names who has it."""
     directory = Path(path).absolute()
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        private_folder(directory)
+        descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, OWNER_FILE)
+        private_file(directory / LOCK_FILE)
     except OSError as error:
         raise ConfigurationError(f"data_dir: {directory} cannot be used ({error.strerror}); choose another") from error
     try:

@@ -10,7 +10,8 @@ import struct
 import subprocess
 from pathlib import Path
 
-from scripts.stack.servers import HOST, Server, StackError, free_port
+from scripts.stack.servers import HOST, Server, StackError, free_port, way_to
+from shared.datadir import private_folder
 
 HOW_TO_GET_IT = "apt-get install postgresql (or any PostgreSQL whose programs are on PATH)"
 USER = "afterimage"
@@ -37,7 +38,8 @@ def start(folder: Path, host: str = HOST) -> Server:
     folder = folder.absolute()
     user = "postgres" if os.geteuid() == 0 else ""  # it refuses to run as root
     data, port = folder / "data", free_port()
-    folder.mkdir(parents=True, exist_ok=True)
+    way_to(folder, user)
+    private_folder(folder)
     if user:
         shutil.chown(folder, user, user)
     new = not (data / "PG_VERSION").exists()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from scripts.stack.servers import HOST, Server, StackError, free_port
+from shared.datadir import private_folder
 
 HOW_TO_GET_IT = "apt-get install rabbitmq-server (or any RabbitMQ whose programs are on PATH)"
 CONSUMER_TIMEOUT_S = 24 * 3600
@@ -29,7 +30,7 @@ def start(folder: Path, host: str = HOST) -> Server:
     if program is None:
         raise StackError(f"rabbitmq: not installed; {HOW_TO_GET_IT}")
     folder, port = folder.absolute(), free_port()
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     (folder / "rabbitmq.conf").write_text(
         f"listeners.tcp.local = {host}:{port}\n"
         "loopback_users = none\n"  # guest may come from wherever `host` is reached from

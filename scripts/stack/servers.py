@@ -15,9 +15,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shared.datadir import OTHERS, OWNER_FOLDER, private_file, private_folder, private_opener
+
 HOST = "127.0.0.1"
 MAX_PORT = 32_000
 """Above begin the ports of outgoing connections: one of them could take the port of a service that is away."""
+
+
+PASSABLE = 0o711
+"""Mode of folders above one that another user works in."""
+
+
+def way_to(folder: Path, user: str = "") -> None:
+    """Make the folders above this one: for us alone, and passable where a server runs as another user below."""
+    private_folder(folder.parent, PASSABLE if user else OWNER_FOLDER, tighten=False)
 
 
 class StackError(Exception):
@@ -133,8 +144,9 @@ class Server:
 
     def launch(self) -> Server:
         """Starts the process, in a process group of its own, without waiting for it to be ready."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as log:
+        private_folder(self.folder)
+        with open(self.log, "ab", opener=private_opener) as log:
+            private_file(self.log)
             self._process = subprocess.Popen(
                 list(self.command),
                 cwd=self.folder,
@@ -143,6 +155,7 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=OTHERS,  # whatever it writes is its user's alone
                 user=self.user or None,
                 group=self.user or None,
                 extra_groups=[] if self.user else None,

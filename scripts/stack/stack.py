@@ -16,7 +16,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from scripts.stack.servers import HOST, Server, StackError, free_port
+from scripts.stack.servers import HOST, PASSABLE, Server, StackError, free_port
+from shared.datadir import OWNER_FOLDER, private_folder, write_private
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ("embedder", "match_predictor", "retriever", "cache_maintainer", "global_monitor", "gpu_worker", "gateway")
@@ -112,6 +113,8 @@ class Stack:
         """Servers, then services; whatever was started is stopped again when something is missing or fails."""
         if said := missing({**os.environ, **self._settings}):
             raise StackError("\n".join(said))
+        # PostgreSQL works below it, as another user where we are root
+        private_folder(self.folder, PASSABLE if os.geteuid() == 0 else OWNER_FOLDER)
         try:
             self.start_servers()
             told(", ".join(self.processes))
@@ -217,9 +220,8 @@ class Stack:
             }
             for server in self.processes.values()
         ]
-        path = self.folder / STATE_FILE
-        path.touch(mode=0o600)  # its URLs hold passwords
-        path.write_text(json.dumps({"processes": rows}, indent=2))
+        # its URLs hold passwords
+        write_private(self.folder / STATE_FILE, json.dumps({"processes": rows}, indent=2))
 
     @classmethod
     def load(cls, folder: Path) -> Stack:

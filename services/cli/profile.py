@@ -20,6 +20,7 @@ from rich.text import Text
 
 from services.cli.embedded import settings_from
 from services.cli.words import made_folder, wide
+from shared.datadir import private_folder
 from shared.devices import placed
 from shared.errors import ConfigurationError, InvalidRequestError
 from shared.models.k_table import IMAGE_STEPS, KTable, profile_kind, profile_of, table_file, table_to_json
@@ -311,7 +312,7 @@ async def _store(
     from shared.catalog import open_catalog, place_of
     from shared.models.latency import KIND
 
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    private_folder(settings.data_dir)
     catalog = await open_catalog(settings.catalog_url)
     try:
         for alpha, table in tables.items():

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from shared.blobs import BlobInfo, check_content, check_key, digest
+from shared.datadir import private_folder, private_opener
 from shared.errors import (
     BlobMissingError,
     BlobUnavailableError,
@@ -73,7 +74,8 @@ class FilesystemBlobs:
         return blobs
 
     def _prepare(self) -> None:
-        (self._root / TEMPORARY).mkdir(parents=True, exist_ok=True)
+        private_folder(self._root)  # what earlier versions left in it is then nobody else's either
+        private_folder(self._root / TEMPORARY)
         old = time.time() - ABANDONED_AFTER_S
         for left in os.scandir(self._root / TEMPORARY):
             with suppress(FileNotFoundError):
@@ -93,7 +95,7 @@ class FilesystemBlobs:
         try:
             with (
                 _told(f"{self._root}: cannot store {len(data)} bytes of {key}"),
-                open(temporary, "wb", buffering=0) as file,
+                open(temporary, "wb", buffering=0, opener=private_opener) as file,
             ):
                 for part in (data, MAGIC + hashed.digest()):
                     rest = memoryview(part)
@@ -115,9 +117,9 @@ class FilesystemBlobs:
             try:
                 return os.rename(temporary, target)
             except FileNotFoundError:
-                # FileExistsError: there when it was made, gone when pathlib looked; a file in its place fails rename
-                with suppress(FileNotFoundError, FileExistsError):
-                    Path(target).parent.mkdir(parents=True, exist_ok=True)
+                # gone when it was to be made, or just after; a file in its place fails rename
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    private_folder(Path(target).parent, tighten=False)
         return os.rename(temporary, target)
 
     async def get(self, key: str, sha256: str = "") -> bytes:

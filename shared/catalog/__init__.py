@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -16,6 +18,7 @@ from shared.catalog.migrate import migrate
 from shared.catalog.opening import open_database, place_of
 from shared.catalog.profiles import Profiles
 from shared.clock import Clock, SystemClock
+from shared.datadir import OWNER_FILE, private_file, private_folder
 
 __all__ = ["Catalog", "Custody", "Entries", "Jobs", "Leases", "Profiles", "Totals", "open_catalog", "place_of"]
 
@@ -57,11 +60,21 @@ async def open_catalog(url: str, *, clock: Clock | None = None) -> Catalog:
     """
     database = open_database(url, clock or SystemClock())
     path = sa.make_url(url).database
-    if database.process_local and path and path != ":memory:":
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    if database.process_local and path and path != ":memory:" and not path.startswith("file:"):
+        _keep_private(Path(path))
     try:
         await database.write(migrate)
     except BaseException:
         await database.close()
         raise
     return Catalog(database)
+
+
+def _keep_private(path: Path) -> None:
+    """Make the file before SQLite does, with the mode 0600, which its log takes over; tighten those that are there."""
+    with suppress(OSError):  # SQLite says what is wrong
+        private_folder(path.parent, tighten=False)
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL, OWNER_FILE))
+        for end in ("", "-wal", "-shm"):
+            private_file(f"{path}{end}")

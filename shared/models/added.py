@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from shared.datadir import private_folder
 from shared.errors import ModelError
 from shared.models.checkpoint import read_json
 
@@ -45,7 +46,7 @@ def copy(data_dir: Path, to: Path) -> None:
 
 
 def _write(data_dir: Path, names: Mapping[str, str]) -> None:
-    data_dir.mkdir(parents=True, exist_ok=True)
+    private_folder(data_dir)
     whole = data_dir / f"{FILE}.new"
     whole.write_text(json.dumps(names, indent=2) + "\n")
     os.replace(whole, data_dir / FILE)
