@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from scripts.stack.servers import HOST, Server, StackError, free_port
-from shared.datadir import private_folder
+from shared.datadir import private_folder, write_private
 
 HOW_TO_GET_IT = "apt-get install rabbitmq-server (or any RabbitMQ whose programs are on PATH)"
 CONSUMER_TIMEOUT_S = 24 * 3600
@@ -31,14 +31,15 @@ def start(folder: Path, host: str = HOST) -> Server:
         raise StackError(f"rabbitmq: not installed; {HOW_TO_GET_IT}")
     folder, port = folder.absolute(), free_port()
     private_folder(folder)
-    (folder / "rabbitmq.conf").write_text(
+    write_private(
+        folder / "rabbitmq.conf",
         f"listeners.tcp.local = {host}:{port}\n"
         "loopback_users = none\n"  # guest may come from wherever `host` is reached from
         f"consumer_timeout = {CONSUMER_TIMEOUT_S * 1000}\n"
         "log.console = true\nlog.file = false\n"
-        "raft.wal_max_size_bytes = 67108864\n"  # the default writes half a gigabyte ahead
+        "raft.wal_max_size_bytes = 67108864\n",  # the default writes half a gigabyte ahead
     )
-    (folder / "plugins").write_text("[].\n")
+    write_private(folder / "plugins", "[].\n")
     environment = _environment(folder)
     server = Server(
         name="rabbitmq",

@@ -134,7 +134,8 @@ class Custody:
 
     async def ids(self) -> Ids:
         """Ids of this catalog and its store, made when first asked for."""
-        return await self._database.read(_read_ids) or await self._database.write(_make_ids)
+        found = await self._database.read(_read_ids)
+        return found if found is not None else await self._database.write(_make_ids)
 
     async def pair(self, store: str, place: str) -> None:
         """Note the store that belongs to this catalog, and its place for people."""

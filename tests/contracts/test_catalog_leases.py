@@ -58,6 +58,8 @@ async def test_whoever_lost_the_lease_writes_no_more(catalog: Catalog, replica: 
         fenced.entries.drop_entries(["first"]),
         fenced.jobs.drop_captured(["first"]),
         fenced.jobs.expire(0.0),
+        fenced.custody.mark(["states/first/1/5"]),
+        fenced.custody.erase(["first"]),
     )
     for write in refused:
         with pytest.raises(UnavailableError, match="does not hold it any more"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.stack import seaweedfs
+from scripts.stack import rabbitmq, seaweedfs
 from scripts.stack.servers import HOST, PASSABLE, Server, way_to
 from scripts.stack.stack import ROOT, STATE_FILE, Stack
 
@@ -75,11 +75,16 @@ def test_the_folder_of_a_stack_is_passable_only_where_another_user_works_below(
     assert mode(tmp_path / "a") == PASSABLE
 
 
-def test_the_password_of_seaweedfs_is_its_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seaweedfs, "find", lambda: "/bin/true")
+def test_what_the_servers_are_configured_with_is_their_users_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Server, "start", lambda server: server)
-    seaweedfs.start(tmp_path / "seaweedfs")
-    assert [mode(tmp_path / "seaweedfs"), mode(tmp_path / "seaweedfs" / "s3.json")] == [0o700, 0o600]
+    for program in (seaweedfs, rabbitmq):
+        monkeypatch.setattr(program, "find", lambda: "/bin/true")
+        program.start(tmp_path / program.__name__)  # type: ignore[attr-defined]
+    found = {path.name: mode(path) for path in tmp_path.glob("*/*") if path.is_file()}
+    assert found == {"s3.json": 0o600, "rabbitmq.conf": 0o600, "plugins": 0o600}
+    assert {mode(path) for path in tmp_path.iterdir()} == {0o700}
 
 
 @pytest.mark.parametrize("there", [False, True])
