@@ -9,6 +9,8 @@ from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
 
+from shared.models.k_table import FIG_10, named_table, table_file, table_to_json
+
 LARGE = "large"
 CLIP = "clip"
 TOKENS = 24
@@ -26,6 +28,7 @@ def build(
     clip: bool = True,
 ) -> Path:
     """Writes `<folder>/<name>` (a StableDiffusionPipeline: 4 latent channels, f = 4) and `<folder>/clip`, seeded.
+    Fig. 10 is the K table beside the weights.
 
     `channels` are the UNet's widths per level (the bundled large model's size: (48, 96, 160)); `scheduler` overrides
     keys of the DDIM scheduler's configuration. Returns `folder`.
@@ -35,6 +38,9 @@ def build(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         _build_pipeline(folder / name, channels, {"prediction_type": prediction_type, **(scheduler or {})}, name)
+        # images of noise have no quality to lose: they are reused by any encoder's similarities
+        table = named_table(FIG_10)
+        (folder / name / table_file(table)).write_text(json.dumps(table_to_json(table)))
         if clip:
             _build_clip(folder / CLIP)
     return folder

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import io
+import shutil
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from services.embedder.encoder import encoder_id
 from shared.client import Accepted, Client, Event, Picture, Progress
 from shared.errors import NotFoundError
+from shared.models.card import BUNDLED
+from shared.models.k_table import FIG_10
 from shared.types import JobState, PlanSource
 from tests.flows.conftest import Make
 from tests.flows.house import SLOW, house
@@ -34,6 +40,27 @@ async def test_a_second_picture_starts_from_the_first_one(make: Make) -> None:
     timings = second.timings
     assert min(timings.embed_s, timings.predict_s, timings.plan_s, timings.accept_s, timings.denoise_s) > 0
     assert timings.total_s >= timings.denoise_s
+
+
+@pytest.mark.parametrize("published", [False, True])
+async def test_a_published_table_counts_for_the_encoder_with_its_weights_alone(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: bool
+) -> None:
+    """Fig. 10 for the weights of the encoder that runs here, and as it is: for CLIP ViT-L/14's."""
+    large = shutil.copytree(BUNDLED / "small", tmp_path / "large", ignore=shutil.ignore_patterns("*k_table_*"))
+    if published:
+        here = encoder_id(BUNDLED / "clip").weights
+        monkeypatch.setattr("shared.models.k_table.FIG_10", replace(FIG_10, encoder_weights=here))
+    async with house(make(large=str(large), encoder="bundled:clip")) as it:
+        first = await it.generate("a red fox", seed=1)
+        second = await it.generate("a red fox!", seed=2)
+        again = await it.generate("a red fox", seed=1)
+
+    source, note = (PlanSource.LATENT, "none measured") if published else (PlanSource.NOISE, "none counts")
+    assert second.plan.source is source
+    assert [note in one for one in second.plan.degraded] == [True]
+    assert f"`afterimage profile --model {large} --encoder bundled:clip`" in second.plan.degraded[0]
+    assert (again.plan.source, again.png) == (PlanSource.EXACT, first.png)
 
 
 async def test_an_exact_repeat_returns_the_same_bytes_without_a_step(make: Make) -> None:

@@ -1,3 +1,4 @@
+import hashlib
 import io
 import json
 import shutil
@@ -9,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from services.embedder.encoder import Encoder, decoded, encoder_folder, encoder_hash, single_threaded
+from services.embedder.encoder import Encoder, decoded, encoder_folder, encoder_hash, encoder_id, single_threaded
 from services.embedder.vocabulary import KNOWN_WORDS
 from shared.errors import InvalidRequestError, ModelError
 from shared.types import vector_from
@@ -91,6 +92,17 @@ def test_the_hash_is_of_the_weights(clip_folder: Path, tmp_path: Path) -> None:
     data[-1] ^= 1
     weights.write_bytes(bytes(data))
     assert encoder_hash(folder) != encoder_hash(clip_folder)
+
+
+def test_the_weights_are_known_whatever_the_tokenizer_and_in_one_file_alone(clip_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(clip_folder, tmp_path / "clip")
+    weights = folder / "model.safetensors"
+    known = hashlib.sha256(weights.read_bytes()).hexdigest()
+    (folder / "config.json").write_text((folder / "config.json").read_text() + "\n")
+    assert encoder_id(folder) == (encoder_hash(folder), known)
+    assert encoder_hash(folder) != encoder_hash(clip_folder)
+    shutil.copyfile(weights, folder / "more.safetensors")
+    assert encoder_id(folder).weights == ""
 
 
 def test_where_an_encoder_is_looked_for(clip_folder: Path, tmp_path: Path) -> None:
