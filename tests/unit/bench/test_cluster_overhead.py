@@ -19,7 +19,7 @@ from bench.processes import cpu_seconds, grown, spent
 from shared.types import PlanSource, Timings
 
 
-def picture(**timings: float) -> Any:
+def picture(**timings: Any) -> Any:
     plan = SimpleNamespace(source=PlanSource.LATENT)
     return SimpleNamespace(plan=plan, steps_run=25, timings=Timings(**timings))
 

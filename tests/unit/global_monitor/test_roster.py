@@ -120,7 +120,8 @@ def test_fewer_steps_make_a_full_generation_of_a_model_with_a_t_of_its_own() -> 
     for _ in range(60):
         alone.finished(JobSucceeded("j", 1, "a", "turbo", 80))
     alone.judge(60.0, lambda _: True)
-    assert (alone.workers()[0].credit, alone.workers()[0].rates["turbo"]) == (1.0, pytest.approx(8.0))
+    assert alone.workers()[0].credit == 1.0
+    assert alone.workers()[0].rates["turbo"] == pytest.approx(8.0)
 
 
 def test_who_has_nothing_to_do_is_no_liar() -> None:

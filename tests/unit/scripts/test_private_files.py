@@ -81,7 +81,7 @@ def test_what_the_servers_are_configured_with_is_their_users_alone(
     monkeypatch.setattr(Server, "start", lambda server: server)
     for program in (seaweedfs, rabbitmq):
         monkeypatch.setattr(program, "find", lambda: "/bin/true")
-        program.start(tmp_path / program.__name__)  # type: ignore[attr-defined]
+        program.start(tmp_path / program.__name__)
     found = {path.name: mode(path) for path in tmp_path.glob("*/*") if path.is_file()}
     assert found == {"s3.json": 0o600, "rabbitmq.conf": 0o600, "plugins": 0o600}
     assert {mode(path) for path in tmp_path.iterdir()} == {0o700}
