@@ -40,14 +40,13 @@ from shared.client import AsyncClient
 from shared.loop import run as run_on_loop
 from shared.models import served_card
 from shared.models.k_table import KTable, Level, profile_kind, profile_of, table_to_json
+from shared.remaining import Remaining
 from shared.settings import Settings
 from shared.telemetry import METRICS, configure_logging
 from shared.types import PlanSource
 
 GOAL_P50_S, GOAL_P99_S = 0.005, 0.020
 WARM_UP = 20
-TOLD_EVERY = 100
-"""Requests between two lines of progress: a thousand with the real denoiser take a quarter of an hour."""
 QUANTILES = ("p10_ms", "p50_ms", "p90_ms", "p99_ms")
 DENOISING = ("embedding", "encode_s", "forwards", "decode_s")
 """What overhead is counted beyond."""
@@ -132,7 +131,7 @@ async def run(
     card = served_card(settings)
     width, height = MAIN_SIZE
     async with service(settings) as (client, backends):
-        begun = time.monotonic()
+        remaining = Remaining(f"{card.name}, requests", count + WARM_UP)
         for number in range(-WARM_UP, count):
             row = rows[number % len(rows)]
             lap = max(number, 0) // len(rows)
@@ -150,9 +149,7 @@ async def run(
                     "cpu_s": cpu_s,
                 }
                 samples.append(sample(hit, total_s, stages(picture), **spent))
-            if number > 0 and number % TOLD_EVERY == 0:
-                left_s = (time.monotonic() - begun) / (number + WARM_UP) * (count - number)
-                print(f"{card.name}: {number} of {count} requests, {left_s:.0f} s left", flush=True)
+            remaining.advance()
             await asyncio.sleep(pause_s * pauses.uniform(0.5, 1.5))
         if floors:
             drawn = await backends.catalog.jobs.get(picture.job.id)

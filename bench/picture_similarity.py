@@ -42,6 +42,7 @@ from services.gpu_worker.rows import FromNoise, Task
 from services.replay.compare import interval
 from services.replay.surrogate import FILE, Curve, cosines_of
 from shared.models.card import find_card
+from shared.remaining import Remaining
 from shared.types import vector_from
 
 KNOTS = 8
@@ -63,6 +64,7 @@ def drawn(model: str, prompts: Sequence[str], steps: int) -> list[bytes]:
     card = find_card(model)
     engine = Engine({card.name: load_family(card, device="cpu")}, max_rows=8, tell_every_s=0.0)
     pictures: dict[int, bytes] = {}
+    remaining = Remaining("pictures", len(prompts))
     for number, prompt in enumerate(prompts):
         engine.submit(
             Task(str(number), card.name, prompt, card.default_size, steps, card.default_guidance, seed=number,
@@ -72,7 +74,7 @@ def drawn(model: str, prompts: Sequence[str], steps: int) -> list[bytes]:
         for event in engine.step():
             if isinstance(event, Finished):
                 pictures[int(event.id)] = encode_png(event.pixels)
-                print(f"{len(pictures)} of {len(prompts)} pictures", flush=True) if len(pictures) % 20 == 0 else None
+                remaining.advance()
             elif isinstance(event, Left) and event.error is not None:
                 raise event.error
     return [pictures[number] for number in range(len(prompts))]

@@ -33,6 +33,7 @@ from services.retriever.planning import fresh_seed
 from services.retriever.profile import ratio_bounds
 from shared.errors import CancelledError
 from shared.models.card import find_card
+from shared.remaining import Remaining
 
 CODECS = ("fp16", "int8", "fp8", "int6", "int4")
 KS = (10, 25)
@@ -155,9 +156,10 @@ def main(given: Sequence[str] | None = None) -> None:
     pairs = list(scene_pairs(asked.pairs, asked.seed))
     sizes: dict[tuple[int, str], list[int]] = defaultdict(list)
     pictures: Pictures = {}
+    remaining = Remaining("pairs", len(pairs))
     for first in range(0, len(pairs), AT_ONCE):
         pictures |= draw(family, pairs[first : first + AT_ONCE], sizes)
-        print(f"{min(first + AT_ONCE, len(pairs))} of {len(pairs)} pairs", flush=True)
+        remaining.advance(len(pairs[first : first + AT_ONCE]))
     keys = sorted(pictures)
     places = {pair.number: pair for pair in pairs}
     found = judge_pictures(

@@ -25,10 +25,10 @@ from bench.judging import open_encoder
 from bench.painting import Blank, Painter, Paints
 from bench.quiet import quiet
 from bench.recording import RESULTS, machine, read_results, record, table
-from bench.remaining import Remaining
 from bench.traced_systems import Served, System, SystemRun, main_size, same_work
 from load.sessions import SHIPPED_SEED, make_trace
 from shared.models.card import served_cards
+from shared.remaining import Remaining
 from shared.settings import Settings
 from shared.types import PlanSource
 

@@ -31,7 +31,6 @@ from bench.painting import Painter
 from bench.plotting import pyplot_or_none
 from bench.quiet import quiet
 from bench.recording import RESULTS, machine, read_results, record, table
-from bench.remaining import Remaining
 from bench.trace_plans import MODM, NIRVANA, RETRIEVAL
 from bench.traced_systems import Served, System, SystemRun, main_size, same_work
 from bench.two_models import FEWER_STEPS
@@ -42,6 +41,7 @@ from services.replay.compare import interval
 from services.replay.pace import STEPS, Profile
 from shared.errors import ConfigurationError
 from shared.models.card import served_cards
+from shared.remaining import Remaining
 from shared.settings import Settings
 from shared.types import PlanSource, vector_from
 

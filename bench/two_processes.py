@@ -34,7 +34,6 @@ from bench.plotting import pyplot_or_none
 from bench.processes import counted, cpu_of, grown, scratch, servers_on_path, spent
 from bench.quiet import quiet
 from bench.recording import RESULTS, machine, quantile, record, settings_of, share, table
-from bench.remaining import Remaining
 from bench.traced_systems import FACTS, main_size, same_work
 from bench.two_models import FEWER_STEPS, GOAL_SHARE, Bound
 from bench.virtual_systems import LARGE, SMALL, bundled_speeds
@@ -42,6 +41,7 @@ from load.sessions import SHIPPED_SEED, Prompt, make_trace
 from scripts.stack.stack import Stack, missing
 from shared.client import AsyncClient, Picture
 from shared.models.card import served_cards
+from shared.remaining import Remaining
 from shared.settings import Settings
 from shared.types import PlanSource
 

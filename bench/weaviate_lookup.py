@@ -31,6 +31,7 @@ from shared.catalog import Catalog, open_catalog
 from shared.ids import new_id
 from shared.index import Hnsw, Index, open_index
 from shared.index.rebuild import Repaired, repair_index
+from shared.remaining import Remaining
 from shared.types import CompatKey, Entry, IndexFilter, Scope, Size, State, owner_key, vector_bytes
 
 ENCODER = "encoder-1"
@@ -75,13 +76,13 @@ async def fill(catalog: Catalog, rows: Rows, small_every: int) -> list[str]:
         return Entry(id_, "", f"prompt {number}", tenant, "", Scope.TENANT, "large", COMPAT, id_,
                      f"pictures/{id_}/1.png", "ab", ENCODER, 0.0, (state,))  # fmt: skip
 
+    remaining = Remaining("entries in the catalog", len(rows))
     for at in range(0, len(rows), TOGETHER):  # what is added at once shares a commit
         numbers = range(at, min(at + TOGETHER, len(rows)))
         await asyncio.gather(
             *(catalog.entries.add(entry(number), {"whole": vector_bytes(rows[number])}) for number in numbers)
         )
-        if at % 20_000 == 0:
-            print(f"{at} entries in the catalog", flush=True)
+        remaining.advance(len(numbers))
     return ids
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +23,7 @@ from shared.datadir import private_folder
 from shared.devices import placed
 from shared.errors import ConfigurationError, InvalidRequestError
 from shared.models.k_table import IMAGE_STEPS, KTable, profile_kind, profile_of, table_file, table_to_json
+from shared.remaining import shown
 from shared.settings import Settings
 
 if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is read
@@ -216,17 +216,13 @@ def _measure(
     done = _resumed(path, about)
     numbers = {record["pair"] for record in done}
     missing = (pair for pair in scene_pairs(pairs, about["seed"]) if pair.number not in numbers)
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
-        console=console,
-    )  # fmt: skip
-    with bar, path.open("a", encoding="utf-8") as file:
+    with shown(console) as bar, path.open("a", encoding="utf-8") as file:
         if not done and not path.stat().st_size:
             file.write(json.dumps(about) + "\n")
         each = profiler.steps_per_pair
-        task = bar.add_task("denoising steps", total=pairs * each, completed=len(numbers) * each)
+        advance = bar("denoising steps", pairs * each, len(numbers) * each)
         for chunk in _chunks(missing):
-            records = list(profiler.measure(chunk, lambda: bar.advance(task)))
+            records = list(profiler.measure(chunk, lambda: advance(1)))
             file.write("".join(json.dumps(record) + "\n" for record in records))
             file.flush()
             done += records

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from services.cli import replay_real
 from services.cli.words import wide
 from shared.errors import ConfigurationError, InvalidRequestError
+from shared.remaining import shown
 
 if TYPE_CHECKING:  # numpy and the encoder are imported when a trace is replayed, not when --help is read
     from services.replay.compare import Side
-    from services.replay.run import Bar
 
 Optional = typer.Option
 DEFAULT_POLICIES = "nirvana,flexcache,afterimage"
@@ -178,7 +176,7 @@ def replay(
     )
     console = wide()
     left: Sequence[str] = ()
-    with _bars(console) as bar:
+    with shown(console) as bar:
         if drawn:
             summary, decisions, left = replay_real.drawn(asked, drawn, out, one_at_a_time, bar)
         else:
@@ -249,21 +247,6 @@ def _budgets(states: str, in_bytes: str, entries: str, state_bytes: int) -> list
         least = f"numbers from {each} on, what one state takes" if name == "bytes" else "numbers from 1 on"
         raise InvalidRequestError(name, f"{least}, with commas between", text)
     return [value // each for value in values]
-
-
-@contextmanager
-def _bars(console: Console) -> Iterator[Bar]:
-    """One line for each stage that has something to do."""
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    )  # fmt: skip
-    with Progress(*columns, console=console) as progress:
-
-        def bar(stage: str, total: int) -> Callable[[int], None]:
-            task = progress.add_task(stage, total=total, visible=total > 0)
-            return lambda count: progress.advance(task, count)
-
-        yield bar
 
 
 def _show(console: Console, summary: dict[str, Any]) -> None:

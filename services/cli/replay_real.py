@@ -13,10 +13,10 @@ from rich.text import Text
 
 from services.cli.embedded import embedded, settings_from
 from shared import telemetry
+from shared.remaining import Bar
 from shared.settings import Settings
 
 if TYPE_CHECKING:  # numpy and torch are imported when a trace is replayed, not when --help is read
-    from services.replay.run import Bar
     from services.replay.study import Asked
     from shared.models.card import ModelCard
 

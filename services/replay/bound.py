@@ -38,9 +38,14 @@ import numpy.typing as npt
 
 from services.replay.neighbours import Neighbours
 from services.retriever.selection import Ladder, largest_present
+from shared.remaining import Advance
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+ROUNDS = 60
+"""Of the golden section."""
+TIGHTENING_ROUNDS = 150
+"""Of the subgradients."""
 
 
 @dataclass(frozen=True)
@@ -158,10 +163,12 @@ def options_of(neighbours: Neighbours, may_be: States, state_bytes: Ints, counte
     return Options(row[order], np.concatenate(ks)[order], np.concatenate(held)[order], free, chain, order)
 
 
-def bound(options: Options, max_bytes: int, asked: int, rounds: int = 60) -> Bound:
+def bound(
+    options: Options, max_bytes: int, asked: int, rounds: int = ROUNDS, advance: Advance = lambda count: None
+) -> Bound:
     """The dual's smallest value, by golden section over λ (it is convex in λ); any λ it stops at gives a bound.
 
-    asked: steps of all counted requests together.
+    asked: steps of all counted requests together. advance: counts each round.
     """
     counted = len(options.free)
     room = float(max_bytes) * counted
@@ -185,6 +192,7 @@ def bound(options: Options, max_bytes: int, asked: int, rounds: int = 60) -> Bou
             right = low + ratio * (high - low)
             at_right = dual(right)
         smallest = min(smallest, (at_left, left), (at_right, right))
+        advance(1)
     return Bound(smallest[0] / asked, infinite / asked, smallest[1])
 
 
@@ -215,11 +223,19 @@ class _Chains:
         return value, by_v, self._room - float(self._held[taken].sum())
 
 
-def tightened(options: Options, first: Bound, max_bytes: int, asked: int, rounds: int = 150) -> Bound:
+def tightened(
+    options: Options,
+    first: Bound,
+    max_bytes: int,
+    asked: int,
+    rounds: int = TIGHTENING_ROUNDS,
+    advance: Advance = lambda count: None,
+) -> Bound:
     """The second dual from where the first one ended, by subgradients with Polyak's step towards a little less than the
     best so far; any (v, λ) it comes by gives a bound."""
     counted = len(options.free)
     if not len(options.request) or not first.price:
+        advance(rounds)
         return first
     room = float(max_bytes) * counted
     chains = _Chains(options, room)
@@ -227,7 +243,8 @@ def tightened(options: Options, first: Bound, max_bytes: int, asked: int, rounds
     scale = first.price
     """What a step in the price counts beside one in v: both change the dual about alike."""
     best, aim = (first.steps_saved * asked, price), 0.05
-    for _ in range(rounds):
+    for number in range(1, rounds + 1):
+        advance(1)
         value, by_v, by_price = chains.at(v, price)
         if value < best[0]:
             best = (value, price)
@@ -236,6 +253,7 @@ def tightened(options: Options, first: Bound, max_bytes: int, asked: int, rounds
         by_v = np.where((v <= options.free) & (by_v > 0), 0.0, by_v)
         length = float(by_v @ by_v) + scale * by_price**2 / room
         if not length:
+            advance(rounds - number)
             break
         step = (value - (1 - aim) * best[0]) / length
         v = np.maximum(v - step * by_v, options.free)

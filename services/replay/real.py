@@ -23,7 +23,7 @@ from services.replay.real_kept import Kept
 from services.replay.real_page import shown
 from services.replay.real_serving import Load, Sitting, Start, serve
 from services.replay.real_settings import Stand, refuse, stand_for
-from services.replay.run import STEPS, Bar
+from services.replay.run import STEPS
 from services.replay.study import (
     Asked,
     about_steps,
@@ -40,6 +40,7 @@ from shared.errors import ConfigurationError, InvalidRequestError
 from shared.loop import run
 from shared.models.card import ModelCard, served_card
 from shared.models.k_table import KTable, NoProfiles, latent_table, load_k_tables, named_table, profile_command
+from shared.remaining import Advance, Bar
 from shared.settings import Settings
 from shared.types import Size, vector_from
 
@@ -91,6 +92,7 @@ def real_study(asked: Asked, real: Real, bar: Bar) -> Made:
     card = served_card(real.base)
     encoder = Encoder(encoder_folder(real.base.encoder))
     _pictures_can_start(asked, real.base, encoder)
+    bar(f"preparing: the trace {asked.trace.name}", None)
     offered, arrivals = trace_of(asked)
     if asked.schedule is None and not card.draws(card.default_size, STEPS):
         raise ConfigurationError(f"model {card.name!r} draws in {card.max_steps} steps at most, and not in {STEPS}")
@@ -165,14 +167,15 @@ def _pictures_can_start(asked: Asked, base: Settings, encoder: Encoder) -> None:
 
 def _sitting(name: str, load: Load, stand: Stand, kept: Kept, start: Start, encoder: Encoder, bar: Bar) -> Sitting:
     """Served and scored, and written down."""
+    bar(f"{name}: starting its services", None)
     advance = bar(name, len(load.trace))
     kept.begin()
     sitting = run(serve(load, stand, start, kept.keep, advance))
     gc.collect()  # the next one loads its models anew
-    return kept.done(sitting, _clips(sitting, load, kept, encoder))
+    return kept.done(sitting, _clips(sitting, load, kept, encoder, bar(f"{name}: scores", len(sitting.answers))))
 
 
-def _clips(sitting: Sitting, load: Load, kept: Kept, encoder: Encoder) -> dict[int, float]:
+def _clips(sitting: Sitting, load: Load, kept: Kept, encoder: Encoder, advance: Advance) -> dict[int, float]:
     """The cosine of each picture with its prompt."""
     drawn = [one.request for one in sitting.answers if not one.error]
     found: dict[int, float] = {}
@@ -182,6 +185,7 @@ def _clips(sitting: Sitting, load: Load, kept: Kept, encoder: Encoder) -> dict[i
         pictures = encoder.images([kept.picture(request).read_bytes() for request in some])
         for request, text, picture in zip(some, texts, pictures, strict=True):
             found[request] = float(vector_from(text.vector) @ vector_from(picture.vector))
+        advance(len(some))
     return found
 
 

@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from services.replay.bound import Alike, Bound, States, bound, options_of, tightened
+from services.replay.bound import ROUNDS, TIGHTENING_ROUNDS, Alike, Bound, States, bound, options_of, tightened
 from services.replay.embeddings import EmbeddingStore, embed
 from services.replay.encoders import Rows, TextEncoder
 from services.replay.figures import Run
@@ -28,18 +27,13 @@ from services.replay.trace import DEFAULT_SIZE, Trace
 from services.retriever.selection import Ladder
 from shared.models.card import ModelCard
 from shared.models.k_table import KTable
+from shared.remaining import Bar
 from shared.types import Size
 
 Ints = npt.NDArray[np.int64]
 STEPS = 50
 BYTES_PER_PIXEL = 2 * 4 / 64
 """fp16 latents of four channels, an eighth of the picture each way (Stable Diffusion)."""
-
-
-class Bar(Protocol):
-    """Shows how far one stage is."""
-
-    def __call__(self, stage: str, total: int) -> Callable[[int], None]: ...
 
 
 @dataclass(frozen=True)
@@ -202,12 +196,16 @@ def _decided(load: Load, policy: PolicySettings, room: int, offered: Offered, ad
     return Made(decisions, served, time.monotonic() - start, time.process_time() - processor)
 
 
-def bounds(load: Load, budgets: Sequence[int], warmup: int, kept: Sequence[int]) -> list[Bound]:
+def bounds(load: Load, budgets: Sequence[int], warmup: int, kept: Sequence[int], bar: Bar) -> list[Bound]:
     """The offline bound at every budget. kept: the K of 50 after which some policy keeps a state."""
+    bar("starts for the offline bound", None)
     options = options_of(load.neighbours, _states(load, kept), load.state_bytes, warmup)
     asked = int(load.trace.asked(load.steps)[warmup:].sum())
-    firsts = [bound(options, max_bytes, asked) for max_bytes in budgets]
-    return [tightened(options, first, room, asked) for first, room in zip(firsts, budgets, strict=True)]
+    advance = bar("offline bound", len(budgets) * (ROUNDS + TIGHTENING_ROUNDS))
+    firsts = [bound(options, max_bytes, asked, advance=advance) for max_bytes in budgets]
+    return [
+        tightened(options, first, room, asked, advance=advance) for first, room in zip(firsts, budgets, strict=True)
+    ]
 
 
 def _states(load: Load, kept: Sequence[int]) -> States:

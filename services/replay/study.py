@@ -21,7 +21,6 @@ from services.replay.kept import Kept
 from services.replay.policy import PolicySettings
 from services.replay.run import (
     STEPS,
-    Bar,
     Offered,
     Options,
     Prepared,
@@ -39,6 +38,7 @@ from services.replay.trace import DEFAULT_SIZE, Trace, poisson, read_trace
 from shared.errors import InvalidRequestError
 from shared.models.card import ModelCard
 from shared.models.k_table import MODM, KTable
+from shared.remaining import Bar
 
 WARMUP = 10_000
 PACKAGES = ("afterimage", "numpy", "torch", "transformers", "usearch", "scikit-learn")
@@ -83,10 +83,12 @@ def study(asked: Asked, bar: Bar) -> tuple[dict[str, Any], dict[str, npt.NDArray
 
     Raises ConfigurationError, ModelError and InvalidRequestError for what cannot be replayed.
     """
+    bar(f"preparing: the trace {asked.trace.name}", None)
     trace, arrivals = trace_of(asked)
     warmup = warmup_of(asked, trace)
     encoder = open_encoder(asked.encoder)
     table, thresholds = _thresholds(asked, trace, encoder, bar)
+    bar(f"preparing: {len(trace):,} requests, their embeddings and neighbours", None)
     surrogate = any(policy.is_surrogate for _, policy in asked.policies)
     pictures = (read_curve()[0], MODM_ENDS) if surrogate else None
     options = Options(table, warmup, asked.neighbours, asked.honour_sizes, pictures, asked.schedule)
@@ -102,8 +104,9 @@ def study(asked: Asked, bar: Bar) -> tuple[dict[str, Any], dict[str, npt.NDArray
     start = time.monotonic()
     bounded = asked.bound and any(run.bounded for run in runs)
     may_keep = sorted({k for _, policy in asked.policies for k in policy.capture_steps})
-    upper = bounds(prepared.load, budgets, warmup, may_keep) if bounded else []
+    upper = bounds(prepared.load, budgets, warmup, may_keep, bar) if bounded else []
     prepared.timings.bound_s = time.monotonic() - start
+    bar("figures", None)
     about = about_trace(asked, trace, warmup, arrivals)
     summary = _summary(asked, about, encoder, table, thresholds, prepared, runs, upper)
     summary["taken_over"] = [{"policy": name, "states": states} for name, states in taken]

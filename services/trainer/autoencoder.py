@@ -71,14 +71,14 @@ def train_autoencoder(
         pictures = _pictures(renderer, rng, plan, cropped=done < plan.crop_share).to(runs.device_of(model))
         loss, error = _loss(model, pictures, plan.latent_noise)
         sitting.end_step(loss)
-        sitting.progress.add(sitting.step, sitting.step, loss=loss.item(), psnr_db=10 * math.log10(4 / error))
+        sitting.report(sitting.step, loss=loss.item(), psnr_db=10 * math.log10(4 / error))
         if sitting.step % plan.checkpoint_every == 0:
             sitting.save()
             sitting.average.swap()
             _grid(model, renderer, work / "vae.png")
             sitting.average.swap()
     sitting.save()
-    sitting.progress.plot()
+    sitting.plot()
     sitting.average.swap()
     runs.log.info("vae done", step=sitting.step, held_out_psnr_db=round(round_trip_psnr(model, renderer), 2))
 

@@ -115,7 +115,7 @@ def train_pair(
         with torch.no_grad():
             model.logit_scale.clamp_(max=4.0)
         seen = sitting.step * plan.groups * 4
-        sitting.progress.add(sitting.step, seen, **{name: loss.item() for name, loss in losses.items()})
+        sitting.report(seen, **{name: loss.item() for name, loss in losses.items()})
         if sitting.step % plan.checkpoint_every == 0:
             sitting.save()
         if sitting.step % 500 == 0:
@@ -124,7 +124,7 @@ def train_pair(
             sitting.average.swap()
             model.train()
     sitting.save()
-    sitting.progress.plot()
+    sitting.plot()
     sitting.average.swap()
     runs.log.info("clip done", step=sitting.step, **judge_pair(model, words, renderer, plan.judged))
 

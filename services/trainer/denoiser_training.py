@@ -193,14 +193,16 @@ class Run:
 
 def train_denoiser(run: Run, vae: nn.Module | None = None) -> None:
     """Train until the plan is used up; rank 0 reports, saves, and draws the plan's prompts if `vae` is given."""
-    progress = runs.Progress(run.work, run.name, used_s=run.used_s)
+    progress = runs.Progress(
+        run.work, run.name, used_s=run.used_s, steps=run.plan.steps, done=run.step, share=run.done()
+    )
     saved = drawn = time.monotonic()
     leads = run.rank == 0
     while not run.finished():
         loss, plain = run.advance()
         if not leads:
             continue
-        progress.add(run.step, run.samples, weighted=loss, plain=plain)
+        progress.add(run.step, run.samples, share=run.done(), weighted=loss, plain=plain)
         if run.step % run.plan.average_every == 0 and time.monotonic() - saved > run.plan.checkpoint_s:
             run.save()
             saved = time.monotonic()

@@ -24,6 +24,7 @@ from services.trainer.judge import judge_model
 from services.trainer.judge_net import Reader, load_reader
 from services.trainer.renderer import Renderer
 from shared.errors import UnavailableError
+from shared.remaining import Remaining
 from shared.scenes import VALUES, Scene
 
 COUNT = len(VALUES["object"])
@@ -51,7 +52,10 @@ def evaluate(
     bar = calibrated(renderer, reader, through(vae), CALIBRATED)
     run.average.swap()
     try:
-        found = judge_model(draw, renderer, reader, bar, count, sizes=[(64, 64)])
+        found = judge_model(
+            draw, renderer, reader, bar, count, sizes=[(64, 64)],
+            begin=lambda total: Remaining(f"judging {run.name}, pictures", total, say=runs.log.info).advance,
+        )  # fmt: skip
     finally:
         run.average.swap()
     return {name: value for name, value in found.items() if isinstance(value, float | int)}

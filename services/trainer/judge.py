@@ -14,6 +14,7 @@ from services.trainer.judge_net import Reader
 from services.trainer.judged_scenes import balanced_scenes
 from services.trainer.renderer import SIZES, Renderer
 from services.trainer.templates import match
+from shared.remaining import Advance
 from shared.scenes import ATTRIBUTES, Scene
 
 SEED = 100
@@ -72,8 +73,11 @@ def judge_model(
     bar: Bar,
     count: int,
     sizes: Sequence[tuple[int, int]] = SIZES,
+    begin: Callable[[int], Advance] = lambda total: lambda count: None,
 ) -> dict[str, Any]:
     """Judge `count` different scenes, in equal blocks one size each; scores, and seconds per picture in batches.
+
+    begin: takes how many pictures will be drawn, and gives what counts them.
 
     `by_size` compares the sizes on the same scenes, those of the first block, which are drawn at every size: of other
     scenes at each, the shares would differ by .05 and more from chance alone.
@@ -82,6 +86,8 @@ def judge_model(
     each = count // len(sizes)
     blocks = [scenes[i * each : (i + 1) * each if i + 1 < len(sizes) else count] for i in range(len(sizes))]
     seconds: list[float] = []
+    drawn = count + (len(sizes) - 1) * len(blocks[0])
+    advance = begin(drawn)
 
     def verdicts(part: Sequence[Scene], size: tuple[int, int]) -> list[Verdict]:
         found: list[Verdict] = []
@@ -90,11 +96,11 @@ def judge_model(
             pictures, took = draw(some, size)
             seconds.append(took)
             found += judged(pictures, some, renderer, reader, bar)
+            advance(len(some))
         return found
 
     own = [verdicts(block, size) for block, size in zip(blocks, sizes, strict=True)]
     same = [own[0], *(verdicts(blocks[0], size) for size in sizes[1:])]
-    drawn = count + (len(sizes) - 1) * len(blocks[0])
     return {
         **summary([verdict for block in own for verdict in block]),
         "pictures": count,

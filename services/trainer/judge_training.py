@@ -73,11 +73,11 @@ def train_judge_net(
         losses = {name: F.cross_entropy(scores[name].float(), labels[name]) for name in VALUES}
         sitting.end_step(sum(losses.values(), torch.zeros(())) + 4 * losses["object"], clip=False)
         seen = sitting.step * plan.batch
-        sitting.progress.add(sitting.step, seen, **{name: loss.item() for name, loss in losses.items()})
+        sitting.report(seen, **{name: loss.item() for name, loss in losses.items()})
         if sitting.step % plan.checkpoint_every == 0:
             sitting.save()
     sitting.save()
-    sitting.progress.plot()
+    sitting.plot()
     sitting.average.swap()
     found = judge_model(real_pictures(renderer), renderer, reader_of(net.cpu().eval()), Bar(), plan.judged)
     shown = {name: round(value, 3) for name, value in found.items() if isinstance(value, float)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from services.trainer.renderer import Renderer
 from services.trainer.speed import measure_speed, seconds_alone
 from services.trainer.words import Words
 from shared.models.card import SHIPPED
+from shared.remaining import Bar as ProgressBar
+from shared.remaining import shown
 from shared.scenes import Scene
 
 
@@ -39,6 +42,21 @@ def write_judgement(
     Needs the exported models and the sprites, which are fetched into `work` when they are not there; no checkpoint.
     `guidance` None: what each model's card says.
     """
+    with shown() as bar_of:
+        return _judgement(names, work, models, out, count, steps, guidance, bar_of)
+
+
+def _judgement(
+    names: Sequence[str],
+    work: Path,
+    models: Path,
+    out: Path,
+    count: int,
+    steps: int,
+    guidance: float | None,
+    bar_of: ProgressBar,
+) -> dict[str, Any]:
+    bar_of("judge: what its bar must be", None)
     renderer, reader = Renderer(work / "sprites"), load_reader(models / "judge")
     passed = through(shipped_autoencoder(models))
     bar = calibrated(renderer, reader, passed, max(64, 2 * count))
@@ -46,7 +64,7 @@ def write_judgement(
 
     def judged(name: str, draw: Draw) -> dict[str, Any]:
         keeping, shown = _keeping(draw)
-        found = judge_model(keeping, renderer, reader, bar, count)
+        found = judge_model(keeping, renderer, reader, bar, count, begin=partial(bar_of, f"judge: pictures of {name}"))
         runs.save_grid(shown, 8, out / f"{name}.png", scale=2)
         return found
 
@@ -65,6 +83,7 @@ def write_judgement(
             summary[name] = {**found, "steps": steps, "guidance": scale}
         runs.log.info("judged", name=name, **{k: v for k, v in summary[name].items() if isinstance(v, float)})
         _write(path, summary)
+    bar_of("judge: speed", None)
     drawn = {name: (models / name, SHIPPED[name].default_guidance) for name in names if name in SHIPPED}
     for name, found in measure_speed(drawn, steps).items():
         summary[name] |= found

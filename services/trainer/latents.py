@@ -19,6 +19,7 @@ from services.trainer.autoencoder import STRIDE
 from services.trainer.renderer import LAYOUTS, SIZES, Renderer, boxes
 from services.trainer.words import LENGTH, Words, sprinkled
 from shared.errors import NotFoundError
+from shared.remaining import Remaining
 from shared.scenes import VALUES, WORDINGS, Scene, caption, held_out, random_scene
 
 NATURAL_SHARE = 0.25
@@ -84,6 +85,7 @@ def encode_scenes(
     shape = (count, 4, height // STRIDE, width // STRIDE)
     latents = np.lib.format.open_memmap(folder / f"{stem}.npy", mode="w+", dtype=np.float16, shape=shape)
     labels = np.zeros((count, len(VALUES) + 1), dtype=np.uint8)
+    remaining = Remaining(f"encoding {stem}, scenes", count, say=runs.log.info)
     for start in range(0, count, _CHUNK):
         pictures = []
         for i in range(start, min(start + _CHUNK, count)):
@@ -97,6 +99,7 @@ def encode_scenes(
             inputs = runs.to_tensor(np.stack(pictures)).to(vae.device, memory_format=torch.channels_last)
             found = vae.encode(inputs).latents
         latents[start : start + len(pictures)] = found.float().cpu().numpy().astype(np.float16)
+        remaining.advance(len(pictures))
     latents.flush()
     np.save(folder / f"{stem}-labels.npy", labels)
     partial = folder / f"{stem}.partial"

@@ -17,7 +17,13 @@ import torch
 from PIL import Image
 from torch import nn
 
+from shared.remaining import Remaining
+
 log = structlog.get_logger()
+
+
+def _log(line: str) -> None:
+    log.info(line)
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -90,28 +96,38 @@ class Average:
 
 @dataclass
 class Progress:
-    """Writes a line and a row of `losses.csv` every `every` steps, and a loss curve; `used_s` is earlier runs' time."""
+    """Logs every half minute how far a run is, writes a row of `losses.csv` every `every` steps, and a loss curve.
+
+    steps: those that the run takes at most; done, share: those that earlier sittings took, and of the whole; used_s:
+    their time.
+    """
 
     folder: Path
     name: str
     every: int = 50
     used_s: float = 0.0
+    steps: int = 0
+    done: int = 0
+    share: float | None = None
     started: float = field(default_factory=time.monotonic)
     _sums: dict[str, float] = field(default_factory=dict)
     _count: int = 0
+    _remaining: Remaining = field(init=False)
 
-    def add(self, step: int, samples: int, **losses: float) -> None:
-        """Fold one step's losses in; report when it is time."""
+    def __post_init__(self) -> None:
+        title = f"training {self.name}, steps"
+        self._remaining = Remaining(title, self.steps, done=self.done, share=self.share, say=_log)
+
+    def add(self, step: int, samples: int, *, share: float | None = None, **losses: float) -> None:
+        """Fold one step's losses in; report when it is time. share: the part of the run that is done."""
         for key, value in losses.items():
             self._sums[key] = self._sums.get(key, 0.0) + value
         self._count += 1
+        means = {key: value / self._count for key, value in self._sums.items()}
+        self._remaining.reached(step, share=share, note=", ".join(f"{key} {mean:.4g}" for key, mean in means.items()))
         if step % self.every:
             return
-        means = {key: value / self._count for key, value in self._sums.items()}
         wall_s = self.used_s + time.monotonic() - self.started
-        log.info(
-            self.name, step=step, samples=samples, wall_s=round(wall_s), **{k: round(v, 4) for k, v in means.items()}
-        )
         row = {"step": step, "samples": samples, "wall_s": round(wall_s, 1)}
         self._write(row | {key: round(value, 5) for key, value in means.items()})
         self._sums, self._count = {}, 0

@@ -56,19 +56,33 @@ class Sitting:
         elif start is not None:
             self.average.updates = SETTLED
         self._began = time.monotonic()
-        self.progress = runs.Progress(work, name, every=every, used_s=self._used_s)
+        self._progress = runs.Progress(
+            work, name, every=every, used_s=self._used_s, steps=steps, done=self.step, share=self.share
+        )
 
     @property
     def used_s(self) -> float:
         """Seconds of all sittings together."""
         return self._used_s + time.monotonic() - self._began
 
+    @property
+    def share(self) -> float:
+        """The share of the run that is done, of its steps or of its time."""
+        return max(self.step / self._steps, self.used_s / self._seconds)
+
+    def report(self, samples: int, **losses: float) -> None:
+        """Fold the losses of the step that ended into the run's progress."""
+        self._progress.add(self.step, samples, share=self.share, **losses)
+
+    def plot(self) -> None:
+        self._progress.plot()
+
     def begin_step(self, seed: int) -> tuple[float, random.Random] | None:
         """The share of the run that is done, and the step's own random state; None when its steps or its time are over.
 
         Sets the rate: a warm-up of 100 steps, then half a cosine over the run.
         """
-        done = max(self.step / self._steps, self.used_s / self._seconds)
+        done = self.share
         if done >= 1:
             return None
         rate = self._rate * min(1.0, (self.step + 1) / 100) * (0.51 + 0.5 * math.cos(math.pi * done))

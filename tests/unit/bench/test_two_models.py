@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from bench import paper_rates, slo_latency, two_models
-from bench.remaining import EVERY_S, Remaining
 from bench.trace_plans import Hits, figures_of, load_hits
 from bench.traced_systems import Served
 from bench.virtual_systems import Run, bundled_speeds, miss, picture, plain
@@ -137,15 +136,3 @@ def test_the_paper_s_regimes(plans: Path, tmp_path: Path) -> None:
     assert paper_rates.spans(figures["levels"]) == [("sd3.5-large", 8, 12), ("sdxl", 12, 22), ("sana", 22, 28)]
     assert figures["highest_sustained_per_min"]["modm"] == 28
     assert (tmp_path / "paper_rates.png").stat().st_size > 0
-
-
-def test_what_is_left_is_said_now_and_then() -> None:
-    now, said = [0.0], list[str]()
-    progress = Remaining("vanilla", 10, clock=lambda: now[0], say=said.append)
-    progress.advance(2)
-    assert said == []
-    now[0] = EVERY_S
-    progress.advance(3)
-    assert said == ["vanilla: 5 of 10, 15 s left"]
-    progress.advance(5)
-    assert said[-1] == "vanilla: 10 of 10, 0 s left"

@@ -19,6 +19,7 @@ from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import Finished
 from services.gpu_worker.families import load_family
 from services.gpu_worker.rows import FromNoise, FromPicture, Pixels, Start, Task
+from shared import remaining
 from shared.catalog import open_catalog
 from shared.errors import ConfigurationError, InvalidRequestError
 from shared.models import find_card, tiny
@@ -55,7 +56,10 @@ def profile(models: Path, tmp_path: Path, *more: str) -> Any:
     return CliRunner().invoke(app, ["profile", *map(str, arguments)], catch_exceptions=True)
 
 
-async def test_a_profile_is_measured_resumed_and_stored(models: Path, tmp_path: Path) -> None:
+async def test_a_profile_is_measured_resumed_and_stored(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remaining, "EVERY_S", 0.0)
     first = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4", "--alphas", "0.5")
     assert first.exit_code == 0, first.output + repr(first.exception)
     rows = tmp_path / "profile" / "rows.jsonl"
@@ -70,6 +74,11 @@ async def test_a_profile_is_measured_resumed_and_stored(models: Path, tmp_path: 
     said = "".join(second.output.split())  # lines are folded anywhere
     assert "α=0.5:noKissafebythese4pairs,sothistableletsnopicturestartfromanother;sofewpairsprovelittle" in said
     assert f"Storedforlargein{tmp_path}/data/catalog.sqlite3" in said
+    # as many steps a pair: 5 of the first, 10 from noise, and what is left after each K; two pairs were there
+    each = 5 + 10 + sum(10 - k for k in (1, 2, 3, 4, 5))
+    lines_said = [line for line in second.output.splitlines() if line.startswith("denoising steps: ")]
+    assert lines_said[0].startswith(f"denoising steps: {2 * each + 1} of {4 * each} (")
+    assert all(line.endswith(" left") and " a " in line for line in lines_said)
     resumed = rows.read_text().splitlines()
     assert resumed[:11] == lines[:11]
     assert _scores(resumed) == pytest.approx(_scores(lines), abs=1e-4)

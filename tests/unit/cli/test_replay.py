@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -14,7 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from services.cli.app import app
+from services.replay.bound import ROUNDS, TIGHTENING_ROUNDS
 from services.replay.policy import shipped
+from shared import remaining
 from shared.errors import AfterimageError
 
 TRACE = str(Path(__file__).parents[3] / "load" / "traces" / "sessions_1200.jsonl")
@@ -52,6 +55,21 @@ def test_one_command_leaves_a_folder_that_compares(tmp_path: Path) -> None:
     page = (tmp_path / "out" / "index.html").read_text()
     assert all(name in page for name in policies)
     assert page.count("data:image/png") == len(list((tmp_path / "out").glob("*.png"))) == 10
+
+
+def test_a_replay_into_a_file_says_how_far_each_stage_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remaining, "EVERY_S", 0.0)
+    said = run(tmp_path, "--policies", "lru,flexcache", "--states", "100", "--decisions-only").splitlines()
+    stages = [
+        re.match(r"(.+): ([\d,]+) of ([\d,]+) \(([\d.]+)%\), .+ a (second|minute), .+ left$", line) for line in said
+    ]
+    ended = {found[1]: found[3] for found in stages if found and found[2] == found[3] and found[4] == "100.0"}
+    assert ended.keys() == {"embeddings", "neighbours", "lru", "flexcache", "offline bound"}
+    assert (ended["lru"], ended["offline bound"]) == ("300", str(ROUNDS + TIGHTENING_ROUNDS))
+    notes = [line for line in said if line.endswith(" …")]
+    assert notes[:2] == [
+        "preparing: the trace sessions_1200.jsonl …", "preparing: 300 requests, their embeddings and neighbours …",
+    ]  # fmt: skip
 
 
 def test_the_second_run_encodes_nothing(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from services.trainer.judgement import write_judgement
 from services.trainer.latents import Latents
 from services.trainer.renderer import Renderer
 from services.trainer.words import Words
+from shared import remaining
 from tests.unit.trainer.conftest import SPRITES
 
 
@@ -39,11 +40,22 @@ def test_a_prompt_is_drawn_with_its_own_seed(models: Path) -> None:
     assert np.abs(both[0].astype(int) - alone[0].astype(int)).max() <= 1
 
 
-def test_a_judgement_is_kept_beside_earlier_ones(models: Path, work: Path, tmp_path: Path, renderer: Renderer) -> None:
+def test_a_judgement_is_kept_beside_earlier_ones(
+    models: Path,
+    work: Path,
+    tmp_path: Path,
+    renderer: Renderer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remaining, "EVERY_S", 0.0)
     shutil.copytree(SPRITES, work / "sprites")
     out = tmp_path / "judged"
     write_judgement(["real"], work, models, out, count=4, steps=2)
     write_judgement(["small", "round-trip"], work, models, out, count=4, steps=2)
+    said = capsys.readouterr().out
+    assert all(f"judge: pictures of {name}: 7 of 7 (100.0%), " in said for name in ("real", "small", "round-trip"))
+    assert "judge: what its bar must be …" in said
     summary = json.loads((out / "summary.json").read_text())
     assert set(summary) == {"bar", "real", "small", "round-trip"}
     assert summary["round-trip"]["seconds_per_picture"] > summary["real"]["seconds_per_picture"] > 0

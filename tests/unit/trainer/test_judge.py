@@ -21,6 +21,7 @@ from services.trainer.judged_scenes import BLOCK, balanced_scenes
 from services.trainer.renderer import SIZES, Renderer, boxes
 from services.trainer.templates import blurred, match
 from shared.models.card import BUNDLED
+from shared.remaining import Advance
 from shared.scenes import ATTRIBUTES, VALUES, Scene, edit, held_out, never_trained
 
 
@@ -146,7 +147,14 @@ def test_a_summary_has_every_attribute_overall_and_by_size_of_the_same_scenes(re
         asked.setdefault(size, []).extend(scenes)
         return real(scenes, size)
 
-    found = judge_model(draw, renderer, all_first, Bar(), count=8)  # type: ignore[arg-type]  # it is only given lists
+    counted: list[int] = []
+
+    def begin(total: int) -> Advance:
+        assert total == 8 + 3 * 2
+        return counted.append
+
+    found = judge_model(draw, renderer, all_first, Bar(), count=8, begin=begin)  # type: ignore[arg-type]  # it is only given lists
+    assert sum(counted) == 8 + 3 * 2
     assert set(ATTRIBUTES) <= set(found)
     assert set(found["by_size"]) == {"64x64", "96x64", "64x96", "96x96"}
     assert found["pictures"] == 8

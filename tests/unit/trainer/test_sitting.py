@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 from torch import nn
 
@@ -14,6 +16,7 @@ from services.trainer.latents import Latents
 from services.trainer.runs import Progress, plot_losses
 from services.trainer.sitting import Sitting
 from services.trainer.words import Words
+from shared import remaining
 
 
 def sitting(
@@ -119,3 +122,26 @@ def words(work: Path) -> Words:
     from services.trainer.clip_pair import tokenizer_at
 
     return Words(tokenizer_at(work))
+
+
+def test_a_training_says_every_half_minute_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remaining, "EVERY_S", 0.0)
+    model = nn.Linear(2, 1)
+    run = sitting(tmp_path, model, steps=40)
+    with structlog.testing.capture_logs() as logs:
+        for step in range(4):
+            a_step(run, model)
+            run.report(8 * step, error=0.25)
+    said = [entry["event"] for entry in logs]
+    assert len(said) == 4
+    assert re.fullmatch(
+        r"training line, steps: 4 of 40 \(10\.0%\), [\d,.e+]+ a (second|minute), [\d:]+ left; error 0\.25", said[-1]
+    )
+    run.save()
+    again = sitting(tmp_path, model, seconds=run.used_s * 2)  # half of its time is over, whatever its steps are
+    with structlog.testing.capture_logs() as logs:
+        a_step(again, model)
+        again.report(40, error=0.25)
+    share = re.search(r"\(([\d.]+)%\)", logs[0]["event"])
+    assert share is not None
+    assert float(share[1]) >= 50
