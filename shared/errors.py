@@ -74,6 +74,10 @@ class CancelledError(AfterimageError):
     code = "CANCELLED"
 
 
+class JobFailedError(AfterimageError):
+    """The job failed for good: asked again under its idempotency key, it gives the same answer."""
+
+
 class DeadlineError(AfterimageError):
     """The deadline passed before the picture was done."""
 

@@ -23,6 +23,7 @@ from shared.errors import (
     ConflictError,
     DeadlineError,
     InvalidRequestError,
+    JobFailedError,
     ModelError,
     NotFoundError,
     OverloadedError,
@@ -31,8 +32,10 @@ from shared.errors import (
 )
 from shared.telemetry import METRICS, log
 
-DOMAIN, STORAGE_FULL = "afterimage", "STORAGE_FULL"
-"""ErrorInfo of what shares its status code with something else: a full disk is no full queue."""
+DOMAIN = "afterimage"
+_REASONS: dict[str, type[AfterimageError]] = {"STORAGE_FULL": StorageFullError, "JOB_FAILED": JobFailedError}
+"""ErrorInfo of errors that share their status code with others: a full disk is no full queue, and a job that failed is
+no gateway that fails."""
 AWAY = "does not answer"
 KEEPALIVE_S = 10.0
 """A peer that says nothing for this long is pinged; one that does not answer for as long is gone. Without that a call
@@ -62,7 +65,7 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
 
 
 def to_status(error: AfterimageError) -> Any:
-    """The error as a gRPC status with details (BadRequest for a field, RetryInfo for a delay, ErrorInfo for a disk)."""
+    """The error as a gRPC status with details: BadRequest: a field, RetryInfo: a delay, ErrorInfo: a reason."""
     details = []
     if isinstance(error, InvalidRequestError):
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.rule)
@@ -71,8 +74,8 @@ def to_status(error: AfterimageError) -> Any:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
-    if isinstance(error, StorageFullError):
-        details.append(_packed(error_details_pb2.ErrorInfo(reason=STORAGE_FULL, domain=DOMAIN)))
+    if reason := next((name for name, kind in _REASONS.items() if isinstance(error, kind)), ""):
+        details.append(_packed(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN)))
     code = getattr(grpc.StatusCode, error.code)
     return rpc_status.to_status(status_pb2.Status(code=code.value[0], message=error.outside, details=details))
 
@@ -105,8 +108,8 @@ def from_rpc_error(error: grpc.RpcError) -> AfterimageError:
             return _invalid(bad.field_violations[0].field, error.details())
         if detail.Unpack(retry):
             retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
-        if detail.Unpack(info) and (info.domain, info.reason) == (DOMAIN, STORAGE_FULL):
-            kind = StorageFullError
+        if detail.Unpack(info) and info.domain == DOMAIN:
+            kind = _REASONS.get(info.reason, kind)
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         said = f"another service, or another version of this one, listens there ({error.details()})"
         return ConfigurationError(said)

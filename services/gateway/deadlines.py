@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from shared.errors import AfterimageError, CancelledError, DeadlineError, passes
+from shared.errors import AfterimageError, CancelledError, DeadlineError, JobFailedError, passes
 from shared.telemetry import log
 from shared.types import Job, JobState
 
@@ -30,7 +30,7 @@ def outcome_error(job: Job) -> AfterimageError | None:
     if job.state is JobState.FAILED:
         # `attempt` grows with every claim, a drain's and one that was given back at once, too
         tried = f" after {job.failures} attempts" if job.failures > 1 and not job.crashes else ""
-        return AfterimageError(f"job {job.id} failed{tried}: {job.error}")
+        return JobFailedError(f"job {job.id} failed{tried}: {job.error}")
     return CancelledError(f"job {job.id} was cancelled")
 
 

@@ -14,7 +14,8 @@ from shared.messages import JobCancelled, JobFailed, JobSucceeded, Message, Prog
 from shared.types import Job, JobState
 
 POLL_S = 1.0
-"""Facts may be lost (a broker restarts); the row is read this often all the same."""
+"""Facts may be lost (a broker restarts); the row is read this often all the same, also while progress is reported: a
+worker that lost its job may report for as long as it does not know."""
 DRAINING_POLL_S = 0.2
 _KINDS: tuple[type[Message], ...] = (Progress, JobSucceeded, JobFailed, JobCancelled)
 
@@ -105,14 +106,18 @@ class Fanout:
         `on_success` hears the fact before the row is read, which decides what it is worth. Raises UnavailableError when
         this gateway stops before the job ran to its end.
         """
+        now = asyncio.get_running_loop().time
+        looked = now()
         while True:
-            fact = await watch.next(DRAINING_POLL_S if self.draining else POLL_S)
+            left_s = (DRAINING_POLL_S if self.draining else POLL_S) - (now() - looked)
+            fact = await watch.next(max(left_s, 0.0))
             if isinstance(fact, Progress):
                 yield fact
-                continue
+                if left_s > 0:
+                    continue
             if isinstance(fact, JobSucceeded):
                 on_success(fact)
-            job = await rows.get(watch.job_id)
+            job, looked = await rows.get(watch.job_id), now()
             if not job.state.final and self.draining and self._goes_on_without_us(job):
                 raise UnavailableError(f"shutting down; job {job.id} goes on, ask again for it", retry_after_s=0.5)
             yield job

@@ -9,7 +9,13 @@ import pytest
 
 from services.gateway import deadlines
 from services.gateway.deadlines import DropTimers, dropped_because, late_because, outcome_error, time_left_s
-from shared.errors import AfterimageError, CancelledError, DeadlineError, NotFoundError, UnavailableError
+from shared.errors import (
+    CancelledError,
+    DeadlineError,
+    JobFailedError,
+    NotFoundError,
+    UnavailableError,
+)
 from shared.types import Job, JobState, Plan, PlanSource, Request, Size
 
 REQUEST = Request(
@@ -35,7 +41,7 @@ def test_what_a_final_state_means_for_who_waits() -> None:
     for kept in (late, replace(late, state=JobState.SUCCEEDED), replace(JOB, state=JobState.CANCELLED)):
         assert dropped_because(kept) == ""
     failed = outcome_error(replace(JOB, state=JobState.FAILED, error="out of memory"))
-    assert type(failed) is AfterimageError
+    assert type(failed) is JobFailedError
     assert str(failed) == "job j1 failed: out of memory"
 
 

@@ -17,6 +17,7 @@ from shared.errors import (
     AfterimageError,
     ConfigurationError,
     InvalidRequestError,
+    JobFailedError,
     NotFoundError,
     OverloadedError,
     StorageFullError,
@@ -28,6 +29,8 @@ ERRORS = [
     OverloadedError("256 jobs are waiting", retry_after_s=2.5),
     StorageFullError("4 MiB left", retry_after_s=30.0),
     NotFoundError("no job 42"),
+    JobFailedError("job 42 failed: out of memory"),
+    AfterimageError("a bug"),
     UnavailableError("the catalog does not answer"),
 ]
 
