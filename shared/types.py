@@ -274,6 +274,15 @@ class Job:
     failures: int = 0
     """Errors raised by the task itself; `attempt` is a fencing token that only grows, so it cannot count them."""
     crashes: int = 0
+    """Worker crashes during which a worker held the job, and …"""
+    crashes_alone: int = 0
+    """… those of them at which the worker held no other job."""
+    exposed_from: float = 0.0
+    """When a worker first claimed the job; 0 before that."""
+    exposed_s: float = 0.0
+    """Seconds that workers have held the job running, and …"""
+    alone_s: float = 0.0
+    """… those of them without another job."""
     worker: str = ""
     lane: str = ""
     error: str = ""

@@ -9,6 +9,7 @@ from typing import Any
 
 from services.gpu_worker import checkpoints
 from services.gpu_worker.codecs import encode_checkpoint, encode_png, encode_state
+from services.gpu_worker.crash_evidence import CRASHES_TOGETHER
 from services.gpu_worker.events import Advanced, Checkpointed, Event, Finished, Joined, LatentCaptured, Left
 from services.gpu_worker.families import Family
 from services.gpu_worker.progress import progress
@@ -25,10 +26,6 @@ from shared.settings import Settings
 from shared.telemetry import METRICS, log
 from shared.types import PICTURE_STEP, Captured, Job, Plan, PlanSource, Result, Timings
 
-CRASHES_TOGETHER = 2
-"""A job present at this many crashes rides alone (design §8, Attempts) …"""
-CRASHES_ALONE = 3
-"""… and after this many more it fails."""
 FIRST_S = 0.1
 """How long a picture is being drawn before anyone is told that it is."""
 _STATE_KEY = "states/{}-{}-{}.safetensors"

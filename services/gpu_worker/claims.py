@@ -24,7 +24,10 @@ class Claims:
 
     def __init__(self, jobs: Jobs, worker: str, lease_s: float) -> None:
         self._jobs, self._lease_s = jobs, lease_s
-        self._holder = f"{new_id()}-{worker}"
+        self.holder = f"{new_id()}-{worker}"
+        self.busy = asyncio.Event()
+        """Set as the first of several jobs comes; who reports them clears it."""
+        self._busy_s, self._busy_from = 0.0, 0.0
         self._held: list[str] = []
         """Ids of jobs, once for each delivery that claims or holds one at this moment."""
         self._unanswered: dict[str, float] = {}
@@ -33,16 +36,32 @@ class Claims:
     @contextlib.contextmanager
     def holding(self, job_id: str) -> Iterator[None]:
         """From before a claim until the row is ended or handed back."""
+        if not self._held:
+            self._busy_from = asyncio.get_running_loop().time()
+            self.busy.set()
         self._held.append(job_id)
         try:
             yield
         finally:
+            busy_s = self.busy_s
             self._held.remove(job_id)
+            if not self._held:
+                self._busy_s = busy_s
 
-    async def claim(self, job_id: str) -> Job | None:
+    @property
+    def holds(self) -> bool:
+        """Whether a delivery claims or holds a job at this moment."""
+        return bool(self._held)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds, since the start, in which this worker held a job."""
+        return self._busy_s + (asyncio.get_running_loop().time() - self._busy_from if self._held else 0.0)
+
+    async def claim(self, job_id: str, *, alone: bool = False) -> Job | None:
         """The catalog's `claim`; remembers that it got no answer."""
         try:
-            job = await self._jobs.claim(job_id, self._holder, self._lease_s)
+            job = await self._jobs.claim(job_id, self.holder, self._lease_s, alone)
         except UnreadableRowError:  # an answer
             raise
         except Exception:
@@ -70,7 +89,7 @@ class Claims:
 
     async def hand_back(self, job: Job) -> bool:
         """Whether the row, as it was just read, was an unanswered claim's of this process, and is queued again."""
-        ours = job.state is JobState.RUNNING and job.worker == self._holder
+        ours = job.state is JobState.RUNNING and job.worker == self.holder
         if not ours or job.id in self._held or job.id not in self._unanswered:
             return False
         return await self._jobs.release(job.id, job.attempt)

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from services.gpu_worker.attempt import Attempt
 from services.gpu_worker.claims import Claims
 from shared.catalog import Catalog
+from shared.catalog.exposure import RENEWALS
 from shared.telemetry import log
 
-RENEWALS = 3
-"""In the time of a lease, so that it outlives a catalog that is away for a moment."""
 AGAIN_S = 1.0
 """Between two tries while the catalog does not answer: with it back, leases are renewed before anybody is swept up."""
 

@@ -17,15 +17,17 @@ from protos.gpu_worker_pb2_grpc import GpuWorkerServiceServicer, add_GpuWorkerSe
 from services.gpu_worker import checkpoints
 from services.gpu_worker.aside import StandingAside
 from services.gpu_worker.assignment import Assignment
-from services.gpu_worker.attempt import CRASHES_ALONE, CRASHES_TOGETHER, Attempt, ElsewhereError, Workplace
+from services.gpu_worker.attempt import Attempt, ElsewhereError, Workplace
 from services.gpu_worker.burial import Burial
 from services.gpu_worker.cards import cards_here
 from services.gpu_worker.claims import Claims
+from services.gpu_worker.crash_evidence import CRASHES_TOGETHER, condemned
 from services.gpu_worker.describing import described
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import BatchRan, Event
 from services.gpu_worker.moving import move
-from services.gpu_worker.renewal import RENEWALS, Renewal
+from services.gpu_worker.presence import Presence
+from services.gpu_worker.renewal import Renewal
 from services.gpu_worker.resident import Resident
 from services.gpu_worker.runner import EngineThread
 from services.gpu_worker.taking import Taking
@@ -34,6 +36,7 @@ from services.gpu_worker.turns import Turns
 from services.gpu_worker.warm import load_warm
 from shared.blobs.ahead import ReadAhead
 from shared.bus import Delivery
+from shared.catalog.exposure import RENEWALS
 from shared.devices import placed
 from shared.errors import AfterimageError, CancelledError, DeadlineError, NotFoundError, UnreadableRowError, passes
 from shared.messages import GenerateImage, JobCancelled, JobFailed, JobSucceeded, Message, PreviewsRequested
@@ -89,13 +92,14 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         prompt = context.backends.catalog.within(settings.lease_s / RENEWALS)  # a claim's lease runs before its answer
         self._claims = Claims(prompt.jobs, self.worker, settings.lease_s)
         renewal = Renewal(context.backends.catalog, self._claims, self._attempts, settings.lease_s)
+        presence = Presence(context.backends.catalog, self._claims, settings.lease_s)
         self._turns = Turns()
         self._burial = Burial(context.backends, context.clock)
         self._finished = self._handed_back = 0
         self._draining = False
         self._subscription = await bus.subscribe([JobCancelled, PreviewsRequested], self._on_wish)
         await self._assignment.begin(self._thread.serve)
-        self._renewing = asyncio.create_task(renewal.run())
+        self._renewing = asyncio.gather(renewal.run(), presence.run(), return_exceptions=True)
 
     def register(self, server: grpc.aio.Server) -> str | None:
         if self._number > 1:
@@ -193,7 +197,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         """False when the job must be the only one in this worker's hands, and is not claimed until it is: what merely
         waits beside another would count as present at its crash, and crash after crash condemn it too."""
         with contextlib.closing(self._read_ahead(task, delivery)) as ahead, self._claims.holding(task.job_id):
-            if (job := await self._claim(task.job_id)) is not None:
+            if (job := await self._claim(task.job_id, alone)) is not None:
                 if alone or job.crashes < CRASHES_TOGETHER:
                     await self._run(job, delivery, ahead, previews=task.previews)
                     return True
@@ -216,9 +220,9 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             await releasing
             raise
 
-    async def _claim(self, job_id: str) -> Job | None:
+    async def _claim(self, job_id: str, alone: bool) -> Job | None:
         """A claim that is cancelled half-way stands in the catalog, so it is waited for and handed back."""
-        claiming = asyncio.ensure_future(self._claims.claim(job_id))
+        claiming = asyncio.ensure_future(self._claims.claim(job_id, alone=alone))
         try:
             job: Job | None = await asyncio.shield(claiming)
         except asyncio.CancelledError:
@@ -234,8 +238,8 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         attempt = Attempt(self._place, job, ahead, previews=previews)
         self._attempts[attempt.id] = attempt
         try:
-            if job.crashes >= CRASHES_TOGETHER + CRASHES_ALONE:
-                said = f"its worker crashed {job.crashes} times, the last {CRASHES_ALONE} alone"
+            spans = (job.exposed_from, 0.0) if job.crashes_alone else ()
+            if said := condemned(job, [await self._patiently(partial(self._jobs.fleet, since)) for since in spans]):
                 await self._give_up(attempt, said, delivery, said)
             else:
                 await self._attempt(attempt, delivery)
@@ -291,7 +295,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         """The row is no longer this attempt's: cancelled, or claimed by another worker; or it was committed as this
         attempt's by a catalog that could not say so any more."""
         if attempt.unheard:  # the lease may have run out because nobody answered, not because its worker was dead
-            await self._jobs.survived(attempt.job.id, attempt.job.crashes)
+            await self._jobs.survived(attempt.job.id, attempt.job.crashes, attempt.job.crashes_alone)
         row = await self._not_ours(attempt.job.id, delivery, attempt.job.attempt)
         mine = row is not None and (row.state, row.attempt) == (JobState.SUCCEEDED, attempt.job.attempt)
         await attempt.settle(succeeded=mine, ended=row is None or row.state.final)

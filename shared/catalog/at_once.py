@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql
 from shared.catalog.tables import captured, idempotency_keys, jobs, now_s
 
 _NOW: Any = now_s()
-_GIVEN = [column for column in jobs.c if column.name not in ("created_at", "updated_at", "buried")]
+_GIVEN = [one for one in jobs.c if one.name not in ("created_at", "updated_at") and one.server_default is None]
 """What `job_rows.row_of` says of a new job."""
 
 _keys = postgresql.insert(idempotency_keys).values(

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from shared.catalog import at_once
 from shared.catalog.database import Database
+from shared.catalog.exposure import CRASHED, FORGIVEN, HANDED_BACK, SEEN, claimed
 from shared.catalog.idempotency import forget_expired, job_of_key, named_by, take_key
 from shared.catalog.job_rows import job_of, jobs_of, row_of
 from shared.catalog.lanes import Lanes
@@ -46,14 +47,17 @@ _CLAIM = Prepared(
         state=RUNNING,
         worker=sa.bindparam("by_worker"),
         attempt=c.attempt + 1,
-        # whoever held it under a lease that ran out is taken for dead
-        crashes=c.crashes + sa.case((c.state == RUNNING, 1), else_=0),
+        **claimed(CRASHED),  # a running job's holder, whose lease ran out, counts as crashed
         lease_until=_NOW + sa.bindparam("lease_s", type_=sa.Double),
         updated_at=_NOW,
     )
     .returning(jobs)
 )
-_RENEW = sa.update(jobs).where(_MINE).values(lease_until=_NOW + sa.bindparam("lease_s", type_=sa.Double))
+_RENEW = (
+    sa.update(jobs)
+    .where(_MINE)
+    .values(lease_until=_NOW + sa.bindparam("lease_s", type_=sa.Double), **SEEN)
+)  # fmt: skip
 _CHECKPOINT = (
     sa.update(jobs)
     .where(_MINE)
@@ -75,13 +79,18 @@ _CAPTURE = Prepared(sa.insert(captured))
 _NO_LATENTS = "none:"
 """Begins what stands in place of a blob key for a job that captured nothing."""
 _BACK = {"state": QUEUED, "worker": "", "lease_until": 0.0, "updated_at": _NOW}
+_BACK_FROM_A_WORKER = {**_BACK, **HANDED_BACK}
 _FAIL = (
     sa.update(jobs)
     .where(_MINE)
     .values(state=FAILED, error=sa.bindparam("said"), failures=c.failures + 1, **_ENDED)
 )  # fmt: skip
-_RETRY = sa.update(jobs).where(_MINE).values(error=sa.bindparam("said"), failures=c.failures + 1, **_BACK)
-_RELEASE = sa.update(jobs).where(_MINE).values(**_BACK)
+_RETRY = (
+    sa.update(jobs)
+    .where(_MINE)
+    .values(error=sa.bindparam("said"), failures=c.failures + 1, **_BACK_FROM_A_WORKER)
+)  # fmt: skip
+_RELEASE = sa.update(jobs).where(_MINE).values(**_BACK_FROM_A_WORKER)
 _CANCEL = (
     sa.update(jobs).where(_ID, c.state.in_((QUEUED, RUNNING))).values(state=CANCELLED, **_ENDED).returning(jobs)
 )  # fmt: skip
@@ -93,7 +102,7 @@ _STOPPED = (
 _REOPEN = (
     sa.update(jobs)
     .where(_ID, c.state == FAILED)
-    .values(error="", failures=0, crashes=0, confirmed=False, buried=False, **_BACK)
+    .values(error="", failures=0, confirmed=False, buried=False, **FORGIVEN, **_BACK)
 )  # fmt: skip
 _BURIED = sa.update(jobs).where(_ID, c.state == FAILED).values(buried=True)
 _CONFIRM = sa.update(jobs).where(c.id.in_(sa.bindparam("ids", expanding=True))).values(confirmed=True)
@@ -177,11 +186,11 @@ def _set(connection: sa.Connection, statement: sa.Update, parameters: dict[str, 
     return connection.execute(statement, parameters).rowcount == 1
 
 
-def _claim(connection: sa.Connection, job_id: str, worker: str, lease_s: float) -> Job | None:
+def _claim(connection: sa.Connection, job_id: str, worker: str, lease_s: float, alone: bool) -> Job | None:
     if was_reported(jobs.name, job_id):  # else each try would change what stays unreadable
         with suppress(NotFoundError):
             _get(connection, job_id)
-    row = _CLAIM.first(connection, {"job_id": job_id, "by_worker": worker, "lease_s": lease_s})
+    row = _CLAIM.first(connection, {"job_id": job_id, "by_worker": worker, "lease_s": lease_s, "by_itself": alone})
     try:
         return None if row is None else job_of(row)
     except UnreadableRowError:
@@ -313,12 +322,15 @@ class Jobs(Lanes, Sweeping):
         # if this is lost the sweeper sends them again, and the duplicate loses the claim
         await self._database.write_lazily(_confirm, job_ids)
 
-    async def claim(self, job_id: str, worker: str, lease_s: float) -> Job | None:
+    async def claim(self, job_id: str, worker: str, lease_s: float, alone: bool = False) -> Job | None:
         """The job, now running under the next attempt; None when it is final or another's lease is alive.
-        UnreadableRowError, and nothing claimed, when only another version can read its row."""
+        UnreadableRowError, and nothing claimed, when only another version can read its row.
+
+        alone: this worker holds no other job until the attempt ends.
+        """
         # a power cut that undoes a claim on SQLite took the worker with it; a server must never give an attempt twice
         write = self._database.write_row if self._database.process_local else self._database.write_statement
-        return await write(_claim, job_id, worker, lease_s)
+        return await write(_claim, job_id, worker, lease_s, alone)
 
     async def renew(self, job_id: str, attempt: int, lease_s: float) -> bool:
         """False when the job is no longer this attempt's: stop drawing."""

@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from shared.catalog.database import Database
+from shared.catalog.exposure import HANDED_BACK
 from shared.catalog.job_rows import jobs_of
 from shared.catalog.tables import jobs, now_s
 from shared.types import Job, JobState, Plan, to_json
@@ -28,7 +29,7 @@ _REROUTE = sa.update(jobs).where(_OF, c.state == JobState.QUEUED.value).values(*
 _MOVE = (
     sa.update(jobs)
     .where(_OF, c.state == JobState.RUNNING.value)
-    .values(state=JobState.QUEUED.value, worker="", lease_until=0.0, **_THERE)
+    .values(state=JobState.QUEUED.value, worker="", lease_until=0.0, **HANDED_BACK, **_THERE)
 )
 _WAITING = (
     sa.select(jobs)

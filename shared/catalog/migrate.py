@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from shared.errors import CatalogVersionError
 
-HEAD = "0004"
+HEAD = "0005"
 """The newest revision in migrations/versions (a test compares them); known here so that opening a catalog that is up
 to date does not import Alembic."""
 

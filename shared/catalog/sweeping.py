@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from shared.catalog.database import Database
+from shared.catalog.exposure import CRASHED, RENEWALS
 from shared.catalog.job_rows import update_readable
-from shared.catalog.tables import jobs, now_s
+from shared.catalog.tables import jobs, now_s, workers
 from shared.types import Job, JobState
 
 NEVER_S = 1e12
@@ -22,8 +24,8 @@ _CRASHED = {
     "worker": "",
     "lease_until": 0.0,
     "updated_at": _NOW,
-    "crashes": c.crashes + 1,
     "confirmed": False,
+    **CRASHED,
 }
 _EXPIRED_LEASES = sa.update(jobs).where(c.state == RUNNING, c.lease_until < _NOW).values(**_CRASHED).returning(jobs)
 _UNCONFIRMED = (
@@ -49,8 +51,49 @@ _SURVIVED = (
         c.state.in_((QUEUED, RUNNING)),
         c.crashes > sa.bindparam("crashes_before", type_=sa.Integer),
     )
-    .values(crashes=c.crashes - 1)
+    .values(
+        crashes=c.crashes - 1,
+        crashes_alone=c.crashes_alone
+        - sa.case((c.crashes_alone > sa.bindparam("alone_before", type_=sa.Integer), 1), else_=0),
+    )
 )
+
+KEPT_S = 86400.0
+"""Workers are remembered for so long after their last report."""
+w = workers.c
+_REPORT = (
+    sa.update(workers)
+    .where(w.holder == sa.bindparam("by_holder"))
+    .values(
+        busy_s=w.busy_s + sa.bindparam("more_s", type_=sa.Double),
+        seen_at=_NOW,
+        until=sa.case(
+            (sa.bindparam("holds", type_=sa.Boolean), _NOW + sa.bindparam("lease_s", type_=sa.Double)), else_=0.0
+        ),
+    )
+)
+_BEGIN = sa.insert(workers).values(begun_at=_NOW, seen_at=_NOW, until=0.0, busy_s=0.0)
+_OLD_WORKERS = sa.delete(workers).where(w.seen_at < _NOW - KEPT_S)
+_SINCE: Any = sa.bindparam("since", type_=sa.Double)
+# two reports did not come: by then the lease of no job that it held has run out
+_SILENT: Any = sa.and_(w.until > 0.0, _NOW - w.seen_at > (w.until - w.seen_at) * (RENEWALS - 1.0) / RENEWALS)
+_WITHIN_S: Any = w.seen_at - sa.case((w.begun_at > _SINCE, w.begun_at), else_=_SINCE)
+_SHARE: Any = sa.case((w.seen_at > w.begun_at, _WITHIN_S / (w.seen_at - w.begun_at)), else_=1.0)
+_FLEET = sa.select(
+    sa.func.coalesce(sa.func.sum(sa.case((_SILENT, 1), else_=0)), 0).label("crashes"),
+    sa.func.coalesce(sa.func.sum(w.busy_s * _SHARE), 0.0).label("busy_s"),
+).where(w.seen_at > _SINCE)
+_ALL_SILENT = sa.update(workers).where(w.until > 0.0).values(until=w.seen_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What all workers did in a time: a crash is one, however many jobs the worker held."""
+
+    crashes: int
+    """Of workers that held a job."""
+    busy_s: float
+    """Seconds of workers that held a job."""
 
 
 def _in_order(found: Sequence[Job]) -> list[Job]:
@@ -65,11 +108,26 @@ def _to_requeue(connection: sa.Connection, unconfirmed_after_s: float, anyhow_af
 
 def _recover(connection: sa.Connection) -> list[Job]:
     update_readable(connection, _RUNNING, {})
+    connection.execute(_ALL_SILENT)
     return _in_order(update_readable(connection, _WAITING, {}))
 
 
-def _survived(connection: sa.Connection, job_id: str, crashes_before: int) -> bool:
-    return connection.execute(_SURVIVED, {"job_id": job_id, "crashes_before": crashes_before}).rowcount == 1
+def _survived(connection: sa.Connection, job_id: str, crashes_before: int, alone_before: int) -> bool:
+    before = {"crashes_before": crashes_before, "alone_before": alone_before}
+    return connection.execute(_SURVIVED, {"job_id": job_id, **before}).rowcount == 1
+
+
+def _report(connection: sa.Connection, holder: str, more_s: float, lease_s: float) -> None:
+    said = {"by_holder": holder, "more_s": more_s, "lease_s": lease_s, "holds": lease_s > 0}
+    if connection.execute(_REPORT, said).rowcount == 0:
+        connection.execute(_OLD_WORKERS)
+        connection.execute(_BEGIN, {"holder": holder})
+        connection.execute(_REPORT, said)
+
+
+def _fleet(connection: sa.Connection, since: float) -> Fleet:
+    row = connection.execute(_FLEET, {"since": since}).one()
+    return Fleet(int(row.crashes), float(row.busy_s))
 
 
 class Sweeping:
@@ -88,8 +146,18 @@ class Sweeping:
         """Embedded start: every running job back to queued (crashes + 1); all queued jobs, oldest first."""
         return await self._database.write(_recover)
 
-    async def survived(self, job_id: str, crashes_before: int) -> bool:
+    async def survived(self, job_id: str, crashes_before: int, alone_before: int = 0) -> bool:
         """A worker that was taken for dead lives: the crash that was counted since its claim, which saw
-        `crashes_before`, was none. To be said once for an attempt; False when nothing was counted, or the job has
-        ended."""
-        return await self._database.write(_survived, job_id, crashes_before)
+        `crashes_before` and `alone_before`, was none. To be said once for an attempt; False when nothing was counted,
+        or the job has ended."""
+        return await self._database.write(_survived, job_id, crashes_before, alone_before)
+
+    async def report_worker(self, holder: str, more_s: float, lease_s: float) -> None:
+        """The worker lives, and held jobs for `more_s` seconds since its last report. Without another report within
+        `lease_s` it has crashed; 0: it holds no job, and its end is no crash."""
+        await self._database.write_lazily(_report, holder, more_s, lease_s)
+
+    async def fleet(self, since: float) -> Fleet:
+        """Crashes and busy seconds of all workers since then (Unix seconds by the catalog's clock); of a worker that
+        began earlier, the same share of its busy seconds as of its life. At most KEPT_S back."""
+        return await self._database.read(_fleet, since)

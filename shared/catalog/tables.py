@@ -46,6 +46,12 @@ jobs = sa.Table(
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("failures", sa.Integer, nullable=False),
     sa.Column("crashes", sa.Integer, nullable=False),
+    sa.Column("crashes_alone", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("exposed_from", sa.Double, nullable=False, server_default=sa.text("0")),  # first claim; 0: none yet
+    sa.Column("exposed_s", sa.Double, nullable=False, server_default=sa.text("0")),
+    sa.Column("alone_s", sa.Double, nullable=False, server_default=sa.text("0")),
+    sa.Column("alone", sa.Boolean, nullable=False, server_default=sa.false()),  # of the attempt that runs now
+    sa.Column("seen_at", sa.Double, nullable=False, server_default=sa.text("0")),  # claimed or renewed; 0: not running
     sa.Column("worker", sa.Text, nullable=False),
     sa.Column("error", sa.Text, nullable=False),
     sa.Column("confirmed", sa.Boolean, nullable=False),
@@ -161,6 +167,17 @@ profiles = sa.Table(
     sa.Column("weights_hash", sa.Text, primary_key=True),
     sa.Column("value", sa.JSON, nullable=False),
     sa.Column("updated_at", sa.Double, nullable=False),
+)
+
+workers = sa.Table(
+    # one row per worker process, however many jobs it holds: how often workers crash, and in how much time
+    "workers",
+    METADATA,
+    sa.Column("holder", sa.Text, primary_key=True),
+    sa.Column("begun_at", sa.Double, nullable=False),
+    sa.Column("seen_at", sa.Double, nullable=False, index=True),
+    sa.Column("until", sa.Double, nullable=False),  # its report counts so long; 0: it holds no job
+    sa.Column("busy_s", sa.Double, nullable=False),
 )
 
 leases = sa.Table(

@@ -30,7 +30,7 @@ async def _unanswered(claims: Claims, jobs: Jobs, *, committed: bool) -> None:
         raise UnavailableError("connection lost")
 
     with pytest.MonkeyPatch.context() as broken:
-        broken.setattr(jobs, "claim", lambda job_id, holder, lease_s: breaks(job_id, holder, lease_s=lease_s))
+        broken.setattr(jobs, "claim", lambda job_id, holder, lease_s, alone: breaks(job_id, holder, lease_s=lease_s))
         with pytest.raises(UnavailableError):
             await claims.claim("job")
 
@@ -67,12 +67,12 @@ async def test_a_claim_is_looked_for_until_it_can_come_no_more(jobs: Jobs) -> No
     claims = Claims(jobs, "host-1", 0.2)
     await _unanswered(claims, jobs, committed=False)
     await claims.repair()
-    assert await Jobs.claim(jobs, "job", claims._holder, 60.0)
+    assert await Jobs.claim(jobs, "job", claims.holder, 60.0)
     await claims.repair()
     assert (await jobs.get("job")).state is JobState.QUEUED
     await asyncio.sleep(0.25)
     await claims.repair()
-    assert await Jobs.claim(jobs, "job", claims._holder, 60.0)
+    assert await Jobs.claim(jobs, "job", claims.holder, 60.0)
     await claims.repair()
     assert (await jobs.get("job")).state is JobState.RUNNING  # nothing of ours can be on its way by now
 

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from services.gpu_worker import service as service_module
-from services.gpu_worker.attempt import CRASHES_TOGETHER
+from services.gpu_worker.crash_evidence import CRASHES_TOGETHER
 from shared.errors import UnavailableError
 from shared.messages import (
     GenerateImage,
