@@ -53,7 +53,7 @@ lock: dev        ## write constraints.txt anew
 bench: dev       ## run every benchmark that `python -m bench` knows on this machine, about two hours
 	@$(PY) -m bench
 
-faults: dev      ## kill services and servers under load, cut networks (FAULTS=full: 1,000 jobs, a quarter of an hour)
+faults: dev      ## kill services and servers under load, cut networks (FAULTS=full: 1,000 jobs, a quarter of an hour; FAULTS_KILLS=3: thrice the kills; FAULTS_SLOW=3: slow workers)
 	@$(PY) -m pytest tests/faults -s -q
 
 judge: dev       ## score the bundled models on held-out prompts; writes out/judge/summary.json (needs npm; 15 to 30 minutes)

@@ -68,11 +68,14 @@ SHORT = Form(
 )  # fmt: skip
 
 
-def whole(jobs: int) -> Form:
-    """The full form; it counts with 1,000 jobs, of which fifty or more must have gone on from a step > 0."""
+def whole(jobs: int, kills: float = 1.0, slow: float = 1.0) -> Form:
+    """The full form; it counts with 1,000 jobs, of which fifty or more must have gone on from a step > 0.
+
+    kills: so many times as often; slow: each step takes so many times as long.
+    """
     return Form(
-        jobs=jobs, clients=16, step_ms=100.0, kills_until=0.8, servers=4, asked_again=jobs, redrawers=2,
-        limit_s=1500.0, least_resumes=50 if jobs >= 1000 else 1,
+        jobs=jobs, clients=16, step_ms=100.0 * slow, kills_until=0.8, servers=4, asked_again=jobs, redrawers=2,
+        limit_s=1500.0 * max(kills, slow), least_resumes=50 if jobs >= 1000 else 1, kill_s=(2.0 / kills, 5.0 / kills),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Clients that insist: each asks for one picture after the other, under one key until it has it."""
+"""Clients that insist: each asks for one picture after the other, under one key until it has it or its job failed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from shared.addresses import target_of
 from shared.client import AsyncClient, Picture
-from shared.errors import AfterimageError
+from shared.errors import AfterimageError, JobFailedError
 from tests.faults.verdict import Answer
 
 RETRY_S = (0.1, 1.0)
@@ -35,6 +35,8 @@ class Load:
         """By key, of every key asked for; empty until there is one."""
         self.errors: Counter[str] = Counter()
         """What clients saw before they had their picture."""
+        self.failed: list[str] = []
+        """Keys whose job failed for good: their clients went on without a picture."""
         self.broken_off = 0
         self.waited_s: list[float] = []
         """Per picture, from the first call to the answer."""
@@ -56,7 +58,7 @@ class Load:
         return self._area / max(self._full_until - self._begun, 1e-9)
 
     async def run(self, clients: int) -> None:
-        """Until every key has its picture; cancelled, the others stay without."""
+        """Until every key has its picture, or a job that failed; cancelled, the others stay without."""
         waiting = self._waiting = deque(self.requests)
         self._begun = self._changed = time.monotonic()
 
@@ -67,8 +69,9 @@ class Load:
                 await self._ask(client, key)
             finally:
                 self._count(-1, more=bool(waiting))
-            self.waited_s.append(time.monotonic() - begun)
-            self._done += 1
+            if self.answers[key]:
+                self.waited_s.append(time.monotonic() - begun)
+                self._done += 1
 
         await self._users(clients, waiting, timed)
 
@@ -104,7 +107,10 @@ class Load:
 
     async def _ask(self, client: AsyncClient, key: str) -> None:
         answers = self.answers.setdefault(key, [])
-        answers.append(answer_of(await self._insist(client, key)))
+        try:
+            answers.append(answer_of(await self._insist(client, key)))
+        except JobFailedError:
+            self.failed.append(key)
 
     async def _insist(self, client: AsyncClient, key: str) -> Picture:
         fields = dict(self.requests[key])
@@ -117,6 +123,8 @@ class Load:
                 self.broken_off, patience_s = self.broken_off + 1, None
             except AfterimageError as error:
                 self.errors[type(error).__name__] += 1
+                if isinstance(error, JobFailedError):  # whoever asks again gets the same answer
+                    raise
                 await asyncio.sleep(max(self._chance.uniform(*RETRY_S), min(error.retry_after_s or 0.0, 2.0)))
 
     def _count(self, change: int, *, more: bool) -> None:

@@ -1,7 +1,8 @@
 """Jobs through a cluster whose services and servers are killed under load: nothing is lost, nothing drawn twice.
 
 A short form by default; FAULTS=full for the whole (1,000 jobs; FAULTS_JOBS=n: fewer of them), FAULTS_SEED=n for the
-same chances again.
+same chances again. Beside FAULTS=full: FAULTS_KILLS=3 kills services three times as often, FAULTS_SLOW=3 slows each
+worker to a third.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from tests.faults.verdict import judge
 WHOLE = os.environ.get("FAULTS") == "full"
 FOUND_AGAIN_S = 90.0
 """How long a cache maintainer may take to notice what a killed index forgot: three of its rounds (blob_grace_s / 2)."""
-FORM = whole(int(os.environ.get("FAULTS_JOBS", "1000"))) if WHOLE else SHORT
+KILLS, SLOW = (float(os.environ.get(name) or 1) for name in ("FAULTS_KILLS", "FAULTS_SLOW"))
+FORM = whole(int(os.environ.get("FAULTS_JOBS", "1000")), KILLS, SLOW) if WHOLE else SHORT
+OTHERS = {"kills": KILLS, "slow": SLOW}
 
 
 async def test_services_and_servers_are_killed_under_load(tmp_path_factory: pytest.TempPathFactory, say: Say) -> None:
@@ -69,7 +72,7 @@ async def test_services_and_servers_are_killed_under_load(tmp_path_factory: pyte
     say(str(verdict), last=True)
     if WHOLE:
         settings = FORM.settings() | {"services": stack.told | {"large": "tiny", "encoder": "tiny"}}
-        record("faults", figures, settings, on=on, command=_command(seed))
+        record(_name(), figures, settings, on=on, command=_command(seed))
     assert verdict.clean, verdict
     assert not unrepeated, f"asked again, these did not get the same answer once more: {unrepeated}"
     assert not lost, f"entries that no search finds, and that nobody brings back: {lost}"
@@ -80,8 +83,13 @@ async def test_services_and_servers_are_killed_under_load(tmp_path_factory: pyte
         assert all(server["in_flight"] >= 8 for server in killer.servers_killed.values()), killer.servers_killed
 
 
+def _name() -> str:
+    return "".join(["faults", *(f"_{name}_{times:g}" for name, times in OTHERS.items() if times != 1)])
+
+
 def _command(seed: int) -> str:
-    return f"FAULTS=full FAULTS_JOBS={FORM.jobs} FAULTS_SEED={seed} make faults"
+    others = "".join(f"FAULTS_{name.upper()}={times:g} " for name, times in OTHERS.items() if times != 1)
+    return f"FAULTS=full {others}FAULTS_JOBS={FORM.jobs} FAULTS_SEED={seed} make faults"
 
 
 async def _broken(stack: FaultStack, seed: int) -> tuple[Load, Killer, float]:
@@ -146,6 +154,10 @@ def _figures(load: Load, killer: Killer, jobs: Sequence[Job]) -> dict[str, Any]:
         "ended_by_themselves": killer.died,
         "redeliveries": sum(max(job.attempt - 1, 0) for job in jobs),
         "crashes_counted": sum(job.crashes for job in jobs),
+        "crashes_alone_counted": sum(job.crashes_alone for job in jobs),
+        "most_crashes": max((job.crashes for job in jobs), default=0),
+        "condemned": [job.error for job in jobs if job.state is JobState.FAILED and job.crashes_alone],
+        "clients_told_of_a_failed_job": len(load.failed),
         "failures_counted": sum(job.failures for job in jobs),
         "most_attempts": max((job.attempt for job in jobs), default=0),
         "resumes": sum(_resumed(job) for job in jobs),

@@ -61,13 +61,17 @@ class Lives:
     def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
         self._process, self._address = process, address
 
-    async def kill_one(self, drawn: Progress, after_s: float) -> None:
-        """Starts the service, and kills it so long after it drew something."""
+    async def live(self) -> int:
+        """Starts the service; its process id."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(b"live\n")
+        return int(await self._process.stdout.readline())
+
+    async def kill_one(self, drawn: Progress, after_s: float) -> None:
+        """Starts the service, and kills it so long after it drew something."""
         async with asyncio.timeout(START_S):
-            pid = int(await self._process.stdout.readline())
+            pid = await self.live()
             while await unreachable(self._address) is not None:
                 await asyncio.sleep(0.02)
             before = drawn()
