@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,7 +25,9 @@ from shared.settings import Settings
 
 if TYPE_CHECKING:
     from shared.bus import Bus, DeadLetter
+    from shared.catalog import Catalog
 
+PROCESS = "inprocess:"
 EVERYTHING = 1_000_000
 MOST = 10_000
 """Letters that one list shows."""
@@ -53,18 +56,24 @@ def list_letters(limit: Annotated[int, typer.Option(min=1, max=MOST, help="How m
 
 @app.command("replay")
 def replay(
-    letters: Annotated[list[str] | None, typer.Argument(help="Letters, as `list` shows them.")] = None,
+    letters: Annotated[list[str] | None, typer.Argument(help="Letters or their jobs, as `list` shows them.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every dead letter there is.")] = False,
 ) -> None:
-    """Send dead letters to their lanes again; a job that had failed starts anew, its failures forgotten.
+    """Send dead letters to their lanes again. A job that had failed starts anew: failures and crashes are set to zero.
+
+    Over the bus of a single process (`inprocess:`) name failed jobs: that process sends them within `sweep_s`, or when
+    it starts.
 
     Examples: afterimage dead-letters replay 01jd… · afterimage dead-letters replay --all
     """
     if bool(letters) == everything:
         raise InvalidRequestError("replay", "name letters, or say --all")
-    sent, asked = asyncio.run(_replay(settings_from(), letters or []))
+    settings = settings_from()
+    _check_catalog(settings)
+    sent, asked = asyncio.run(_replay(settings, letters or []))
     if letters and not sent:
-        raise NotFoundError(f"letters: none of these is among the dead letters (any more): {', '.join(letters)}")
+        named = ", ".join(letters)
+        raise NotFoundError(f"letters: none of these is a dead letter (any more), or the job of one: {named}")
     gone = f", {asked - sent} were not there (any more)" if sent < asked else ""
     wide().print(f"{sent} of {asked} replayed{gone}")
 
@@ -107,16 +116,36 @@ async def _bus(settings: Settings) -> AsyncIterator[Bus]:
 
     telemetry.configure_logging("error")
     logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # says at every try what we say once
-    if settings.bus_url.startswith("inprocess:"):
+    if settings.bus_url.startswith(PROCESS):
         raise ConfigurationError(
             "bus_url: inprocess: lives in the process that serves, and its dead letters end with it. See what failed "
-            "with `afterimage jobs list --state failed`, or set AFTERIMAGE_BUS_URL to the broker that is meant"
+            "with `afterimage jobs list --state failed` and replay jobs by their ids, or set AFTERIMAGE_BUS_URL to the "
+            "broker that is meant"
         )
     say_asked(f"the broker at {server_of(settings.bus_url)}")
     bus = await open_bus(settings.bus_url)
     async with contextlib.AsyncExitStack() as opened:
         opened.push_async_callback(bus.close)
         yield bus
+
+
+def _check_catalog(settings: Settings) -> None:
+    """A wrong data directory must not get a new, empty catalog."""
+    from shared.catalog import place_of
+
+    place = place_of(settings.catalog_url)
+    if settings.catalog_url.startswith("sqlite") and not Path(place).exists():
+        raise NotFoundError(f"catalog_url: there is no catalog at {place}; set AFTERIMAGE_DATA_DIR")
+
+
+@contextlib.asynccontextmanager
+async def _catalog(settings: Settings) -> AsyncIterator[Catalog]:
+    from shared.catalog import open_catalog
+
+    catalog = await open_catalog(settings.catalog_url)
+    async with contextlib.AsyncExitStack() as opened:
+        opened.push_async_callback(catalog.close)
+        yield catalog
 
 
 async def _read(settings: Settings, limit: int) -> list[DeadLetter]:
@@ -126,12 +155,12 @@ async def _read(settings: Settings, limit: int) -> list[DeadLetter]:
 
 async def _replay(settings: Settings, ids: Sequence[str]) -> tuple[int, int]:
     """(sent, asked for). First the rows: a task whose job has failed would be acknowledged and not done."""
-    from shared.catalog import open_catalog
-
-    async with _bus(settings) as bus, contextlib.AsyncExitStack() as opened:
-        letters = [letter for letter in await bus.dead_letters(EVERYTHING) if not ids or letter.id in ids]
-        catalog = await open_catalog(settings.catalog_url)
-        opened.push_async_callback(catalog.close)
+    if ids and settings.bus_url.startswith(PROCESS):
+        async with _catalog(settings) as catalog:  # a queued row that nobody confirmed is the sweeper's to send
+            return sum([await catalog.jobs.reopen(job_id) for job_id in ids]), len(ids)
+    async with _bus(settings) as bus, _catalog(settings) as catalog:
+        every = await bus.dead_letters(EVERYTHING)
+        letters = [letter for letter in every if not ids or {letter.id, _job_of(letter)} & set(ids)]
         jobs = [job_id for letter in letters if (job_id := _job_of(letter))]
         reopened = [job_id for job_id in jobs if await catalog.jobs.reopen(job_id)]
         sent = await bus.replay([letter.id for letter in letters])

@@ -38,11 +38,14 @@ class Yard:
         job, _ = await self.catalog.jobs.accept(a_job(), key_lifetime_s=60.0)
         assert await self.catalog.jobs.claim(job.id, "w1", 60.0)
         assert await self.catalog.jobs.fail(job.id, 1, why, final=True)
+        await self.bury(job, why)
+        return job
+
+    async def bury(self, job: Job, why: str) -> None:
         receiver = await self.bus.receive([self.lane], prefetch=1)
         await self.bus.send(self.lane, GenerateImage(job.id))
         await (await receiver.get()).bury(why)
         await receiver.close()
-        return job
 
     async def letters(self) -> list[str]:
         return [letter.id for letter in await self.bus.dead_letters() if letter.lane == self.lane]
@@ -87,8 +90,45 @@ async def test_letters_are_listed_with_their_reasons_and_replayed_by_name(yard: 
 
 
 async def test_a_letter_that_is_not_there_is_no_success(yard: Yard) -> None:
-    with pytest.raises(NotFoundError, match=r"none of these .*: nobody"):
+    with pytest.raises(NotFoundError, match=r"none of these is .*: nobody"):
         await asyncio.to_thread(dead_letters.replay, ["nobody"], False)
+
+
+async def test_a_condemned_job_is_released_by_its_own_id(yard: Yard) -> None:
+    """With nothing held against it: neither its crashes nor the seconds before them."""
+    job, _ = await yard.catalog.jobs.accept(a_job(), key_lifetime_s=60.0)
+    for _ in range(5):
+        assert await yard.catalog.jobs.claim(job.id, "dead", -1.0, True)
+    assert await yard.catalog.jobs.fail(job.id, 5, "its worker crashed 4 times", final=True)
+    await yard.bury(job, "its worker crashed 4 times")
+    await asyncio.to_thread(dead_letters.replay, [job.id], False)
+    assert "1 of 1 replayed" in yard.read()
+    assert await yard.letters() == []
+    row = await yard.catalog.jobs.get(job.id)
+    assert (row.state, row.crashes, row.crashes_alone, row.alone_s) == (JobState.QUEUED, 0, 0, 0.0)
+
+
+async def test_a_single_processs_failed_job_is_released_by_its_id(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That process sends it as one that nobody has confirmed."""
+    monkeypatch.setenv("AFTERIMAGE_BUS_URL", "inprocess:")
+    monkeypatch.setenv("AFTERIMAGE_CATALOG_URL", settings.catalog_url)
+    with pytest.raises(NotFoundError, match="there is no catalog at"):
+        await asyncio.to_thread(dead_letters.replay, ["any"], False)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    catalog = await open_catalog(settings.catalog_url)
+    job, _ = await catalog.jobs.accept(a_job(), key_lifetime_s=60.0)
+    await catalog.jobs.confirm([job.id])
+    assert await catalog.jobs.claim(job.id, "w1", 60.0)
+    assert await catalog.jobs.fail(job.id, 1, "no", final=True)
+    await asyncio.to_thread(dead_letters.replay, [job.id], False)
+    assert [one.id for one in await catalog.jobs.to_requeue(unconfirmed_after_s=-1.0)] == [job.id]
+    with pytest.raises(NotFoundError, match="none of these is a dead letter"):
+        await asyncio.to_thread(dead_letters.replay, ["nobody"], False)
+    with pytest.raises(ConfigurationError, match="replay jobs by their ids"):
+        await asyncio.to_thread(dead_letters.replay, None, True)
+    await catalog.close()
 
 
 async def test_all_are_replayed_but_only_failed_jobs_begin_anew(yard: Yard) -> None:
