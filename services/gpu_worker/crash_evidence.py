@@ -35,7 +35,7 @@ def chance(crashes: int, seconds: float, others: Fleet) -> float:
 
 
 def without(job: Job, fleet: Fleet) -> Fleet:
-    """The fleet's crashes and busy seconds while no worker that counts held this job."""
+    """The fleet's crashes and busy seconds, less those at which the worker held this job."""
     return Fleet(max(fleet.crashes - job.crashes, 0), max(fleet.busy_s - job.exposed_s, 0.0))
 
 

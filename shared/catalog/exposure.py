@@ -41,7 +41,7 @@ CRASHED = {
     "crashes_alone": c.crashes_alone + sa.case((sa.and_(_RUNNING, c.alone), 1), else_=0),
 }
 """The job is taken away from a worker that seems to be dead, if one has it."""
-FORGIVEN = {"crashes": 0, "crashes_alone": 0, "exposed_from": 0.0, "exposed_s": 0.0, "alone_s": 0.0}
+FORGIVEN = {"crashes": 0, "crashes_alone": 0, "exposed_from": 0.0, "exposed_s": 0.0, "alone_s": 0.0, **_LET_GO}
 
 
 def claimed(before: dict[str, Any]) -> dict[str, Any]:

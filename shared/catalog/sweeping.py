@@ -59,7 +59,7 @@ _SURVIVED = (
 )
 
 KEPT_S = 86400.0
-"""Workers are remembered for so long after their last report."""
+"""Workers are remembered for so long after their last report; what they did earlier does not count."""
 w = workers.c
 _REPORT = (
     sa.update(workers)
@@ -74,7 +74,8 @@ _REPORT = (
 )
 _BEGIN = sa.insert(workers).values(begun_at=_NOW, seen_at=_NOW, until=0.0, busy_s=0.0)
 _OLD_WORKERS = sa.delete(workers).where(w.seen_at < _NOW - KEPT_S)
-_SINCE: Any = sa.bindparam("since", type_=sa.Double)
+_FROM: Any = sa.bindparam("since", type_=sa.Double)
+_SINCE: Any = sa.case((_FROM > _NOW - KEPT_S, _FROM), else_=_NOW - KEPT_S)
 # two reports did not come: by then the lease of no job that it held has run out
 _SILENT: Any = sa.and_(w.until > 0.0, _NOW - w.seen_at > (w.until - w.seen_at) * (RENEWALS - 1.0) / RENEWALS)
 _WITHIN_S: Any = w.seen_at - sa.case((w.begun_at > _SINCE, w.begun_at), else_=_SINCE)

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import pytest
+import sqlalchemy as sa
 
 from shared.catalog import Catalog
 from shared.types import Job
@@ -13,6 +14,7 @@ from tests.contracts.nouns import LEASE_S, accepted
 
 PAUSE_S = 0.3
 SHORT_S = 1.2
+DAY_S = 86400.0
 
 
 async def _held(catalog: Catalog, job: Job, *, alone: bool, lease_s: float = LEASE_S) -> Job:
@@ -112,6 +114,27 @@ async def test_of_a_worker_that_began_earlier_the_last_share_of_its_time_counts(
     await catalog.jobs.report_worker("old", 10.0, LEASE_S)
     assert (await catalog.jobs.fleet(since)).busy_s == pytest.approx(5.0, abs=1.5)
     assert (await catalog.jobs.fleet(since + 60)).busy_s == 0
+
+
+async def test_what_a_worker_did_more_than_a_day_ago_does_not_count(catalog: Catalog) -> None:
+    """It has lived for four days, half of its seconds busy; one that ended two days ago goes as the next one begins."""
+    await catalog.jobs.report_worker("old", 1.0, LEASE_S)
+    await catalog.jobs.report_worker("ended", 1.0, 0.3)
+
+    def ages(connection: sa.Connection) -> None:
+        changes = "begun_at = begun_at - :days, seen_at = seen_at - :since, until = until - :since, busy_s = :busy"
+        for holder, since in (("old", 0.0), ("ended", 2 * DAY_S)):
+            given = {"days": 4 * DAY_S, "since": since, "busy": 2 * DAY_S, "name": holder}
+            connection.execute(sa.text(f"UPDATE workers SET {changes} WHERE holder = :name"), given)
+
+    await catalog._database.write(ages)
+    day = await catalog.jobs.fleet(0.0)
+    assert (day.crashes, day.busy_s) == (0, pytest.approx(DAY_S / 2, rel=0.001))
+    await catalog.jobs.report_worker("next", 1.0, LEASE_S)
+    left = await catalog._database.read(
+        lambda connection: connection.execute(sa.text("SELECT holder FROM workers")).all()
+    )
+    assert {row.holder for row in left} == {"old", "next"}
 
 
 async def test_an_embedded_start_counts_the_last_process_as_crashed_at_once(catalog: Catalog) -> None:
