@@ -4,7 +4,7 @@
     python -m bench.replay_days --data FOLDER                  (an hour of one core, and as much again for what is kept
                                                                 on disk afterwards: embeddings and neighbour lists)
     python -m bench.replay_days --data FOLDER entries          (one of them)
-    python -m bench.replay_days sessions_1200                  (of the project's own trace: nothing else is needed)
+    python -m bench.replay_days sessions_1200 modm_fig_14      (of the project's own trace: nothing else is needed)
 
 FOLDER has sd_trace_100k.parquet and sd_discord_4days.parquet, which are no part of the project. Each run is one call of
 `afterimage replay`, goes on where it was broken off, and leaves its summary, some plots and, in `ahead.json`, how far
@@ -94,6 +94,10 @@ RUNS = {
         ["--decisions-only", "--states", "100,300,1000"],
         encoder="bundled:clip",
     ),
+    "modm_fig_14": Run(
+        str(SHIPPED), ("modm", "modm-cache-large", "modm-raised"), ["--decisions-only", "--entries", "100,50"],
+        encoder="bundled:clip",
+    ),
 }  # fmt: skip
 """By the folder of bench/replay that they fill."""
 
@@ -134,7 +138,8 @@ def keep(name: str, run: Run, made: Path, folder: Path = REPLAY) -> None:
         if (made / file).is_file():  # no plots without matplotlib
             shutil.copyfile(made / file, folder / name / file)
     figures: Mapping[str, Any] = ahead(made, run.policies)
-    (folder / name / AHEAD).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if figures:
+        (folder / name / AHEAD).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

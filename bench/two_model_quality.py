@@ -87,7 +87,7 @@ GOALS = (
 ASSUMPTIONS = (
     "All at 64×64 and the T of the settings (the fewer-steps baseline apart), batches of up to eight; windows of "
     "requests drawn together do not see each other's pictures.",
-    "Equal saving: latents cannot save what a small model saves. Their second row has the savings knob at its end, "
+    "Equal saving: latents cannot save what a small model saves. Its second row has the savings knob at its end, "
     "`cost` beside each says what was spent: a worker's seconds a request in full batches by the measured latency, "
     "vanilla's = 1.",
     "The distance is biased by the number of pictures (it is above 0 for two sets of one model), and alike for all: "

@@ -255,7 +255,7 @@ def plot(fleets: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, nargs="+", default=[4, 8, 16, 32])
+    parser.add_argument("--workers", type=int, nargs="+", default=[4, 8, 16])
     parser.add_argument("--rows", type=int, default=8, help="requests that share a step")
     parser.add_argument("--minutes", type=float, default=30.0, help="of virtual time")
     parser.add_argument("--settle-min", type=float, default=12.0, help="of them before anything is counted")

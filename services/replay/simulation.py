@@ -114,7 +114,8 @@ class Replay:
         """Bytes, or entries."""
         self._pictures = policy.reuses != "latent"
         self._whole = entries and not self._pictures
-        self._table, self._neighbours = _by(load, policy)
+        table, self._neighbours = _by(load, policy)
+        self._table = raised(table, policy.raised_by)
         self._held = _holdings(policy, self.room, whole=self._whole)
         self._shelf = self._held.of(PICTURE_STEP)
         """The one that is filled."""
@@ -346,7 +347,7 @@ def _by(load: Load, policy: PolicySettings) -> tuple[KTable, Neighbours]:
     if policy.is_surrogate:
         if load.pictures is None:
             raise ConfigurationError(f"policy {policy.title!r}: similarities to pictures were not prepared")
-        table, near = raised(load.pictures.table, policy.raised_by), load.pictures.neighbours
+        table, near = load.pictures.table, load.pictures.neighbours
     if policy.reuses != "picture":
         return table, near
     if policy.is_surrogate and load.group_of is not None:  # its lists know no sizes, since a refined one takes any
