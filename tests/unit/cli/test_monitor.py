@@ -34,10 +34,13 @@ def test_a_monitor_that_shuts_down_is_named(monkeypatch: pytest.MonkeyPatch, cap
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:
-        code, said = run(monkeypatch, capfd, "monitor", "--once", "--target", address)
+        named = run(monkeypatch, capfd, "monitor", "--once", "--target", address)
+        monkeypatch.setenv("AFTERIMAGE_GLOBAL_MONITOR_ADDRESS", address)
+        set_so = run(monkeypatch, capfd, "monitor", "--once")
     finally:
         server.stop(None).wait()
-    assert (code, said) == (
+    assert named == set_so
+    assert named == (
         os.EX_UNAVAILABLE,
         f"asking {address}\nafterimage: {address}: the monitor is shutting down; ask again in a few seconds\n",
     )
