@@ -40,7 +40,7 @@ class Said:
         self.taken: list[tuple[str, int]] = []
         self._broken_at = broken_at
 
-    def bar(self, stage: str, total: int) -> Callable[[int], None]:
+    def bar(self, stage: str, total: int | None, done: int = 0) -> Callable[[int], None]:
         self.began.append(stage)
 
         def advance(count: int) -> None:
