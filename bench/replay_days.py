@@ -77,7 +77,9 @@ RUNS = {
     "sizes_ignored": _decided(TUNED_ON, ALL, "--states", EACH_BUDGET, plots=(*PLOTS, "evictions", "bytes", *EACH)),
     "sizes_honoured": _decided(TUNED_ON, DAYS, "--states", EACH_BUDGET, "--sizes"),
     "entries": _decided(TUNED_ON, ENTRIES, "--entries", EACH_BUDGET, "--no-bound"),
-    "baselines": _decided(TUNED_ON, BASELINES, "--states", EACH_BUDGET, "--limit", "50000", "--no-bound"),
+    "baselines": _decided(
+        TUNED_ON, BASELINES, "--states", EACH_BUDGET, "--limit", "50000", "--warmup", "10000", "--no-bound"
+    ),
     "later_days": _decided(
         FOUR_DAYS, DAYS, "--states", EACH_BUDGET, "--skip", str(BEFORE + TUNED), plots=(*PLOTS, "fairness_1000")
     ),

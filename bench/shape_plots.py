@@ -61,12 +61,11 @@ def draw_stream(pyplot: Any, path: Path, paper: Figures, shape: Shape) -> None:
         for row, what in enumerate(("hit_rate", "cost", "throughput")):
             says = f"NIRVANA's text, {paper['states']:,} states, over its whole stream"
             _marks(axes[row][column], {1.0: paper[what]}, says if row == 0 else "_")
-            axes[row][column].set(ylim=(0 if row < 2 else 0.9, None))
         axes[0][column].set_title(f"{budget:,} {shape.of}")
         axes[2][column].set_xlabel("share of the counted stream")
     words = ("share of requests that hit", "cost of an image\n(steps run, no cache = 1)", "throughput (no cache = 1)")
     for row, word in enumerate(words):
-        axes[row][0].set_ylabel(word)
+        axes[row][0].set(ylabel=word, ylim=(0 if row < 2 else 0.9, None))  # once all columns are there: they share it
     _saved(pyplot, figure, axes, path)
 
 

@@ -12,7 +12,21 @@ import pytest
 from bench import replay_shapes as bench
 from bench.marks import placed
 from bench.replay_days import REPLAY
-from bench.shapes import BUDGETS, FIG_9, FIG_15, PAPERS, TABLE_1, at_least, read_shape, rising, saved_at, within
+from bench.shapes import (
+    BUDGETS,
+    FIG_9,
+    FIG_12,
+    FIG_15,
+    PAPERS,
+    TABLE_1,
+    at_least,
+    over_stream,
+    read_shape,
+    rising,
+    saved_at,
+    throughput,
+    within,
+)
 from services.replay.figures import AGES_S
 
 PAPER = json.loads(PAPERS.read_text(encoding="utf-8"))
@@ -34,6 +48,8 @@ def figures(*, k5: int, k25: int, surrogate: bool = False, states: int = 40) -> 
         "reuse_age_histogram": old,
         "reuse_age_s": {"0.5": 90.0},
         "own_user": 0.75,
+        "parts": [0.0] * 9 + [0.2],
+        "hit_parts": [0.0] * 9 + [0.6],
     }
 
 
@@ -52,6 +68,7 @@ def replays(tmp_path: Path) -> Path:
     found = {
         "sizes_ignored": summary("states", {1000: everyone, 10_000: less}),
         "entries": summary("entries", {1000: pictures}),
+        "baselines": summary("states", {1000: dict.fromkeys(FIG_12, one), 10_000: dict.fromkeys(FIG_12, one)}),
     }
     for folder, content in found.items():
         (tmp_path / folder).mkdir()
@@ -67,6 +84,13 @@ def test_what_is_saved_at_each_k_adds_up_and_h_counts_from_there_on() -> None:
     assert sum(saved_at(one, k, 50) for k in (5, 10, 15, 20, 25)) == pytest.approx(one["steps_saved"])
     assert within(one, 14_400) == pytest.approx(49 / 50)
     assert rising({"LRU": 0.2, "FIFO": 0.1, "LRBU": 0.2001}) == "FIFO < LRU = LRBU"
+
+
+def test_throughput_over_the_stream_is_the_inverse_of_the_steps_run() -> None:
+    one = figures(k5=30, k25=20)
+    assert over_stream(one)[0] == (0.0, 1.0)
+    assert list(over_stream(one)[-1]) == pytest.approx([0.6, 1.25])
+    assert throughput(1.0) == float("inf")
 
 
 def test_what_is_not_there_is_left_out_and_named(replays: Path) -> None:
@@ -94,7 +118,9 @@ def test_tables_and_pictures_take_their_places(replays: Path, capsys: pytest.Cap
     assert "| `infinite` | unlimited | 98.6 % | 1.5 | 75.0 % |" in text
     assert "| 1 GB | 0.1 % | 38 / 10 | 68 / 15 | 54 / 13 | 86 / 18 | FIFO < LCBFU < LRU < LRBU |" in text
     assert "| as its own paper says | 1,000 states | 12.5 % | 50.0 / 13.0 |" in text
-    assert text.count("| **NIRVANA**") == capsys.readouterr().out.count("| **NIRVANA**") == 1
+    assert "| `nirvana` | 10,000 states | 0 %, 1.00 | 0 %, 1.00 | 0 %, 1.00 | 60 %, 1.25 | 50 % | 0.87 | 1.15 |" in text
+    assert text.count("| `nirvana-infinite` | unlimited |") == 1
+    assert text.count("| **NIRVANA**") == capsys.readouterr().out.count("| **NIRVANA**") == 2
     assert {path.name for path in (replays / "paper_shapes").iterdir()} == PICTURES
     assert placed(text, bench.blocks_of(PAPER, *bench.read_all(replays)), bench.COMMAND) == text
 
