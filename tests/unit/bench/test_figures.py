@@ -65,15 +65,10 @@ def test_quality_is_against_the_same_prompts_from_noise(tmp_path: Path) -> None:
     assert figures["by_k"]["25"]["pictures"] == 2
     seconds = {"cache": 7.0, "no_cache": 10.0, "fewer_steps": 7.0}
     figures |= {"seconds": seconds, "wall_time_saved": 0.3, "cpu_time_saved": 0.25, "fewer_steps": 35}
-    figures["look_against_noise"] = {
-        "pictures": 2,
-        "contrast": 0.9,
-        "saturation": 1.0,
-        "edges": 0.8,
-        "less_contrast": 0.5,
-    }
-    text = report(figures)
-    assert "contrast 0.900" in text
+    look = {"pictures": 3, "saturation": 0.9, "contrast": 0.8, "edges": 0.7, "less_contrast": 2 / 3}
+    text = report(figures | {"look_against_noise": look})
+    assert "saturation 0.900, contrast 0.800, edges 0.700; 66.7% have less contrast" in text
+    assert "have less contrast" not in report(figures | {"look_against_noise": {"pictures": 0}})
     assert "1 exact repeats, 3 hits (75.0% of the rest)" in text
     assert "no cache, 35 steps" in text
     assert plots(figures, tmp_path).stat().st_size > 1000
