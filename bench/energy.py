@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def _nvml_j(nvml: Any, handle: Any) -> float:
 
 def _nvml() -> list[Counter]:
     try:
-        import pynvml
+        pynvml = import_module("pynvml")
     except ImportError:
         return []
     try:
