@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
@@ -68,7 +69,7 @@ async def test_a_newer_catalog_is_refused_and_left_alone(catalog_url: str) -> No
 
 
 async def test_a_catalog_of_the_version_before_keeps_its_rows(catalog_url: str) -> None:
-    """At revision 0003 jobs have no index for their expiry and nothing says whose the blobs are."""
+    """At revision 0003 nothing says whose the blobs are, nor how long workers held a job: that begins at 0."""
     before = await open_catalog(catalog_url)
     waiting = await accepted(before)
     job = await finished(before)
@@ -82,7 +83,9 @@ async def test_a_catalog_of_the_version_before_keeps_its_rows(catalog_url: str) 
     await before.close()
     catalog = await open_catalog(catalog_url)
     assert await catalog._database.read(revision) == HEAD
-    assert [await catalog.jobs.get(one.id) for one in (waiting, job)] == [waiting, job]
+    unheld = replace(job, exposed_from=0.0, exposed_s=0.0, alone_s=0.0)
+    assert job != unheld
+    assert [await catalog.jobs.get(one.id) for one in (waiting, job)] == [waiting, unheld]
     assert await catalog.entries.get(entry.id) == kept
     assert await catalog._database.read(_differences) == []
     await catalog.close()

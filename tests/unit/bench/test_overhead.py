@@ -12,6 +12,7 @@ from bench.embedded_floors import FLOORS, WHOLE, Floor, figures
 from services.cache_maintainer.pictures import pictures_start
 from services.embedder.encoder import encoder_folder, encoder_id
 from services.retriever.tables import Tables
+from shared import remaining
 from shared.catalog import open_catalog
 from shared.models import tiny
 from shared.settings import Settings
@@ -19,7 +20,7 @@ from shared.settings import Settings
 
 def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(overhead, "WARM_UP", 1)
-    monkeypatch.setattr(overhead, "TOLD_EVERY", 2)
+    monkeypatch.setattr(remaining, "EVERY_S", 0.0)
     clip = tiny.build(tmp_path / "models") / "clip"
     given = {"count": 3, "pictures-count": 3, "real-count": 0, "floors": 3, "pause-s": 0.01, "encoder": clip}
     given |= {"out": tmp_path}
@@ -31,7 +32,7 @@ def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert floors.keys() == {*(name for name, _ in FLOORS), WHOLE, "sum"}
     assert all(one[kind] > 0 for one in floors.values() for kind in ("warm_ms", "paused_ms"))
     said = capsys.readouterr().out
-    assert "noop: 2 of 3 requests, " in said
+    assert "noop, requests: 2 of 4 (50.0%), " in said  # one of them warms up
     assert f"| all in order: {WHOLE} |" in said
 
 

@@ -225,8 +225,8 @@ async def test_what_is_erased_lives_for_the_grace_all_the_same(settings: Setting
 
 
 async def test_what_eviction_and_expiry_decided_skips_the_quarantine(small: Settings) -> None:
-    brief = small.model_copy(update={"blob_grace_s": 0.05, "results_keep_s": 0.05, "image_tier": "off"})
-    async with house(brief) as home:
+    changes = {"blob_grace_s": 0.05, "results_keep_s": 0.05, "image_tier": "off", "eviction_policy": "fifo"}
+    async with house(small.model_copy(update=changes)) as home:
         first = await home.finish(request("a"), 1)
         for number in (2, 3):  # the budget is two entries'
             await home.finish(request(str(number)), number)

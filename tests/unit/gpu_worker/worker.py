@@ -27,6 +27,7 @@ from shared.messages import (
     StateUsed,
     lane_of,
 )
+from shared.pairing import SEAL_KEY
 from shared.service import Context
 from shared.settings import Settings
 from shared.types import Entry, Job, JobState, Plan, PlanSource, Request, Scope, Size, State
@@ -146,7 +147,8 @@ class Bench:
         return decode_png(await self.blobs.get(job.result.picture_key, job.result.picture_sha256))
 
     async def keys(self, prefix: str = "") -> list[str]:
-        return [blob.key async for blob in self.blobs.list(prefix)]
+        """Keys of blobs; the store's own id is no job's."""
+        return [blob.key async for blob in self.blobs.list(prefix) if blob.key != SEAL_KEY]
 
 
 @contextlib.asynccontextmanager
