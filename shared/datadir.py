@@ -26,6 +26,8 @@ def private_folder(path: Path | str, mode: int = OWNER_FOLDER, *, tighten: bool 
     for one in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
         with suppress(FileExistsError):  # made meanwhile
             one.mkdir(mode=mode)
+            if mode & ~one.stat().st_mode:  # the umask took it
+                _chmod(one, mode)
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
     shared = (Path("/"), Path(os.path.expanduser("~")))
@@ -56,8 +58,12 @@ def write_private(path: Path, text: str) -> None:
 def _tighten(path: Path, mode: int) -> None:
     seen = path.stat()
     if seen.st_uid == os.geteuid() and seen.st_mode & OTHERS & ~mode:
-        with suppress(PermissionError):  # a file system without modes
-            path.chmod(mode)
+        _chmod(path, mode)
+
+
+def _chmod(path: Path, mode: int) -> None:
+    with suppress(OSError):  # a file system without modes: EPERM, ENOSYS, EOPNOTSUPP, or a read-only one
+        path.chmod(mode)
 
 
 class DataDirLock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 
 from shared.backends import open_backends
 from shared.catalog import open_catalog
-from shared.datadir import private_folder
+from shared.datadir import lock_data_dir, private_folder
 from shared.settings import Settings
 from tests.contracts.nouns import accepted
 
@@ -98,3 +99,27 @@ def test_a_file_in_place_of_a_folder_keeps_its_mode(tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError):
         private_folder(file)
     assert mode(file) == 0o644
+
+
+def test_no_umask_takes_the_way_to_a_server_of_another_user(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        folder = private_folder(tmp_path / "stack" / "postgresql", 0o711)
+    finally:
+        os.umask(before)
+    assert [mode(folder.parent), mode(folder)] == [0o711, 0o711]
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EROFS])
+def test_a_file_system_without_modes_is_used_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data").chmod(0o755)
+    monkeypatch.setattr(Path, "chmod", refuse)
+    lock = lock_data_dir(tmp_path / "data")
+    lock.release()
+    assert mode(tmp_path / "data") == 0o755
