@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ async def test_a_picture_that_vanished_is_a_miss_of_the_large_model_and_a_search
 
 
 async def test_a_small_model_with_a_t_of_its_own_draws_a_hit_in_the_steps_of_its_own_run(
-    settings: Settings, tmp_path: Path
+    settings: Settings, tmp_path: Path, logs: list[MutableMapping[str, Any]]
 ) -> None:
     turbo = shutil.copytree(BUNDLED / "small", tmp_path / "turbo")
     card = json.loads((turbo / "card.json").read_bytes())
@@ -125,6 +125,8 @@ async def test_a_small_model_with_a_t_of_its_own_draws_a_hit_in_the_steps_of_its
         assert {event.steps for event in events if isinstance(event, Progress)} == {10}
         assert where_it_started(hit).startswith(f"Started after step {hit.plan.start_step} of 10 from large's picture")
         assert f": {hit.steps_run} steps in" in where_it_started(hit)
+        (line,) = (one for one in logs if one["event"] == "request finished" and one["job"] == hit.job.id)
+        assert (line["start_step"], line["steps"]) == (hit.plan.start_step, 10)
 
         named = await home.generate("a fox in the snow at night", seed=2, quality="turbo", cache="off", steps=50)
         assert (named.model, named.steps_run) == ("turbo", 50)
