@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from shared.backends import Backends
 from shared.blobs import BlobInfo
 from shared.clock import Clock
-from shared.errors import NotFoundError
 from shared.pairing import KINDS, compare, job_of, mismatch, places_of
 from shared.settings import Settings
 from shared.telemetry import METRICS, log
@@ -133,7 +132,10 @@ class Collector:
         """Those that no row names and whose job is not in work."""
         catalog = self._backends.catalog
         named = await catalog.entries.referenced(keys)
-        idle = [key for key in keys if key not in named and not await _in_work(self._backends, key)]
+        rest = [key for key in keys if key not in named]
+        # a worker stores blobs first and names them on the row when it is done
+        working = await catalog.custody.in_work(sorted({job_of(key) for key in rest}))
+        idle = [key for key in rest if job_of(key) not in working]
         # a job that finished between the two questions names its blobs now
         named = await catalog.entries.referenced(idle)
         return [key for key in idle if key not in named]
@@ -148,13 +150,3 @@ async def _pages(blobs: AsyncIterator[BlobInfo]) -> AsyncIterator[list[BlobInfo]
             page = []
     if page:
         yield page
-
-
-async def _in_work(backends: Backends, key: str) -> bool:
-    """A worker stores blobs first and names them on the row when it is done."""
-    try:
-        return not (await backends.catalog.jobs.get(job_of(key))).state.final
-    except NotFoundError:
-        return False
-    except ValueError:  # a row that this version cannot read: nothing of it is thrown away
-        return True

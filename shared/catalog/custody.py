@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from shared.catalog.database import Database
+from shared.catalog.job_rows import jobs_of
 from shared.catalog.tables import entries, erasures, identity, jobs, now_s, quarantine
 from shared.ids import new_id
 
@@ -87,6 +88,14 @@ def _known(connection: sa.Connection, job_ids: Sequence[str]) -> set[str]:
     return _among(connection, jobs.c.id, job_ids) | _among(connection, entries.c.job_id, job_ids)
 
 
+def _in_work(connection: sa.Connection, job_ids: Sequence[str]) -> set[str]:
+    found: set[str] = set()
+    for some in _chunks(job_ids):
+        rows = connection.execute(sa.select(jobs).where(jobs.c.id.in_(some))).all()
+        found |= {row.id for row in rows} - {job.id for job in jobs_of(rows) if job.state.final}
+    return found
+
+
 def _now(connection: sa.Connection) -> float:
     return float(connection.execute(sa.select(_NOW)).scalar_one())
 
@@ -144,6 +153,10 @@ class Custody:
     async def known(self, job_ids: Sequence[str]) -> set[str]:
         """Those of these jobs that have a row, or whose entry has one."""
         return await self._database.read(_known, job_ids)
+
+    async def in_work(self, job_ids: Sequence[str]) -> set[str]:
+        """Those of these jobs that have not ended, or whose row only another version can read."""
+        return await self._database.read(_in_work, job_ids)
 
     async def now(self) -> float:
         return await self._database.read(_now)

@@ -297,3 +297,24 @@ async def test_a_standby_collects_nothing_on_request(brief: Settings) -> None:
             await home.stub.Collect(pb.CollectRequest(confirmed=True), timeout=5)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         home.service._leads = True
+
+
+async def test_orphans_in_quarantine_cost_no_question_each(brief: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay for days, and every pass looks at each of them."""
+    async with house(brief) as home:
+        database, asked = home.backends.catalog._database, list[object]()
+        for way in ("read", "read_row"):
+
+            async def counted(operation: Any, *args: Any, read: Any = getattr(database, way)) -> Any:
+                asked.append(operation)
+                return await read(operation, *args)
+
+            monkeypatch.setattr(database, way, counted)
+        passes = []
+        for count in (1, 200):
+            await old_orphans(home, count)
+            asked.clear()
+            await home.service._collect_orphans()
+            passes.append(len(asked))
+        assert await home.backends.catalog.custody.counts(0.0) == (200, 200)
+        assert passes[0] == passes[1] < 20
