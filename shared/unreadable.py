@@ -13,8 +13,8 @@ from shared.telemetry import METRICS, log
 
 T = TypeVar("T")
 
-REMEMBERED = 10_000
-"""Rows that this process remembers as reported, the latest of them."""
+REMEMBERED = 100_000
+"""Rows that this process reports one by one; more are set aside without a word, else each sweep would log them all."""
 _reported: dict[tuple[str, str], None] = {}
 _lock = Lock()
 """Rows are read on several threads."""
@@ -35,10 +35,8 @@ def unreadable(table: str, row_id: str, error: Exception, tenant: str = "") -> U
     """The error to raise for a row; the first one of each row is logged and counted."""
     why = _why(error)
     with _lock:
-        new = (table, row_id) not in _reported
-        _reported[table, row_id] = None
-        if len(_reported) > REMEMBERED:
-            del _reported[next(iter(_reported))]
+        if new := (table, row_id) not in _reported and len(_reported) < REMEMBERED:
+            _reported[table, row_id] = None
     if new:
         METRICS.unreadable_rows.labels(table).inc()
         log("catalog").warning("row set aside: only a newer version can read it", table=table, row=row_id, why=why)

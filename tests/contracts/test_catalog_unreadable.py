@@ -112,6 +112,20 @@ async def test_it_is_reported_once_whatever_reads_it(catalog: Catalog, capsys: p
     assert counted() == before + 2
 
 
+async def test_of_very_many_only_the_first_are_reported(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shared.unreadable.REMEMBERED", 2)
+    before, jobs = counted(), [await accepted(catalog) for _ in range(3)]
+    for job in jobs:
+        await spoilt(catalog, job.id)
+    for _ in range(3):
+        assert await catalog.jobs.list() == ([], "")
+    said = capsys.readouterr()
+    assert sorted((said.out + said.err).count(job.id) for job in jobs) == [0, 1, 1]
+    assert counted() == before + 2
+
+
 async def test_the_sweeps_leave_it_as_it_is_and_go_on(catalog: Catalog) -> None:
     queued, running, expired, fine, dead = [await accepted(catalog, id=f"job{n}") for n in range(5)]
     await catalog.jobs.claim(running.id, "w1", LEASE_S)

@@ -303,13 +303,17 @@ async def test_orphans_in_quarantine_cost_no_question_each(brief: Settings, monk
     """They stay for days, and every pass looks at each of them."""
     async with house(brief) as home:
         database, asked = home.backends.catalog._database, list[object]()
-        for way in ("read", "read_row"):
+        ways = {"read": database.read, "read_row": database.read_row}
 
-            async def counted(operation: Any, *args: Any, read: Any = getattr(database, way)) -> Any:
+        def counted(way: str) -> Any:
+            async def ask(operation: Any, *args: Any) -> Any:
                 asked.append(operation)
-                return await read(operation, *args)
+                return await ways[way](operation, *args)
 
-            monkeypatch.setattr(database, way, counted)
+            return ask
+
+        for way in ways:
+            monkeypatch.setattr(database, way, counted(way))
         passes = []
         for count in (1, 200):
             await old_orphans(home, count)
