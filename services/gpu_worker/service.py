@@ -26,13 +26,12 @@ from services.gpu_worker.describing import described
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import BatchRan, Event
 from services.gpu_worker.moving import move
-from services.gpu_worker.presence import Presence
+from services.gpu_worker.presence import Presence, Process
 from services.gpu_worker.renewal import Renewal
 from services.gpu_worker.resident import Resident
 from services.gpu_worker.runner import EngineThread
 from services.gpu_worker.taking import Taking
 from services.gpu_worker.threads import search
-from services.gpu_worker.turns import Turns
 from services.gpu_worker.warm import load_warm
 from shared.blobs.ahead import ReadAhead
 from shared.bus import Delivery
@@ -62,9 +61,10 @@ class GpuWorkerService(GpuWorkerServiceServicer):
     ports: ClassVar[frozenset[str]] = frozenset({"catalog", "blobs", "bus"})
     needs: ClassVar[frozenset[str]] = frozenset({"catalog", "bus"})
 
-    def __init__(self, number: int = 1) -> None:
-        """number: of the workers in this process; the first answers for all of them over gRPC."""
-        self._number = number
+    def __init__(self, number: int = 1, process: Process | None = None) -> None:
+        """number: of the workers in this process; the first answers for all of them over gRPC. process: what they
+        share; None: this worker is the only one."""
+        self._number, self._process = number, process or Process()
 
     async def start(self, context: Context) -> None:
         settings, self._context, bus = placed(context.settings), context, context.backends.bus
@@ -92,8 +92,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         prompt = context.backends.catalog.within(settings.lease_s / RENEWALS)  # a claim's lease runs before its answer
         self._claims = Claims(prompt.jobs, self.worker, settings.lease_s)
         renewal = Renewal(context.backends.catalog, self._claims, self._attempts, settings.lease_s)
-        presence = Presence(context.backends.catalog, self._claims, settings.lease_s)
-        self._turns = Turns()
+        presence = Presence(context.backends.catalog, self._claims, settings.lease_s, self._process)
         self._burial = Burial(context.backends, context.clock)
         self._finished = self._handed_back = 0
         self._draining = False
@@ -178,10 +177,10 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             await delivery.bury(f"a worker cannot do {type(message).__name__}")
             return
         try:
-            async with self._turns.together():
+            async with self._process.turns.together():
                 done = await self._draw(message, delivery)
             if not done:
-                async with self._turns.alone():
+                async with self._process.turns.alone():
                     await self._draw(message, delivery, alone=True)
         except UnreadableRowError:  # said once by the catalog; a worker that can read the row takes the task
             await delivery.reject(delay_s=BUSY_RETRY_S, counts=False)
@@ -194,7 +193,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
             await delivery.reject(delay_s=BUSY_RETRY_S, counts=False)
 
     async def _draw(self, task: GenerateImage, delivery: Delivery, *, alone: bool = False) -> bool:
-        """False when the job must be the only one in this worker's hands, and is not claimed until it is: what merely
+        """False when the job must be the only one in this process's hands, and is not claimed until it is: what merely
         waits beside another would count as present at its crash, and crash after crash condemn it too."""
         with contextlib.closing(self._read_ahead(task, delivery)) as ahead, self._claims.holding(task.job_id):
             if (job := await self._claim(task.job_id, alone)) is not None:

@@ -326,7 +326,7 @@ class Jobs(Lanes, Sweeping):
         """The job, now running under the next attempt; None when it is final or another's lease is alive.
         UnreadableRowError, and nothing claimed, when only another version can read its row.
 
-        alone: this worker holds no other job until the attempt ends.
+        alone: the worker's process holds no other job until the attempt ends.
         """
         # a power cut that undoes a claim on SQLite took the worker with it; a server must never give an attempt twice
         write = self._database.write_row if self._database.process_local else self._database.write_statement

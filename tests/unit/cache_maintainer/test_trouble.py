@@ -252,14 +252,14 @@ async def test_blobs_of_a_job_that_finishes_while_orphans_are_looked_for_stay(
         with monkeypatch.context() as patched:
             patched.setattr(jobs, "finish", later)
             job = await finished_job(home.backends, request(), unit(1))
-        get = jobs.get
+        custody, in_work = home.backends.catalog.custody, home.backends.catalog.custody.in_work
 
-        async def finishing(job_id: str) -> Any:
+        async def finishing(job_ids: Sequence[str]) -> set[str]:
             if waiting:
                 await finish(*waiting.pop())
-            return await get(job_id)
+            return await in_work(job_ids)
 
-        monkeypatch.setattr(jobs, "get", finishing)  # between what is named and what is in work
+        monkeypatch.setattr(custody, "in_work", finishing)  # between what is named and what is in work
         await asyncio.sleep(0.2)
         await home.service.collect()
         assert not waiting
