@@ -25,8 +25,8 @@ SERVICES = ("embedder", "match_predictor", "retriever", "cache_maintainer", "glo
 ASKED = ("embedder", "match_predictor", "retriever")
 """Those that others call: each caller is given all their addresses."""
 STATE_FILE = "stack.json"
-STOP_S = 30.0
-"""Longer than a service drains."""
+START_S, STOP_S = 180.0, 30.0
+"""Longer than a service loads its models; longer than it drains."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Stack:
             command=self.command(name),
             ready=lambda: serving(address),
             environment={"AFTERIMAGE_TORCH_THREADS": str(threads), **self.environment, **own},
-            start_timeout_s=180.0,
+            start_timeout_s=START_S,
         )
 
     # ---- for a later process to find it ----
@@ -237,6 +237,7 @@ class Stack:
             if "-" in row["name"]:
                 stack._addresses[row["name"]] = row["url"]
                 found.command, found.ready = stack.command(row["name"]), partial(serving, row["url"])
+                found.start_timeout_s = START_S
         return stack
 
 

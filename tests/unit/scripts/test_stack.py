@@ -222,6 +222,7 @@ def test_a_later_process_restarts_services_where_they_were(tmp_path: Path, monke
             assert {name for name, server in found.processes.items() if server.pid != first[name]} == restarted
             assert all(server.alive and server.ready() for server in found.processes.values())
             assert found.gateways == stack.gateways
+            assert {server.start_timeout_s for server in found.processes.values()} == {180.0}  # models take a while
             first = {name: server.pid for name, server in found.processes.items()}
         assert found.processes["gateway-2"].log.read_text().count("lived with cpu") == 3
         with pytest.raises(StackError, match=r"no service 'gpu_worker'.*name one of retriever-1, gateway-1, gateway-2"):
