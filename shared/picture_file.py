@@ -44,7 +44,8 @@ def write(path: Path, png: bytes, job: Job, model: str) -> None:
     """Write the picture that `model` generated for this job; raises OSError, InvalidRequestError for another ending."""
     request = job.request
     facts = {"prompt": request.prompt, "negative_prompt": request.negative_prompt, "seed": str(request.seed)}
-    facts |= {"model": model, "steps": str(request.steps), "job": job.id, "Software": "Afterimage"}
+    steps = job.plan.run_steps(request.steps)
+    facts |= {"model": model, "steps": str(steps), "job": job.id, "Software": "Afterimage"}
     path.write_bytes(encoded(png, {name: fact for name, fact in facts.items() if fact}, format_of(path)))
 
 

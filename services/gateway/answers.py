@@ -92,8 +92,8 @@ class FinishedLog:
         del self._open[job.id]
         request, plan = job.request, job.plan
         facts: dict[str, Any] = {"job": job.id, "tenant": request.tenant, "status": job.state.value}
-        facts |= {"source": plan.source.value, "start_step": plan.start_step}
-        facts |= {"steps": plan.run_steps(request.steps), "model": job.result.model if job.result else plan.model}
+        facts |= {"source": plan.source.value, "start_step": plan.start_step, "steps": plan.run_steps(request.steps)}
+        facts |= {"model": job.result.model if job.result else plan.model}
         facts |= {"seconds": round(job.updated_at - job.created_at, 3)}  # both by the catalog's clock
         facts |= {"prompt": request.prompt} if self._prompts else {}
         facts |= {"error": error} if (error := job.error or dropped_because(job)) else {}

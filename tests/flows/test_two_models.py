@@ -126,7 +126,7 @@ async def test_a_small_model_with_a_t_of_its_own_draws_a_hit_in_the_steps_of_its
         assert where_it_started(hit).startswith(f"Started after step {hit.plan.start_step} of 10 from large's picture")
         assert f": {hit.steps_run} steps in" in where_it_started(hit)
         (line,) = (one for one in logs if one["event"] == "request finished" and one["job"] == hit.job.id)
-        assert (line["start_step"], line["steps"]) == (hit.plan.start_step, 10)
+        assert (line["model"], line["start_step"], line["steps"]) == ("turbo", hit.plan.start_step, 10)
 
         named = await home.generate("a fox in the snow at night", seed=2, quality="turbo", cache="off", steps=50)
         assert (named.model, named.steps_run) == ("turbo", 50)

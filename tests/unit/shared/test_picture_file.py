@@ -14,6 +14,7 @@ from PIL import Image
 from shared.client import Picture
 from shared.errors import InvalidRequestError
 from shared.picture_file import check_writable
+from shared.types import ModelPlan
 from tests.unit.cli.views import picture
 
 PROMPT = "ein Füchslein im Schnee, 雪の中の狐 🦊"
@@ -37,6 +38,13 @@ def test_a_png_has_the_very_pixels_and_says_what_it_was_drawn_from(drawn: Pictur
         assert kept.info == FACTS
     drawn.save(str(tmp_path / "fox"))
     assert (tmp_path / "fox").read_bytes() == (tmp_path / "fox.png").read_bytes()
+
+
+def test_the_steps_are_those_of_the_model_that_ran(drawn: Picture, tmp_path: Path) -> None:
+    plan = replace(drawn.job.plan, model="turbo", may_run=(ModelPlan("turbo", 3, steps=10), ModelPlan("large", 15)))
+    replace(drawn, job=replace(drawn.job, plan=plan), model="turbo").save(tmp_path / "fox.png")
+    with Image.open(tmp_path / "fox.png") as kept:
+        assert (kept.info["model"], kept.info["steps"]) == ("turbo", "10")
 
 
 @pytest.mark.parametrize(("name", "format_name"), [("f.jpg", "JPEG"), ("f.JPEG", "JPEG"), ("f.webp", "WEBP")])
