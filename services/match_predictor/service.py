@@ -19,7 +19,7 @@ from shared.bus import Subscription
 from shared.errors import AfterimageError, InvalidRequestError
 from shared.messages import EntriesCached, EntriesEvicted, JobQueued, Message
 from shared.models.card import ModelCard, served_card
-from shared.models.k_table import FIG_10, KTable, load_k_tables
+from shared.models.k_table import FIG_10, EncoderId, KTable, latent_table, load_k_tables
 from shared.service import Context
 from shared.settings import Settings
 from shared.telemetry import METRICS, log
@@ -192,10 +192,16 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
         return self._context.settings
 
     def _threshold(self, encoder_hash: str) -> float:
-        """The lowest similarity that the K table of this encoder reuses. Where none counts, the retriever does not look
-        up whatever is predicted here."""
-        ours = (table for table in self._tables if table.assumed or encoder_hash == table.encoder_hash)
-        return next(ours, self._tables[0]).lowest_similarity
+        """The lowest similarity that the K table in force for this encoder reuses.
+
+        Fig. 10 where no measured table counts: its encoder is known by its weights, which entries do not name. Where it
+        does not count either, the retriever does not look up whatever is predicted here.
+        """
+        if self._card is None:  # no table was read yet
+            return FIG_10.lowest_similarity
+        alpha = self._settings.k_table_alpha
+        table, _ = latent_table(self._tables, self._card, EncoderId(encoder_hash), alpha, "")
+        return (table or FIG_10).lowest_similarity
 
     def _new(self, encoder_hash: str) -> MatchPredictor:
         match self._settings.predictor:

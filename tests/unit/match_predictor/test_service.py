@@ -91,6 +91,20 @@ async def test_follows_the_cache(noop: Settings) -> None:
         assert (await home.stats()).entries == 0
 
 
+async def test_a_table_of_another_encoder_or_other_weights_sets_no_threshold(settings: Settings) -> None:
+    given = settings.model_copy(update={"large": "bundled:small"})
+    card = served_card(given)
+    for encoder, weights in (("another", card.weights_hash), (ENCODER, "another")):
+        async with house(given) as home:
+            table = KTable((Level(10, 0.9),), model=card.name, weights_hash=weights, encoder_hash=encoder)
+            kind = profile_kind(given.k_table_alpha)
+            await home.backends.catalog.profiles.put(kind, card.name, card.weights_hash, table_to_json(table))
+            await home.service._read_threshold()
+            await home.cache(request(), unit(1))
+            assert await home.predict(near(unit(1), 0.7))  # Fig. 10, should it count, begins above .65
+            assert not await home.predict(near(unit(1), 0.6))
+
+
 async def test_is_rebuilt_from_the_catalog(noop: Settings) -> None:
     async with house(noop) as home:
         await home.cache(request(), unit(1), tell=False)
