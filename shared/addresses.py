@@ -109,8 +109,9 @@ async def unreachable(address: str) -> AfterimageError | None:
         else:
             opening = asyncio.open_connection(host.strip("[]"), int(port))
         reader, writer = await asyncio.wait_for(opening, PROBE_S)
-    except socket.gaierror as error:
-        return UnavailableError(f"{address}: the host {host!r} has no address ({error.strerror}); check its name")
+    except (socket.gaierror, UnicodeError) as error:  # UnicodeError: a label that no host name can have
+        why = error.strerror if isinstance(error, OSError) else "not a host name"
+        return UnavailableError(f"{address}: the host {host!r} has no address ({why}); check its name")
     except TimeoutError:
         return UnavailableError(f"{address}: no connection within {PROBE_S:g} s; check the host, and firewalls between")
     except OSError:

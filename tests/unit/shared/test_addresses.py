@@ -203,6 +203,11 @@ async def _why(address: str) -> AfterimageError:
 async def test_three_reasons_why_nobody_is_reached_are_three_messages() -> None:
     unknown = await _why("nohost.invalid:50051")
     assert (type(unknown), "the host 'nohost.invalid' has no address" in str(unknown)) == (UnavailableError, True)
+    for host in ("no..host", "h" * 70):
+        impossible = await _why(f"{host}:50051")
+        assert (type(impossible), str(impossible)) == (
+            UnavailableError, f"{host}:50051: the host {host!r} has no address (not a host name); check its name"
+        )  # fmt: skip
     nothing = await _why("127.0.0.1:1")
     assert (type(nothing), str(nothing)) == (NothingListensError, "nothing listens on 127.0.0.1:1")
     for answer in (b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.6\r\n", b"\x15\x03\x01\x00\x02\x02\x46"):
