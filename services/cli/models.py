@@ -277,7 +277,7 @@ def _reuse(card: ModelCard, settings: Settings) -> str:
         tables = asyncio.run(_k_tables(card, settings) if has_catalog else load_k_tables(NoProfiles(), card, alpha))
     except Exception as error:  # of an older version, or no catalog: the rest of the sheet is shown
         return f"not known: the catalog cannot be read: {error}"
-    command = profile_command(settings.large, settings.encoder)
+    command = profile_command(settings.large, settings.encoder, alpha)
     table, notes = latent_table(tables, card, encoder, alpha, command)
     return "; ".join([*([f"by {table.source}"] if table else []), *notes])
 

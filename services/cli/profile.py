@@ -22,7 +22,7 @@ from services.cli.words import made_folder, wide
 from shared.datadir import private_folder
 from shared.devices import placed
 from shared.errors import ConfigurationError, InvalidRequestError
-from shared.models.k_table import IMAGE_STEPS, KTable, profile_kind, profile_of, table_file, table_to_json
+from shared.models.k_table import IMAGE_STEPS, PROFILED, KTable, profile_kind, profile_of, table_file, table_to_json
 from shared.remaining import shown
 from shared.settings import Settings
 
@@ -52,7 +52,7 @@ def profile(
     ] = None,
     encoder: Annotated[str | None, Optional(help="CLIP encoder: a bundled name, a folder, or a hub id.")] = None,
     pairs: Annotated[int, Optional(min=1, help="Scene pairs to draw; every kind of change equally often.")] = 400,
-    alphas: Annotated[str, Optional(help="Quality a hit must keep, one table each.")] = "0.9,0.95",
+    alphas: Annotated[str, Optional(help="Quality a hit must keep, one table each.")] = ",".join(map(str, PROFILED)),
     out: Annotated[Path, Optional("--out", "-o", help="Folder of rows, tables and plot; run again to resume.")] = Path(
         "out/profile"
     ),

@@ -149,7 +149,7 @@ def _sizes(trace: Trace, card: ModelCard, *, honoured: bool) -> tuple[Size, ...]
 def _in_force(asked: Asked, base: Settings, card: ModelCard, encoder: Encoder) -> KTable:
     """The services' table for the model's own latents; without a level, and with the reason as source, for none."""
     tables = asyncio.run(load_k_tables(NoProfiles(), card, asked.alpha))
-    command = profile_command(base.large, base.encoder)
+    command = profile_command(base.large, base.encoder, asked.alpha)
     table, notes = latent_table(tables, card, encoder.id, asked.alpha, command)
     return table or KTable((), source="; ".join(notes))
 

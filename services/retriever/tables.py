@@ -46,14 +46,14 @@ class Known:
 
     def latent_table(self, encoder: EncoderId, settings: Settings) -> tuple[KTable | None, tuple[str, ...]]:
         """The table in force for latents of its own, and what there is to say about it."""
-        command = profile_command(self.given, settings.encoder)
+        command = profile_command(self.given, settings.encoder, settings.k_table_alpha)
         return latent_table(self.latents, self.card, encoder, settings.k_table_alpha, command)
 
     def table_of(self, encoder: EncoderId, settings: Settings) -> TableOf:
         """What this model may do with pictures, by who drew them."""
 
         def of(model: str, weights: str) -> ImageTable:
-            command = profile_command(self.given, settings.encoder, model)
+            command = profile_command(self.given, settings.encoder, settings.image_k_table_alpha, model)
             return image_table(self.pictures, self.card, (model, weights), encoder, command)
 
         return of

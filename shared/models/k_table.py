@@ -106,6 +106,8 @@ FIG_10 = KTable(
 )
 """The published table: Stable Diffusion, CLIP ViT-L/14, DiffusionDB, α = .9."""
 
+PROFILED = (0.9, 0.95)
+"""The α of `afterimage profile` where none is named."""
 IMAGE_STEPS = (5, 10, 15, 20, 25, 30)
 """K of 50 that a finished picture may be started from at (MoDM §5.2)."""
 
@@ -213,9 +215,10 @@ def named_table(table: KTable) -> KTable:
 
 
 @lru_cache(maxsize=256)  # part of every plan without a table
-def profile_command(model: str, encoder: str, images_from: str = "") -> str:
-    """Return the command that measures a table of `model` (as the settings name it) with this encoder."""
-    given = {"--model": model, "--images-from": images_from, "--encoder": encoder}
+def profile_command(model: str, encoder: str, alpha: float, images_from: str = "") -> str:
+    """Return the command that measures a table of this α for `model` (as the settings name it) with this encoder."""
+    alphas = "" if alpha in PROFILED else f"{alpha:g}"
+    given = {"--model": model, "--images-from": images_from, "--encoder": encoder, "--alphas": alphas}
     return " ".join(["afterimage profile", *(f"{name} {shlex.quote(value)}" for name, value in given.items() if value)])
 
 
@@ -237,7 +240,7 @@ def _notes(table: KTable, card: ModelCard, alpha: float, command: str) -> tuple[
         none = f"k_table: none measured for {card.name} at alpha {alpha:g}"
         return (f"{none}, {table.source} is used; run `{command}`",)
     if table.alpha < alpha:
-        return (f"k_table: measured for alpha {table.alpha:g}, not {alpha:g}; run `{command} --alphas {alpha:g}`",)
+        return (f"k_table: measured for alpha {table.alpha:g}, not {alpha:g}; run `{command}`",)
     return ()
 
 

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from services.cli.app import app
 from services.embedder.encoder import encoder_hash
 from shared.models.card import BUNDLED, ModelCard, bundled_cards, find_card
 from shared.models.k_table import (
     CLIP_L14,
     FIG_10,
+    PROFILED,
     EncoderId,
     KTable,
     Level,
@@ -117,12 +120,21 @@ async def test_a_no_op_model_and_a_replay_that_names_a_table_are_exempt_and_say_
 
 
 def test_the_command_names_what_was_named() -> None:
-    assert profile_command("./my model", "bundled:clip") == (
+    assert profile_command("./my model", "bundled:clip", 0.95) == (
         "afterimage profile --model './my model' --encoder bundled:clip"
     )
     assert (
-        profile_command("small", "a/b", "large") == "afterimage profile --model small --images-from large --encoder a/b"
+        profile_command("small", "a/b", 0.9, "large")
+        == "afterimage profile --model small --images-from large --encoder a/b"
     )
+
+
+def test_the_command_measures_the_alpha_that_is_wanted() -> None:
+    """A profile counts for its own α alone, and without `--alphas` .9 and .95 are measured."""
+    assert profile_command("large", "a/b", 0.97).endswith("--encoder a/b --alphas 0.97")
+    command: Any = get_command(app)
+    (default,) = (one.default for one in command.commands["profile"].params if one.name == "alphas")
+    assert tuple(float(one) for one in default.split(",")) == PROFILED
 
 
 def test_the_table_that_the_card_names_counts_for_the_alpha_it_was_measured_with(card: ModelCard) -> None:
