@@ -89,7 +89,7 @@ async def test_client_and_remote_commands_need_the_base_install_alone(tmp_path: 
         assert drawn[0] == 0, drawn
         with Image.open(tmp_path / "a.png") as image:
             assert image.size == (64, 64)
-        for command in (["jobs", "list"], ["cache", "stats"], ["monitor", "--once"], ["health"]):
+        for command in (["jobs", "list"], ["health"], ["cache", "stats"], ["cache", "inspect"], ["monitor", "--once"]):
             code, out, error = await run(tmp_path, COMMAND, *command, "--target", target)
             assert code == 0, (command, out, error)
         code, out, error = await run(tmp_path, CLIENT, target)
