@@ -17,8 +17,8 @@ from shared.errors import ConfigurationError
 
 POWERCAP = Path("/sys/class/powercap")
 BUSY_WATTS, IDLE_WATTS = 300.0, 30.0
-"""Of a worker, whatever model it runs: stated, not measured. 300 W is the board power of both GPUs in MoDM §6 (A40 and
-MI210)."""
+"""Power of one worker, whatever model it runs: stated, not measured. 300 W is the board power of both GPUs in MoDM §6
+(A40 and MI210)."""
 
 
 @dataclass(frozen=True)

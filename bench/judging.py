@@ -86,8 +86,9 @@ def _pixels(data: bytes) -> npt.NDArray[np.uint8]:
 
 
 def look_against(indices: Iterable[int], own: Mapping[int, bytes], noise: Mapping[int, bytes]) -> dict[str, float]:
-    """What no judge here sees, of the PNGs `own` beside `noise` of the same indices: the ratio of the means of LOOKS,
-    and the share of pictures with less contrast than their counterpart."""
+    """Compare the PNGs `own` with those of `noise` at the same indices by LOOKS, which no judge here sees.
+
+    Return the ratios of the means, and the share of images with less contrast than their counterpart."""
     both = [index for index in indices if index in own and index in noise]
     if not both:
         return {"pictures": 0}

@@ -127,7 +127,7 @@ def checked(curve: Curve, ends: tuple[float, float], texts: Floats, pictures: Fl
 
 
 def retrieved(asked: Floats, texts: Floats, images: Floats) -> dict[str, Ints]:
-    """By each way the number of the cached image for every prompt in `asked`; rows are unit vectors."""
+    """Return for each way the number of the cached image that every prompt in `asked` retrieves; rows: unit vectors."""
     return {"text": (asked @ texts.T).argmax(axis=1), "image": (asked @ images.T).argmax(axis=1)}
 
 

@@ -49,7 +49,7 @@ BASELINES = (
     "nirvana", "nirvana-sketch", *PUBLISHED[1:2], "nirvana-infinite", "afterimage", "afterimage-sketch",
     BEFORE_ADR_10[0], "infinite", "gpt-cache", "retrieval", "crs",
 )  # fmt: skip
-"""What NIRVANA compares with (§7.1) and how it does over the stream (Fig. 12); both match predictors."""
+"""NIRVANA's baselines (§7.1), its cost over the stream (Fig. 12), and both match predictors."""
 PLOTS = ("steps_saved", "hit_rate")
 AHEAD = "ahead.json"
 

@@ -73,7 +73,7 @@ PAIRS = (
     ("modm", "small"), ("modm", "vanilla"), ("fewer_steps", "modm"), ("nirvana_saving", "modm"),
     ("modm_large_only", "modm"), ("modm_window", "modm"), ("modm_higher", "modm"), ("modm_lower", "modm"),
 )  # fmt: skip
-"""Whose differences get an interval: the first less the second."""
+"""Systems whose differences get an interval: the first less the second."""
 NEEDED = frozenset({"reference", "vanilla", "small", "modm"})
 """Without which there is nothing to say about the goals."""
 AT_A_TIME = 32

@@ -112,7 +112,7 @@ class Load:
     until: float
     seed: int
     watts: tuple[float, float] = (BUSY_WATTS, IDLE_WATTS)
-    """Of a worker: busy, idle."""
+    """Power of one worker: busy, idle."""
 
     def joules_per_request(self, run: Run, per_s: float) -> float:
         """Joules of all workers while requests are counted, per request of throughput `per_s`."""

@@ -32,7 +32,7 @@ BALANCED = json.dumps(
 )
 """gRPC service config (grpc/doc/service_config.md) of every channel between services."""
 SCHEMES = ("unix:", "unix-abstract:", "vsock:", "ipv4:", "ipv6:", "dns:", "xds:")
-"""How a gRPC target begins that is no host:port (grpc/doc/naming.md)."""
+"""Schemes of gRPC targets that are no host:port (grpc/doc/naming.md)."""
 PROBE_S = 1.0
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """HTTP/2's connection preface with an empty SETTINGS frame (RFC 9113 §3.4); a server answers with its own SETTINGS."""

@@ -13,7 +13,7 @@ from shared.types import Job
 
 FORMATS = {"": "PNG", ".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 QUALITY = 95
-"""Of JPEG and WebP, 0–100."""
+"""Quality of JPEG and WebP files, 0–100."""
 COMMENT_CHARS = 2000
 """Characters of one value in an EXIF block, which holds 64 KiB: up to 12 bytes a character in JSON."""
 _EXIF_IFD, _USER_COMMENT = 0x8769, 0x9286

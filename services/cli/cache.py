@@ -176,8 +176,8 @@ def collect(
 ) -> None:
     """Show which blobs nothing names any more; with --yes, delete those that have stayed so for the quarantine.
 
-    A pass of the cache maintainer does the same by itself, but waits for --yes where it would delete more than 100
-    blobs and more than a tenth of the store.
+    The cache maintainer does the same by itself. A pass that would delete more than 100 blobs and more than a tenth
+    of the store waits for --yes.
 
     Examples: afterimage cache collect · afterimage cache collect --yes
     """

@@ -283,7 +283,7 @@ def _reuse(card: ModelCard, settings: Settings) -> str:
 
 
 async def _k_tables(card: ModelCard, settings: Settings) -> tuple[KTable, ...]:
-    """What was measured into the catalog, which is only read, and what ships."""
+    """Return the tables in the catalog, which is only read, and those that ship."""
     from shared.catalog import Profiles
     from shared.catalog.opening import open_database
     from shared.clock import SystemClock

@@ -43,9 +43,9 @@ from shared.remaining import Advance
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 ROUNDS = 60
-"""Of the golden section."""
+"""Steps of the golden section."""
 TIGHTENING_ROUNDS = 150
-"""Of the subgradients."""
+"""Steps along subgradients."""
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def _settings(load: Load, stand: Stand) -> Iterator[Settings]:
 
 
 async def _put_table(settings: Settings, load: Load) -> None:
-    """Where the model's own is not wanted, the catalog has this one in its place, for any weights and encoder."""
+    """Store the table that was named, if any, in the catalog: it counts for any weights and encoder."""
     if load.table is None:
         return
     catalog = await open_catalog(settings.catalog_url)

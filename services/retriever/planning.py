@@ -58,7 +58,7 @@ class Rules:
     """What the operator decided."""
 
     table: KTable
-    """For latents; without a level where none is in force."""
+    """The table for latents; without a level where none is in force."""
     no_table: str = ""
     """Why none is in force for latents."""
     capture_steps: tuple[int, ...] = (5, 10, 15, 20, 25)

@@ -59,7 +59,7 @@ class Asked:
     rules: Rules
     vector: Vector | None
     notes: tuple[str, ...] = ()
-    """What there is to say about the K table of the latents."""
+    """Notes on the K table of the latents, for the plan."""
     degraded: list[str] = field(default_factory=list)
     over_at: float = math.inf
     """When the clock is here no port is waited for any longer."""

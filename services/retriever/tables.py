@@ -36,7 +36,7 @@ class Known:
 
     card: ModelCard
     given: str
-    """As the settings or the request name it."""
+    """The name of the model in the settings or the request."""
     latents: tuple[KTable, ...]
     """Those that may count, best first."""
     pictures: tuple[KTable, ...]
