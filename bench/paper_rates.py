@@ -83,7 +83,15 @@ def level(
         ),
         "allocation": dict(Counter(runs["modm"].decisions[-1].models.values())),
         "mode": runs["modm"].decisions[-1].mode,
+        "switches": runs["modm"].switches,
+        "small_model_changes": small_changes(runs["modm"]),
     }  # fmt: skip
+
+
+def small_changes(run: Run) -> int:
+    """How often the monitor went from one small model to the other."""
+    chosen = [one.target.small for one in run.decisions if one.switches]
+    return sum(before != after for before, after in pairwise(chosen))
 
 
 def _late(run: Run, settle: float) -> int:
@@ -126,10 +134,12 @@ def figures_of(levels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def report(figures: Mapping[str, Any]) -> str:
     rows = [
         [f"{one['offered_per_min']:g}", *(f"{one['served_per_min'][name]:.1f}" for name in TITLES), regime(one),
-         ", ".join(f"{count} {model}" for model, count in sorted(one["allocation"].items()))]
+         ", ".join(f"{count} {model}" for model, count in sorted(one["allocation"].items())),
+         one["switches"], one["small_model_changes"]]
         for one in figures["levels"]
     ]  # fmt: skip
-    heads = ["offered /min", *(f"{title} /min" for title in TITLES.values()), "smallest that refines", "allocation"]
+    heads = ["offered /min", *(f"{title} /min" for title in TITLES.values()), "smallest that refines", "allocation",
+             "workers switched", "small model changed"]  # fmt: skip
     most, held = figures["most_served_per_min"], figures["highest_sustained_per_min"]
     return (
         f"{table(heads, rows)}\n\nvanilla serves {most['vanilla']:.1f} a minute at most, our latents "

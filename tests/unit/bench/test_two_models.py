@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from bench import paper_rates, slo_latency, two_models
 from bench.trace_plans import Hits, figures_of, load_hits
 from bench.traced_systems import Served
 from bench.virtual_systems import Run, bundled_speeds, miss, picture, plain
+from services.global_monitor.monitor import Decision, GlobalMonitor, Rules
 from services.replay.workers import Done, Request
 
 
@@ -136,3 +138,18 @@ def test_the_paper_s_regimes(plans: Path, tmp_path: Path) -> None:
     assert paper_rates.spans(figures["levels"]) == [("sd3.5-large", 8, 12), ("sdxl", 12, 22), ("sana", 22, 28)]
     assert figures["highest_sustained_per_min"]["modm"] == 28
     assert (tmp_path / "paper_rates.png").stat().st_size > 0
+    switches = [(one["switches"], one["small_model_changes"]) for one in figures["levels"]]
+    assert switches[0] == (0, 0)  # the large model alone carries this rate
+    assert all(workers > 0 == smalls for workers, smalls in switches[1:])  # each of these needs one small model
+
+
+def test_a_change_of_the_small_model_counts_where_workers_switch_to_it() -> None:
+    monitor = GlobalMonitor(Rules("large", ("sdxl", "sana")), 0.0)
+    first = monitor.decide(0.0)
+
+    def decided(small: str, *workers: str) -> Decision:
+        return replace(first, target=replace(first.target, small=small), switches=workers)
+
+    sdxl, sana = decided("sdxl", "w1"), decided("sana", "w1", "w2")
+    run = Run(decisions=[sdxl, decided("sana"), sdxl, sana, sana, sdxl])  # the second was not carried out
+    assert paper_rates.small_changes(run) == 2
