@@ -186,9 +186,11 @@ def collect(
     if found.held in ("mismatch", "unadopted"):
         raise ConfigurationError(found.said)
     days = f"{found.quarantine_s / 86_400:g} days"
-    out.print(f"{found.blobs} blobs in the store; nothing names {found.unnamed} of them, which are in quarantine")
+    out.print(
+        f"{counted(found.blobs, 'blob')} in the store; nothing names {found.unnamed} of them: these are in quarantine"
+    )
     if yes:
-        out.print(f"deleted {found.deleted} blobs that were due, or left over from purged entries")
+        out.print(f"deleted {counted(found.deleted, 'blob')}: due, or left over from purged entries")
         return
     out.print(f"{found.due} have been in quarantine for {days}: the next pass deletes them, this one deleted nothing")
     if found.erased:
