@@ -103,10 +103,13 @@ async def test_a_number_that_nobody_can_count_is_none(monkeypatch: pytest.Monkey
         await asyncio.sleep(60)
         return 1
 
+    async def ending() -> int:
+        raise RuntimeError("cannot schedule new futures after shutdown")
+
     async def three() -> int:
         return 3
 
-    for count, shown in ((away, "NaN"), (silent, "NaN"), (three, "3.0")):
+    for count, shown in ((away, "NaN"), (silent, "NaN"), (ending, "NaN"), (three, "3.0")):
         telemetry.counted_when_scraped(gauge, count)
         assert f"\nwaiting {shown}\n" in (await asyncio.to_thread(generate_latest, registry)).decode()
     assert "\nwaiting NaN\n" in generate_latest(registry).decode()  # on the loop, which cannot wait for itself
