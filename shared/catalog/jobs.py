@@ -12,22 +12,20 @@ import sqlalchemy as sa
 
 from shared.catalog import at_once
 from shared.catalog.database import Database
+from shared.catalog.expiry import Expiry
 from shared.catalog.exposure import CRASHED, FORGIVEN, HANDED_BACK, SEEN, claimed
-from shared.catalog.idempotency import forget_expired, job_of_key, named_by, take_key
+from shared.catalog.idempotency import job_of_key, named_by, take_key
 from shared.catalog.job_rows import job_of, jobs_of, row_of
 from shared.catalog.lanes import Lanes
 from shared.catalog.prepared import Prepared
 from shared.catalog.sweeping import Sweeping
-from shared.catalog.tables import ENDED, captured, entries, jobs, now_s
+from shared.catalog.tables import captured, jobs, now_s
 from shared.errors import NotFoundError, UnreadableRowError
 from shared.types import URGENT, Job, JobState, Plan, Result, to_json
 from shared.unreadable import was_reported
 
 CHUNK = 500
 """Rows per statement where a list of keys is bound: far below every driver's limit."""
-
-EXPIRED_AT_ONCE = 500
-"""Jobs, and idempotency keys, that one transaction of the expiry deletes: other writers need not wait for long."""
 
 QUEUED, RUNNING, SUCCEEDED, FAILED, CANCELLED = (state.value for state in JobState)
 FINAL = (SUCCEEDED, FAILED, CANCELLED)
@@ -106,26 +104,6 @@ _REOPEN = (
 )  # fmt: skip
 _BURIED = sa.update(jobs).where(_ID, c.state == FAILED).values(buried=True)
 _CONFIRM = sa.update(jobs).where(c.id.in_(sa.bindparam("ids", expanding=True))).values(confirmed=True)
-_before, _after_at = sa.bindparam("before", type_=sa.Double), sa.bindparam("after_at", type_=sa.Double)
-_EXPIRABLE = (
-    sa.select(jobs)
-    .where(
-        sa.text(ENDED),
-        c.updated_at < _before,
-        c.updated_at >= _after_at,
-        sa.or_(c.updated_at > _after_at, c.id > sa.bindparam("after_id", type_=sa.Text)),
-    )
-    .order_by(c.updated_at, c.id)
-    .limit(EXPIRED_AT_ONCE)
-)
-_EXPIRE = (
-    sa.delete(jobs)
-    # said again: one that is reopened meanwhile stays
-    .where(c.id.in_(sa.bindparam("ids", expanding=True)), c.state.in_(FINAL), c.updated_at < _before)
-    .returning(c.picture_key)
-)
-Place = tuple[float, str]
-"""(updated_at, id) of the last job that an expiry looked at."""
 _COUNT_QUEUED = sa.select(sa.func.count()).select_from(jobs).where(c.state == QUEUED)
 
 
@@ -244,25 +222,6 @@ def _position(connection: sa.Connection, job_id: str) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def _expire(connection: sa.Connection, older_than_s: float, after: Place = (0.0, "")) -> tuple[list[str], Place | None]:
-    """Delete what this version can read of the next ended jobs; return picture keys, and where to go on, if at all."""
-    # a value, not an expression: PostgreSQL uses no index for a comparison with a clock that runs
-    now = connection.execute(sa.select(_NOW)).scalar_one()
-    forgotten = forget_expired(connection, now, EXPIRED_AT_ONCE)
-    before = now - older_than_s
-    rows = connection.execute(_EXPIRABLE, {"before": before, "after_at": after[0], "after_id": after[1]}).all()
-    ids = [job.id for job in jobs_of(rows)]  # no other is ours to delete
-    expired = connection.execute(_EXPIRE, {"ids": ids, "before": before}).scalars().all()
-    keys = sorted({key for key in expired if key})
-    named: set[str] = set()
-    for at in range(0, len(keys), CHUNK):
-        for column in (c.picture_key, entries.c.picture_key):
-            named.update(connection.execute(sa.select(column).where(column.in_(keys[at : at + CHUNK]))).scalars())
-    more = EXPIRED_AT_ONCE in (forgotten, len(rows))
-    last = (rows[-1].updated_at, rows[-1].id) if rows else after
-    return [key for key in keys if key not in named], last if more else None
-
-
 def _to_cache(connection: sa.Connection, limit: int, after: str) -> list[str]:
     query = sa.select(captured.c.job_id).distinct().where(captured.c.job_id > after)
     query = query.order_by(captured.c.job_id).limit(limit)
@@ -277,7 +236,7 @@ def _drop_captured(connection: sa.Connection, job_ids: Sequence[str]) -> list[st
     return sorted(key for key in keys if not key.startswith(_NO_LATENTS))
 
 
-class Jobs(Lanes, Sweeping):
+class Jobs(Expiry, Lanes, Sweeping):
     """The jobs of a catalog. `attempt` is a fencing token: it only grows, and only the newest may write."""
 
     def __init__(self, database: Database) -> None:
@@ -382,19 +341,6 @@ class Jobs(Lanes, Sweeping):
     async def position(self, job_id: str) -> int:
         """Queued jobs that its lane serves before it; 0 when it is not queued."""
         return await self._database.read(_position, job_id)
-
-    async def expire(self, older_than_s: float) -> builtins.list[str]:
-        """Delete final jobs that this version can read, some in each transaction; return the picture keys that no job
-        and no entry names any more.
-
-        The collector finds the pictures of an expiry that was interrupted.
-        """
-        found: builtins.list[str] = []
-        after: Place | None = (0.0, "")
-        while after is not None:
-            keys, after = await self._database.write(_expire, older_than_s, after)
-            found += keys
-        return found
 
     async def to_cache(self, limit: int = 100, after: str = "") -> builtins.list[str]:
         """Ids of succeeded jobs that are not settled yet: neither an entry of the cache nor refused; oldest first,

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from shared.catalog import Catalog
 from shared.catalog.around import DatabaseAround, Run
 from shared.catalog.database import R
+from shared.catalog.expiry import EXPIRED_AT_ONCE, _expire
 from shared.catalog.job_rows import row_of
-from shared.catalog.jobs import EXPIRED_AT_ONCE, _expire
 from shared.catalog.tables import idempotency_keys, jobs
 from shared.ids import new_id
 from shared.types import JobState

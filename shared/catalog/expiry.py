@@ -1,0 +1,81 @@
+"""The expiry of jobs that ended and of idempotency keys, in transactions that others need not wait for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from shared.catalog.database import Database
+from shared.catalog.idempotency import forget_expired
+from shared.catalog.job_rows import AT_ONCE, jobs_of
+from shared.catalog.tables import ENDED, entries, jobs, now_s
+from shared.types import JobState
+
+EXPIRED_AT_ONCE = 500
+"""Jobs, and idempotency keys, that one transaction of the expiry deletes: other writers need not wait for long."""
+
+c = jobs.c
+_NOW: Any = now_s()
+_before, _after_at = sa.bindparam("before", type_=sa.Double), sa.bindparam("after_at", type_=sa.Double)
+_EXPIRABLE = (
+    sa.select(jobs)
+    .where(
+        sa.text(ENDED),
+        c.updated_at < _before,
+        c.updated_at >= _after_at,
+        sa.or_(c.updated_at > _after_at, c.id > sa.bindparam("after_id", type_=sa.Text)),
+    )
+    .order_by(c.updated_at, c.id)
+    .limit(EXPIRED_AT_ONCE)
+)
+_EXPIRE = (
+    sa.delete(jobs)
+    # said again: one that is reopened meanwhile stays
+    .where(
+        c.id.in_(sa.bindparam("ids", expanding=True)),
+        c.state.in_([state.value for state in JobState if state.final]),
+        c.updated_at < _before,
+    )
+    .returning(c.picture_key)
+)
+Place = tuple[float, str]
+"""(updated_at, id) of the last job that an expiry looked at."""
+
+
+def _expire(connection: sa.Connection, older_than_s: float, after: Place = (0.0, "")) -> tuple[list[str], Place | None]:
+    """Delete what this version can read of the next ended jobs; return picture keys, and where to go on, if at all."""
+    # a value, not an expression: PostgreSQL uses no index for a comparison with a clock that runs
+    now = connection.execute(sa.select(_NOW)).scalar_one()
+    forgotten = forget_expired(connection, now, EXPIRED_AT_ONCE)
+    before = now - older_than_s
+    rows = connection.execute(_EXPIRABLE, {"before": before, "after_at": after[0], "after_id": after[1]}).all()
+    ids = [job.id for job in jobs_of(rows)]  # no other is ours to delete
+    expired = connection.execute(_EXPIRE, {"ids": ids, "before": before}).scalars().all()
+    keys = sorted({key for key in expired if key})
+    named: set[str] = set()
+    for at in range(0, len(keys), AT_ONCE):
+        for column in (c.picture_key, entries.c.picture_key):
+            named.update(connection.execute(sa.select(column).where(column.in_(keys[at : at + AT_ONCE]))).scalars())
+    more = EXPIRED_AT_ONCE in (forgotten, len(rows))
+    last = (rows[-1].updated_at, rows[-1].id) if rows else after
+    return [key for key in keys if key not in named], last if more else None
+
+
+class Expiry:
+    """The end of the jobs of a catalog."""
+
+    _database: Database
+
+    async def expire(self, older_than_s: float) -> list[str]:
+        """Delete final jobs that this version can read, some in each transaction; return the picture keys that no job
+        and no entry names any more.
+
+        The collector finds the pictures of an expiry that was interrupted.
+        """
+        found: list[str] = []
+        after: Place | None = (0.0, "")
+        while after is not None:
+            keys, after = await self._database.write(_expire, older_than_s, after)
+            found += keys
+        return found
