@@ -41,7 +41,7 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             telemetry.configure_logging("error")
-            run(serve(all_services(), settings))
+            run(serve(all_services(settings.workers), settings))
             os._exit(0)
         print(pid, flush=True)  # noqa: T201 — the pipe to the test
         os.waitpid(pid, 0)

@@ -29,7 +29,11 @@ ENOUGH = 10
 """Crashes within which a job that kills its worker is found."""
 
 
-async def test_a_job_that_really_kills_its_worker_is_found_and_the_others_are_drawn(killed: Settings) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_job_that_really_kills_its_worker_is_found_and_the_others_are_drawn(
+    killed: Settings, workers: int
+) -> None:
+    killed = killed.model_copy(update={"workers": workers})  # of one process, which dies as a whole
     requests = {"killer": {"prompt": f"a fox that {KILLS}", "steps": 10, "seed": 1}}
     requests |= {f"healthy-{n}": {"prompt": f"a cube number {n}", "steps": 10, "seed": n} for n in range(6)}
     load = Load([killed.listen, killed.listen], requests, random.Random(1))
