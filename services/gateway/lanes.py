@@ -55,8 +55,10 @@ def drawable(request: Request, plan: Plan, assigned: Collection[str]) -> Plan | 
     """
     there = instead(plan, assigned)
     refiners = [one.model for one in there.may_run]
-    if there.source is not PlanSource.IMAGE or request.names_a_model or not {*refiners}.isdisjoint(assigned):
+    if there.source is not PlanSource.IMAGE or request.names_a_model:
         return there
+    if able := next((one for one in there.may_run if one.model in assigned), None):
+        return there if there.model in assigned else replace(there, model=able.model, start_step=able.start_step)
     if there.miss_model in ("", *refiners):
         return None
     return from_noise(there, f"workers: nobody runs {', '.join(refiners)}{DRAWN}", "")

@@ -11,7 +11,7 @@ from services.gateway.sweeper import task_of
 from shared.bus import Bus
 from shared.catalog import Catalog
 from shared.errors import AfterimageError
-from shared.messages import lane_of
+from shared.messages import lane_of, refine_lane
 from shared.telemetry import log
 from shared.types import Job
 
@@ -22,11 +22,13 @@ AT_A_TIME = 100
 async def reroute(catalog: Catalog, bus: Bus, served: Collection[str], assigned: Collection[str] | None) -> int:
     """How many jobs moved. First the row, then the task; the one that waits in the old lane loses the claim, and a task
     that is not sent is the sweeper's."""
+    if assigned is None:
+        return 0
     moved = 0
-    for model in served:
-        if assigned is None or model in assigned:
-            continue
-        async for job in _waiting(catalog, lane_of(model)):
+    # where one model alone is served nobody takes from `refine`; what waits there is of an earlier start
+    taken = {*(lane_of(model) for model in assigned), *((refine_lane(),) if len(served) > 1 else ())}
+    for left_alone in await catalog.jobs.lanes() - taken:
+        async for job in _waiting(catalog, left_alone):
             if (plan := drawable(job.request, job.plan, assigned)) is None:
                 continue
             lane = lane_for(job.request, plan, served)

@@ -38,6 +38,7 @@ _WAITING = (
     .limit(sa.bindparam("most"))
 )
 
+_LANES = sa.select(c.lane).where(c.state == JobState.QUEUED.value).distinct()
 _OLDEST = _WAITING.add_columns((_NOW - c.created_at).label("waits_s"))
 
 
@@ -60,6 +61,10 @@ def _waits(connection: sa.Connection, lanes: Sequence[str]) -> dict[str, float]:
     return waits
 
 
+def _lanes(connection: sa.Connection) -> set[str]:
+    return set(connection.execute(_LANES).scalars())
+
+
 def _change(connection: sa.Connection, statement: sa.Update, parameters: dict[str, Any]) -> bool:
     return connection.execute(statement, parameters).rowcount == 1
 
@@ -72,6 +77,10 @@ class Lanes:
     async def waiting(self, lane: str, limit: int = 100, after: str = "") -> list[Job]:
         """Queued jobs of this lane, oldest first, beginning behind the id `after`; none only when none is left."""
         return await self._database.read(_waiting, lane, limit, after)
+
+    async def lanes(self) -> set[str]:
+        """Lanes with queued jobs, also of models that are served no more."""
+        return await self._database.read(_lanes)
 
     async def waits(self, lanes: Sequence[str]) -> dict[str, float]:
         """Lane → seconds since the oldest of its queued jobs was accepted; lanes without any are left out. A job that

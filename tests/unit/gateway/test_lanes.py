@@ -140,6 +140,30 @@ async def test_what_waits_for_a_model_that_nobody_runs_moves_to_refine(settings:
         await backends.close()
 
 
+async def test_hits_of_an_earlier_start_wait_for_no_model_that_is_served_no_more(settings: Settings) -> None:
+    """`up --small …` was killed with a full queue; `up` without a small model goes on with it."""
+    backends = await open_backends(settings)
+    jobs, alone = backends.catalog.jobs, replace(IMAGE, may_run=IMAGE.may_run[:1])
+    try:
+        waiting = {
+            "both": (IMAGE, "generate.refine"),
+            "alone": (alone, "generate.refine"),
+            "moved": (alone, "generate.small"),
+        }
+        for name, (plan, lane) in waiting.items():
+            await jobs.accept(Job(name, REQUEST, plan, JobState.QUEUED, lane=lane))
+        assert await reroute(backends.catalog, backends.bus, ("large",), frozenset({"large"})) == 3
+        found = {name: await jobs.get(name) for name in waiting}
+        assert {job.lane for job in found.values()} == {"generate.large"}
+        assert {name: job.plan.source for name, job in found.items()} == {
+            "both": PlanSource.IMAGE, "alone": PlanSource.NOISE, "moved": PlanSource.NOISE,
+        }  # fmt: skip
+        assert (found["both"].plan.model, found["both"].plan.start_step) == ("large", IMAGE.may_run[1].start_step)
+        assert await reroute(backends.catalog, backends.bus, ("large",), frozenset({"large"})) == 0
+    finally:
+        await backends.close()
+
+
 async def test_a_picture_that_nobody_may_go_on_from_is_a_miss_and_goes_round_no_more(settings: Settings) -> None:
     """Large workers take hits too in quality mode, and pass on those that only the small model may refine."""
     backends = await open_backends(settings)
