@@ -27,7 +27,7 @@ stack-status:    ## what of that runs, where, and in how much memory
 	@$(PY) -m scripts.stack status
 
 stack-restart: dev ## drain one service and start it again where it was (SERVICE=gateway: all of a kind; gpu_worker-2: one)
-	@$(PY) -m scripts.stack restart $(SERVICE)
+	@$(PY) -m scripts.stack restart $(or $(SERVICE),$(error say which: SERVICE=gateway or SERVICE=gpu_worker-2))
 
 stack-down:      ## drain and stop it; its data stays in out/stack
 	@$(PY) -m scripts.stack down

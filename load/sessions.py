@@ -225,8 +225,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=SHIPPED_COUNT)
     parser.add_argument("--seed", type=int, default=SHIPPED_SEED)
-    parser.add_argument("--out", type=Path, default=SHIPPED)
+    parser.add_argument("--out", type=Path, default=SHIPPED, help="default: the trace that ships")
     chosen = parser.parse_args(arguments)
+    if chosen.out == SHIPPED and (chosen.count, chosen.seed) != (SHIPPED_COUNT, SHIPPED_SEED):
+        parser.error(
+            f"--out: the trace that ships has --count {SHIPPED_COUNT} --seed {SHIPPED_SEED} "
+            f"(got {chosen.count} and {chosen.seed}); name another file"
+        )
     write_trace(chosen.out, make_trace(chosen.count, chosen.seed))
     print(f"wrote {chosen.count} prompts to {chosen.out}")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from load import sessions
 from load.edit_structure import Asked, measure, relation
 from load.sessions import (
     KINDS,
@@ -139,3 +140,11 @@ def test_a_line_that_is_no_row_is_named(tmp_path: Path) -> None:
 def test_no_edit_structure_without_a_second_request() -> None:
     with pytest.raises(ValueError, match="no user asks twice"):
         measure([Asked("a", 0, 0.0, 64, 64), Asked("b", 1, 1.0, 64, 64)])
+
+
+def test_another_trace_is_not_written_over_the_one_that_ships(capsys: pytest.CaptureFixture[str]) -> None:
+    before = sessions.SHIPPED.read_bytes()
+    with pytest.raises(SystemExit):
+        sessions.main(["--count", "30"])
+    assert "--out: the trace that ships has --count 1200 --seed 65 (got 30 and 65)" in capsys.readouterr().err
+    assert sessions.SHIPPED.read_bytes() == before

@@ -137,8 +137,9 @@ def test_a_training_says_every_half_minute_how_far_it_is(tmp_path: Path, monkeyp
     assert re.fullmatch(
         r"training line, steps: 4 of 40 \(10\.0%\), [\d,.e+]+ a (second|minute), [\d:]+ left; error 0\.25", said[-1]
     )
+    used_s = run.used_s
     run.save()
-    again = sitting(tmp_path, model, seconds=run.used_s * 2)  # half of its time is over, whatever its steps are
+    again = sitting(tmp_path, model, seconds=used_s * 2)  # half of its time is over, whatever its steps are
     with structlog.testing.capture_logs() as logs:
         a_step(again, model)
         again.report(40, error=0.25)
