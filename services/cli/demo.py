@@ -94,9 +94,10 @@ async def _draw_session(settings: Any, seed: int, steps: int | None, console: Co
             bar.update(whole, description="warming up")
             await _draw(client, "a first picture that nobody measures", "", {**fields, "cache": "off"}, bar, current)
             rows: list[Row] = []
+            images = True
             for prompt in prompts:
                 bar.update(whole, description="drawing the session")
-                await _settled(process, {row.picture.job.id for row in rows if not row.exact})
+                images = await _settled(process, {row.picture.job.id for row in rows if not row.exact}, images)
                 rows.append(await _both_ways(client, prompt, fields, bar, current))
                 bar.advance(whole)
     return rows
@@ -124,19 +125,24 @@ async def _draw(
     raise AfterimageError("the stream ended without a picture")
 
 
-async def _settled(process: Running, drawn: set[str]) -> None:
-    """Until the cache has taken in what these jobs left, and lookups know of it; pictures never wait for that."""
+async def _settled(process: Running, drawn: set[str], images: bool) -> bool:
+    """Wait until the cache has taken in what these jobs left, and lookups know of it; at most SETTLE_S.
+
+    images: whether to wait for the embeddings of images, too. Return whether that is worth it: where no model starts
+    from images none is ever embedded.
+    """
     maintainer: Any = CacheMaintainerServiceStub(process.context.channel("cache_maintainer"))
     predictor: Any = MatchPredictorServiceStub(process.context.channel("match_predictor"))
-    end = time.monotonic() + SETTLE_S
+    end, cached = time.monotonic() + SETTLE_S, False
     while time.monotonic() < end:
         page = await maintainer.Inspect(cache_maintainer_pb2.InspectRequest(page_size=1000), timeout=5.0)
         known = await predictor.Stats(match_predictor_pb2.StatsRequest(), timeout=5.0)
         searched = [entry for entry in page.entries if entry.states]
-        waiting = await process.context.backends.catalog.entries.unembedded(1)
-        if drawn <= {entry.id for entry in page.entries} and known.entries >= len(searched) and not waiting:
-            return
+        cached = drawn <= {entry.id for entry in page.entries} and known.entries >= len(searched)
+        if cached and not (images and await process.context.backends.catalog.entries.unembedded(1)):
+            return images
         await asyncio.sleep(0.05)
+    return images and not cached
 
 
 def _write(out: Path, rows: Sequence[Row]) -> None:

@@ -7,8 +7,10 @@ import io
 import json
 import re
 import shlex
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -16,6 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from protos import gateway_pb2
+from services.cli import demo
 from services.cli.app import app
 from services.cli.embedded import announced
 from services.cli.generate import draw
@@ -179,14 +182,25 @@ def test_the_demo_draws_both_ways_and_leaves_a_report(tmp_path: Path) -> None:
     assert not (tmp_path / ".afterimage").exists()  # its cache was its own, and is gone
 
 
-def test_the_demo_takes_a_name_that_was_added(tmp_path: Path) -> None:
-    """The very command that `models add` prints."""
+def test_the_demo_takes_a_name_that_was_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The very command that `models add` prints. Images that are never embedded are waited for once, not each time."""
+    settled, seconds = demo._settled, list[float]()
+
+    async def timed(*given: Any) -> bool:
+        begun = time.monotonic()
+        images = await settled(*given)
+        seconds.append(time.monotonic() - begun)
+        return images
+
+    monkeypatch.setattr(demo, "_settled", timed)
     folder = tiny.build(tmp_path / "models", seed=3, name="other", clip=False) / "other"
     run("models", "add", folder, "--name", "mine", "--data-dir", "names")
     run("demo", "--large", "mine", "--data-dir", "names", "--steps", 2, "--out", "demo")
     read = json.loads((tmp_path / "demo" / "summary.json").read_text())
     assert {request["model"] for request in read["requests"]} == {"mine"}
     assert [path.name for path in (tmp_path / "names").iterdir()] == ["models.json"]
+    assert len(seconds) == 12
+    assert len([one for one in seconds if one >= demo.SETTLE_S]) == 1
 
 
 async def test_an_interrupted_generate_takes_its_job_along(make: Make) -> None:
