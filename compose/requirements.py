@@ -11,7 +11,7 @@ EXTRAS = ("serve", "cluster", "fast")
 ONLY = {
     "torch": ("torch", "diffusers", "transformers", "tokenizers", "safetensors", "pillow"),
     "matching": ("usearch", "scikit-learn"),
-    "alone": ("typer", "rich", "aiosqlite"),
+    "alone": ("typer", "rich"),
 }
 """What only some images need: those that run models, the match predictor, the command line (alone or with all in one
 process)."""
