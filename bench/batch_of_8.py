@@ -75,7 +75,8 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
 
 
 def _card(model: str, folder: Path) -> ModelCard:
-    from shared.models import bundled_cards, find_card, tiny
+    from shared.models import bundled_cards, find_card
+    from tests import tiny
 
     if model or "large" in bundled_cards():
         return find_card(model or "bundled:large")

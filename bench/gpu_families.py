@@ -182,9 +182,10 @@ def true_subject(name: str, device: torch.device) -> Subject:
 
 def tiny_subject(name: str, device: torch.device) -> Subject:
     """The same from a tiny random checkpoint."""
-    from shared.models import ModelCard, tiny_families
+    from shared.models import ModelCard
     from shared.models.checkpoint import KINDS
     from shared.types import Size
+    from tests import tiny_families
 
     if name not in tiny_families.FAMILIES:
         raise SystemExit(f"models: {name!r} is none of {', '.join(tiny_families.FAMILIES)}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.stack.stack import Stack
-from shared.models import tiny
+from tests import tiny
 from tests.faults.slow_worker import PAUSE
 
 INVARIANT = 4

@@ -18,7 +18,6 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from scripts.stack.stack import PORTS, Stack, variable
 from services.gpu_worker.codecs import encode_png
 from services.gpu_worker.families import Family, load_family
-from services.gpu_worker.redraw import redraw
 from shared.backends import Backends, open_backends
 from shared.catalog.tables import idempotency_keys
 from shared.errors import AfterimageError
@@ -27,6 +26,7 @@ from shared.settings import Settings
 from shared.types import Entry, Job, JobState, Plan, PlanSource, Request, from_json, to_json
 from tests.faults.cluster import INVARIANT
 from tests.faults.verdict import Answer, Left
+from tests.redraw import redraw
 
 T = TypeVar("T")
 V = TypeVar("V")

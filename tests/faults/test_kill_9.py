@@ -18,9 +18,9 @@ from services.cache_maintainer.service import CacheMaintainerService
 from shared.addresses import unreachable
 from shared.client import AsyncClient, Picture
 from shared.errors import UnavailableError
-from shared.models import tiny
 from shared.settings import Settings
 from shared.types import IndexFilter, JobState
+from tests import tiny
 from tests.flows.house import House, house
 from tests.flows.test_restart import free_port
 from tests.unit.cached import measured

@@ -13,8 +13,8 @@ from shared.blobs import open_blobs
 from shared.bus import open_bus
 from shared.catalog import open_catalog
 from shared.index import open_index
-from shared.models import tiny as tiny_models
 from shared.settings import Settings
+from tests import tiny as tiny_models
 from tests.contracts.databases import new_database
 
 Make = Callable[..., Settings]

@@ -14,9 +14,9 @@ import pytest
 from protos import embedder_pb2
 from protos.embedder_pb2_grpc import EmbedderServiceServicer, add_EmbedderServiceServicer_to_server
 from shared.errors import BlobUnavailableError
-from shared.models import tiny as tiny_models
 from shared.service import Context
 from shared.types import PlanSource
+from tests import tiny as tiny_models
 from tests.flows.conftest import Make
 from tests.flows.house import House, house
 

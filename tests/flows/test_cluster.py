@@ -17,17 +17,18 @@ from scripts.stack import postgresql, rabbitmq, weaviate
 from scripts.stack.stack import PORTS, Stack, missing, variable
 from services.gpu_worker.codecs import encode_png
 from services.gpu_worker.families import Family, load_family
-from services.gpu_worker.redraw import redraw
 from shared.addresses import target_of
 from shared.backends import Backends, open_backends
 from shared.client import Accepted, AsyncClient, Picture, Progress
 from shared.errors import CancelledError, ConflictError, UnavailableError
 from shared.ids import new_id
 from shared.messages import lane_of
-from shared.models import find_card, tiny
+from shared.models import find_card
 from shared.settings import Settings
 from shared.types import CompatKey, IndexFilter, Job, JobState, Plan, PlanSource, Request, vector_from
+from tests import tiny
 from tests.contracts.servers import REQUIRED, folder
+from tests.redraw import redraw
 
 LONG = 200
 """Steps of a job in whose middle something is done to it: a few seconds on the small model, more on a busy machine."""

@@ -24,9 +24,9 @@ from services.cli.embedded import announced
 from services.cli.generate import draw
 from services.gateway.service import GatewayService
 from shared.errors import ConfigurationError
-from shared.models import tiny
 from shared.service import running
 from shared.types import JobState
+from tests import tiny
 from tests.flows.conftest import Make
 from tests.flows.house import SLOW, house
 

@@ -31,11 +31,11 @@ from services.retriever.service import RetrieverService
 from shared.clock import ManualClock
 from shared.index.nearest import cosines
 from shared.messages import EntriesCached, Message
-from shared.models import tiny as tiny_models
 from shared.models.card import ModelCard, find_card
 from shared.models.k_table import FIG_10, KTable, Level, named_table, table_file, table_to_json
 from shared.settings import Settings
 from shared.types import Vector
+from tests import tiny as tiny_models
 from tests.flows.conftest import Make
 from tests.flows.house import House, house
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from PIL import Image
 
-from shared.models import tiny
 from shared.settings import Settings
+from tests import tiny
 from tests.flows.house import house
 
 ROOT = Path(__file__).parents[2]

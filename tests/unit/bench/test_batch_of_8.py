@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import batch_of_8
-from shared.models import tiny
+from tests import tiny
 
 
 def test_figures_go_to_the_folder_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from services.embedder.encoder import encoder_folder, encoder_id
 from services.retriever.tables import Tables
 from shared import remaining
 from shared.catalog import open_catalog
-from shared.models import tiny
 from shared.settings import Settings
+from tests import tiny
 
 
 def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

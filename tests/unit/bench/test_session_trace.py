@@ -15,8 +15,8 @@ from bench.judging import Verdict, look_against
 from bench.session_trace import Phase, main, trace_rows
 from bench.trace_figures import paired
 from load.sessions import MAIN_SIZE, SHIPPED
-from shared.models.tiny import build
 from shared.settings import Settings
+from tests.tiny import build
 
 
 @pytest.fixture

@@ -20,9 +20,10 @@ from services.cli.tables import WIDE
 from services.embedder.encoder import encoder_hash
 from shared.catalog import open_catalog
 from shared.errors import ModelError
-from shared.models import added, find_card, tiny_families
+from shared.models import added, find_card
 from shared.models.card import BUNDLED
 from shared.models.k_table import KTable, Level, profile_kind, table_to_json
+from tests import tiny_families
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,10 @@ from services.gpu_worker.rows import FromNoise, FromPicture, Pixels, Start, Task
 from shared import remaining
 from shared.catalog import open_catalog
 from shared.errors import ConfigurationError, InvalidRequestError
-from shared.models import find_card, tiny
+from shared.models import find_card
 from shared.models.k_table import table_from_json
 from shared.types import vector_from
+from tests import tiny
 
 RECORD: dict[str, Any] = {
     "pair": 0, "kind": "colour", "k": 5, "similarity": 0.9, "score": 0.27, "score_from_noise": 0.3,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.embedder.encoder import Encoder
-from shared.models import tiny
+from tests import tiny
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,9 @@ import torch
 from services.gpu_worker import service as service_module
 from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.families.unet import UNetFamily
-from shared.models import find_card, tiny
+from shared.models import find_card
 from shared.telemetry import configure_logging
+from tests import tiny
 from tests.unit.gpu_worker.worker import SLOW, Bench, running_worker
 
 torch.set_num_threads(1)

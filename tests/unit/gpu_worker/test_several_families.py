@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from services.gpu_worker.codecs import encode_png
-from services.gpu_worker.redraw import redraw
 from shared.messages import GenerateImage, refine_lane
-from shared.models import tiny, tiny_families
 from shared.types import Job, ModelPlan, Plan, PlanSource, Size
+from tests import tiny, tiny_families
+from tests.redraw import redraw
 from tests.unit.gpu_worker.worker import STEPS, Bench, running_worker
 
 FAMILIES = ("sd3", "sana", "flux", "sdxl")

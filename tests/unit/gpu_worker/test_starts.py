@@ -13,7 +13,6 @@ import pytest
 
 from services.gpu_worker import starts
 from services.gpu_worker.codecs import decode_png, encode_png, encode_state
-from services.gpu_worker.redraw import redraw
 from services.gpu_worker.rows import Pixels
 from shared.errors import BlobUnavailableError
 from shared.messages import (
@@ -22,6 +21,7 @@ from shared.messages import (
     StateUsed,
 )
 from shared.types import Job, ModelPlan, Plan, PlanSource, Size
+from tests.redraw import redraw
 from tests.unit.gpu_worker.worker import STEPS, Bench, running_worker
 
 

@@ -14,13 +14,13 @@ from PIL import Image
 
 from services.gpu_worker.codecs import encode_png
 from services.gpu_worker.duty import taken_by
-from services.gpu_worker.redraw import redraw
 from services.gpu_worker.resizing import fitted
 from services.gpu_worker.service import GpuWorkerService
 from services.gpu_worker.starts import prepare
 from shared.messages import GenerateImage, StateLost, StateUsed, lane_of, refine_lane
-from shared.models import tiny
 from shared.types import Job, JobState, ModelPlan, Plan, PlanSource, Size
+from tests import tiny
+from tests.redraw import redraw
 from tests.unit.gpu_worker.worker import STEPS, Bench, running_worker
 
 

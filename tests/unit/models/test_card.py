@@ -21,13 +21,13 @@ from shared.models import (
     noise_level,
     same_noise_level,
     served_cards,
-    tiny,
     weights_hash,
 )
 from shared.models.card import BUNDLED, SHIPPED, bundled_cards, card_for, write_card
 from shared.models.schedules import nearest_step
 from shared.settings import Settings
 from shared.types import Size
+from tests import tiny
 
 
 @pytest.fixture(scope="module")

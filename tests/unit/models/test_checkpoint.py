@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ModelError
-from shared.models import find_card, memory, tiny_families, weights_hash
+from shared.models import find_card, memory, weights_hash
 from shared.models.added import add, added
 from shared.models.card import KNOWN
 from shared.models.checkpoint import faults, missing, parameters
 from shared.types import Size
+from tests import tiny_families
 
 SAYS = {
     "sdxl": ("unet", "ddim", 4, 2, Size(64, 64), 50, 5.0),

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from shared.errors import ModelError
-from shared.models import find_card, tiny_families
+from shared.models import find_card
 from shared.models.card import KNOWN
 from shared.types import Size
+from tests import tiny_families
 
 FOUR = {"block_out_channels": [1] * 4}
 KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {

@@ -14,8 +14,9 @@ from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import Finished, Joined, Left
 from services.gpu_worker.families import load_family
 from services.gpu_worker.rows import Task
-from shared.models import find_card, tiny_families
+from shared.models import find_card
 from shared.types import Size
+from tests import tiny_families
 
 STEPS = 6
 SAVED: dict[str, tuple[str, dict[str, Any]]] = {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shared.models.tiny import TOKENS, text_sizes, tokenizer_of_bytes
+from tests.tiny import TOKENS, text_sizes, tokenizer_of_bytes
 
 LETTERS = string.ascii_letters + string.digits + string.punctuation
 WIDTH = 32
