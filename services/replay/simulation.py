@@ -93,15 +93,6 @@ class Seen(NamedTuple):
     """Whether more would have been looked at, had there been more."""
 
 
-class Decided(NamedTuple):
-    """One request, once the cache has taken in what it left."""
-
-    start_step: int
-    similarity: float
-    entry_id: str
-    evicted: int
-
-
 class Replay:
     """A cache that holds nothing but the names of states.
 
@@ -151,13 +142,6 @@ class Replay:
                 advance(1024)
         advance(count % 1024)
         return replace(made, searched=self.searched)
-
-    def decided(self) -> Iterator[Decided]:
-        """The same, one at a time."""
-        times = self._load.trace.arrival_s.tolist()
-        for request, row in enumerate(self.rows()):
-            looked = self.look(request, row, times[request])
-            yield Decided(*looked[:3], self.keep(request, looked, times[request]))
 
     def rows(self) -> Iterator[Row]:
         """Each request's listed neighbours."""

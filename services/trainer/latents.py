@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,12 +152,6 @@ class Latents:
     def _say(self, scene: Scene, rng: random.Random) -> tuple[int, ...]:
         text = caption(scene, rng.randrange(WORDINGS))
         return self.words.ids(sprinkled(text, rng) if rng.random() < 0.06 else text)
-
-    def moments(self) -> Iterator[tuple[float, float]]:
-        """Mean and deviation of each latent channel over the first thousand scenes."""
-        found = self._parts[self.sizes()[0]][0][0][:1000].astype(np.float32)
-        for channel in range(found.shape[1]):
-            yield float(found[:, channel].mean()), float(found[:, channel].std())
 
 
 def scene_of(labels: npt.NDArray[np.uint8]) -> tuple[Scene, int]:

@@ -11,8 +11,6 @@ import numpy as np
 from shared.errors import ConfigurationError, InvalidRequestError
 from shared.types import Hit, IndexFilter, IndexItem, Vector
 
-VECTOR_NAMES = ("whole", "object", "background", "image")
-
 
 class Index(Protocol):
     """Trouble of a server behind it is an UnavailableError."""

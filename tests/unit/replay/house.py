@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from services.replay.load import Load
 from services.replay.neighbours import find_neighbours
 from services.replay.policy import PolicySettings
+from services.replay.simulation import Replay
 from services.replay.surrogate import Curve, picture_load
 from services.replay.trace import DEFAULT_SIZE, Trace
 from shared.models.card import find_card
@@ -62,3 +65,20 @@ def own_steps(load: Load, steps: np.ndarray) -> Load:
 
 def policy(**fields: object) -> PolicySettings:
     return PolicySettings.model_validate({"title": "", "source": "", **fields})
+
+
+class Decided(NamedTuple):
+    """One request, once the cache has taken in what it left."""
+
+    start_step: int
+    similarity: float
+    entry_id: str
+    evicted: int
+
+
+def decided(replay: Replay) -> Iterator[Decided]:
+    """Run a replay, one request at a time."""
+    times = replay._load.trace.arrival_s.tolist()
+    for request, row in enumerate(replay.rows()):
+        looked = replay.look(request, row, times[request])
+        yield Decided(*looked[:3], replay.keep(request, looked, times[request]))

@@ -19,7 +19,7 @@ from shared.errors import ConfigurationError
 from shared.index.memory import MemoryIndex
 from shared.models.k_table import MODM as PICTURES_TABLE
 from shared.types import IndexFilter, IndexItem
-from tests.unit.replay.house import PICTURE, STATE, load_of, own_steps, policy, topics
+from tests.unit.replay.house import PICTURE, STATE, decided, load_of, own_steps, policy, topics
 
 ROOM = 60 * STATE
 
@@ -39,17 +39,17 @@ async def test_its_lookups_are_the_live_indexs(candidates: int, further: int, wi
         return [weigh(ladder, hit.entry_id, hit.similarity, held[hit.entry_id]) for hit in hits]
 
     asked = went_on = 0
-    ways = zip(replay.decided(), load.neighbours.rows(), strict=True)
-    for request, (decided, _) in enumerate(ways):
+    ways = zip(decided(replay), load.neighbours.rows(), strict=True)
+    for request, (made, _) in enumerate(ways):
         vector = rows[load.text_of[request]]
         found = await weighed(vector, candidates)
         if further > candidates and others_may_do_better(found, candidates):
             found, went_on = await weighed(vector, further), went_on + 1
         chosen = best(found)
-        assert decided.start_step == (chosen.start_step if chosen else 0)
+        assert made.start_step == (chosen.start_step if chosen else 0)
         if chosen is not None:
-            assert decided.similarity == pytest.approx(chosen.similarity, abs=1e-6)
-            assert decided.entry_id == chosen.entry_id
+            assert made.similarity == pytest.approx(chosen.similarity, abs=1e-6)
+            assert made.entry_id == chosen.entry_id
             asked += 1
         now = replay.held()
         await index.remove([name for name in held if name not in now])
@@ -231,7 +231,7 @@ def test_a_predicted_miss_is_not_looked_up_and_nobody_hears_of_candidates() -> N
 def test_an_entry_counts_as_one_with_all_that_was_kept_of_it(name: str) -> None:
     load = load_of(*topics(300))
     replay = Replay(load, read_policy(name), 6, entries=True)
-    for _ in replay.decided():
+    for _ in decided(replay):
         assert replay.holds[0] == replay.holds[1] == len(replay.held()) <= 6
     made = Replay(load, read_policy(name), 6, entries=True).run()
     assert made.evicted.any()
