@@ -1,4 +1,4 @@
-"""A shelf for every eviction policy by name, and what the settings ask for: serving and replays open the same."""
+"""A shelf for every eviction policy that a setting selects, and what the settings ask for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from services.cache_maintainer.aging import AgingShelf, Lrbu
 from services.cache_maintainer.eviction import POLICIES, Lcbfu, Policy, Shelf, Tie
 from services.cache_maintainer.expected import OF, ExpectedShelf
-from services.cache_maintainer.general import Gdsf, GdsfShelf, S3Fifo, S3FifoShelf, WTinyLfu, WTinyLfuShelf
 from services.cache_maintainer.window import Limits, Window
 from shared.settings import Settings
 from shared.types import State
@@ -30,9 +29,6 @@ class Knobs:
 _WEIGHED: dict[str, Callable[[Knobs, Iterable[State]], Shelf]] = {
     "lrbu": lambda knobs, states: AgingShelf(Lrbu(knobs.initial_uses), states),
     "afterimage": lambda knobs, states: ExpectedShelf(knobs.capture_steps or (OF // 2,), states, whole=knobs.whole),
-    "gdsf": lambda knobs, states: GdsfShelf(Gdsf(knobs.initial_uses), states),
-    "s3fifo": lambda _, states: S3FifoShelf(S3Fifo(), states),
-    "wtinylfu": lambda _, states: WTinyLfuShelf(WTinyLfu(), states),
 }
 SHELVES = (*POLICIES, *_WEIGHED)
 """Names of all policies; pictures leave by one of POLICIES."""

@@ -10,7 +10,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from services.cache_maintainer.eviction import POLICIES
-from services.cache_maintainer.shelves import SHELVES
+from services.replay.general import SHELVES
 from shared.errors import ConfigurationError
 from shared.models.k_table import MODM
 from shared.settings import AFTERIMAGE_LEVELS

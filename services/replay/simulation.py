@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from services.cache_maintainer.eviction import Fifo, Offer, Shelf
 from services.cache_maintainer.holdings import Holdings
-from services.cache_maintainer.shelves import Knobs, open_shelf, plain
+from services.cache_maintainer.shelves import Knobs, plain
 from services.cache_maintainer.window import Limits, Window
+from services.replay.general import open_shelf
 from services.replay.load import LiveRows, Load
 from services.replay.neighbours import Neighbours
 from services.replay.own_steps import OwnSteps

@@ -8,8 +8,8 @@ import pytest
 
 from services.cache_maintainer.aging import AgingShelf, Lrbu
 from services.cache_maintainer.eviction import Shelf
-from services.cache_maintainer.general import Gdsf, GdsfShelf, S3Fifo, S3FifoShelf, WTinyLfu, WTinyLfuShelf
-from services.cache_maintainer.shelves import SHELVES, Knobs, open_shelf
+from services.cache_maintainer.shelves import Knobs
+from services.replay.general import SHELVES, Gdsf, GdsfShelf, S3Fifo, S3FifoShelf, WTinyLfu, WTinyLfuShelf, open_shelf
 from shared.types import State
 
 

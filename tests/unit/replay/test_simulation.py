@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.cache_maintainer.shelves import SHELVES
 from services.match_predictor.svm import OneClassSvm
+from services.replay.general import SHELVES
 from services.replay.load import Load
 from services.replay.policy import read_policy, shipped
 from services.replay.predicted import SKETCH_MARGIN, Gate

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from services.cache_maintainer import shelves
 from services.cache_maintainer.eviction import Key, Score, Shelf
 from shared.types import State
 
@@ -188,3 +189,17 @@ class WTinyLfuShelf(Shelf):
                 del self._candidates[key]
                 self._probation[key] = None
             yield weakest
+
+
+_GENERAL: dict[str, Callable[[shelves.Knobs, Iterable[State]], Shelf]] = {
+    "gdsf": lambda knobs, states: GdsfShelf(Gdsf(knobs.initial_uses), states),
+    "s3fifo": lambda _, states: S3FifoShelf(S3Fifo(), states),
+    "wtinylfu": lambda _, states: WTinyLfuShelf(WTinyLfu(), states),
+}
+SHELVES = (*shelves.SHELVES, *_GENERAL)
+"""Names of the policies that a replay can run: those of the cache maintainer, and these."""
+
+
+def open_shelf(name: str, knobs: shelves.Knobs, states: Iterable[State] = ()) -> Shelf:
+    """Open the shelf of one of SHELVES; KeyError for another name."""
+    return _GENERAL[name](knobs, states) if name in _GENERAL else shelves.open_shelf(name, knobs, states)
