@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeAlias
 
 import grpc
+from cachetools import LRUCache
 
 from protos import embedder_pb2 as pb
 from protos import embedder_pb2_grpc as pb_grpc
 from services.embedder.batching import MicroBatcher
 from services.embedder.encoder import Embedded, Encoder, Seen, encoder_folder, single_threaded
-from services.embedder.remembered import Remembered
 from shared.errors import InvalidRequestError
 from shared.service import Context
 from shared.telemetry import METRICS
@@ -36,7 +36,7 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
         loop = asyncio.get_running_loop()
         folder = encoder_folder(settings.encoder)
         self._encoder: Encoder = await loop.run_in_executor(self._thread, Encoder, folder)
-        self._remembered: Remembered[Embedded] = Remembered(settings.embed_cache)
+        self._remembered: LRUCache[str, Embedded] = LRUCache(settings.embed_cache)
         seats, wait_s = settings.embed_batch_max, settings.embed_wait_s
         self._texts: MicroBatcher[str, Answer] = MicroBatcher(
             lambda batch: self._encode("embed_forward", self._encoder.texts, batch), seats=seats, wait_s=wait_s
@@ -70,7 +70,8 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
         answers = await self._texts.submit(fresh)
         for text, (embedded, _) in zip(fresh, answers, strict=True):
             known[text] = embedded
-            self._remembered.put(text, embedded)
+            if self._remembered.maxsize:
+                self._remembered[text] = embedded
         return pb.EmbedTextResponse(
             embeddings=[_message(known[text]) for text in texts],
             encoder_hash=self._encoder.hash,

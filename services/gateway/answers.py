@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+
+from cachetools import FIFOCache
 
 from protos import common_pb2 as pb
 from protos import gateway_pb2
@@ -30,13 +31,11 @@ class Answers:
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
-        self._timings: OrderedDict[str, Timings] = OrderedDict()
+        self._timings: FIFOCache[str, Timings] = FIFOCache(_KEPT)
 
     def timed(self, job_id: str, timings: Timings) -> None:
         """Remembers the seconds of a job's stages in the gateway; only the last few thousand jobs' are kept."""
         self._timings[job_id] = timings
-        while len(self._timings) > _KEPT:
-            self._timings.popitem(last=False)
 
     def ended(self, job_id: str, total_s: float) -> None:
         if job_id in self._timings:
@@ -71,13 +70,11 @@ class FinishedLog:
     def __init__(self, rows: Rows, waited_for: Callable[[str], bool], *, prompts: bool) -> None:
         """waited_for: whether a call that waits for the job will read its row anyway; prompts: whether to log them."""
         self._rows, self._waited_for, self._prompts = rows, waited_for, prompts
-        self._open: OrderedDict[str, None] = OrderedDict()
+        self._open: FIFOCache[str, None] = FIFOCache(_KEPT)
         self._looking: set[asyncio.Task[None]] = set()
 
     def accepted(self, job_id: str) -> None:
         self._open[job_id] = None
-        while len(self._open) > _KEPT:
-            self._open.popitem(last=False)
 
     def look(self, job_id: str) -> None:
         """Read the row of a job that may have ended, where no waiting call does."""

@@ -6,8 +6,9 @@ that is gone, and the worker, who looks again when it claims the job, takes a sm
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+
+from cachetools import LRUCache
 
 from shared.types import Entry
 
@@ -16,8 +17,7 @@ class Remembered:
     """At most `capacity` entries; the one longest not asked for goes first."""
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._entries: LRUCache[str, Entry] = LRUCache(capacity)
         self._forgot = 0
 
     def __len__(self) -> int:
@@ -30,19 +30,11 @@ class Remembered:
 
     def known(self, entry_ids: Sequence[str]) -> dict[str, Entry]:
         """Those of them that are remembered."""
-        found = {entry_id: self._entries[entry_id] for entry_id in entry_ids if entry_id in self._entries}
-        for entry_id in found:
-            self._entries.move_to_end(entry_id)
-        return found
+        return {entry_id: self._entries[entry_id] for entry_id in entry_ids if entry_id in self._entries}
 
     def put(self, entries: Iterable[Entry], mark: int) -> None:
-        if mark != self._forgot:
-            return
-        for entry in entries:
-            self._entries[entry.id] = entry
-            self._entries.move_to_end(entry.id)
-        while len(self._entries) > self._capacity:
-            self._entries.popitem(last=False)
+        if mark == self._forgot and self._entries.maxsize:
+            self._entries.update((entry.id, entry) for entry in entries)
 
     def forget(self, entry_ids: Iterable[str]) -> None:
         self._forgot += 1

@@ -71,6 +71,18 @@ async def test_a_text_is_encoded_once(settings: Settings, clip_folder: Path, mon
         assert batches == [["a cube"]]
 
 
+@pytest.mark.parametrize(("kept", "again"), [(2, ["a ball"]), (0, ["a cube", "a fox", "a ball"])])
+async def test_the_text_that_was_not_asked_for_longest_is_encoded_again(
+    settings: Settings, clip_folder: Path, monkeypatch: pytest.MonkeyPatch, kept: int, again: list[str]
+) -> None:
+    async with house(settings.model_copy(update={"embed_cache": kept}), clip_folder) as (service, stub):
+        batches = watched(service, monkeypatch)
+        for text in (asked := ["a cube", "a ball", "a cube", "a fox", "a cube", "a fox", "a ball"]):
+            await rpc.call(stub.EmbedText, pb.EmbedTextRequest(texts=[text]), timeout_s=10)
+        first = ["a cube", "a ball", "a fox"] if kept else asked[:4]
+        assert [text for batch in batches for text in batch] == [*first, *again]
+
+
 async def test_callers_ride_together(settings: Settings, clip_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with house(settings.model_copy(update={"embed_wait_s": 0.1}), clip_folder) as (service, stub):
         batches = watched(service, monkeypatch)

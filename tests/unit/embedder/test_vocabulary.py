@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from services.embedder.remembered import Remembered
 from services.embedder.vocabulary import KNOWN_WORDS, read_known_words, unknown_words
 
 
@@ -25,15 +24,3 @@ def test_a_list_beside_the_encoder(tmp_path: Path, listed: object) -> None:
 
 def test_no_list(tmp_path: Path) -> None:
     assert read_known_words(tmp_path) is None
-
-
-def test_remembered_forgets_the_least_recently_used() -> None:
-    remembered: Remembered[int] = Remembered(2)
-    remembered.put("a", 1)
-    remembered.put("b", 2)
-    assert remembered.get("a") == 1
-    remembered.put("c", 3)
-    assert (remembered.get("a"), remembered.get("b"), remembered.get("c")) == (1, None, 3)
-    nothing: Remembered[int] = Remembered(0)
-    nothing.put("a", 1)
-    assert len(nothing) == 0
