@@ -14,13 +14,13 @@ from protos.retriever_pb2_grpc import RetrieverServiceStub
 from services.cache_maintainer.cache import Cache
 from services.cache_maintainer.shelves import shelf_of, window_of
 from services.embedder.encoder import Encoder
-from services.retriever.selection import captured
 from services.retriever.service import RetrieverService
 from shared import rpc
 from shared.backends import Backends
 from shared.clock import SystemClock
 from shared.exact import exact_key
 from shared.models.card import ModelCard, served_cards
+from shared.plans import capture_steps
 from shared.rpc_types import plan_from_proto, request_to_proto
 from shared.service import running
 from shared.settings import Settings
@@ -72,7 +72,7 @@ class CachedServing:
 
     def capture_steps(self, request: Request) -> tuple[int, ...]:
         """Of a picture that is drawn from noise."""
-        return captured(self._settings.capture_steps, request.steps, 0, insert_on_hit=True)
+        return capture_steps(self._settings.capture_steps, request.steps)
 
     def vectors(self, prompts: Sequence[str]) -> list[bytes]:
         return [one.vector for one in self.encoder.texts(prompts)]

@@ -9,15 +9,14 @@ from typing import Protocol
 import torch
 
 from bench.cached_serving import Drawing
-from services.gateway.lanes import lane_for
 from services.gpu_worker.codecs import encode_png, encode_state
-from services.gpu_worker.duty import taken_by
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import Finished, LatentCaptured, Left
 from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.starts import start_of, task_of
 from shared.messages import refine_lane
 from shared.models.card import served_cards
+from shared.plans import choose_model, lane_for
 from shared.settings import Settings
 from shared.types import Plan, Request
 
@@ -89,7 +88,7 @@ def claimed_by_small(families: Mapping[str, Family], request: Request, plan: Pla
     """The plan as whoever takes it from its lane runs it: small models take `refine`."""
     large, *_ = families
     if lane_for(request, plan, families) != refine_lane(request.modality):
-        return taken_by(plan, families)
+        return choose_model(plan, families)
     smalls = {name: family for name, family in families.items() if name != large}
-    taken = taken_by(plan, smalls)
-    return taken if taken.model in smalls else taken_by(plan, families)
+    taken = choose_model(plan, smalls)
+    return taken if taken.model in smalls else choose_model(plan, families)

@@ -9,12 +9,12 @@ from itertools import cycle
 
 from bench.trace_plans import Hits
 from bench.traced_systems import Served
-from services.gateway.lanes import only_model
 from services.global_monitor.monitor import Decision, GlobalMonitor, Rules
 from services.gpu_worker.duty import Duty
 from services.replay.pace import STEPS, Profile, read_profile
 from services.replay.workers import Done, Request, Worker, Workers
 from shared.messages import JobQueued, JobSucceeded, WorkerReported, WorkersAssigned
+from shared.plans import only_model
 from shared.types import ModelPlan, Plan, PlanSource
 
 LARGE, SMALL = "large", "small"

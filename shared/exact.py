@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 
-from shared.types import CacheMode, CompatKey, Entry, Job, JobState, PlanSource, Request
+from shared.types import CompatKey, Entry, Job, JobState, PlanSource, Request
 
 
 def exact_key(request: Request, compat: CompatKey) -> str:
@@ -47,7 +47,7 @@ def entry_of(job: Job) -> Entry | None:
     request, result = job.request, job.result
     if job.state is not JobState.SUCCEEDED or result is None or result.compat is None:
         return None
-    if request.cache not in (CacheMode.AUTO, CacheMode.WRITE) or job.plan.source is PlanSource.EXACT:
+    if not request.cache.writes or job.plan.source is PlanSource.EXACT:
         return None
     return Entry(
         id=job.id,

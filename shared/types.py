@@ -29,6 +29,14 @@ class CacheMode(StrEnum):
     WRITE = "write"
     OFF = "off"
 
+    @property
+    def reads(self) -> bool:
+        return self in (CacheMode.AUTO, CacheMode.READ)
+
+    @property
+    def writes(self) -> bool:
+        return self in (CacheMode.AUTO, CacheMode.WRITE)
+
 
 class Scope(StrEnum):
     """Who may start from an entry; reuse never crosses it."""
@@ -126,6 +134,10 @@ class ModelPlan(Stored):
     steps: int | None = None
     """T of its own run, of a model that was not asked for (MoDM §6); None: the request's."""
 
+    def run_steps(self, asked: int) -> int:
+        """Return T of its run; `asked`: the request's own T."""
+        return self.steps or asked
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate(Stored):
@@ -188,10 +200,23 @@ class Plan(Stored):
     fallback: Plan | None = None
     """Of a latent hit that names no model: the image hit that it becomes where its model is not served."""
 
+    @property
+    def is_miss(self) -> bool:
+        """Whether it runs all T steps, from noise."""
+        return self.source is PlanSource.NOISE or self.start_step == 0
+
     def run_steps(self, asked: int) -> int:
         """T of the run by `model`, of which `start_step` are skipped; `asked`: the request's own T."""
-        own = next((one.steps for one in self.may_run if one.model == self.model), None)
-        return own or asked
+        own = self._own()
+        return asked if own is None else own.run_steps(asked)
+
+    def run_guidance(self, asked: float) -> float:
+        """Return the guidance of the run by `model`, which may need another than the request's (`asked`)."""
+        own = self._own()
+        return asked if own is None or own.guidance is None else own.guidance
+
+    def _own(self) -> ModelPlan | None:
+        return next((one for one in self.may_run if one.model == self.model), None)
 
 
 @dataclass(frozen=True, slots=True)

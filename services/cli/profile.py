@@ -23,6 +23,7 @@ from shared.datadir import private_folder
 from shared.devices import placed
 from shared.errors import ConfigurationError, InvalidRequestError
 from shared.models.k_table import IMAGE_STEPS, PROFILED, KTable, profile_kind, profile_of, table_file, table_to_json
+from shared.plans import scale_steps
 from shared.remaining import shown
 from shared.settings import Settings
 
@@ -139,7 +140,7 @@ def _prepared(
     if not known:
         console.print(Text(f"no judge in {folder}: quality is the CLIP ratio alone", style="yellow"))
     of_50 = IMAGE_STEPS if pictures else settings.capture_steps
-    ks = sorted({k * steps // 50 for k in of_50 if 0 < k * steps // 50 < steps})
+    ks = list(scale_steps(of_50, steps))
     if not ks:
         raise InvalidRequestError("steps", f"too few for any K of {of_50} of 50", steps)
     about = {

@@ -128,7 +128,7 @@ def progress_event(progress: Progress, preview: bytes = b"") -> gateway_pb2.Gene
 def waiting_event(job: Job, position: int) -> gateway_pb2.GenerateStreamResponse:
     steps = job.plan.run_steps(job.request.steps)
     if job.checkpoint_step >= steps:  # another model than the plan's first began the run, with more steps
-        steps = max(one.steps or job.request.steps for one in job.plan.may_run)
+        steps = max(one.run_steps(job.request.steps) for one in job.plan.may_run)
     return gateway_pb2.GenerateStreamResponse(
         progress=gateway_pb2.Progress(
             job_id=job.id,

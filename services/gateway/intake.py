@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from protos import common_pb2 as pb
 from services.gateway.admission import FinishRate, QueueLength, SentAway, check_disk, check_queue
 from services.gateway.idempotency import body_hash
-from services.gateway.lanes import instead, lane_for, only_model
 from services.gateway.lookup import Lookup, Planned
 from services.gateway.roster import Roster
 from services.gateway.sweeper import Confirmer, task_of
@@ -28,9 +27,10 @@ from shared.exact import exact_key
 from shared.ids import new_id
 from shared.messages import JobQueued, StateLost, StateUsed
 from shared.models import ModelCard
+from shared.plans import lane_for, only_model, use_fallback
 from shared.service import Context
 from shared.telemetry import METRICS, log
-from shared.types import CacheMode, Job, JobState, Plan, PlanSource, Request, Result, Timings
+from shared.types import Job, JobState, Plan, PlanSource, Request, Result, Timings
 
 
 class NobodyAbleError(UnavailableError):
@@ -175,7 +175,7 @@ class Intake:
     def _job(self, job_id: str, planned: Planned, picture: bytes) -> Job:
         assert planned.plan is not None
         request = planned.request
-        plan = instead(planned.plan, self._roster.models(self._clock.monotonic()))
+        plan = use_fallback(planned.plan, self._roster.models(self._clock.monotonic()))
         return Job(
             id=job_id or new_id(),
             request=request,
@@ -215,7 +215,7 @@ class Intake:
 
 def _may_repeat(request: Request) -> bool:
     """Whether a stored picture may be the answer: one that names its seed and reads the cache."""
-    return request.seed_given and request.cache in (CacheMode.AUTO, CacheMode.READ)
+    return request.seed_given and request.cache.reads
 
 
 def _queued(job: Job) -> JobQueued:

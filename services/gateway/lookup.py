@@ -12,14 +12,15 @@ from protos.embedder_pb2_grpc import EmbedderServiceStub
 from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
 from protos.retriever_pb2_grpc import RetrieverServiceStub
 from services.gateway.breaker import Breaker
-from services.gateway.replies import check_plan, check_vector, noise_plan
+from services.gateway.replies import check_plan, check_vector
 from shared import rpc
 from shared.errors import AfterimageError
 from shared.models.card import ModelCard
+from shared.plans import noise_plan
 from shared.rpc_types import plan_from_proto, request_to_proto
 from shared.service import Context
 from shared.telemetry import METRICS, log
-from shared.types import CacheMode, Plan, Request, Timings, visible_owners
+from shared.types import Plan, Request, Timings, visible_owners
 from shared.unread import UNSEARCHED
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ class Planned:
 
     @property
     def reads(self) -> bool:
-        return self.request.cache in (CacheMode.AUTO, CacheMode.READ)
+        return self.request.cache.reads
 
 
 class Lookup:
@@ -71,7 +72,8 @@ class Lookup:
         plan = await self._try("retriever", planned, lambda: self._plan(planned, exact))
         if plan is None:
             reason = f"Drawn from noise: {planned.degraded[-1]}."
-            plan = noise_plan(planned.request, planned.card, self._settings, tuple(planned.degraded), reason)
+            card, kept = planned.card, self._settings.capture_steps
+            plan = noise_plan(planned.request, card.name, card.weights_hash, kept, reason, degraded=planned.degraded)
         elif planned.degraded:
             plan = replace(plan, degraded=tuple(dict.fromkeys((*planned.degraded, *plan.degraded))))
         planned.plan = plan

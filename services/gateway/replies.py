@@ -9,8 +9,7 @@ import numpy as np
 
 from shared.errors import AfterimageError
 from shared.models.card import ModelCard
-from shared.settings import Settings
-from shared.types import CacheMode, Plan, PlanSource, Request, vector_from
+from shared.types import Plan, PlanSource, Request, vector_from
 
 _UNIT_TOLERANCE = 1e-2
 
@@ -79,26 +78,9 @@ def _check_refiners(plan: Plan, request: Request, card: ModelCard, served: Colle
         raise NonsenseError(
             f"a picture that {', '.join(models) or 'nobody'} may go on from, planned for {plan.model!r}"
         )
-    starts = [(one.start_step, one.steps or request.steps) for one in plan.may_run]
+    starts = [(one.start_step, one.run_steps(request.steps)) for one in plan.may_run]
     if not all(0 < start < steps for start, steps in starts):
         said = ", ".join(f"{start} of {steps}" for start, steps in starts)
         raise NonsenseError(f"starts after {said} steps")
     if any(one.model == card.name and one.steps not in (None, request.steps) for one in plan.may_run):
         raise NonsenseError(f"a run of {card.name!r} in other than the {request.steps} steps that were asked for")
-
-
-def noise_plan(request: Request, card: ModelCard, settings: Settings, degraded: tuple[str, ...], reason: str) -> Plan:
-    """The plan of a request nobody could plan: from noise, kept for the cache if the request allows it.
-
-    `settings.capture_steps` are K of 50; of this request's T they round down, as the retriever's do.
-    """
-    writes = request.cache in (CacheMode.AUTO, CacheMode.WRITE)
-    captures = {k * request.steps // 50 for k in settings.capture_steps} - {0, request.steps}
-    return Plan(
-        source=PlanSource.NOISE,
-        model=card.name,
-        weights_hash=card.weights_hash,
-        capture_steps=tuple(sorted(captures)) if writes else (),
-        degraded=degraded,
-        reason=reason,
-    )

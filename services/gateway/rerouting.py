@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 
-from services.gateway.lanes import drawable, lane_for
 from services.gateway.sweeper import task_of
 from shared.bus import Bus
 from shared.catalog import Catalog
 from shared.errors import AfterimageError
 from shared.messages import lane_of, refine_lane
+from shared.plans import lane_for, reroute_plan
 from shared.telemetry import log
 from shared.types import Job
 
@@ -29,7 +29,7 @@ async def reroute(catalog: Catalog, bus: Bus, served: Collection[str], assigned:
     taken = {*(lane_of(model) for model in assigned), *((refine_lane(),) if len(served) > 1 else ())}
     for left_alone in await catalog.jobs.lanes() - taken:
         async for job in _waiting(catalog, left_alone):
-            if (plan := drawable(job.request, job.plan, assigned)) is None:
+            if (plan := reroute_plan(job.request, job.plan, assigned)) is None:
                 continue
             lane = lane_for(job.request, plan, served)
             if lane == job.lane or not await catalog.jobs.reroute(job.id, job.attempt, lane, plan):

@@ -1,27 +1,11 @@
-"""What an assignment means for one worker: which lanes it takes from, with which models it draws, and what it takes."""
+"""What an assignment means for one worker: which lanes it takes from, and with which models it draws."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
 
 from shared.messages import WorkersAssigned, lane_of, refine_lane
-from shared.types import Plan, PlanSource
-
-
-class Weights(Protocol):
-    """What a plan must know of a model card."""
-
-    @property
-    def weights_hash(self) -> str: ...
-
-
-class Here(Protocol):
-    """A model that is loaded here."""
-
-    @property
-    def card(self) -> Weights: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,36 +59,6 @@ def preferred(duty: Duty, served: Sequence[str], here: Collection[str]) -> tuple
     """
     alone = duty.mode == "throughput" and duty.model == served[0] and not _small_runs(duty, served)
     return (*(_nobodys(duty, served, here) if alone else ()), duty.model)
-
-
-def taken_by(plan: Plan, families: Mapping[str, Here], preferred: Collection[str] = ()) -> Plan:
-    """The plan with a model that is here and that model's own k, fixed from now on (MoDM §4.2).
-
-    An image hit is drawn by the cheapest of the `preferred` models that may, else by the cheapest that is here; a
-    latent hit whose model is not here by its fallback. Unchanged where nobody here may draw it.
-    """
-    if plan.source is PlanSource.LATENT and plan.model not in families and plan.fallback is not None:
-        other = taken_by(plan.fallback, families, preferred)
-        return replace(other, candidates=plan.candidates) if other.model in families else plan
-    here = [one for one in plan.may_run if one.model in families]
-    if plan.source is not PlanSource.IMAGE or not here:
-        return plan
-    able = next((one for one in here if one.model in preferred), here[0])
-    weights_hash = families[able.model].card.weights_hash
-    return replace(plan, model=able.model, start_step=able.start_step, weights_hash=weights_hash)
-
-
-def handed_on(plan: Plan, assigned: Collection[str] | None) -> Plan | None:
-    """A plan that only models which are not here may run, by the first of them that some worker runs, so that it waits
-    for nobody who may never come; None: it becomes a miss, but not where that would wait for the same model.
-
-    assigned: the models that some worker runs; None: any may be.
-    """
-    others = [one for one in plan.may_run if assigned is None or one.model in assigned]
-    others = others or [one for one in plan.may_run if one.model == (plan.miss_model or plan.model)]
-    if others:
-        return replace(plan, model=others[0].model, start_step=others[0].start_step)
-    return None if plan.source is PlanSource.IMAGE else plan
 
 
 def _refines(duty: Duty, served: Sequence[str]) -> bool:

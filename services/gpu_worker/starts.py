@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from services.gpu_worker import checkpoints
 from services.gpu_worker.codecs import decode_checkpoint, decode_png, decode_state
-from services.gpu_worker.duty import handed_on, taken_by
 from services.gpu_worker.families import Family
 from services.gpu_worker.resizing import fitted
 from services.gpu_worker.rows import FromCheckpoint, FromNoise, FromPicture, FromState, Start, Task
@@ -20,8 +19,7 @@ from shared.blobs.ahead import ReadAhead
 from shared.catalog import Entries
 from shared.errors import AfterimageError, BlobCorruptError, BlobMissingError, ModelError, UnavailableError
 from shared.messages import StateLost
-from shared.misses import DRAWN, from_noise
-from shared.models import ModelCard
+from shared.plans import DRAWN, choose_model, degrade, hand_over, revalidate, smaller_starts
 from shared.types import Entry, Job, Plan, PlanSource, Request, Size
 
 INLINE_BYTES = 64 * 1024
@@ -46,7 +44,7 @@ def start_of(plan: Plan, blob: bytes | None, size: Size) -> Start:
 
     Raises BlobCorruptError when the blob is not what the plan names, ModelError when it is missing.
     """
-    if plan.source is PlanSource.NOISE or plan.start_step == 0:
+    if plan.is_miss:
         return FromNoise()
     if blob is None:
         raise ModelError(f"the plan starts from {plan.state_key!r}, which was not given")
@@ -69,7 +67,7 @@ def task_of(task_id: str, request: Request, plan: Plan, start: Start, **ride: An
         negative_prompt=request.negative_prompt,
         size=request.size,
         steps=plan.run_steps(request.steps),
-        guidance=guidance_of(plan, request),
+        guidance=plan.run_guidance(request.guidance),
         seed=request.seed,
         start=start,
         capture_steps=plan.capture_steps,
@@ -77,30 +75,6 @@ def task_of(task_id: str, request: Request, plan: Plan, start: Start, **ride: An
         drop_if_late=request.drop_if_late,
         **ride,
     )
-
-
-def guidance_of(plan: Plan, request: Request) -> float:
-    """The plan's for its model, where it says one: not every model takes what the request was made for."""
-    own = next((one.guidance for one in plan.may_run if one.model == plan.model), None)
-    return request.guidance if own is None else own
-
-
-def smaller_starts(plan: Plan, entry: Entry, card: ModelCard, request: Request, why: str) -> Iterator[Plan]:
-    """The same entry's other states below the plan's K, largest first, for when its own is gone (a hole)."""
-    if str(entry.compat) != str(card.compat(request.size, request.steps)):
-        return
-    at = {card.step_in(state.step, entry.compat.steps, request.steps): state for state in entry.states}
-    for step in sorted((step for step in at if 0 < step < plan.start_step), reverse=True):
-        instead = f"{why}; starts after {step} instead of {plan.start_step} steps"
-        yield replace(
-            plan,
-            start_step=step,
-            state_key=at[step].key,
-            state_sha256=at[step].sha256,
-            state_codec=at[step].codec,
-            degraded=(*plan.degraded, instead),
-            reason=f"Saves fewer steps than planned: {instead}. Planned: {plan.reason}",
-        )
 
 
 async def prepare(
@@ -123,7 +97,7 @@ async def prepare(
     """
     ahead = ahead or ReadAhead(blobs)
     preparation = _Preparation(job, families, blobs, entries, timeout_s, ahead)
-    return await preparation.run(taken_by(job.plan, families, preferred), assigned)
+    return await preparation.run(choose_model(job.plan, families, preferred), assigned)
 
 
 class _Preparation:
@@ -151,25 +125,21 @@ class _Preparation:
             return resumed
         family = self._families.get(plan.model)
         if family is None:
-            return self._elsewhere(plan, assigned)
-        card = family.card
-        if plan.source is PlanSource.NOISE or plan.start_step == 0:
-            same = plan.weights_hash == card.weights_hash
-            return Prepared(plan if same else replace(plan, weights_hash=card.weights_hash), FromNoise(), family)
-        if plan.source is PlanSource.LATENT and plan.weights_hash != card.weights_hash:
-            return self._from_noise(plan, "weights: changed since the plan was made")
+            return self._unstarted(hand_over(plan, assigned))
+        plan = revalidate(plan, family.card.weights_hash)
+        if plan.is_miss:
+            return self._unstarted(plan)
         try:
             return Prepared(plan, await self._start(plan, family), family)
         except AfterimageError as error:
             return await self._degraded(plan, family, f"blobs: {error.outside}")
 
-    def _elsewhere(self, plan: Plan, assigned: Collection[str] | None) -> Prepared:
-        """Of a plan that only models which are not here may run."""
-        there = handed_on(plan, assigned)
-        if there is not None:
-            return Prepared(there, FromNoise(), None)
-        names = ", ".join(one.model for one in plan.may_run)
-        return self._from_noise(plan, f"workers: nobody runs {names}{DRAWN}")
+    def _unstarted(self, plan: Plan, lost: tuple[StateLost, ...] = ()) -> Prepared:
+        """Prepare a miss, or any plan of a model that is not here."""
+        family = self._families.get(plan.model)
+        if family is not None:
+            plan = revalidate(plan, family.card.weights_hash)
+        return Prepared(plan, FromNoise(), family, lost)
 
     async def _start(self, plan: Plan, family: Family) -> Start:
         """Raises what the blob store raises; UnavailableError when it takes too long, BlobCorruptError for a start
@@ -245,7 +215,7 @@ class _Preparation:
             for smaller in smaller_starts(plan, entry, family.card, self._job.request, why):
                 with contextlib.suppress(AfterimageError):
                     return Prepared(smaller, await self._start(smaller, family), family, self._told_lost(entry))
-        return replace(self._from_noise(plan, f"{why}{DRAWN}"), lost=self._told_lost(entry))
+        return self._unstarted(degrade(plan, f"{why}{DRAWN}"), self._told_lost(entry))
 
     async def _entry(self, plan: Plan) -> Entry | None:
         try:
@@ -260,8 +230,3 @@ class _Preparation:
             return ()
         steps = {state.key: state.step for state in entry.states} | {entry.picture_key: 0}
         return tuple(StateLost(entry.id, steps[key], key) for key in self._lost if key in steps)
-
-    def _from_noise(self, plan: Plan, why: str) -> Prepared:
-        family = self._families.get(plan.miss_model or plan.model)
-        weights_hash = family.card.weights_hash if family is not None else ""
-        return Prepared(from_noise(plan, why, weights_hash), FromNoise(), family)

@@ -27,15 +27,14 @@ DECIDING = (
     "services/retriever/selection.py",
     "services/match_predictor/sketch.py",
     "services/match_predictor/svm.py",
-    "services/gateway/lanes.py",
     "services/gpu_worker/duty.py",
     "services/gpu_worker/scheduler.py",
     "services/replay/*.py",
     "shared/index/nearest.py",
-    "shared/misses.py",
     "shared/models/card.py",
     "shared/models/k_table.py",
     "shared/models/schedules.py",
+    "shared/plans.py",
     "shared/types.py",
 )
 """What a decision may depend on: with other sources everything runs again."""

@@ -10,9 +10,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from services.retriever.selection import Ladder, largest_present, scaled
+from services.retriever.selection import Ladder, largest_present
 from shared.models.card import ModelCard
 from shared.models.k_table import KTable
+from shared.plans import scale_steps
 
 Ints = npt.NDArray[np.int64]
 
@@ -119,7 +120,7 @@ class OwnStates:
 def _starts(totals: Sequence[int], card: ModelCard, kept: Sequence[int]) -> Ints:
     """(levels, T, T'): where a run of T' steps would start from the state that a run of T keeps at this level; 0: it
     keeps none, or that noise level is none of the other's."""
-    of = [scaled(kept, total) for total in totals]
+    of = [scale_steps(kept, total) for total in totals]
     starts = np.zeros((max(map(len, of), default=0), len(totals), len(totals)), np.int64)
     for kind, (total, steps) in enumerate(zip(totals, of, strict=True)):
         for level, step in enumerate(steps):

@@ -24,13 +24,13 @@ from services.retriever.selection import (
     Ladder,
     Weighed,
     best,
-    captured,
     kept_in_mind,
     others_may_do_better,
     weigh,
 )
 from shared.errors import ConfigurationError
 from shared.models.k_table import KTable, Level, raised
+from shared.plans import capture_steps
 from shared.types import PICTURE_STEP, State, Vector
 
 UNLIMITED = 2**62
@@ -300,7 +300,7 @@ class Replay:
         if self._policy.reuses == "refine":  # a finished picture can be brought to any noise level
             return () if start and not self._policy.insert_on_hit else self._ladder.steps
         ks = self._policy.capture_steps
-        return captured(ks, total, start, insert_on_hit=self._policy.insert_on_hit)
+        return capture_steps(ks, total, start, insert_on_hit=self._policy.insert_on_hit)
 
     def _drop(self, victims: Sequence[State]) -> None:
         spent = []

@@ -1,7 +1,7 @@
 """Workers in virtual time: which row is in which step when, and who takes what from which lane, on measured latencies.
 
 Nothing is drawn, and only time is made up: lanes, duties, who draws what several may and who joins a batch are decided
-by the code that serves (gateway/lanes.py; gpu_worker/duty.py and scheduler.py). Replays run them with one
+by the code that serves (shared/plans.py; gpu_worker/duty.py and scheduler.py). Replays run them with one
 model, bench/virtual_systems.py with several and the global monitor.
 """
 
@@ -14,15 +14,12 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
 
-from services.gateway.lanes import instead, lane_for
-from services.gpu_worker.duty import Duty, handed_on, lanes, preferred, taken_by, used
+from services.gpu_worker.duty import Duty, lanes, preferred, used
 from services.gpu_worker.scheduler import decide
 from services.replay.pace import STEPS, Profile
 from shared.messages import lane_of
-from shared.misses import from_noise
+from shared.plans import choose_model, hand_over, lane_for, use_fallback
 from shared.types import Plan, PlanSource, Size
 from shared.types import Request as Asked
 
@@ -72,8 +69,8 @@ class Worker:
     duty: Duty
     wanted: Duty
     lanes: tuple[str, ...] = ()
-    families: dict[str, Any] = field(default_factory=dict)
-    """That draw here, by model …"""
+    models: tuple[str, ...] = ()
+    """That draw here …"""
     first: tuple[str, ...] = ()
     """… and which of them what several may."""
     rows: dict[str, list[tuple[int, int, Row]]] = field(default_factory=dict)
@@ -149,10 +146,6 @@ class Workers:
     def __post_init__(self) -> None:
         first = Duty(self.served[0], frozenset({self.served[0]}), self.mode)
         self.workers = [Worker(f"w{number:02}", first, first) for number in range(self.count)]
-        # a family says who it is and of which weights; plans made here name none
-        self._families: dict[str, Any] = {
-            model: SimpleNamespace(card=SimpleNamespace(weights_hash="")) for model in self.served
-        }
         for worker in self.workers:
             self._set(worker, first)
 
@@ -189,7 +182,7 @@ class Workers:
             return
         plan = request.plan
         if plan.fallback is not None:
-            plan = instead(plan, {worker.duty.model for worker in self.workers})
+            plan = use_fallback(plan, {worker.duty.model for worker in self.workers})
             request = request if plan is request.plan else replace(request, plan=plan)
         lane = lane_for(ASKED, plan, self.served)
         arrived(request, lane)
@@ -306,8 +299,8 @@ class Workers:
         """The next from its lanes, with the plan of whoever draws it here; None: they are empty."""
         while (lane := next((lane for lane in worker.lanes if self.waiting[lane]), None)) is not None:
             row = self.waiting[lane].popleft()
-            plan = taken_by(row.request.plan, worker.families, worker.first)
-            if plan.model in worker.families:
+            plan = choose_model(row.request.plan, worker.models, worker.first)
+            if plan.model in worker.models:
                 if plan is not row.request.plan:
                     row.request = replace(row.request, plan=plan)
                 return row
@@ -317,11 +310,11 @@ class Workers:
     def _set(self, worker: Worker, duty: Duty) -> None:
         worker.duty = duty
         worker.lanes = lanes(duty, self.served, self.served)
-        worker.families = {model: self._families[model] for model in used(duty, self.served, self.served)}
+        worker.models = used(duty, self.served, self.served)
         worker.first = preferred(duty, self.served, self.served)
 
     def _move(self, request: Request, duty: Duty) -> None:
         """To the lane of a model that may draw it and that some worker runs, else a miss."""
         self.moved += 1
-        plan = handed_on(request.plan, duty.assigned) or from_noise(request.plan, "workers: nobody runs it", "")
+        plan = hand_over(request.plan, duty.assigned)
         self._put(lane_of(plan.model), replace(request, plan=plan))

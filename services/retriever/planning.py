@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from services.retriever.cost import Offer, Pace, cheapest, cost_of
 from services.retriever.pictures import Refiner, WeighedHit, weigh_picture
-from services.retriever.selection import Ladder, Weighed, captured, shifted, weigh
+from services.retriever.selection import Ladder, Weighed, shifted, weigh
 from shared.models.k_table import KTable
+from shared.plans import capture_steps, noise_plan
 from shared.types import (
-    CacheMode,
     Candidate,
     CompatKey,
     Entry,
@@ -39,14 +39,6 @@ class Question:
     predicted_hit: bool | None = None
     sampled: bool = False
     """Looked up although a miss is predicted."""
-
-    @property
-    def reads(self) -> bool:
-        return self.request.cache in (CacheMode.AUTO, CacheMode.READ)
-
-    @property
-    def writes(self) -> bool:
-        return self.request.cache in (CacheMode.AUTO, CacheMode.WRITE)
 
     @property
     def names_a_model(self) -> bool:
@@ -90,15 +82,13 @@ def fresh_seed(seed: int, source: str) -> int:
 
 def from_noise(question: Question, rules: Rules, reason: str, *, degraded: Sequence[str] = ()) -> Plan:
     """All T steps."""
-    return Plan(
-        source=PlanSource.NOISE,
-        model=question.model,
-        capture_steps=_capture(question, rules, start=0),
-        may_run=(ModelPlan(question.model, 0),),
-        noise_seed=question.request.seed,
-        weights_hash=question.compat.weights_hash,
-        reason=reason,
-        degraded=tuple(degraded),
+    return noise_plan(
+        question.request,
+        question.model,
+        question.compat.weights_hash,
+        rules.capture_steps,
+        reason,
+        degraded=degraded,
         predicted_hit=question.predicted_hit,
     )
 
@@ -170,7 +160,7 @@ def from_candidates(
     if lot(request, "epsilon") < rules.epsilon:
         reason = (
             f"Drawn from noise although it could start after {best.candidate.start_step} "
-            f"of {_total(best, request.steps)} steps: "
+            f"of {best.may_run[0].run_steps(request.steps)} steps: "
             f"a share of {rules.epsilon:g} of hits is, so that pictures stay diverse."
         )
         return replace(base, reason=reason, sampled=True)
@@ -184,9 +174,11 @@ def from_candidates(
 
 def _started(question: Question, rules: Rules, base: Plan, best: Offer) -> Plan:
     """The plan that takes this offer."""
-    state, first = best.state, best.may_run[0]
+    state, first, steps = best.state, best.may_run[0], question.request.steps
     source = PlanSource.IMAGE if state.is_picture else PlanSource.LATENT
     own_latents = first.model == question.model and len(best.may_run) == 1
+    # latents of a model that was not asked for would start nobody who asks the same
+    kept = capture_steps(rules.capture_steps, steps, first.start_step, insert_on_hit=rules.insert_on_hit)
     hashes = {one.model: one.weights_hash for one in rules.refiners}
     return replace(
         base,
@@ -198,22 +190,14 @@ def _started(question: Question, rules: Rules, base: Plan, best: Offer) -> Plan:
         state_sha256=state.sha256,
         state_codec=state.codec,
         similarity=best.candidate.similarity,
-        # latents of a model that was not asked for would start nobody who asks the same
-        capture_steps=_capture(question, rules, start=first.start_step) if own_latents else (),
+        capture_steps=kept if own_latents and question.request.cache.writes else (),
         may_run=best.may_run,
         fresh_noise=0.0 if state.is_picture else question.request.fresh_noise,
         noise_seed=fresh_seed(question.request.seed, best.candidate.entry_id),
         weights_hash=hashes.get(first.model, "") if state.is_picture else base.weights_hash,
         miss_model=question.model,
-        reason=_hit_reason(best, question.request.steps, rules.table),
+        reason=_hit_reason(best, steps, rules.table),
     )
-
-
-def _capture(question: Question, rules: Rules, start: int) -> tuple[int, ...]:
-    """Steps after which the latent is kept; on a hit only those after its start are new (FlexCache keeps them too)."""
-    if not question.writes:
-        return ()
-    return captured(rules.capture_steps, question.request.steps, start, insert_on_hit=rules.insert_on_hit)
 
 
 def nearest_latents(question: Question, rules: Rules, plan: Plan) -> list[Weighed]:
@@ -306,20 +290,15 @@ def _beaten(offer: Offer, best: Offer, steps: int) -> str:
     return "saves fewer steps than the chosen one"
 
 
-def _total(offer: Offer, asked: int) -> int:
-    """T of the first model that may take this offer."""
-    return offer.may_run[0].steps or asked
-
-
 def _hit_reason(best: Offer, steps: int, table: KTable) -> str:
     one = best.candidate
+    first, *rest = best.may_run
     if best.state.is_picture:
         others = "".join(
-            f", {other.model} after {other.start_step}{f' of {other.steps}' if other.steps else ''}"
-            for other in best.may_run[1:]
+            f", {other.model} after {other.start_step}{f' of {other.steps}' if other.steps else ''}" for other in rest
         )
         return (
-            f"Starts after {one.start_step} of {_total(best, steps)} steps with {best.may_run[0].model}{others} "
+            f"Starts after {one.start_step} of {first.run_steps(steps)} steps with {first.model}{others} "
             f"from a picture by {one.model} that has similarity {one.similarity:.3f} to the prompt."
         )
     is_hole = one.start_step < one.wished_step

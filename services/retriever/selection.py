@@ -117,15 +117,3 @@ def kept_in_mind(weighed: Sequence[S], asked: int, chosen: S | None) -> Sequence
     """What a lookup that went further leaves on record: those it asked for at first, and the one it chose."""
     nearest = weighed[:asked]
     return nearest if chosen is None or chosen in nearest else [*nearest, chosen]
-
-
-def scaled(ks: Iterable[int], steps: int, of: int = 50) -> tuple[int, ...]:
-    """Steps of T = `of` as steps of a run of `steps`, rounded down, each once, none of them the start or the end."""
-    return tuple(sorted({k * steps // of for k in ks} - {0, steps}))
-
-
-def captured(ks: Iterable[int], steps: int, start: int, *, insert_on_hit: bool) -> tuple[int, ...]:
-    """Steps after which the latent is kept; on a hit only those after its start are new (FlexCache §4.2.4)."""
-    if start and not insert_on_hit:
-        return ()
-    return tuple(step for step in scaled(ks, steps) if step > start)

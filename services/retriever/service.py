@@ -224,7 +224,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
     async def _repeat(self, asked: Asked) -> Planned | None:
         """The stored picture, when the client named the seed and drew this before."""
         request = asked.question.request
-        if not (asked.question.reads and request.seed_given):
+        if not (asked.question.request.cache.reads and request.seed_given):
             return None
         key = exact_key(request, asked.question.compat)
         served = (one.card.weights_hash for one in self._tables.served)
@@ -235,7 +235,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
 
     async def _planned(self, asked: Asked) -> Planned:
         question, noise = asked.question, partial(from_noise, asked.question, asked.rules)
-        if not question.reads:
+        if not question.request.cache.reads:
             return noise("Drawn from noise: the request does not read the cache.", degraded=asked.degraded)
         if asked.vector is None:
             return noise("Drawn from noise: the prompt has no embedding.", degraded=asked.degraded)

@@ -1,4 +1,4 @@
-"""Where a job waits, who takes it when its model is run by nobody, and how it gets there."""
+"""Which workers report, and how jobs move when no worker runs their model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from services.gateway import rerouting
-from services.gateway.lanes import instead, lane_for, only_model
 from services.gateway.rerouting import reroute
 from services.gateway.roster import Roster
 from shared.backends import open_backends
@@ -22,41 +21,6 @@ IMAGE = Plan(
 )  # fmt: skip
 LATENT = Plan(PlanSource.LATENT, "large", 20, state_key="s", reason="near.", fallback=replace(IMAGE, reason="seen."))
 PAIR = ("large", "small")
-
-
-@pytest.mark.parametrize(
-    ("plan", "quality", "served", "lane"),
-    [
-        (Plan(PlanSource.NOISE, "large"), "auto", PAIR, "generate.large"),
-        (LATENT, "auto", PAIR, "generate.large"),
-        (IMAGE, "auto", PAIR, "generate.refine"),
-        (IMAGE, "small", PAIR, "generate.small"),
-        (replace(IMAGE, model="large"), "large", PAIR, "generate.large"),
-        (replace(IMAGE, model="large"), "auto", ("large",), "generate.large"),
-    ],
-)
-def test_what_only_one_model_may_run_waits_in_its_lane(
-    plan: Plan, quality: str, served: tuple[str, ...], lane: str
-) -> None:
-    assert lane_for(replace(REQUEST, quality=quality), plan, served) == lane
-
-
-def test_a_hit_that_one_model_alone_may_draw_says_so() -> None:
-    assert only_model(replace(IMAGE, may_run=IMAGE.may_run[:1])) == "small"
-    assert only_model(IMAGE) == ""
-    assert only_model(LATENT) == ""
-
-
-def test_a_latent_hit_becomes_its_image_plan_where_nobody_runs_its_model() -> None:
-    assert instead(LATENT, None) is LATENT
-    assert instead(LATENT, {"large", "small"}) is LATENT
-    assert instead(replace(LATENT, fallback=None), {"small"}).source is PlanSource.LATENT
-    assert instead(LATENT, {"other"}) is LATENT  # nobody could take the picture either
-    made = instead(replace(LATENT, predicted_hit=True, found=True, looked_up=True), {"small"})
-    assert (made.source, made.model, made.start_step) == (PlanSource.IMAGE, "small", 10)
-    assert (made.predicted_hit, made.found, made.looked_up) == (True, True, True)
-    assert "nobody runs large" in made.degraded[0]
-    assert made.reason == "seen. Planned from a latent: near."
 
 
 def test_workers_are_known_by_their_reports_and_gone_after_three_silences() -> None:

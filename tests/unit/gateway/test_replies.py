@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.gateway.replies import NonsenseError, check_plan, check_vector, noise_plan
+from services.gateway.replies import NonsenseError, check_plan, check_vector
 from shared.models.card import ModelCard
-from shared.settings import Settings
-from shared.types import CacheMode, ModelPlan, Plan, PlanSource, Request, Size, vector_bytes
+from shared.types import ModelPlan, Plan, PlanSource, Request, Size, vector_bytes
 
 CARD = ModelCard(name="noop", path="noop:")
 REQUEST = Request(prompt="a fox", size=Size(64, 64), steps=25, guidance=2.0, seed=1)
@@ -71,12 +70,3 @@ def test_a_stored_picture_answers_only_where_it_may() -> None:
     assert check_plan(anothers, REQUEST, CARD) is anothers
     with pytest.raises(NonsenseError):
         check_plan(anothers, replace(REQUEST, quality="large"), CARD)
-
-
-def test_a_plan_from_noise_keeps_states_only_where_the_request_writes(settings: Settings) -> None:
-    plan = noise_plan(REQUEST, CARD, settings, ("retriever: away",), "why")
-    assert (plan.source, plan.start_step, plan.capture_steps) == (PlanSource.NOISE, 0, (2, 5, 7, 10, 12))
-    assert plan.weights_hash == CARD.weights_hash
-    for cache in (CacheMode.READ, CacheMode.OFF):
-        assert noise_plan(replace(REQUEST, cache=cache), CARD, settings, (), "").capture_steps == ()
-    assert noise_plan(replace(REQUEST, steps=1), CARD, settings, (), "").capture_steps == ()

@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 from services.gpu_worker.codecs import encode_png
-from services.gpu_worker.duty import taken_by
 from services.gpu_worker.resizing import fitted
 from services.gpu_worker.service import GpuWorkerService
 from services.gpu_worker.starts import prepare
@@ -163,15 +162,6 @@ async def test_a_latent_hit_of_a_model_that_is_not_here_is_drawn_by_its_image_pl
     job = await refined(pair, plan)
     assert job.result is not None, job.error
     assert (job.plan.source, job.plan.model, job.result.steps_run) == (PlanSource.IMAGE, "tiny-small", STEPS - 6)
-
-
-async def test_a_worker_that_is_to_refine_with_its_own_model_does_so_if_it_may(pair: Bench) -> None:
-    families = pair.service._place.families
-    plan = await image_hit(pair, await pair.draw())
-    assert taken_by(plan, families).model == "tiny-small"
-    assert (taken_by(plan, families, ["large"]).model, taken_by(plan, families, ["large"]).start_step) == ("large", 3)
-    only = replace(plan, may_run=plan.may_run[:1])
-    assert taken_by(only, families, ["large"]).model == "tiny-small"
 
 
 async def test_what_waits_in_refine_is_drawn_when_the_only_small_worker_goes(pair_folder: Path, tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from services.replay.bound import Alike, States, bound, options_of, tightened
 from services.replay.neighbours import Neighbours
 from services.replay.own_steps import OwnStates
-from services.retriever.selection import Ladder, scaled
+from services.retriever.selection import Ladder
 from shared.models.card import find_card
 from shared.models.k_table import KTable, Level
+from shared.plans import scale_steps
 
 LEVELS = (1, 2)
 LADDER = Ladder(KTable((Level(1, 0.5), Level(2, 0.8)), steps=4), steps=4)
@@ -77,7 +78,7 @@ def best_possible_of_own(cosines: list[list[float]], room: int, steps: list[int]
         if i == count:
             return 0
         saved = max((start(state, i) for state in held), default=0)
-        could = [*held, *((i, step) for step in scaled(KEPT, steps[i]))]
+        could = [*held, *((i, step) for step in scale_steps(KEPT, steps[i]))]
         kept = (frozenset(some) for number in range(room + 1) for some in combinations(could, number))
         return saved + max(from_here(i + 1, after) for after in kept)
 

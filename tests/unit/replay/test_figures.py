@@ -7,8 +7,8 @@ import pytest
 
 from services.replay.figures import Run, auc, counted, figures, predictor, scaled_from
 from services.replay.simulation import Replay, nothing_decided
-from services.retriever.selection import scaled
 from shared.errors import InvalidRequestError
+from shared.plans import scale_steps
 from tests.unit.replay.house import STATE, load_of, policy, topics, trace_of
 
 
@@ -74,5 +74,5 @@ def test_steps_saved_are_those_skipped_of_all_that_were_asked_for() -> None:
 
 def test_a_start_counts_as_the_k_of_50_that_it_was_scaled_from() -> None:
     for asked in (20, 30, 40, 50, 70, 75, 120, 149, 150):
-        ks = scaled((5, 10, 15, 20, 25), asked)
+        ks = scale_steps((5, 10, 15, 20, 25), asked)
         assert scaled_from(np.array(ks), np.full(5, asked), 50) == [5, 10, 15, 20, 25]

@@ -14,10 +14,11 @@ from services.replay.load import Load
 from services.replay.policy import read_policy, shipped
 from services.replay.predicted import SKETCH_MARGIN, Gate
 from services.replay.simulation import Replay
-from services.retriever.selection import Ladder, Weighed, best, others_may_do_better, scaled, weigh
+from services.retriever.selection import Ladder, Weighed, best, others_may_do_better, weigh
 from shared.errors import ConfigurationError
 from shared.index.memory import MemoryIndex
 from shared.models.k_table import MODM as PICTURES_TABLE
+from shared.plans import scale_steps
 from shared.types import IndexFilter, IndexItem
 from tests.unit.replay.house import PICTURE, STATE, decided, load_of, own_steps, policy, topics
 
@@ -259,7 +260,7 @@ def test_a_state_starts_a_run_of_another_t_only_at_its_own_noise_level(name: str
     assert len(others) > 20
     for request in others.tolist():  # K/T of the request is exactly K'/T' of a state that the source has kept
         kept, rest = divmod(int(made.start_step[request] * steps[made.source[request]]), int(steps[request]))
-        assert kept in scaled((5, 10, 15, 20, 25), int(steps[made.source[request]]))
+        assert kept in scale_steps((5, 10, 15, 20, 25), int(steps[made.source[request]]))
         assert rest == 0
     assert (made.start_step[hits] <= steps[hits] // 2).all()
     assert not made.start_step[steps == 1].any()

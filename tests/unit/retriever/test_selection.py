@@ -7,7 +7,6 @@ from services.retriever.selection import (
     kept_in_mind,
     largest_present,
     others_may_do_better,
-    scaled,
     shifted,
     weigh,
     wished_step,
@@ -47,13 +46,6 @@ def test_a_hole_falls_to_the_largest_k_below() -> None:
     assert largest_present([5, 10, 20], 20) == 20
     assert largest_present([20, 25], 15) == 0
     assert largest_present([0], 15) == 0  # a state with no step of this schedule is no state
-
-
-def test_capture_steps_on_another_schedule() -> None:
-    assert scaled((5, 10, 15, 20, 25), 50) == (5, 10, 15, 20, 25)
-    assert scaled((5, 10, 15, 20, 25), 20) == (2, 4, 6, 8, 10)
-    assert scaled((5, 10, 15, 20, 25), 4) == (1, 2)
-    assert scaled((5, 10), 1) == ()
 
 
 def test_levels_need_not_be_sorted() -> None:
