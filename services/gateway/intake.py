@@ -11,9 +11,10 @@ from services.gateway.admission import FinishRate, QueueLength, SentAway, check_
 from services.gateway.idempotency import body_hash
 from services.gateway.lookup import Lookup, Planned
 from services.gateway.roster import Roster
-from services.gateway.sweeper import Confirmer, task_of
+from services.gateway.sweeper import Confirmer
 from services.gateway.validation import Models, validate
 from shared.bus.hints import Hints
+from shared.dispatch import dispatch
 from shared.errors import (
     AfterimageError,
     BlobCorruptError,
@@ -199,18 +200,15 @@ class Intake:
         return sent
 
     async def _send(self, job: Job, previews: bool) -> bool:
-        try:
-            await self._backends.bus.send(job.lane, task_of(job, previews=previews), priority=job.request.priority)
-        except ConfigurationError as error:  # until a person mends it, and then the sweeper's
-            METRICS.unsent.inc()
+        error = (await dispatch(self._backends.bus, job, self._confirmer.confirm, previews=previews)).error
+        if error is None:
+            return True
+        METRICS.unsent.inc()
+        if isinstance(error, ConfigurationError):  # until a person mends it, and then the sweeper's
             kept = f"job {job.id} is kept, and sent once that is mended"
             raise ConfigurationError(f"{error}; {kept}", outside=f"{error.outside}; {kept}") from error
-        except AfterimageError as error:  # its row is committed and not confirmed: the sweeper's
-            METRICS.unsent.inc()
-            log("gateway").warning("task not sent; the sweeper sends it", job=job.id, error=str(error))
-            return False
-        self._confirmer.sent(job.id)
-        return True
+        log("gateway").warning("task not sent; the sweeper sends it", job=job.id, error=str(error))
+        return False
 
 
 def _may_repeat(request: Request) -> bool:

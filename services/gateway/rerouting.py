@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 
-from services.gateway.sweeper import task_of
 from shared.bus import Bus
 from shared.catalog import Catalog
-from shared.errors import AfterimageError
+from shared.dispatch import dispatch
 from shared.messages import lane_of, refine_lane
 from shared.plans import lane_for, reroute_plan
 from shared.telemetry import log
@@ -20,8 +19,7 @@ AT_A_TIME = 100
 
 
 async def reroute(catalog: Catalog, bus: Bus, served: Collection[str], assigned: Collection[str] | None) -> int:
-    """How many jobs moved. First the row, then the task; the one that waits in the old lane loses the claim, and a task
-    that is not sent is the sweeper's."""
+    """Move them, and return how many moved. The tasks that stay in the old lanes lose their claims."""
     if assigned is None:
         return 0
     moved = 0
@@ -32,15 +30,13 @@ async def reroute(catalog: Catalog, bus: Bus, served: Collection[str], assigned:
             if (plan := reroute_plan(job.request, job.plan, assigned)) is None:
                 continue
             lane = lane_for(job.request, plan, served)
-            if lane == job.lane or not await catalog.jobs.reroute(job.id, job.attempt, lane, plan):
+            if lane == job.lane:
                 continue
-            moved += 1
-            try:
-                await bus.send(lane, task_of(replace(job, plan=plan)), priority=job.request.priority)
-            except AfterimageError as error:
-                log("gateway").warning("task not sent; the sweeper sends it", job=job.id, error=str(error))
-                continue
-            await catalog.jobs.confirm([job.id])
+            rerouted = catalog.jobs.reroute(job.id, job.attempt, lane, plan)
+            done = await dispatch(bus, replace(job, lane=lane, plan=plan), catalog.jobs.confirm, write=rerouted)
+            moved += done.written
+            if done.error is not None:
+                log("gateway").warning("task not sent; the sweeper sends it", job=job.id, error=str(done.error))
     if moved:
         log("gateway").info("jobs moved to where they can be drawn", jobs=moved)
     return moved

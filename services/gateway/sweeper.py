@@ -10,8 +10,8 @@ from shared.bus import Bus
 from shared.catalog import Catalog
 from shared.catalog.sweeping import NEVER_S
 from shared.clock import Clock, SystemClock
+from shared.dispatch import dispatch
 from shared.errors import AfterimageError
-from shared.messages import GenerateImage
 from shared.telemetry import log
 from shared.types import Job
 
@@ -108,17 +108,18 @@ class Sweeper:
         """
         sent: list[str] = []
         errors: dict[str, AfterimageError] = {}
+
+        async def note(job_ids: Sequence[str]) -> None:
+            sent.extend(job_ids)
+
         try:
             for job in jobs:
                 if job.lane in errors:
                     continue
-                try:
-                    await self._bus.send(job.lane, task_of(job), priority=job.request.priority)
-                except AfterimageError as error:
+                if (error := (await dispatch(self._bus, job, note)).error) is not None:
                     log("gateway").warning("lane takes no tasks", lane=job.lane, error=str(error))
                     errors[job.lane] = error
                     continue
-                sent.append(job.id)
                 self._on_requeued(job)
         finally:
             if sent:
@@ -132,11 +133,6 @@ async def _nothing() -> None:
     """Where nothing moves."""
 
 
-def task_of(job: Job, *, previews: bool = False) -> GenerateImage:
-    """What a worker is told: the job, what it may begin to read, and whether its stream wants previews."""
-    return GenerateImage(job.id, job.plan.state_key, job.plan.state_sha256, previews)
-
-
 class Confirmer:
     """Notes in batches, off the request's path, that the broker has a job's task; one lost is sent once more."""
 
@@ -146,8 +142,9 @@ class Confirmer:
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
 
-    def sent(self, job_id: str) -> None:
-        self._sent.append(job_id)
+    async def confirm(self, job_ids: Sequence[str]) -> None:
+        """Returns at once; the batch is written soon."""
+        self._sent += job_ids
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._confirm_soon())
 

@@ -32,7 +32,7 @@ async def test_unconfirmed_jobs_are_sent_again_and_confirmed_ones_are_not(tmp_pa
     confirmer = Confirmer(catalog, every_s=0.0)
     for name in ("sent", "lost"):
         await catalog.jobs.accept(job(name), key_lifetime_s=60.0)
-    confirmer.sent("sent")
+    await confirmer.confirm(["sent"])
     await confirmer.close()
 
     assert await sweeper.sweep() == 1
