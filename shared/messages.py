@@ -142,6 +142,15 @@ class WorkerReported(Stored):
     """It drains for good: its last word."""
 
 
+MISSED_REPORTS = 3
+"""Reports in a row that a worker, or the monitor, may miss before it counts as gone."""
+
+
+def silence_s(report_s: float, missed: int = MISSED_REPORTS) -> float:
+    """Return how long a process that reports every `report_s` is silent when it has missed so many reports."""
+    return missed * report_s
+
+
 @dataclass(frozen=True, slots=True)
 class WorkersAssigned(Stored):
     """Who runs which model from now on; a worker that is not named goes on as it was."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-SILENCES = 16
+HISTOGRAM_BINS = 16
 """Lengths of silence told apart; each is 1.6 times the one before, the first 2 s, the last 50 minutes and more."""
 FIRST_S, GROWTH = 3.0, 1.5
 PRIOR_S = 1500.0
@@ -39,12 +39,12 @@ class Demand:
         self.levels = tuple(sorted(levels))
         self._shape = ranks, kinds_per_rank
         size = len(self.levels) + 1
-        self._asked = np.zeros((ranks * kinds_per_rank, SILENCES, size, size))
-        self._waited = np.zeros((ranks * kinds_per_rank, SILENCES))
+        self._asked = np.zeros((ranks * kinds_per_rank, HISTOGRAM_BINS, size, size))
+        self._waited = np.zeros((ranks * kinds_per_rank, HISTOGRAM_BINS))
         self._gains = _gains(self.levels, whole=whole)
         self._belief = _belief(size)
         count = len(self.levels)
-        self._worth = np.zeros((ranks * kinds_per_rank, SILENCES, count, count + 1, count + 1))
+        self._worth = np.zeros((ranks * kinds_per_rank, HISTOGRAM_BINS, count, count + 1, count + 1))
         self.fits = 0
 
     def place(self, step: int) -> int:
@@ -63,7 +63,7 @@ class Demand:
         """Rates from counts: each kind's, drawn towards its rank's, that towards everyone's, that towards BELIEF."""
         ranks, rest = self._shape
         asked = self._asked.reshape(ranks, rest, *self._asked.shape[1:])
-        waited = self._waited.reshape(ranks, rest, SILENCES)
+        waited = self._waited.reshape(ranks, rest, HISTOGRAM_BINS)
         everyone = (asked.sum((0, 1)) + PRIOR_S * self._belief) / (waited.sum((0, 1)) + PRIOR_S)[:, None, None]
         of_rank = (asked.sum(1) + PRIOR_S * everyone) / (waited.sum(1) + PRIOR_S)[..., None, None]
         rates = (asked + PRIOR_S * of_rank[:, None]) / (waited + PRIOR_S)[..., None, None]
@@ -90,23 +90,23 @@ class Demand:
 
 def silence(seconds: float) -> int:
     """Which length of silence this is."""
-    return min(int(log2(max(seconds, 0.0) / FIRST_S + 1) * GROWTH), SILENCES - 1)
+    return min(int(log2(max(seconds, 0.0) / FIRST_S + 1) * GROWTH), HISTOGRAM_BINS - 1)
 
 
 def silences(seconds: Floats) -> Ints:
     """`silence` of each."""
-    return np.minimum((np.log2(np.maximum(seconds, 0.0) / FIRST_S + 1) * GROWTH).astype(np.int64), SILENCES - 1)
+    return np.minimum((np.log2(np.maximum(seconds, 0.0) / FIRST_S + 1) * GROWTH).astype(np.int64), HISTOGRAM_BINS - 1)
 
 
 def _edges() -> Floats:
     """Seconds at which each length of silence begins, and the last one's nominal end."""
-    edges: Floats = (2.0 ** (np.arange(SILENCES + 1) / GROWTH) - 1) * FIRST_S
+    edges: Floats = (2.0 ** (np.arange(HISTOGRAM_BINS + 1) / GROWTH) - 1) * FIRST_S
     return edges
 
 
 def _belief(size: int) -> Floats:
     """BELIEF as rates, shape (silences, K wished, K otherwise)."""
-    rates = np.zeros((SILENCES, size, size))
+    rates = np.zeros((HISTOGRAM_BINS, size, size))
     rates[:, 1:, 0] = (BELIEF / (FIRST_S + _edges()[:-1]) / (size - 1))[:, None]
     return rates
 
@@ -134,7 +134,7 @@ def _ahead(now: Floats) -> Floats:
     widths = np.diff(_edges())
     there = np.moveaxis(now, 1, 0) * widths[:, None, None, None, None]
     ahead = np.zeros_like(now)
-    for first in range(SILENCES):
+    for first in range(HISTOGRAM_BINS):
         gained = np.zeros_like(now[:, 0])
         for gain, seconds in zip(there[first:], np.cumsum(widths[first:]), strict=True):
             gained += gain

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from shared.messages import WorkerReported
-
-SILENCES = 3
-"""Reports that may be missing before a worker is taken for gone. When one less are missing of everybody, it is rather
-that nobody can be heard."""
+from shared.messages import MISSED_REPORTS, WorkerReported, silence_s
 
 
 class Roster:
@@ -16,7 +12,7 @@ class Roster:
     first report that follows: meanwhile any model may be run by workers that were not heard."""
 
     def __init__(self, report_s: float) -> None:
-        self._report_s, self._lapse_s = report_s, SILENCES * report_s
+        self._report_s, self._lapse_s = report_s, silence_s(report_s)
         self._heard: dict[str, tuple[WorkerReported, float]] = {}
         self._last_at, self._whole_at = -inf, inf
         """When anybody was heard last, and from when on everybody was."""
@@ -46,4 +42,5 @@ class Roster:
         return [report for report, at in self._heard.values() if now - at <= self._lapse_s]
 
     def _silent(self, now: float) -> bool:
-        return now - self._last_at > (SILENCES - 1) * self._report_s
+        """Whether all workers have missed reports at once: then the bus is away, not the workers."""
+        return now - self._last_at > silence_s(self._report_s, MISSED_REPORTS - 1)

@@ -31,14 +31,13 @@ from shared.messages import (
     WorkerReported,
     WorkersAssigned,
     lane_of,
+    silence_s,
 )
 from shared.models.card import served_cards
 from shared.service import Context
 from shared.settings import Settings
 from shared.telemetry import METRICS, log
 
-LAPSES = 3
-"""Reports that a worker may miss before it counts as dead."""
 LOOKS = 5
 """Between two reports of a worker the monitor looks so often who came and went."""
 LEASE_S = 15.0
@@ -230,7 +229,7 @@ def rules_of(settings: Settings) -> Rules:
         headroom=settings.monitor_headroom,
         catch_up_s=settings.monitor_catch_up_s,
         turn_s=settings.monitor_turn_s,
-        lapse_s=LAPSES * settings.report_s,
+        lapse_s=silence_s(settings.report_s),
         generations={
             name: GENERATION * card.default_steps / cards[large].default_steps for name, card in cards.items()
         },

@@ -16,14 +16,12 @@ from services.gpu_worker.resident import Resident
 from services.gpu_worker.taking import Taking
 from shared.bus import Bus, Subscription
 from shared.errors import AfterimageError
-from shared.messages import Message, WorkerReported, WorkersAssigned
+from shared.messages import Message, WorkerReported, WorkersAssigned, silence_s
 from shared.telemetry import log
 
 KEPT_STEPS = 64
 """Of each model and batch size: what is reported is the median of the last ones."""
 RETRY_S = 1.0
-SILENCES = 3
-"""Reports' time without a word of the monitor, which repeats itself as often, before others may be gone unnoticed."""
 
 Serve = Callable[[Mapping[str, Family]], Awaitable[None]]
 """Tells the engine which models it may be asked for, and waits until it has let go of others."""
@@ -116,9 +114,10 @@ class Assignment:
                 self._news.set()
 
     async def _heard(self) -> None:
-        """Until the monitor said something, or has been silent for so long that nobody is known to run anything."""
+        """Wait for an assignment. The monitor publishes as often as workers report: when it has missed reports, other
+        workers may be gone unnoticed, and no model is known to run elsewhere."""
         try:
-            async with asyncio.timeout(SILENCES * self._report_s):
+            async with asyncio.timeout(silence_s(self._report_s)):
                 await self._news.wait()
         except TimeoutError:
             self._wanted = self.duty.alone()
