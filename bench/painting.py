@@ -86,9 +86,6 @@ class Blank:
 
 def claimed_by_small(families: Mapping[str, Family], request: Request, plan: Plan) -> Plan:
     """The plan as whoever takes it from its lane runs it: small models take `refine`."""
-    large, *_ = families
-    if lane_for(request, plan, families) != refine_lane(request.modality):
-        return choose_model(plan, families)
-    smalls = {name: family for name, family in families.items() if name != large}
-    taken = choose_model(plan, smalls)
-    return taken if taken.model in smalls else choose_model(plan, families)
+    _, *smalls = families
+    refines = lane_for(request, plan, families) == refine_lane(request.modality)
+    return choose_model(plan, families, smalls if refines else ())

@@ -80,9 +80,8 @@ def choose_model(plan: Plan, loaded: Collection[str], preferred: Collection[str]
     at that model's own k. A latent hit of another model takes its fallback. The plan stays where no loaded model may
     run it.
     """
-    if plan.source is PlanSource.LATENT and _fallback_runs(plan, loaded):
-        assert plan.fallback is not None
-        plan = replace(plan.fallback, candidates=plan.candidates)
+    if (fallback := _fallback(plan, loaded)) is not None:
+        plan = replace(fallback, candidates=plan.candidates)
     if plan.source is not PlanSource.IMAGE:
         return plan
     one = _first(plan, [model for model in preferred if model in loaded]) or _first(plan, loaded)
@@ -94,15 +93,14 @@ def use_fallback(plan: Plan, assigned: Collection[str] | None) -> Plan:
 
     assigned: the models that some worker runs; None: unknown, and then any may be.
     """
-    if assigned is None or not _fallback_runs(plan, assigned):
+    if assigned is None or (fallback := _fallback(plan, assigned)) is None:
         return plan
-    assert plan.fallback is not None
     why = f"workers: nobody runs {plan.model}, whose latent this would start from"
     return replace(
-        plan.fallback,
+        fallback,
         candidates=plan.candidates,
         degraded=(*plan.degraded, why),
-        reason=f"{plan.fallback.reason} Planned from a latent: {plan.reason}",
+        reason=f"{fallback.reason} Planned from a latent: {plan.reason}",
         predicted_hit=plan.predicted_hit,
         looked_up=plan.looked_up,
         found=plan.found,
@@ -141,9 +139,10 @@ def _first(plan: Plan, models: Collection[str] | None) -> ModelPlan | None:
     return next((one for one in plan.may_run if models is None or one.model in models), None)
 
 
-def _fallback_runs(plan: Plan, models: Collection[str]) -> bool:
-    """Whether none of `models` is the plan's own, but one of them may run its fallback."""
-    return plan.fallback is not None and plan.model not in models and _first(plan.fallback, models) is not None
+def _fallback(plan: Plan, models: Collection[str]) -> Plan | None:
+    """Return the plan's fallback where `models` lacks the plan's own model but has one that may run the fallback."""
+    other = plan.fallback
+    return other if other is not None and plan.model not in models and _first(other, models) else None
 
 
 def _run_by(plan: Plan, one: ModelPlan) -> Plan:

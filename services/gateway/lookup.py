@@ -41,10 +41,6 @@ class Planned:
     degraded: list[str] = field(default_factory=list)
     timings: Timings = field(default_factory=Timings)
 
-    @property
-    def reads(self) -> bool:
-        return self.request.cache.reads
-
 
 class Lookup:
     """The three services in front of the queue, each behind its own circuit breaker."""
@@ -85,7 +81,7 @@ class Lookup:
         planned.timings = replace(planned.timings, embed_s=self._clock.monotonic() - start)
 
     async def _predict(self, planned: Planned) -> None:
-        if not planned.vector or not planned.reads:
+        if not planned.vector or not planned.request.cache.reads:
             return
         start = self._clock.monotonic()
         planned.predicted_hit = await self._try("match_predictor", planned, lambda: self._predict_hit(planned))
@@ -151,7 +147,7 @@ class Lookup:
         return answer
 
     def _without(self, service: str, planned: Planned, what: str, logged: str = "") -> None:
-        if service != "retriever" and not planned.reads:
+        if service != "retriever" and not planned.request.cache.reads:
             return  # nothing was lost that this request wanted
         planned.degraded.append(f"{service}: {what}")
         METRICS.degraded.labels(service).inc()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from services.gpu_worker import checkpoints
@@ -100,22 +100,18 @@ async def prepare(
     return await preparation.run(choose_model(job.plan, families, preferred), assigned)
 
 
+@dataclass(slots=True)
 class _Preparation:
     """One job's way down from its plan to what can really be started."""
 
-    def __init__(
-        self,
-        job: Job,
-        families: Mapping[str, Family],
-        blobs: Blobs,
-        entries: Entries,
-        timeout_s: float,
-        ahead: ReadAhead,
-    ) -> None:
-        self._job, self._families, self._blobs, self._entries = job, families, blobs, entries
-        self._timeout_s, self._ahead = timeout_s, ahead
-        self._lost: list[str] = []
-        """Keys of blobs that are gone or corrupt."""
+    _job: Job
+    _families: Mapping[str, Family]
+    _blobs: Blobs
+    _entries: Entries
+    _timeout_s: float
+    _ahead: ReadAhead
+    _lost: list[str] = field(default_factory=list)
+    """Keys of blobs that are gone or corrupt."""
 
     async def run(self, plan: Plan, assigned: Collection[str] | None) -> Prepared:
         """`plan`: the job's, by who takes it here."""

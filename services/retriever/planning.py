@@ -40,10 +40,6 @@ class Question:
     sampled: bool = False
     """Looked up although a miss is predicted."""
 
-    @property
-    def names_a_model(self) -> bool:
-        return self.request.names_a_model
-
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -166,7 +162,7 @@ def from_candidates(
         return replace(base, reason=reason, sampled=True)
     plan = _started(question, rules, base, best)
     picture = cheapest(of_pictures)
-    if best is not picture and picture is not None and not question.names_a_model:
+    if best is not picture and picture is not None and not request.names_a_model:
         bare = replace(base, candidates=(), degraded=(), looked_up=False, found=None)
         plan = replace(plan, fallback=_started(question, rules, bare, picture))
     return replace(plan, candidates=_judged([*latents, *pictures], best, request.steps))
