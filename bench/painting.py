@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -88,4 +88,5 @@ def claimed_by_small(families: Mapping[str, Family], request: Request, plan: Pla
     """The plan as whoever takes it from its lane runs it: small models take `refine`."""
     _, *smalls = families
     refines = lane_for(request, plan, families) == refine_lane(request.modality)
-    return choose_model(plan, families, smalls if refines else ())
+    plan = choose_model(plan, families, smalls if refines else ())
+    return replace(plan, weights_hash=families[plan.model].card.weights_hash)
