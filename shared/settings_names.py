@@ -30,7 +30,7 @@ def misspelt(names: Iterable[str]) -> list[str]:
         if not ours or upper.removeprefix(PREFIX) in known:
             continue
         nearest = difflib.get_close_matches(upper.removeprefix(PREFIX), known, n=1)
-        meant = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "shared/settings.py lists them all"
+        meant = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "shared/settings lists them all"
         lines.append(f"{name}: no such setting, so it does nothing; {meant}")
     return lines
 

@@ -17,7 +17,7 @@ def test_a_typing_error_is_named_with_the_nearest_setting() -> None:
         "AFTERIMAGE_MAX_ROW: no such setting, so it does nothing; did you mean AFTERIMAGE_MAX_ROWS?"
     ]
     (far,) = misspelt(["AFTERIMAGE_XYZZY"])
-    assert far.endswith("shared/settings.py lists them all")
+    assert far.endswith("shared/settings lists them all")
 
 
 def test_what_is_read_is_never_named() -> None:

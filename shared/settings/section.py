@@ -1,0 +1,27 @@
+"""The base of every section, and the kinds of values that settings have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_settings import NoDecode
+
+
+class Section(BaseModel):
+    """Some of the settings, frozen: `Settings` has the fields of all sections."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+def _listed(value: object) -> object:
+    """Split the text of a variable, numbers with commas between them; in brackets or without."""
+    if not isinstance(value, str):
+        return value
+    return [part.strip() for part in value.strip().removeprefix("[").removesuffix("]").split(",") if part.strip()]
+
+
+Gains = Annotated[tuple[float, float, float], NoDecode, BeforeValidator(_listed)]
+Steps = Annotated[tuple[int, ...], NoDecode, BeforeValidator(_listed)]
+Seconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
