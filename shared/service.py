@@ -110,7 +110,7 @@ async def running(
     backends = await open_backends(settings, ports)
     socket_dir = Path(tempfile.mkdtemp(prefix="afterimage-"))
     alone = len(services) == 1
-    internal_address = settings.internal_listen or ("" if alone else f"unix:{socket_dir}/internal.sock")
+    internal_address = "" if alone else f"unix:{socket_dir}/internal.sock"
     context = Context(settings, backends, clock or SystemClock(), internal_address)
     servers: list[grpc.aio.Server] = []
     needs: dict[str, frozenset[str]] = {}
@@ -122,7 +122,7 @@ async def running(
         internal = [service for service in services if service not in public]
         if internal:
             servers.append(_server(internal, settings, health_servicer, needs))
-            _bind(servers[-1], internal_address, "internal_listen")
+            _bind(servers[-1], internal_address, "internal address")
         servers.append(_server(public, settings, health_servicer, needs))
         port = _bind(servers[-1], settings.listen, "listen")
         for service in reversed(services):  # the gateway is named first and opens last

@@ -16,18 +16,33 @@ ELSEWHERE = ("AFTERIMAGE_TORCH", "AFTERIMAGE_SPRITES")
 """Read by the installation and by the renderer."""
 FAMILIES = ("AFTERIMAGE_TEST_", "AFTERIMAGE_LOAD_")
 """Read by the tests and by the load generator."""
+RETIRED = {
+    "WEAVIATE_HNSW_EF_CONSTRUCTION": "128",
+    "WEAVIATE_HNSW_MAX_CONNECTIONS": "32",
+    "INTERNAL_LISTEN": "a private unix socket",
+    "LCBFU_TIE": "oldest_use",
+    "SVM_NYSTROEM": "0, a linear SVM",
+    "REMEMBERED_ENTRIES": "10,000",
+    "EMBED_BATCH_MAX": "32",
+    "EMBED_CACHE": "4,096",
+}
+"""Former settings, and the values that are constants now. A start ignores such a variable and says so."""
 LONGEST = 200
 """Characters of a value that are shown."""
 
 
 def misspelt(names: Iterable[str]) -> list[str]:
-    """One line for each of these variables that looks like a setting and is none, with the nearest that is one."""
+    """One line for each of these variables that looks like a setting and is none, with the nearest that is one; of a
+    former setting, with its value now."""
     known = [field.upper() for field in Settings.model_fields]
     lines = []
     for name in sorted(names):
         upper = name.upper()
         ours = upper.startswith(PREFIX) and not upper.startswith(FAMILIES) and upper not in ELSEWHERE
         if not ours or upper.removeprefix(PREFIX) in known:
+            continue
+        if (value := RETIRED.get(upper.removeprefix(PREFIX))) is not None:
+            lines.append(f"{name}: no longer a setting, so it does nothing; the value is always {value}")
             continue
         nearest = difflib.get_close_matches(upper.removeprefix(PREFIX), known, n=1)
         meant = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "shared/settings lists them all"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from shared.models.k_table import IMAGE_STEPS
 from shared.types import State
@@ -15,7 +15,6 @@ Score = tuple[float, ...]
 """Compared element by element; the smallest leaves first."""
 Key = tuple[str, int]
 """(entry id, step)."""
-Tie = Literal["oldest_use", "oldest", "smallest_k"]
 
 
 class Wished(Protocol):
@@ -83,22 +82,16 @@ class Lcbfu:
     """Least Computationally Beneficial and Frequently Used: f·K, uses times the steps each use saves (of a picture the
     most that it can, 30 of 50).
 
-    The paper leaves open which f a state starts with and who goes among equals: `initial_uses` is added to every f
-    (at 0 all new states score 0, whatever their K), and `tie` says which of equals is evicted first.
+    The paper leaves open which f a state starts with and which of equals is evicted first: `initial_uses` is added to
+    every f (at 0 all new states score 0, whatever their K), and the longest unused of equals is evicted first.
     """
 
     name: ClassVar[str] = "lcbfu"
     initial_uses: float = 1.0
-    tie: Tie = "oldest_use"
 
     def score(self, state: State) -> Score:
-        ties: dict[str, Score] = {
-            "oldest_use": (state.used_at, state.created_at),
-            "oldest": (state.created_at,),
-            "smallest_k": (state.step, state.used_at),
-        }
         saves = IMAGE_STEPS[-1] if state.is_picture else state.step
-        return ((state.uses + self.initial_uses) * saves, *ties[self.tie])
+        return ((state.uses + self.initial_uses) * saves, state.used_at, state.created_at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from services.cache_maintainer.aging import AgingShelf, Lrbu
-from services.cache_maintainer.eviction import POLICIES, Lcbfu, Policy, Shelf, Tie
+from services.cache_maintainer.eviction import POLICIES, Lcbfu, Policy, Shelf
 from services.cache_maintainer.expected import OF, ExpectedShelf
 from services.cache_maintainer.window import Limits, Window
 from shared.settings import Settings
@@ -19,7 +19,6 @@ class Knobs:
 
     initial_uses: float = 1.0
     """That a state is credited with at birth."""
-    tie: Tie = "oldest_use"
     capture_steps: Sequence[int] = ()
     """The K that are kept, of 50."""
     whole: bool = False
@@ -41,7 +40,7 @@ def open_shelf(name: str, knobs: Knobs, states: Iterable[State] = ()) -> Shelf:
 
 def plain(name: str, knobs: Knobs) -> Policy:
     """One of POLICIES."""
-    return Lcbfu(knobs.initial_uses, knobs.tie) if name == "lcbfu" else POLICIES[name]()
+    return Lcbfu(knobs.initial_uses) if name == "lcbfu" else POLICIES[name]()
 
 
 def shelf_of(settings: Settings, states: Sequence[State]) -> Shelf:
@@ -58,4 +57,4 @@ def window_of(settings: Settings, states: Sequence[State]) -> Window | None:
 
 
 def _knobs(settings: Settings) -> Knobs:
-    return Knobs(settings.lcbfu_initial_uses, settings.lcbfu_tie, settings.capture_steps)
+    return Knobs(settings.lcbfu_initial_uses, settings.capture_steps)

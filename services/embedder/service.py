@@ -24,6 +24,10 @@ Answer: TypeAlias = tuple[Embedded, float]
 MAX_TEXTS = 256
 MAX_IMAGES = 64
 """Per call."""
+BATCH_TEXTS = 32
+"""Texts encoded together, at most."""
+REMEMBERED_TEXTS = 4096
+"""Texts whose embedding is kept in memory."""
 
 
 class EmbedderService(pb_grpc.EmbedderServiceServicer):
@@ -36,10 +40,11 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
         loop = asyncio.get_running_loop()
         folder = encoder_folder(settings.encoder)
         self._encoder: Encoder = await loop.run_in_executor(self._thread, Encoder, folder)
-        self._remembered: LRUCache[str, Embedded] = LRUCache(settings.embed_cache)
-        seats, wait_s = settings.embed_batch_max, settings.embed_wait_s
+        self._remembered: LRUCache[str, Embedded] = LRUCache(REMEMBERED_TEXTS)
         self._texts: MicroBatcher[str, Answer] = MicroBatcher(
-            lambda batch: self._encode("embed_forward", self._encoder.texts, batch), seats=seats, wait_s=wait_s
+            lambda batch: self._encode("embed_forward", self._encoder.texts, batch),
+            seats=BATCH_TEXTS,
+            wait_s=settings.embed_wait_s,
         )
         # on one thread together is hardly faster, and a prompt that comes in between waits for one picture, not for all
         self._images: MicroBatcher[Seen, Answer] = MicroBatcher(

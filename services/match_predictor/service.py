@@ -210,6 +210,6 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
             case "svm":
                 from services.match_predictor.svm import OneClassSvm  # scikit-learn takes a second to import
 
-                return OneClassSvm(self._settings.svm_nystroem)
+                return OneClassSvm()
             case "always":
                 return Always()

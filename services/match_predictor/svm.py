@@ -32,13 +32,11 @@ Weights = tuple[Any, Any]
 
 
 class OneClassSvm:
-    """scikit-learn's SGDOneClassSVM: linear as in the paper, or over a Nyström map of an RBF kernel."""
+    """scikit-learn's SGDOneClassSVM, linear as in the paper."""
 
     name: ClassVar[str] = "svm"
 
-    def __init__(self, nystroem: int = 0, seed: int = 0) -> None:
-        """`nystroem` components of the kernel map; 0: linear."""
-        self._components = nystroem
+    def __init__(self, seed: int = 0) -> None:
         self._seed = seed
         self._vectors: dict[str, Vector] = {}
         self._changed = 0
@@ -70,11 +68,8 @@ class OneClassSvm:
         self._changed = 0
 
         def fit() -> None:
-            if self._components:
-                self._score = _over_kernel_map(vectors, self._components, self._seed)
-            else:
-                self._weights = _fitted(vectors, before, self._seed + self.fits)
-                self._score = _decision(*self._weights)
+            self._weights = _fitted(vectors, before, self._seed + self.fits)
+            self._score = _decision(*self._weights)
             self.fits += 1
 
         return fit
@@ -118,18 +113,5 @@ def _decision(coefficients: Any, offset: Any) -> Callable[[Vector], float]:
 
     def score(vector: Vector) -> float:
         return float(vector @ weights) - least
-
-    return score
-
-
-def _over_kernel_map(vectors: Any, components: int, seed: int) -> Callable[[Vector], float]:
-    """The map's landmarks are drawn anew each time, so that there are no weights to go on from."""
-    from sklearn.kernel_approximation import Nystroem
-
-    mapped = Nystroem(n_components=min(components, len(vectors)), random_state=seed).fit(vectors)
-    decide = _decision(*_fitted(mapped.transform(vectors), None, seed))
-
-    def score(vector: Vector) -> float:
-        return decide(mapped.transform(vector[None])[0])
 
     return score

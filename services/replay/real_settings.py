@@ -15,7 +15,7 @@ LATENT_EVICTIONS: tuple[str, ...] = get_args(Settings.model_fields["eviction_pol
 UNLIMITED_BYTES = 2**62
 
 OWN: dict[str, Any] = {
-    "bus_url": "inprocess:", "index_url": "memory:", "catalog_url": "", "blobs_url": "", "internal_listen": "",
+    "bus_url": "inprocess:", "index_url": "memory:", "catalog_url": "", "blobs_url": "",
     "embedder_address": "", "match_predictor_address": "", "retriever_address": "", "cache_maintainer_address": "",
     "global_monitor_address": "", "log_level": "error",
 }  # fmt: skip
@@ -92,7 +92,6 @@ def _changes(policy: PolicySettings, room_bytes: int) -> dict[str, Any]:
         "predictor": policy.predictor,
         "sketch_margin": SKETCH_MARGIN,
         "lcbfu_initial_uses": policy.initial_uses,
-        "lcbfu_tie": "oldest_use",
     }
     if policy.reuses == "refine":  # a window of finished pictures, and no latents
         return alike | {

@@ -46,6 +46,8 @@ T = TypeVar("T")
 Planned: TypeAlias = Plan  # inside the servicer its rpc hides the name
 PAGE = 200
 """Entries read at a time while the memory fills."""
+REMEMBERED_ENTRIES = 10_000
+"""Entries kept in memory, 3 KB each."""
 EMBEDDER_TIMEOUT_S = 30.0
 
 
@@ -73,7 +75,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         self._settings, self._backends, self._clock = context.settings, context.backends, context.clock
         self._tables = Tables(context.backends.catalog.profiles, self._settings)
         await self._tables.open()
-        self._entries = Remembered(context.settings.remembered_entries)
+        self._entries = Remembered(REMEMBERED_ENTRIES)
         self._subscription: Subscription = await context.backends.bus.subscribe(
             [EntriesCached, EntriesEvicted], self.handle, on_gap=self._after_gap
         )
@@ -119,7 +121,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
     async def _read_newest(self) -> None:
         """Fills the memory behind the first requests' backs."""
         after, read = "", 0
-        while read < self._settings.remembered_entries:
+        while read < REMEMBERED_ENTRIES:
             try:
                 mark = self._entries.mark
                 page, after = await self._backends.catalog.entries.page(PAGE, after)

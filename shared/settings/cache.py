@@ -29,9 +29,6 @@ class Cache(Section):
     lcbfu_initial_uses: float = Field(
         1.0, ge=0, description="Uses f that a state is credited with at birth: f·K (lrbu too)."
     )
-    lcbfu_tie: Literal["oldest_use", "oldest", "smallest_k"] = Field(
-        "oldest_use", description="Which of equally valuable states is evicted first."
-    )
 
     image_tier: Literal["all", "large", "off"] = Field(
         "all", description="Whose finished images any model may start from: all, the large model's only, or none."

@@ -25,7 +25,6 @@ class Lookup(Section):
         "allows; never further where it is not above `candidates`.",
     )
     epsilon: Share = Field(0.0, description="Share of hits generated from noise all the same (NIRVANA §9).")
-    remembered_entries: int = Field(10_000, ge=0, description="Entries the retriever keeps in memory, 3 KB each.")
     lookup_timeout_s: Seconds = Field(0.5, description="Limit of one index search or catalog read while planning.")
 
     predictor: Literal["sketch", "svm", "always"] = Field(
@@ -35,8 +34,5 @@ class Lookup(Section):
     sketch_margin: float = Field(
         0.01, ge=0, le=1, description="Cosine below the K table's lowest threshold that the sketch still calls a hit."
     )
-    svm_nystroem: int = Field(0, ge=0, le=4096, description="Components of the SVM's kernel map; 0: linear.")
 
     embed_wait_s: float = Field(0.0, ge=0, le=1, description="How long a text waits for others to share its batch.")
-    embed_batch_max: int = Field(32, ge=1, le=1024, description="Texts encoded together.")
-    embed_cache: int = Field(4096, ge=0, description="Texts whose embedding is kept in memory.")

@@ -11,7 +11,6 @@ class Network(Section):
     """Addresses. The defaults serve everything from one process."""
 
     listen: str = Field("127.0.0.1:50051", description="Public gRPC address (gateway, or the service started alone).")
-    internal_listen: str = Field("", description="Address services call each other on; empty: a private unix socket.")
     embedder_address: str = Field(
         "", description="host:port of a service that runs as its own process; replicas: ip:port,ip:port or one name."
     )

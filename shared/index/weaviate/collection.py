@@ -20,6 +20,8 @@ VERSION = 1
 FAMILY = "Afterimage_v"
 COLLECTION = f"{FAMILY}{VERSION}"
 FILTERED = ("compat", "owner", "encoder_hash")
+EF_CONSTRUCTION, MAX_CONNECTIONS = 128, 32
+"""How the graph of a new collection is built."""
 
 
 def uuid_of(entry_id: str) -> uuid.UUID:
@@ -82,8 +84,8 @@ class EntryCollection:
         graph = Configure.VectorIndex.hnsw(
             distance_metric=VectorDistances.COSINE,
             ef=self._hnsw.ef,
-            ef_construction=self._hnsw.ef_construction,
-            max_connections=self._hnsw.max_connections,
+            ef_construction=EF_CONSTRUCTION,
+            max_connections=MAX_CONNECTIONS,
             flat_search_cutoff=self._hnsw.exact_up_to,
             quantizer=Configure.VectorIndex.Quantizer.none(),
         )

@@ -49,15 +49,14 @@ def test_uses_move_a_state_back() -> None:
     assert (left.uses, left.used_at) == (1, 5.0)
 
 
-@pytest.mark.parametrize(("tie", "first"), [("oldest_use", ("a", 10)), ("oldest", ("b", 10)), ("smallest_k", ("c", 5))])
-def test_ties_are_broken_as_set(tie: str, first: tuple[str, int]) -> None:
-    policy = Lcbfu(initial_uses=0, tie=tie)  # type: ignore[arg-type]
+def test_the_longest_unused_of_equals_leaves_first() -> None:
+    policy = Lcbfu(initial_uses=0)
     states = [
         state("a", 10, created=2, used=3),
         state("b", 10, created=1, used=4),
         state("c", 5, created=3, used=5),
     ]
-    assert names(Shelf(policy, states).make_room(1, 100, 300)) == [first]
+    assert names(Shelf(policy, states).make_room(1, 100, 300)) == [("a", 10)]
 
 
 def test_initial_uses_decide_among_the_never_used() -> None:

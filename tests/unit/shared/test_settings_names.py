@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from shared.settings import Settings
-from shared.settings_names import misspelt
+from shared.settings_names import RETIRED, misspelt
 
 
 def test_a_typing_error_is_named_with_the_nearest_setting() -> None:
@@ -18,6 +18,15 @@ def test_a_typing_error_is_named_with_the_nearest_setting() -> None:
     ]
     (far,) = misspelt(["AFTERIMAGE_XYZZY"])
     assert far.endswith("shared/settings lists them all")
+
+
+def test_a_former_setting_is_named_with_the_value_that_is_constant_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in RETIRED:
+        monkeypatch.setenv(f"AFTERIMAGE_{name}", "7")
+        assert name.lower() not in Settings().model_dump()
+    lines = misspelt(f"AFTERIMAGE_{name}" for name in RETIRED)
+    assert len(lines) == len(RETIRED)
+    assert "AFTERIMAGE_LCBFU_TIE: no longer a setting, so it does nothing; the value is always oldest_use" in lines
 
 
 def test_what_is_read_is_never_named() -> None:
