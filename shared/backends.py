@@ -113,7 +113,12 @@ async def blobs_of(settings: Settings) -> Blobs:
 
 
 async def index_of(settings: Settings) -> Index:
-    hnsw = Hnsw(ef=settings.weaviate_hnsw_ef, exact_up_to=settings.weaviate_exact_up_to)
+    hnsw = Hnsw(
+        ef=settings.weaviate_hnsw_ef,
+        ef_construction=settings.weaviate_hnsw_ef_construction,
+        max_connections=settings.weaviate_hnsw_max_connections,
+        exact_up_to=settings.weaviate_exact_up_to,
+    )
     return await open_index(settings.index_url, hnsw)
 
 

@@ -17,8 +17,6 @@ ELSEWHERE = ("AFTERIMAGE_TORCH", "AFTERIMAGE_SPRITES")
 FAMILIES = ("AFTERIMAGE_TEST_", "AFTERIMAGE_LOAD_")
 """Read by the tests and by the load generator."""
 RETIRED = {
-    "WEAVIATE_HNSW_EF_CONSTRUCTION": "128",
-    "WEAVIATE_HNSW_MAX_CONNECTIONS": "32",
     "INTERNAL_LISTEN": "a private unix socket",
     "LCBFU_TIE": "oldest_use",
     "SVM_NYSTROEM": "0, a linear SVM",

@@ -51,6 +51,8 @@ class Hnsw:
 
     ef: int = -1
     """Candidates kept while searching; -1: 8 × the limit, within 100 and 500."""
+    ef_construction: int = 128
+    max_connections: int = 32
     exact_up_to: int = 40_000
     """A filter that leaves fewer entries than this (at least 1,000) is answered by comparing them all."""
 

@@ -19,6 +19,8 @@ class Storage(Section):
     weaviate_hnsw_ef: int = Field(
         -1, ge=-1, le=4096, description="Candidates kept while searching; -1: 8 per wanted entry, 100 to 500."
     )
+    weaviate_hnsw_ef_construction: int = Field(128, ge=8, le=4096, description="For a collection that is made anew.")
+    weaviate_hnsw_max_connections: int = Field(32, ge=4, le=512, description="For a collection that is made anew.")
     weaviate_exact_up_to: int = Field(
         40_000, ge=1000, description="A filter that leaves fewer entries than this is answered by comparing them all."
     )

@@ -20,8 +20,6 @@ VERSION = 1
 FAMILY = "Afterimage_v"
 COLLECTION = f"{FAMILY}{VERSION}"
 FILTERED = ("compat", "owner", "encoder_hash")
-EF_CONSTRUCTION, MAX_CONNECTIONS = 128, 32
-"""How the graph of a new collection is built."""
 
 
 def uuid_of(entry_id: str) -> uuid.UUID:
@@ -84,8 +82,8 @@ class EntryCollection:
         graph = Configure.VectorIndex.hnsw(
             distance_metric=VectorDistances.COSINE,
             ef=self._hnsw.ef,
-            ef_construction=EF_CONSTRUCTION,
-            max_connections=MAX_CONNECTIONS,
+            ef_construction=self._hnsw.ef_construction,
+            max_connections=self._hnsw.max_connections,
             flat_search_cutoff=self._hnsw.exact_up_to,
             quantizer=Configure.VectorIndex.Quantizer.none(),
         )
