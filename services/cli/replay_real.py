@@ -1,4 +1,4 @@
-"""`afterimage replay --real`: what its options set, and what it says when it is broken off."""
+"""A replay on real models: the settings that a study stands for, and the message when it is broken off."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from services.cli.embedded import embedded, settings_from
+from services.replay.study_file import RealModels, Study
 from shared import telemetry
 from shared.remaining import Bar
 from shared.settings import Settings
@@ -21,20 +22,12 @@ if TYPE_CHECKING:  # numpy and torch are imported when a trace is replayed, not 
     from shared.models.card import ModelCard
 
 
-OPTIONS = {
-    "model": "large", "small": "small", "encoder": "encoder", "alpha": "k_table_alpha", "max_rows": "max_rows",
-}  # fmt: skip
-"""The options that are settings, by name."""
-
-
-def settings_of(context: typer.Context) -> Settings:
-    """Models, encoder and batching: options that were typed win over variables, and their defaults do not."""
-    typed = {
-        setting: context.params[option]
-        for option, setting in OPTIONS.items()
-        if (source := context.get_parameter_source(option)) is not None and source.name != "DEFAULT"
-    }
-    return settings_from(**typed)
+def settings_of(study: Study) -> Settings:
+    """Models, encoder and batching: keys of the study win over variables."""
+    real = study.real or RealModels()
+    return settings_from(
+        large=study.model, small=real.small, encoder=study.encoder, k_table_alpha=study.alpha, max_rows=real.max_rows
+    )
 
 
 def each(settings: Settings) -> int:

@@ -32,7 +32,7 @@ class TextEncoder(Protocol):
 
 
 def open_encoder(name: str) -> TextEncoder:
-    """`minilm`, or what `--encoder` of the service takes: `bundled:clip`, a folder, a hub id. ModelError else."""
+    """`minilm`, or what the setting `encoder` takes: `bundled:clip`, a folder, a hub id. ModelError else."""
     if name == MINILM:
         return MiniLm(minilm_folder())
     from services.embedder.encoder import encoder_folder

@@ -17,7 +17,7 @@ from shared.settings.cache import AFTERIMAGE_LEVELS
 from shared.settings_names import in_words
 
 FOLDER = Path(__file__).parent / "policies"
-"""The files that ship, one per name that `--policies` takes."""
+"""The files that ship, one per name that a study takes."""
 
 SAME = {"modm-cache-all": "modm"}
 """Other names of policies: MoDM keeps the pictures of all by default (§5.4)."""

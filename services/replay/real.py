@@ -142,7 +142,8 @@ def _sizes(trace: Trace, card: ModelCard, *, honoured: bool) -> tuple[Size, ...]
         return (card.default_size,) * len(trace)
     for size in dict.fromkeys(trace.sizes):
         if not card.sizes.allows(size):
-            raise InvalidRequestError("sizes", f"model {card.name!r} draws {card.sizes}; without --sizes its own", size)
+            rule = f"model {card.name!r} draws {card.sizes}; without honour_sizes its own"
+            raise InvalidRequestError("honour_sizes", rule, size)
     return trace.sizes
 
 
@@ -161,7 +162,7 @@ def _pictures_can_start(asked: Asked, base: Settings, encoder: Encoder) -> None:
         return
     raise ConfigurationError(
         f"policy {named[0]!r}: cannot be served on real models: no table beside {base.large}'s weights, or those "
-        "of --small, says what may start from a finished picture of theirs (`afterimage profile --images-from`)"
+        "of `small`, says what may start from a finished picture of theirs (`afterimage profile --images-from`)"
     )
 
 

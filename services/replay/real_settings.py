@@ -77,7 +77,7 @@ def why_not(policy: PolicySettings, base: Settings) -> str:
         return "they start from pictures by the tables as they were measured (raised_by must be 0)"
     if policy.reuses == "refine":
         told = policy.insert_on_hit or base.small
-        return "" if told else "they tell pictures of hits by the model that drew them: name one for hits (--small)"
+        return "" if told else "they tell pictures of hits by the model that drew them: name one for hits (small)"
     known = LATENT_EVICTIONS
     return "" if policy.evict in known else f"they evict latents by {', '.join(known)}, not by {policy.evict}"
 

@@ -79,7 +79,7 @@ def _intervals(trace: Mapping[str, Any]) -> str:
     return (
         "Intervals are 95 % over users drawn anew, each with all its requests, under this one arrival pattern "
         f"({html.escape(trace['arrivals'])}): what another one would change is not in them, and is seen by replaying "
-        "with another --seed. Latencies have no intervals."
+        "with another seed. Latencies have no intervals."
     )
 
 

@@ -336,7 +336,7 @@ def _by(load: Load, policy: PolicySettings) -> tuple[KTable, Neighbours]:
     if policy.reuses != "picture":
         return table, near
     if policy.is_surrogate and load.group_of is not None:  # its lists know no sizes, since a refined one takes any
-        raise ConfigurationError(f"policy {policy.title!r}: hands out pictures of every size; leave out --sizes")
+        raise ConfigurationError(f"policy {policy.title!r}: hands out pictures of every size; leave out honour_sizes")
     return KTable((Level(load.steps, policy.min_similarity),), load.steps), near
 
 

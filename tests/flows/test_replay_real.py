@@ -1,4 +1,4 @@
-"""`afterimage replay --real`: what the services serve is what is replayed, and a run that is broken off goes on."""
+"""`afterimage replay` on real models serves what it decides, and goes on where it was broken off."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from shared.clock import Clock
 from shared.errors import AfterimageError
 from shared.service import Running
 from shared.settings import Settings
+from tests.studies import written
 
 ASKED = (
     ("ana", "a red fox in the snow"),
@@ -34,7 +35,8 @@ ASKED = (
     ("ben", "a red fox in the snow"),
     ("ben", "two blue hats in a city at night"),
 )
-ALIKE = ("--states", "12", "--warmup", "2", "--table", "nirvana")
+ALIKE: dict[str, Any] = {"states": [12], "warmup": 2, "table": "nirvana"}
+NOOP = {"model": "noop:?step_ms=1", "real": {}}
 Open = Callable[[Settings, Clock | None], AbstractAsyncContextManager[Running]]
 
 
@@ -46,8 +48,9 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def replay(trace: Path, out: Path, *options: str, code: int = 0) -> dict[str, Any]:
-    command = ["replay", str(trace), *ALIKE, "--out", str(out), *options]
+def replay(trace: Path, out: Path, *options: str, code: int = 0, **keys: Any) -> dict[str, Any]:
+    study = written(trace.parent / "study.toml", **(ALIKE | keys))
+    command = ["replay", str(trace), "--config", study, "--out", str(out), *options]
     result = CliRunner().invoke(app, command, catch_exceptions=False)
     assert result.exit_code == code, result.output
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
@@ -56,10 +59,9 @@ def replay(trace: Path, out: Path, *options: str, code: int = 0) -> dict[str, An
 
 def test_served_one_at_a_time_decides_as_decisions_alone(trace: Path, tmp_path: Path, tiny: Path) -> None:
     policies = ("--policies", "lru-hits,afterimage")
-    drawn = ("--real", "--one-at-a-time", "--model", str(tiny / "large"))
-    real = replay(trace, tmp_path / "real", *policies, *drawn)
-    kept = ("--embeddings", str(tmp_path / "embeddings"), "--no-bound")
-    alone = replay(trace, tmp_path / "alone", *policies, *kept, "--decisions-only")
+    real = replay(trace, tmp_path / "real", *policies, model=str(tiny / "large"), real={"one_at_a_time": True})
+    kept = ("--embeddings", str(tmp_path / "embeddings"))
+    alone = replay(trace, tmp_path / "alone", *policies, *kept, bound=False)
     with np.load(tmp_path / "real" / "decisions.npz") as ours, np.load(tmp_path / "alone" / "decisions.npz") as theirs:
         assert set(ours) == set(theirs) == {"users", "12/lru-hits", "12/afterimage"}
         assert all(ours[key].tolist() == theirs[key].tolist() for key in ours)
@@ -88,10 +90,10 @@ def test_each_request_is_asked_in_the_traces_own_steps(trace: Path, tmp_path: Pa
     rows = [json.loads(line) for line in trace.read_text().splitlines()]
     own = tmp_path / "own.jsonl"
     own.write_text("".join(json.dumps({**row, "steps": t}) + "\n" for row, t in zip(rows, asked, strict=True)))
-    given = ("--policies", "lru-hits,none", "--trace-steps", "--model", "noop:?step_ms=1")
-    real = replay(own, tmp_path / "real", *given, "--real", "--one-at-a-time")
-    kept = ("--embeddings", str(tmp_path / "embeddings"), "--no-bound")
-    alone = replay(own, tmp_path / "alone", *given, *kept, "--decisions-only")
+    given: dict[str, Any] = {"policies": ["lru-hits", "none"], "trace_steps": True, "model": "noop:?step_ms=1"}
+    real = replay(own, tmp_path / "real", real={"one_at_a_time": True}, **given)
+    kept = ("--embeddings", str(tmp_path / "embeddings"))
+    alone = replay(own, tmp_path / "alone", *kept, bound=False, **given)
     with np.load(tmp_path / "real" / "decisions.npz") as ours, np.load(tmp_path / "alone" / "decisions.npz") as theirs:
         assert ours["steps"].tolist() == theirs["steps"].tolist() == asked[2:]
         assert ours["12/lru-hits"].tolist() == theirs["12/lru-hits"].tolist()
@@ -120,31 +122,31 @@ def breaking_off_at(count: int) -> tuple[Open, list[int]]:
 
 
 def test_a_replay_that_is_broken_off_goes_on(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ("--real", "--model", "noop:?step_ms=1", "--policies", "none,nirvana,lru-hits", "--rate", "20")
+    given: dict[str, Any] = NOOP | {"policies": ["none", "nirvana", "lru-hits"], "rate_per_s": 20}
     start, opened = breaking_off_at(2)
     monkeypatch.setattr(replay_real, "embedded", start)
-    broken = replay(trace, tmp_path, *given, code=130)
+    broken = replay(trace, tmp_path, code=130, **given)
     assert set(broken["policies"]) == {"none"}
     assert broken["left"] == ["nirvana (12 states)", "lru-hits (12 states)"]
     assert "Broken off; not served: nirvana (12 states)" in (tmp_path / "index.html").read_text(encoding="utf-8")
     start, opened = breaking_off_at(0)
     monkeypatch.setattr(replay_real, "embedded", start)
-    whole = replay(trace, tmp_path, *given)
+    whole = replay(trace, tmp_path, **given)
     assert len(opened) == 2
     assert not whole["left"]
     assert whole["policies"]["none"]["timed"]["latency_s"] == broken["policies"]["none"]["timed"]["latency_s"]
     assert set(whole["policies"]) == {"none", "nirvana", "lru-hits"}
-    again = replay(trace, tmp_path, *given)
+    again = replay(trace, tmp_path, **given)
     assert len(opened) == 2
     assert [one["policy"] for one in again["taken_over"]] == ["none", "nirvana", "lru-hits"]
     for other in (("--seed", "1"), ("--anew",)):
-        replay(trace, tmp_path, *given, "--policies", "none", *other)  # the last --policies counts
+        replay(trace, tmp_path, "--policies", "none", *other, **given)  # options win over the study
     assert len(opened) == 4
 
 
 def test_arrivals_are_kept_and_latency_counts_from_them(trace: Path, tmp_path: Path) -> None:
-    given = ("--real", "--model", "noop:?step_ms=4", "--policies", "none,lru-hits", "--rate", "1000", "--max-rows", "1")
-    summary = replay(trace, tmp_path, *given)
+    given: dict[str, Any] = {"model": "noop:?step_ms=4", "policies": ["none", "lru-hits"], "rate_per_s": 1000}
+    summary = replay(trace, tmp_path, real={"max_rows": 1}, **given)
     plain, cached = (summary["policies"][name] for name in ("none", "lru-hits"))
     assert (plain["hit_rate"], plain["evictions"], plain["states"]) == (0, 0, 0)
     assert plain["k_histogram"] == {"0": 10}
@@ -163,23 +165,23 @@ def test_arrivals_are_kept_and_latency_counts_from_them(trace: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("keys", "said"),
     [
         (
-            ("--policies", "none,gdsf"),
+            {"policies": ["none", "gdsf"]},
             r"policy 'gdsf': cannot .* not by gdsf; of those that ship these can: .*afterimage",
         ),
-        (("--policies", "modm"), r"policy 'modm': cannot .* says what may start from a finished picture"),
-        (("--policies", "none", "--sizes"), r"sizes: .* draws .*without --sizes its own \(got '512x512'\)"),
-        (("--policies", "none", "--trace-steps"), r"needs a column 'steps'; it has prompt, user, arrival_s"),
-        (("--policies", "none", "--entries", "5"), "entries: goes without --real"),
-        (("--policies", "none", "--workers", "2"), "one of the three"),
-        (("--policies", "none", "--model", "nowhere"), "model 'nowhere'"),
+        ({"policies": ["modm"]}, r"policy 'modm': cannot .* says what may start from a finished picture"),
+        ({"honour_sizes": True}, r"honour_sizes: .* draws .*without honour_sizes its own \(got '512x512'\)"),
+        ({"trace_steps": True}, r"needs a column 'steps'; it has prompt, user, arrival_s"),
+        ({"states": [], "entries": [5]}, "entries: goes without real"),
+        ({"virtual_time": {"workers": 2}}, "real: has no meaning together with virtual_time"),
+        ({"model": "nowhere"}, "model 'nowhere'"),
     ],
 )
 def test_what_cannot_be_served_is_said_before_anything_is_drawn(
-    trace: Path, tmp_path: Path, options: tuple[str, ...], said: str
+    trace: Path, tmp_path: Path, keys: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(AfterimageError, match=said):
-        replay(trace, tmp_path / "out", "--real", *options)
+        replay(trace, tmp_path / "out", **({"policies": ["none"], "real": {}} | keys))
     assert not (tmp_path / "out").exists()

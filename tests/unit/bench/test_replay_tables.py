@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench.marks import places
-from bench.replay_days import Run, keep
+from bench.replay_days import keep
 from bench.replay_tables import COMMAND, README, written
 from services.replay.compare import DECISIONS
 
@@ -56,7 +56,7 @@ def made(tmp_path: Path) -> Path:
 
 
 def test_tables_say_what_was_replayed(made: Path, tmp_path: Path) -> None:
-    keep("days", Run("trace.jsonl", list(STARTS), ()), made, tmp_path / "kept")
+    keep("days", list(STARTS), made, tmp_path / "kept")
     text = "".join(map(place, ("steps_days", "ahead_days", "tenths_days", "speed_days")))
     said = written(text, tmp_path / "kept")
     assert "of old" not in said
@@ -73,7 +73,7 @@ def test_text_around_a_table_stays(tmp_path: Path) -> None:
 
 
 def test_an_unknown_table_is_an_error(made: Path, tmp_path: Path) -> None:
-    keep("days", Run("trace.jsonl", list(STARTS), ()), made, tmp_path)
+    keep("days", list(STARTS), made, tmp_path)
     with pytest.raises(KeyError, match="prices"):
         written(place("prices_days"), tmp_path)
 

@@ -19,22 +19,24 @@ from services.replay.bound import ROUNDS, TIGHTENING_ROUNDS
 from services.replay.policy import shipped
 from shared import remaining
 from shared.errors import AfterimageError
+from tests.studies import written
 
 TRACE = str(Path(__file__).parents[3] / "load" / "traces" / "sessions_1200.jsonl")
 
 
-def run(tmp_path: Path, *options: str) -> str:
+def run(tmp_path: Path, *options: str, **keys: Any) -> str:
+    """Replay the trace with these options and a study of these keys."""
     kept = str(tmp_path / "embeddings")
     command = ["replay", TRACE, "--limit", "300", "--out", str(tmp_path / "out"), "--embeddings", kept]
-    result = CliRunner().invoke(app, [*command, *options], catch_exceptions=False)
+    study = ["--config", written(tmp_path / "study.toml", **keys)] if keys else []
+    result = CliRunner().invoke(app, [*command, *options, *study], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
 
 def test_one_command_leaves_a_folder_that_compares(tmp_path: Path) -> None:
     policies = ("none", "exact", "nirvana-without-predictor", "flexcache", "infinite")
-    given = ("--policies", ",".join(policies), "--states", "100,400", "--decisions-only", "--warmup", "60")
-    said = run(tmp_path, *given)
+    said = run(tmp_path, policies=policies, states=[100, 400], warmup=60)
     assert "offline bound" in said
     summary: dict[str, Any] = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert tuple(summary["policies"]) == policies
@@ -59,7 +61,7 @@ def test_one_command_leaves_a_folder_that_compares(tmp_path: Path) -> None:
 
 def test_a_replay_into_a_file_says_how_far_each_stage_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remaining, "EVERY_S", 0.0)
-    said = run(tmp_path, "--policies", "lru,flexcache", "--states", "100", "--decisions-only").splitlines()
+    said = run(tmp_path, "--policies", "lru,flexcache", "--states", "100").splitlines()
     stages = [
         re.match(r"(.+): ([\d,]+) of ([\d,]+) \(([\d.]+)%\), .+ a (second|minute), .+ left$", line) for line in said
     ]
@@ -73,18 +75,19 @@ def test_a_replay_into_a_file_says_how_far_each_stage_is(tmp_path: Path, monkeyp
 
 
 def test_the_second_run_encodes_nothing(tmp_path: Path) -> None:
-    given = ("--policies", "lru", "--bytes", "4000000", "--decisions-only", "--no-bound")
-    run(tmp_path, *given)
-    run(tmp_path, *given)
+    given: dict[str, Any] = {"policies": ["lru"], "bytes": [4_000_000], "bound": False}
+    run(tmp_path, **given)
+    run(tmp_path, **given)
     timings = json.loads((tmp_path / "out" / "summary.json").read_text())["timings"]
     assert timings["encoded"] == 0
     assert timings["neighbours_kept"]
 
 
 def test_what_a_killed_replay_had_finished_is_taken_over_and_said(tmp_path: Path) -> None:
-    given = ("--policies", "lru-hits,afterimage", "--states", "100", "--decisions-only", "--no-bound")
+    given: dict[str, Any] = {"policies": ["lru-hits", "afterimage"], "states": [100], "bound": False}
+    study = ("--config", written(tmp_path / "killed.toml", **given))
     where = ("--limit", "300", "--out", str(tmp_path / "out"), "--embeddings", str(tmp_path / "embeddings"))
-    killed = subprocess.Popen([sys.executable, "-m", "services", "replay", TRACE, *where, *given])
+    killed = subprocess.Popen([sys.executable, "-m", "services", "replay", TRACE, *where, *study])
     try:
         until = time.monotonic() + 120
         while not [path for path in tmp_path.glob("embeddings/*/decided-*.npz") if ".part" not in path.name]:
@@ -93,11 +96,11 @@ def test_what_a_killed_replay_had_finished_is_taken_over_and_said(tmp_path: Path
     finally:
         killed.kill()
         killed.wait()
-    said = " ".join(run(tmp_path, *given).split())
+    said = " ".join(run(tmp_path, **given).split())
     assert "Taken over as an earlier run decided them (--anew: not): lru-hits at 100" in said
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["taken_over"][0] == {"policy": "lru-hits", "states": 100}
-    assert "Taken over" not in run(tmp_path, *given, "--anew")
+    assert "Taken over" not in run(tmp_path, "--anew", **given)
     again = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert again["taken_over"] == []
     for name in ("lru-hits", "afterimage"):
@@ -105,7 +108,7 @@ def test_what_a_killed_replay_had_finished_is_taken_over_and_said(tmp_path: Path
 
 
 def test_the_page_says_all_that_was_found(tmp_path: Path) -> None:
-    run(tmp_path, "--policies", "nirvana,lru-hits", "--states", "200", "--decisions-only", "--warmup", "50")
+    run(tmp_path, policies=["nirvana", "lru-hits"], states=[200], warmup=50)
     summary: dict[str, Any] = json.loads((tmp_path / "out" / "summary.json").read_text())
     page = (tmp_path / "out" / "index.html").read_text()
     nirvana, lru = (summary["policies"][name] for name in ("nirvana", "lru-hits"))
@@ -128,7 +131,7 @@ def test_the_page_says_all_that_was_found(tmp_path: Path) -> None:
 
 
 def test_two_policies_of_one_folder_side_by_side(tmp_path: Path) -> None:
-    run(tmp_path, "--policies", "lru-hits,none,fifo", "--states", "100,200", "--decisions-only")
+    run(tmp_path, "--policies", "lru-hits,none,fifo", "--states", "100,200")
     folder = str(tmp_path / "out")
 
     def beside(*given: str) -> str:
@@ -158,7 +161,7 @@ def test_two_policies_of_one_folder_side_by_side(tmp_path: Path) -> None:
 
 def test_two_replays_side_by_side(tmp_path: Path) -> None:
     for folder, table in (("a", "nirvana"), ("b", "")):
-        run(tmp_path / folder, "--policies", "lru-hits,none", "--states", "200", "--decisions-only", "--table", table)
+        run(tmp_path / folder, policies=["lru-hits", "none"], states=[200], table=table)
     both = [str(tmp_path / folder / "out") for folder in ("a", "b")]
     shown = CliRunner().invoke(app, ["replay", "--compare", *both], catch_exceptions=False).output
     shares = [json.loads((Path(one) / "summary.json").read_text())["policies"]["lru-hits"] for one in both]
@@ -169,10 +172,10 @@ def test_two_replays_side_by_side(tmp_path: Path) -> None:
     assert three.startswith(shown.rstrip())
     unwrapped = "".join(three.split())  # the console may wrap inside a long path
     assert f"{both[0]}and{both[0]}" in unwrapped
-    run(tmp_path / "c", "--policies", "lru-hits", "--states", "200", "--decisions-only", "--warmup", "50")
+    run(tmp_path / "c", policies=["lru-hits"], states=[200], warmup=50)
     with pytest.raises(AfterimageError, match="warmup differs"):
         CliRunner().invoke(app, ["replay", "--compare", both[0], str(tmp_path / "c" / "out")], catch_exceptions=False)
-    run(tmp_path / "d", "--policies", "lru-hits", "--entries", "200", "--decisions-only")
+    run(tmp_path / "d", policies=["lru-hits"], entries=[200])
     with pytest.raises(AfterimageError, match=r"budgets in states, .* in entries"):
         CliRunner().invoke(app, ["replay", "--compare", both[0], str(tmp_path / "d" / "out")], catch_exceptions=False)
     (Path(both[1]) / "decisions.npz").unlink()
@@ -183,27 +186,27 @@ def test_two_replays_side_by_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "keys", "said"),
     [
-        (("--states", "100"), "--decisions-only, --workers"),
-        (("--states", "100", "--decisions-only", "--workers", "2"), "one of the three"),
-        (("--states", "100", "--decisions-only", "--one-at-a-time"), "goes with --real"),
-        (("--states", "100", "--decisions-only", "--model", "bundled:large"), "goes with --real or --trace-steps"),
-        (("--states", "100", "--workers", "2", "--profile", "nowhere.json"), "no measured latency"),
-        (("--decisions-only",), "--states, --bytes or --entries"),
-        (("--decisions-only", "--states", "9", "--entries", "9"), "one of them"),
-        (("--decisions-only", "--states", "1,x"), "numbers from 1 on"),
-        (("--decisions-only", "--bytes", "10"), "what one state takes"),
-        (("--decisions-only", "--states", "9", "--policies", "lru,lru"), "each once"),
-        (("--decisions-only", "--states", "9", "--policies", "modn"), "modm, "),
-        ((TRACE, "--decisions-only", "--states", "9"), "name one trace"),
-        (("--decisions-only", "--states", "9", "--warmup", "1200"), "below the 1,200"),
-        (("--decisions-only", "--states", "9", "--table", "nowhere.json"), "no such file"),
+        ((), {"states": [100], "virtual_time": {"workers": 2}, "real": {}}, "real: has no meaning .* virtual_time"),
+        ((), {"states": [100], "one_at_a_time": True}, "one_at_a_time: no such key"),
+        ((), {"states": [100], "model": "bundled:large"}, "goes with real or trace_steps"),
+        ((), {"states": [100], "virtual_time": {"workers": 2, "profile": "nowhere.json"}}, "no measured latency"),
+        ((), {}, "states, bytes or entries"),
+        ((), {"states": [9], "entries": [9]}, "one of them"),
+        (("--states", "1,x"), {}, "numbers from 1 on"),
+        ((), {"bytes": [10]}, "what one state takes"),
+        (("--states", "9", "--policies", "lru,lru"), {}, "each once"),
+        (("--states", "9", "--policies", "modn"), {}, "modm, "),
+        ((TRACE, "--states", "9"), {}, "name one trace"),
+        ((), {"states": [9], "warmup": 1200}, "below the 1,200"),
+        ((), {"states": [9], "table": "nowhere.json"}, "no such file"),
     ],
 )
-def test_what_is_asked_wrongly_is_said(given: tuple[str, ...], said: str) -> None:
+def test_what_is_asked_wrongly_is_said(tmp_path: Path, given: tuple[str, ...], keys: dict[str, Any], said: str) -> None:
+    study = ["--config", written(tmp_path / "study.toml", **keys)] if keys else []
     with pytest.raises(AfterimageError, match=said):
-        CliRunner().invoke(app, ["replay", TRACE, *given], catch_exceptions=False)
+        CliRunner().invoke(app, ["replay", TRACE, *given, *study], catch_exceptions=False)
 
 
 def test_every_shipped_policy_says_where_it_is_from() -> None:
@@ -214,7 +217,7 @@ def test_every_shipped_policy_says_where_it_is_from() -> None:
 
 
 def test_a_seed_below_zero_is_refused() -> None:
-    given = ["replay", TRACE, "--decisions-only", "--states", "9", "--seed", "-1"]
+    given = ["replay", TRACE, "--states", "9", "--seed", "-1"]
     result = CliRunner().invoke(app, given)
     assert result.exit_code == 2
     assert "--seed" in result.output
@@ -222,8 +225,9 @@ def test_a_seed_below_zero_is_refused() -> None:
 
 def test_virtual_time_reports_latency_and_slo(tmp_path: Path) -> None:
     (tmp_path / "latency.json").write_text('{"step_s": {"1": 0.02, "8": 0.08}, "decode_s": 0.01}')
-    given = ("--states", "200", "--workers", "2", "--rate", "3", "--profile", str(tmp_path / "latency.json"))
-    said = run(tmp_path, *given, "--policies", "none,flexcache,modm-cache-all")
+    workers = {"workers": 2, "profile": str(tmp_path / "latency.json")}
+    policies = ["none", "flexcache", "modm-cache-all"]
+    said = run(tmp_path, policies=policies, states=[200], rate_per_s=3, virtual_time=workers)
     assert "in 2× alone" in said
     summary: dict[str, Any] = json.loads((tmp_path / "out" / "summary.json").read_text())
     timed = {name: one["timed"] for name, one in summary["policies"].items()}
@@ -239,7 +243,7 @@ def test_virtual_time_reports_latency_and_slo(tmp_path: Path) -> None:
 
 
 def test_equal_entries(tmp_path: Path) -> None:
-    said = run(tmp_path, "--entries", "20", "--decisions-only", "--policies", "flexcache,modm")
+    said = run(tmp_path, entries=[20], policies=["flexcache", "modm"])
     assert "modm (surrogate)" in said
     summary: dict[str, Any] = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["budgets"][0]["of"] == "entries"
@@ -260,17 +264,19 @@ def mixed(tmp_path: Path, most: int = 150) -> str:
 
 def test_each_request_may_take_the_traces_own_t(tmp_path: Path) -> None:
     trace, kept = mixed(tmp_path), str(tmp_path / "embeddings")
-    given = ("--limit", "300", "--warmup", "60", "--states", "10,600", "--policies", "lru-hits,infinite,modm")
+    given: dict[str, Any] = {
+        "limit": 300, "warmup": 60, "states": [10, 600], "policies": ["lru-hits", "infinite", "modm"],
+    }  # fmt: skip
 
-    def replayed(name: str, *options: str) -> dict[str, Any]:
-        out = str(tmp_path / name)
-        command = ["replay", trace, *given, "--embeddings", kept, "--out", out, *options]
+    def replayed(name: str, **keys: Any) -> dict[str, Any]:
+        study = written(tmp_path / f"{name}.toml", traces=[trace], **given, **keys)
+        command = ["replay", "--config", study, "--embeddings", kept, "--out", str(tmp_path / name)]
         result = CliRunner().invoke(app, command, catch_exceptions=False)
         assert result.exit_code == 0, result.output
         summary: dict[str, Any] = json.loads((tmp_path / name / "summary.json").read_text(encoding="utf-8"))
         return summary
 
-    alike, own = replayed("alike", "--decisions-only"), replayed("own", "--decisions-only", "--trace-steps")
+    alike, own = replayed("alike"), replayed("own", trace_steps=True)
     assert alike["settings"]["steps"] == 50
     assert own["settings"]["steps"] is None
     assert own["settings"]["schedule"].startswith("large (ddim:")
@@ -288,7 +294,7 @@ def test_each_request_may_take_the_traces_own_t(tmp_path: Path) -> None:
     assert infinite <= own["budgets"][0]["bound"]["infinite"] + 1e-9
     assert 0 < own["budgets"][0]["bound"]["steps_saved"] <= own["budgets"][0]["bound"]["infinite"]
     assert "Each request takes the trace's own T" in (tmp_path / "own" / "index.html").read_text(encoding="utf-8")
-    timed = replayed("timed", "--workers", "2", "--trace-steps", "--profile", str(latency(tmp_path)))
+    timed = replayed("timed", trace_steps=True, virtual_time={"workers": 2, "profile": str(latency(tmp_path))})
     assert timed["policies"]["lru-hits"]["timed"]["slo_s"] == {"2": None, "4": None}
     beside = ["replay", "--compare", str(tmp_path / "own"), str(tmp_path / "timed")]
     shown = CliRunner().invoke(app, beside, catch_exceptions=False).output
@@ -304,7 +310,7 @@ def latency(tmp_path: Path) -> Path:
 
 
 def test_steps_that_the_model_would_refuse_are_named_with_their_line(tmp_path: Path) -> None:
-    given = ("--decisions-only", "--states", "9", "--trace-steps")
+    given = ("--config", written(tmp_path / "study.toml", states=[9], trace_steps=True))
     with pytest.raises(
         AfterimageError, match=r"line 4, field 'steps': must be a whole number .* from 1 to 200 .*'300'"
     ):

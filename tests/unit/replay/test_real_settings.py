@@ -63,7 +63,7 @@ def test_settings_files_of_ones_own_are_refused_for_what_the_services_lack(tmp_p
     refused = {
         "refit_requests": policy(predictor="svm", refit_requests=100),
         "not by s3fifo": policy(evict="s3fifo"),
-        "--small": policy(reuses="refine"),
+        r"\(small\)": policy(reuses="refine"),
         "raised_by must be 0": policy(reuses="refine", insert_on_hit=True, raised_by=0.01),
     }
     for said, one in refused.items():

@@ -115,7 +115,7 @@ def test_a_baseline_hands_out_the_nearest_picture_above_its_threshold_and_keeps_
 
 
 def test_pictures_found_by_pictures_are_handed_out_in_one_size_only() -> None:
-    with pytest.raises(ConfigurationError, match="leave out --sizes"):
+    with pytest.raises(ConfigurationError, match="leave out honour_sizes"):
         Replay(load_of(*topics(40), groups=2), read_policy("crs"), ROOM)
 
 
