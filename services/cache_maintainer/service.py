@@ -6,8 +6,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
-from os import getpid
-from socket import gethostname
 from typing import Any, ClassVar
 
 import grpc
@@ -17,14 +15,12 @@ from protos import cache_maintainer_pb2_grpc as pb_grpc
 from services.cache_maintainer.cache import Cache
 from services.cache_maintainer.collector import Collector
 from services.cache_maintainer.fresh import NEWEST
-from services.cache_maintainer.leadership import NAME as LEASE
-from services.cache_maintainer.leadership import Leadership
 from services.cache_maintainer.pictures import Pictures
 from services.cache_maintainer.shelves import shelf_of, window_of
 from shared.bus import Subscription
 from shared.errors import AfterimageError, InvalidRequestError, UnavailableError, passes
-from shared.ids import new_id
 from shared.index.rebuild import repair_index
+from shared.leadership import Leadership
 from shared.messages import JobSucceeded, Message, StateLost, StateUsed
 from shared.models.card import served_card
 from shared.service import Context
@@ -41,13 +37,11 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
 
     async def start(self, context: Context) -> None:
         self._context = context
-        holder = f"{gethostname()}-{getpid()}-{new_id()}"
         self._leadership = Leadership(
-            context.backends.catalog, context.clock, holder, self._settings.maintainer_lease_s
+            self.name, context.backends.catalog, context.clock, self._settings.maintainer_lease_s
         )
         # another replica may lead before this one knows it: then the catalog takes nothing more from this one
-        fenced = context.backends.catalog.fenced(LEASE, holder)
-        self._backends = replace(context.backends, catalog=fenced)
+        self._backends = replace(context.backends, catalog=self._leadership.fenced)
         self._uses: list[tuple[str, int, float]] = []
         self._leads = False
         self._changing = asyncio.Lock()

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
-from os import getpid
-from socket import gethostname
 from typing import Any, ClassVar
 
 import grpc
@@ -21,7 +18,7 @@ from services.global_monitor.monitor import Decision, GlobalMonitor, Rules
 from services.global_monitor.pid import Gains
 from shared.bus import Subscription
 from shared.errors import AfterimageError
-from shared.ids import new_id
+from shared.leadership import Leadership
 from shared.messages import (
     JobCancelled,
     JobFailed,
@@ -54,10 +51,10 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
 
     async def start(self, context: Context) -> None:
         self._context, settings = context, context.settings
-        self._holder = f"{gethostname()}-{getpid()}-{new_id()}"
+        self._leadership = Leadership(self.name, context.backends.catalog, context.clock, LEASE_S)
         self._monitor = GlobalMonitor(rules_of(settings), context.clock.monotonic())
-        self._leads = context.backends.catalog.process_local
-        self._away = self._blind = self._unheard = False
+        self._leads = self._leadership.held
+        self._blind = self._unheard = False
         self._renewed = self._next = self._told = self._counted = float("-inf")
         self._catalog = context.backends.catalog.within(settings.catalog_timeout_s)
         self._shown: Decision | None = None
@@ -82,9 +79,7 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
         self._looking.cancel()
         await asyncio.gather(self._looking, return_exceptions=True)
         await self._subscription.close()
-        if self._leads and not self._context.backends.catalog.process_local:
-            with contextlib.suppress(AfterimageError):  # it runs out by itself
-                await self._context.backends.catalog.leases.give_up(self.name, self._holder)
+        await self._leadership.give_up()
 
     async def stop(self) -> None:
         return
@@ -194,21 +189,15 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
             self._unheard = False
 
     async def _renew(self) -> None:
-        catalog, at = self._context.backends.catalog, self._context.clock.monotonic()
-        if catalog.process_local or at - self._renewed < LEASE_S / 3:
+        if self._leadership.alone:
             return
-        self._renewed = at
-        try:
-            leads = await catalog.leases.take(self.name, self._holder, LEASE_S)
-        except AfterimageError as error:
-            if not self._away:
-                log(self.name).warning("lease not renewed", error=str(error))
-            self._away, leads = True, False
-        else:
-            self._away = False
-        if leads != self._leads:
-            log(self.name).info("leads" if leads else "stands by")
-            self._leads = leads
+        at = self._context.clock.monotonic()
+        if at - self._renewed >= self._leadership.every_s:
+            self._renewed = at
+            await self._leadership.renew()
+        if self._leadership.held != self._leads:
+            self._leads = self._leadership.held
+            log(self.name).info("leads" if self._leads else "stands by")
 
     @property
     def _settings(self) -> Settings:

@@ -11,12 +11,11 @@ import pytest
 from protos import cache_maintainer_pb2 as pb
 from services.cache_maintainer.eviction import Wished
 from services.cache_maintainer.expected import ExpectedShelf
-from services.cache_maintainer.leadership import NAME as LEASE
-from services.cache_maintainer.leadership import Leadership
 from services.cache_maintainer.setbacks import FIRST_S
 from shared.catalog import Entries, Jobs
 from shared.clock import ManualClock
 from shared.errors import StorageFullError, UnavailableError
+from shared.leadership import Leadership
 from shared.messages import EntriesCached, EntriesEvicted, JobSucceeded, StateLost, StateUsed
 from shared.settings import Settings
 from shared.types import IndexFilter
@@ -376,7 +375,7 @@ async def test_what_is_doomed_goes_before_the_lease_does(small: Settings, monkey
         await home.service.stop()
         assert not await home.has(doomed)
         assert not home.service._leadership.held
-        assert await home.backends.catalog.leases.take(LEASE, "the next", 1.0)
+        assert await home.backends.catalog.leases.take(home.service.name, "the next", 1.0)
 
 
 async def test_nothing_is_written_beside_the_catalog_once_another_may_lead(
@@ -386,7 +385,7 @@ async def test_nothing_is_written_beside_the_catalog_once_another_may_lead(
     async with house(small) as home:
         job_id = await home.finish(request())
         monkeypatch.setattr(type(home.service._leadership), "held", False)
-        with pytest.raises(UnavailableError, match="does not maintain the cache any more"):
+        with pytest.raises(UnavailableError, match="does not lead cache_maintainer any more"):
             await home.service.cache.purge(lambda _: True)
         assert await home.found(1) == [job_id]
         home.service.cache.doomed.add([f"states/{job_id}/2/5.safetensors"])

@@ -1,13 +1,13 @@
-"""A maintainer's lease while its catalog is away."""
+"""A leader's lease while the catalog is away."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-from services.cache_maintainer.leadership import Leadership
 from shared.clock import ManualClock
 from shared.errors import UnavailableError
+from shared.leadership import Leadership
 
 
 async def test_a_catalog_that_stays_away_is_said_once_and_again_the_next_time(
@@ -20,7 +20,7 @@ async def test_a_catalog_that_stays_away_is_said_once_and_again_the_next_time(
 
     away = True
     catalog: Any = SimpleNamespace(process_local=False, leases=SimpleNamespace(take=take))
-    lease = Leadership(catalog, ManualClock(), "m1", 15.0)
+    lease = Leadership("cache_maintainer", catalog, ManualClock(), 15.0)
     assert not await lease.renew()
     assert not await lease.renew()
     assert len(logs) == 1
