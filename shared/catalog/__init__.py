@@ -63,7 +63,7 @@ async def open_catalog(url: str, *, clock: Clock | None = None) -> Catalog:
     if database.process_local and path and path != ":memory:" and not path.startswith("file:"):
         _keep_private(Path(path))
     try:
-        await database.write(migrate)
+        await database.write(migrate, "head")
     except BaseException:
         await database.close()
         raise

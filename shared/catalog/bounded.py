@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Awaitable, Callable
 
-from shared.catalog.around import DatabaseAround, Run
+from shared.catalog.around import DatabaseAround
 from shared.catalog.database import Database, R
 from shared.errors import UnavailableError
 
@@ -25,19 +23,10 @@ class BoundedDatabase(DatabaseAround):
         super().__init__(database)
         self._limit_s = limit_s
 
-    @asynccontextmanager
-    async def _bounded(self) -> AsyncIterator[None]:
+    async def _asked(self, ask: Callable[[], Awaitable[R]]) -> R:
         try:
             async with asyncio.timeout(self._limit_s):
-                yield
+                return await ask()
         except TimeoutError as error:
             said = f"the catalog did not answer within {self._limit_s:g} s"
             raise UnavailableError(said, retry_after_s=RETRY_AFTER_S) from error
-
-    async def _asked(self, run: Run, operation: Callable[..., R], args: Any, kwargs: Any) -> R:
-        async with self._bounded():
-            return await super()._asked(run, operation, args, kwargs)
-
-    async def ping(self) -> None:
-        async with self._bounded():
-            await super().ping()

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
-from shared.catalog.database import Database
+from shared.catalog.database import Database, among, chunks
 from shared.catalog.job_rows import jobs_of
-from shared.catalog.tables import entries, erasures, identity, jobs, now_s, quarantine
+from shared.catalog.tables import entries, erasures, identity, insert, jobs, now_s, quarantine
 from shared.ids import new_id
 
-CHUNK = 500
-"""Rows per statement."""
 CATALOG, STORE, PAIRED_WITH = "catalog", "store", "paired_with"
 q = quarantine.c
 _NOW: Any = now_s()
@@ -32,21 +28,12 @@ class Ids:
     """Place of that store; empty before the catalog was paired with one."""
 
 
-@cache
-def _insert(dialect: str, table: sa.Table) -> Any:
-    return (postgresql.insert if dialect == "postgresql" else sqlite.insert)(table)
-
-
-@cache
-def _marking(dialect: str) -> Any:
-    made = _insert(dialect, quarantine).values(since=_NOW, seen_at=_NOW)
-    return made.on_conflict_do_update(index_elements=["key"], set_={"seen_at": made.excluded.seen_at})
-
-
-@cache
-def _erasing(dialect: str) -> Any:
-    made = _insert(dialect, erasures).values(at=_NOW)
-    return made.on_conflict_do_update(index_elements=["job_id"], set_={"at": made.excluded.at})
+_marking = insert(quarantine).values(since=_NOW, seen_at=_NOW)
+_MARK = _marking.on_conflict_do_update(index_elements=["key"], set_={"seen_at": _marking.excluded.seen_at})
+_erasing = insert(erasures).values(at=_NOW)
+_ERASE = _erasing.on_conflict_do_update(index_elements=["job_id"], set_={"at": _erasing.excluded.at})
+_naming = insert(identity)
+_NAME = _naming.on_conflict_do_update(index_elements=["name"], set_={"value": _naming.excluded.value})
 
 
 def _read_ids(connection: sa.Connection) -> Ids | None:
@@ -58,7 +45,7 @@ def _read_ids(connection: sa.Connection) -> Ids | None:
 
 def _make_ids(connection: sa.Connection) -> Ids:
     """Two processes that make the ids at once agree: the first insert of a name stands."""
-    made = _insert(connection.dialect.name, identity).on_conflict_do_nothing()
+    made = _naming.on_conflict_do_nothing()
     for name in (CATALOG, STORE):
         connection.execute(made, {"name": name, "value": new_id()})
     ids = _read_ids(connection)
@@ -67,30 +54,16 @@ def _make_ids(connection: sa.Connection) -> Ids:
 
 
 def _pair(connection: sa.Connection, store: str, place: str) -> None:
-    made = _insert(connection.dialect.name, identity)
-    made = made.on_conflict_do_update(index_elements=["name"], set_={"value": made.excluded.value})
-    connection.execute(made, [{"name": STORE, "value": store}, {"name": PAIRED_WITH, "value": place}])
-
-
-def _chunks(values: Sequence[str]) -> list[list[str]]:
-    return [list(values[at : at + CHUNK]) for at in range(0, len(values), CHUNK)]
-
-
-def _among(connection: sa.Connection, column: Any, values: Sequence[str], *where: Any) -> set[str]:
-    return {
-        found
-        for some in _chunks(values)
-        for found in connection.execute(sa.select(column).where(column.in_(some), *where)).scalars()
-    }
+    connection.execute(_NAME, [{"name": STORE, "value": store}, {"name": PAIRED_WITH, "value": place}])
 
 
 def _known(connection: sa.Connection, job_ids: Sequence[str]) -> set[str]:
-    return _among(connection, jobs.c.id, job_ids) | _among(connection, entries.c.job_id, job_ids)
+    return among(connection, jobs.c.id, job_ids) | among(connection, entries.c.job_id, job_ids)
 
 
 def _in_work(connection: sa.Connection, job_ids: Sequence[str]) -> set[str]:
     found: set[str] = set()
-    for some in _chunks(job_ids):
+    for some in chunks(job_ids):
         rows = connection.execute(sa.select(jobs).where(jobs.c.id.in_(some))).all()
         found |= {row.id for row in rows} - {job.id for job in jobs_of(rows) if job.state.final}
     return found
@@ -101,22 +74,22 @@ def _now(connection: sa.Connection) -> float:
 
 
 def _mark(connection: sa.Connection, keys: Sequence[str]) -> None:
-    for some in _chunks(keys):
-        connection.execute(_marking(connection.dialect.name), [{"key": key} for key in some])
+    for some in chunks(keys):
+        connection.execute(_MARK, [{"key": key} for key in some])
 
 
 def _release(connection: sa.Connection, keys: Sequence[str]) -> None:
-    for some in _chunks(keys):
+    for some in chunks(keys):
         connection.execute(sa.delete(quarantine).where(q.key.in_(some)))
 
 
 def _erase(connection: sa.Connection, job_ids: Sequence[str]) -> None:
-    for some in _chunks(job_ids):
-        connection.execute(_erasing(connection.dialect.name), [{"job_id": job_id} for job_id in some])
+    for some in chunks(job_ids):
+        connection.execute(_ERASE, [{"job_id": job_id} for job_id in some])
 
 
 def _erased(connection: sa.Connection, job_ids: Sequence[str], for_s: float) -> set[str]:
-    return _among(connection, erasures.c.job_id, job_ids, erasures.c.at <= _now(connection) - for_s)
+    return among(connection, erasures.c.job_id, job_ids, erasures.c.at <= _now(connection) - for_s)
 
 
 def _end_pass(connection: sa.Connection, began_at: float, keep_erasures_s: float) -> None:
@@ -165,15 +138,15 @@ class Custody:
 
     async def mark(self, keys: Sequence[str]) -> None:
         """Note that no row names these blobs; a mark that is there already keeps its time."""
-        await self._database.write_lazily(_mark, keys)
+        await self._database.write(_mark, keys, durable=False)
 
     async def release(self, keys: Sequence[str]) -> None:
         """Drop these marks."""
-        await self._database.write_lazily(_release, keys)
+        await self._database.write(_release, keys, durable=False)
 
     async def end_pass(self, began_at: float, keep_erasures_s: float) -> None:
         """Drop the marks that a pass since `began_at` did not renew, and erasures `keep_erasures_s` older than that."""
-        await self._database.write_lazily(_end_pass, began_at, keep_erasures_s)
+        await self._database.write(_end_pass, began_at, keep_erasures_s, durable=False)
 
     async def counts(self, for_s: float) -> tuple[int, int]:
         """(marked blobs, those of them that have been marked for `for_s`)."""

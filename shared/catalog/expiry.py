@@ -6,9 +6,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from shared.catalog.database import Database
+from shared.catalog.database import Database, among
 from shared.catalog.idempotency import forget_expired
-from shared.catalog.job_rows import AT_ONCE, jobs_of
+from shared.catalog.job_rows import jobs_of
 from shared.catalog.tables import ENDED, entries, jobs, now_s
 from shared.types import JobState
 
@@ -52,14 +52,11 @@ def _expire(connection: sa.Connection, older_than_s: float, after: Place = (0.0,
     rows = connection.execute(_EXPIRABLE, {"before": before, "after_at": after[0], "after_id": after[1]}).all()
     ids = [job.id for job in jobs_of(rows)]  # no other is ours to delete
     expired = connection.execute(_EXPIRE, {"ids": ids, "before": before}).scalars().all()
-    keys = sorted({key for key in expired if key})
-    named: set[str] = set()
-    for at in range(0, len(keys), AT_ONCE):
-        for column in (c.picture_key, entries.c.picture_key):
-            named.update(connection.execute(sa.select(column).where(column.in_(keys[at : at + AT_ONCE]))).scalars())
+    keys = {key for key in expired if key}
+    unnamed = keys - among(connection, c.picture_key, keys) - among(connection, entries.c.picture_key, keys)
     more = EXPIRED_AT_ONCE in (forgotten, len(rows))
     last = (rows[-1].updated_at, rows[-1].id) if rows else after
-    return [key for key in keys if key not in named], last if more else None
+    return sorted(unnamed), last if more else None
 
 
 class Expiry:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import sqlite
 
-from shared.catalog.tables import idempotency_keys, now_s
+from shared.catalog.job_rows import row_of
+from shared.catalog.prepared import Prepared
+from shared.catalog.tables import idempotency_keys, insert, jobs, now_s
 from shared.errors import ConflictError
+from shared.types import Job
 
 _NOW: Any = now_s()
 _KEY = sa.select(idempotency_keys).where(
@@ -16,13 +18,35 @@ _KEY = sa.select(idempotency_keys).where(
 )
 _LIVE_KEY = _KEY.where(idempotency_keys.c.expires_at > _NOW)
 
-
-_new = sqlite.insert(idempotency_keys).values(expires_at=_NOW + sa.bindparam("lifetime_s", type_=sa.Double))
+_new = insert(idempotency_keys).values(
+    caller=sa.bindparam("by_caller"),
+    key=sa.bindparam("by_key"),
+    body_hash=sa.bindparam("of_body"),
+    job_id=sa.bindparam("id"),
+    expires_at=_NOW + sa.bindparam("lifetime_s", type_=sa.Double),
+)
 _TAKE = _new.on_conflict_do_update(
     index_elements=["caller", "key"],
     set_={name: _new.excluded[name] for name in ("body_hash", "job_id", "expires_at")},
     where=idempotency_keys.c.expires_at <= _NOW,
 ).returning(idempotency_keys.c.job_id)
+_GIVEN = [one for one in jobs.c if one.name not in ("created_at", "updated_at") and one.server_default is None]
+"""What `job_rows.row_of` says of a new job."""
+_ACCEPT = Prepared(
+    sa.insert(jobs)
+    .from_select(
+        [*(column.name for column in _GIVEN), "created_at", "updated_at"],
+        sa.select(*(sa.bindparam(column.name, type_=column.type) for column in _GIVEN), _NOW, _NOW).select_from(
+            _TAKE.cte("taken")
+        ),
+    )
+    .returning(jobs.c.created_at, jobs.c.updated_at)
+)
+"""The key and its job, or neither, in one statement of PostgreSQL: one round trip in place of four (BEGIN, both rows,
+COMMIT). Two replicas with the same key meet on its row: the second waits, then finds it taken."""
+_INSERT = Prepared(
+    sa.insert(jobs).values(created_at=_NOW, updated_at=_NOW).returning(jobs.c.created_at, jobs.c.updated_at)
+)
 
 
 _old = idempotency_keys.alias("old")
@@ -37,15 +61,19 @@ _FORGET = sa.delete(idempotency_keys).where(
 )
 
 
-def take_key(connection: sa.Connection, job_id: str, caller: str, key: str, body_hash: str, lifetime_s: float) -> str:
-    """Empty when the key is now this job's, else the id of the job that has it; ConflictError for another body.
-
-    On SQLite, in a transaction with the job's row; PostgreSQL takes both at once (at_once.py).
-    """
-    wished = {"caller": caller, "key": key, "body_hash": body_hash, "job_id": job_id, "lifetime_s": lifetime_s}
-    if connection.execute(_TAKE, wished).first() is not None:
-        return ""
-    return named_by(connection, caller, key, body_hash)
+def insert_job(connection: sa.Connection, job: Job, caller: str, key: str, body_hash: str, lifetime_s: float) -> Any:
+    """The two times of the job's new row, whose key (if not empty) is taken in the same transaction; None, and nothing
+    written, when another job has the key."""
+    row = row_of(job)
+    if not key:
+        return _INSERT.first(connection, row)
+    wished = {"by_caller": caller, "by_key": key, "of_body": body_hash, "lifetime_s": lifetime_s}
+    if connection.dialect.name == "postgresql":
+        return _ACCEPT.first(connection, {**row, **wished})
+    # SQLite, which knows no changes within a WITH, has no round trips
+    if connection.execute(_TAKE, {**wished, "id": job.id}).first() is None:
+        return None
+    return _INSERT.first(connection, row)
 
 
 def named_by(connection: sa.Connection, caller: str, key: str, body_hash: str) -> str:

@@ -9,12 +9,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from shared.catalog.database import chunks
 from shared.catalog.tables import jobs
 from shared.types import Job, JobState, Plan, Request, Result, from_json, to_json
 from shared.unreadable import readable, unreadable
 
-AT_ONCE = 500
-"""Rows of one update: far below every driver's limit of parameters."""
 _read = lru_cache(maxsize=256)(from_json)
 """A picture's row is read when it is claimed, answered and cached; what it says is frozen, and parsed once."""
 
@@ -37,9 +36,14 @@ def update_readable(connection: sa.Connection, update: Any, parameters: dict[str
     ids = [job.id for job in jobs_of(connection.execute(sa.select(jobs).where(update.whereclause), parameters))]
     mine = update.where(jobs.c.id.in_(sa.bindparam("ids", expanding=True)))
     changed: list[Any] = []
-    for at in range(0, len(ids), AT_ONCE):
-        changed += connection.execute(mine, {**parameters, "ids": ids[at : at + AT_ONCE]})
+    for some in chunks(ids):
+        changed += connection.execute(mine, {**parameters, "ids": some})
     return jobs_of(changed)
+
+
+def update_one(connection: sa.Connection, update: sa.Update, parameters: dict[str, Any]) -> bool:
+    """Runs an update of one row; whether there was such a row."""
+    return connection.execute(update, parameters).rowcount == 1
 
 
 def _job_of(row: Any) -> Job:

@@ -1,4 +1,4 @@
-"""Jobs that change their lane, and the plan that they are drawn by there."""
+"""Jobs that wait in their lane, or change it and the plan that they are drawn by there."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import sqlalchemy as sa
 
 from shared.catalog.database import Database
 from shared.catalog.exposure import HANDED_BACK
-from shared.catalog.job_rows import jobs_of
+from shared.catalog.job_rows import jobs_of, update_one
 from shared.catalog.tables import jobs, now_s
-from shared.types import Job, JobState, Plan, to_json
+from shared.types import URGENT, Job, JobState, Plan, to_json
 
 LOOKED_AT = 10
 """Rows of one read that looks for a lane's oldest job."""
 
+QUEUED, RUNNING = JobState.QUEUED.value, JobState.RUNNING.value
 c = jobs.c
 _OF = sa.and_(c.id == sa.bindparam("job_id"), c.attempt == sa.bindparam("of_attempt"))
 _NOW: Any = now_s()
@@ -25,20 +26,22 @@ _THERE = {
     "confirmed": False,
     "updated_at": _NOW,
 }
-_REROUTE = sa.update(jobs).where(_OF, c.state == JobState.QUEUED.value).values(**_THERE)
+_REROUTE = sa.update(jobs).where(_OF, c.state == QUEUED).values(**_THERE)
 _MOVE = (
     sa.update(jobs)
-    .where(_OF, c.state == JobState.RUNNING.value)
-    .values(state=JobState.QUEUED.value, worker="", lease_until=0.0, **HANDED_BACK, **_THERE)
+    .where(_OF, c.state == RUNNING)
+    .values(state=QUEUED, worker="", lease_until=0.0, **HANDED_BACK, **_THERE)
 )
 _WAITING = (
     sa.select(jobs)
-    .where(c.state == JobState.QUEUED.value, c.lane == sa.bindparam("in_lane"), c.id > sa.bindparam("behind"))
+    .where(c.state == QUEUED, c.lane == sa.bindparam("in_lane"), c.id > sa.bindparam("behind"))
     .order_by(c.id)
     .limit(sa.bindparam("most"))
 )
 
-_LANES = sa.select(c.lane).where(c.state == JobState.QUEUED.value).distinct()
+_LANES = sa.select(c.lane).where(c.state == QUEUED).distinct()
+_COUNT_QUEUED = sa.select(sa.func.count()).select_from(jobs).where(c.state == QUEUED)
+_PLACE = sa.select(c.state, c.lane, c.priority).where(c.id == sa.bindparam("job_id"))
 _OLDEST = _WAITING.add_columns((_NOW - c.created_at).label("waits_s"))
 
 
@@ -65,12 +68,22 @@ def _lanes(connection: sa.Connection) -> set[str]:
     return set(connection.execute(_LANES).scalars())
 
 
-def _change(connection: sa.Connection, statement: sa.Update, parameters: dict[str, Any]) -> bool:
-    return connection.execute(statement, parameters).rowcount == 1
+def _queued(connection: sa.Connection, lane: str | None) -> int:
+    query = _COUNT_QUEUED if lane is None else _COUNT_QUEUED.where(c.lane == lane)
+    return int(connection.execute(query).scalar_one())
+
+
+def _position(connection: sa.Connection, job_id: str) -> int:
+    row = connection.execute(_PLACE, {"job_id": job_id}).first()
+    if row is None or row.state != QUEUED:
+        return 0
+    urgent, before = c.priority >= URGENT, c.id < job_id
+    ahead = sa.and_(urgent, before) if row.priority >= URGENT else sa.or_(urgent, before)
+    return int(connection.execute(_COUNT_QUEUED.where(c.lane == row.lane, ahead)).scalar_one())
 
 
 class Lanes:
-    """What the catalog's jobs can do besides living in the lane that they were accepted for."""
+    """The lanes of the catalog's jobs: who waits there, and who moves."""
 
     _database: Database
 
@@ -87,14 +100,21 @@ class Lanes:
         only another version can read does not count: no worker here can draw it."""
         return await self._database.read(_waits, lanes)
 
+    async def queued(self, lane: str | None = None) -> int:
+        return await self._database.read(_queued, lane)
+
+    async def position(self, job_id: str) -> int:
+        """Queued jobs that its lane serves before it; 0 when it is not queued."""
+        return await self._database.read(_position, job_id)
+
     async def reroute(self, job_id: str, attempt: int, lane: str, plan: Plan) -> bool:
         """A queued job waits in another lane, by another plan; False when it was claimed meanwhile. Its task is to be
         sent, and `confirm` called then."""
-        return await self._database.write(_change, _REROUTE, _to(job_id, attempt, lane, plan))
+        return await self._database.write(update_one, _REROUTE, _to(job_id, attempt, lane, plan))
 
     async def move(self, job_id: str, attempt: int, lane: str, plan: Plan) -> bool:
         """Handed back by this attempt, neither failed nor crashed, to another lane; else as `reroute`."""
-        return await self._database.write(_change, _MOVE, _to(job_id, attempt, lane, plan))
+        return await self._database.write(update_one, _MOVE, _to(job_id, attempt, lane, plan))
 
 
 def _to(job_id: str, attempt: int, lane: str, plan: Plan) -> dict[str, Any]:

@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
-from shared.catalog.around import DatabaseAround, Run
-from shared.catalog.database import Database, Operation, P, R
-from shared.catalog.tables import leases, now_s
+from shared.catalog.around import DatabaseAround
+from shared.catalog.database import Database, R, Ts
+from shared.catalog.tables import insert, leases, now_s
 from shared.errors import UnavailableError
 
 _NOW: Any = now_s()
 c = leases.c
-
-
-@cache
-def _taking(dialect: str) -> Any:
-    """One statement, so that two replicas meet on the row: whoever comes second finds it taken."""
-    insert: Any = postgresql.insert if dialect == "postgresql" else sqlite.insert
-    statement = insert(leases).values(until=_NOW + sa.bindparam("lease_s", type_=sa.Double))
-    new = statement.excluded
-    return statement.on_conflict_do_update(
-        index_elements=["name"],
-        set_={"holder": new.holder, "until": new.until},
-        where=sa.or_(c.holder == new.holder, c.until < _NOW),
-    ).returning(c.name)
+_new = insert(leases).values(until=_NOW + sa.bindparam("lease_s", type_=sa.Double))
+_TAKE = _new.on_conflict_do_update(
+    # one statement: two replicas meet on the row, and the second finds it taken
+    index_elements=["name"],
+    set_={"holder": _new.excluded.holder, "until": _new.excluded.until},
+    where=sa.or_(c.holder == _new.excluded.holder, c.until < _NOW),
+).returning(c.name)
 
 
 def _take(connection: sa.Connection, name: str, holder: str, lease_s: float) -> bool:
     wished = {"name": name, "holder": holder, "lease_s": lease_s}
-    return connection.execute(_taking(connection.dialect.name), wished).first() is not None
+    return connection.execute(_TAKE, wished).first() is not None
 
 
 def _give_up(connection: sa.Connection, name: str, holder: str) -> None:
@@ -48,11 +40,11 @@ _HELD = (
 
 
 def _fenced(
-    connection: sa.Connection, name: str, holder: str, operation: Callable[..., R], args: Any, kwargs: Any
+    connection: sa.Connection, name: str, holder: str, operation: Callable[[sa.Connection, *Ts], R], *args: *Ts
 ) -> R:
     if connection.execute(_HELD, {"of_name": name, "by_holder": holder}).first() is None:
         raise UnavailableError(f"lease {name!r}: {holder} does not hold it any more", retry_after_s=1.0)
-    return operation(connection, *args, **kwargs)
+    return operation(connection, *args)
 
 
 class FencedDatabase(DatabaseAround):
@@ -63,11 +55,12 @@ class FencedDatabase(DatabaseAround):
         super().__init__(database)
         self._name, self._holder = name, holder
 
-    async def _written(self, run: Run, operation: Callable[..., R], args: Any, kwargs: Any) -> R:
-        return await self._asked(run, _fenced, (self._name, self._holder, operation, args, kwargs), {})
-
-    async def write_statement(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self.write(operation, *args, **kwargs)  # two statements, with the look
+    async def write(
+        self, operation: Callable[[sa.Connection, *Ts], R], *args: *Ts, durable: bool = True, row: bool = False
+    ) -> R:
+        # not as a `row`, which is one statement, but as durable
+        lease = (self._name, self._holder)
+        return await self._database.write(_fenced, *lease, operation, *args, durable=durable or row)
 
 
 class Leases:

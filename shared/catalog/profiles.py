@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from shared.catalog.database import Database
-from shared.catalog.tables import now_s, profiles
+from shared.catalog.tables import insert, now_s, profiles
 from shared.unreadable import unreadable
 
 p = profiles.c
 
 
 def _put(connection: sa.Connection, kind: str, model: str, weights_hash: str, value: dict[str, Any]) -> None:
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     new = insert(profiles).values(
         kind=kind, model=model, weights_hash=weights_hash, value=value, updated_at=now_s()
     )  # fmt: skip

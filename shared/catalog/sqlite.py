@@ -13,7 +13,7 @@ import asyncio
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from shared.catalog.database import Operation, P, R, explain, one
+from shared.catalog.database import R, Ts, explain, one
 from shared.clock import Clock
 from shared.errors import AfterimageError, ConfigurationError, UnavailableError
 
@@ -30,6 +30,7 @@ GROUP = 64
 """Writes that may share a commit."""
 CHECKPOINT_EVERY = 64
 """Commits of the writing thread; a picture is about four, and forty pages of 4 KB in the log."""
+FAILURES = (sa.exc.DBAPIError, sqlite3.Error)
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +73,15 @@ def _keep_a_log(connection: sqlite3.Connection) -> None:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
                 raise
         time.sleep(0.005)
+
+
+def _transact(
+    begin: str, connection: sa.Connection, operation: Callable[[sa.Connection, *Ts], R], args: tuple[*Ts]
+) -> R:
+    raw: Any = connection.connection.driver_connection
+    with connection.begin():
+        raw.execute(begin)
+        return operation(connection, *args)
 
 
 class SqliteDatabase:
@@ -129,16 +139,7 @@ class SqliteDatabase:
             group.append(self._waiting.popleft())
         if not group:  # they shared an earlier commit
             return
-        try:
-            self._commit(group)
-        except (sa.exc.DBAPIError, sqlite3.Error) as error:
-            if len(group) == 1:
-                group[0].error = explain(error, self._where)
-            else:  # what one of them may have broken, the others get again without it
-                for write in group:
-                    self._commit_alone(write)
-        except BaseException as error:  # a bug of ours, or no memory: whoever waits must hear of it all the same
-            self._broken(group, error)
+        self._try(group)
         for write in group:
             with suppress(RuntimeError):  # its loop is gone, and so is whoever asked
                 write.future.get_loop().call_soon_threadsafe(write.settle)
@@ -152,15 +153,19 @@ class SqliteDatabase:
         with suppress(sqlite3.Error):  # a full disk: the log grows on until there is room
             raw.execute("PRAGMA wal_checkpoint(PASSIVE)").close()
 
-    def _commit_alone(self, write: _Write) -> None:
+    def _try(self, group: list[_Write]) -> None:
         try:
-            self._commit([write])
-        except (sa.exc.DBAPIError, sqlite3.Error) as error:
-            write.error = explain(error, self._where)
-        except BaseException as error:
-            self._broken([write], error)
+            self._commit(group)
+        except FAILURES as error:
+            if len(group) == 1:
+                group[0].error = explain(error, self._where)
+            else:  # what one of them may have broken, the others get again without it
+                for write in group:
+                    self._try([write])
+        except BaseException as error:  # a bug of ours, or no memory: each caller must get an error all the same
+            self._broken(group, error)
 
-    def _broken(self, group: Sequence[_Write], error: BaseException) -> None:
+    def _broken(self, group: list[_Write], error: BaseException) -> None:
         """Nothing of the group was committed as far as we know, and the connection is not to be trusted."""
         for write in group:
             write.error = AfterimageError(f"{self._where}: not written ({error!r})")
@@ -170,7 +175,7 @@ class SqliteDatabase:
             with suppress(Exception):
                 connection.close()
 
-    def _commit(self, group: Sequence[_Write]) -> None:
+    def _commit(self, group: list[_Write]) -> None:
         """One transaction; a write that raises something of its own takes only itself back."""
         if self._writing is None:
             self._writing = self._engine.connect()
@@ -186,7 +191,7 @@ class SqliteDatabase:
                 raw.execute("SAVEPOINT one")
                 try:
                     write.run(self._writing)
-                except (sa.exc.DBAPIError, sqlite3.Error):
+                except FAILURES:
                     raise
                 except BaseException as error:
                     write.error = error
@@ -195,74 +200,56 @@ class SqliteDatabase:
 
     # ---- on the reading thread ----
 
-    def _read(self, operation: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _read(self, operation: Callable[[sa.Connection, *Ts], R], args: tuple[*Ts]) -> R:
         try:
             if self._reading is None:
                 self._reading = self._engine.connect()
-            raw: Any = self._reading.connection.driver_connection
-            with self._reading.begin():
-                raw.execute("BEGIN")
-                return operation(self._reading, *args, **kwargs)
-        except (sa.exc.DBAPIError, sqlite3.Error) as error:
+            return _transact("BEGIN", self._reading, operation, args)
+        except FAILURES as error:
             raise explain(error, self._where) from error
 
     # ---- on the event loop ----
 
-    async def _enqueue(self, lazy: bool, call: Callable[[sa.Connection], R]) -> R:
-        if self._closed:
-            raise UnavailableError(f"{self._where}: the catalog is closed")
-        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Write(lazy, call, future))
-        self._writer.submit(self._drain)
-        return await future
-
-    async def write(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._enqueue(False, lambda connection: operation(connection, *args, **kwargs))
-
-    async def write_statement(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self.write(operation, *args, **kwargs)
-
-    async def write_lazily(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._enqueue(True, lambda connection: operation(connection, *args, **kwargs))
-
-    def _at_once(self, begin: str, operation: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _here(self, begin: str, operation: Callable[[sa.Connection, *Ts], R], args: tuple[*Ts]) -> R:
         if self._near is None:
             self._near = self._engine.connect()
             for pragma in ("busy_timeout = 0", "synchronous = NORMAL"):
                 self._near.exec_driver_sql(f"PRAGMA {pragma}").close()
             self._near.rollback()
-        raw: Any = self._near.connection.driver_connection
-        with self._near.begin():
-            raw.execute(begin)
-            return operation(self._near, *args, **kwargs)
+        return _transact(begin, self._near, operation, args)
 
     @property
-    def _by_threads_alone(self) -> bool:
-        return self._closed or self._reader is self._writer
+    def _in_memory(self) -> bool:
+        """One connection, and one thread that uses it."""
+        return self._reader is self._writer
 
-    async def write_row(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        if not (self._waiting or self._by_threads_alone):
-            with suppress(
-                sa.exc.DBAPIError, sqlite3.Error
-            ):  # somebody is writing: the thread waits, and says what is wrong
-                return self._at_once("BEGIN IMMEDIATE", operation, args, kwargs)
-        return await self.write_lazily(operation, *args, **kwargs)
-
-    async def read(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        if self._reader is self._writer:  # in memory there is one connection
-            return await self.write_lazily(operation, *args, **kwargs)
+    def _check_open(self) -> None:
         if self._closed:
             raise UnavailableError(f"{self._where}: the catalog is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._reader, self._read, operation, args, kwargs)
 
-    async def read_row(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        if not self._by_threads_alone:
-            with suppress(sa.exc.DBAPIError, sqlite3.Error):
-                return self._at_once("BEGIN", operation, args, kwargs)
-        return await self.read(operation, *args, **kwargs)
+    async def read(self, operation: Callable[[sa.Connection, *Ts], R], *args: *Ts, row: bool = False) -> R:
+        if self._in_memory:
+            return await self.write(operation, *args, durable=False)
+        self._check_open()
+        if row:
+            with suppress(*FAILURES):  # the thread tries again, and says what is wrong
+                return self._here("BEGIN", operation, args)
+        return await asyncio.get_running_loop().run_in_executor(self._reader, self._read, operation, args)
+
+    async def write(
+        self, operation: Callable[[sa.Connection, *Ts], R], *args: *Ts, durable: bool = True, row: bool = False
+    ) -> R:
+        self._check_open()
+        if row and not (durable or self._waiting or self._in_memory):
+            with suppress(*FAILURES):  # somebody is writing: the thread waits, and says what is wrong
+                return self._here("BEGIN IMMEDIATE", operation, args)
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Write(not durable, lambda connection: operation(connection, *args), future))
+        self._writer.submit(self._drain)
+        return await future
 
     async def ping(self) -> None:
-        await self.read_row(one)
+        await self.read(one, row=True)
 
     def _hang_up(self) -> None:
         for connection in (self._near, self._reading, self._writing):
@@ -275,7 +262,7 @@ class SqliteDatabase:
         if self._closed:
             return
         self._closed = True
-        if self._reader is not self._writer:
+        if not self._in_memory:
             await asyncio.to_thread(self._reader.shutdown)
         await asyncio.get_running_loop().run_in_executor(self._writer, self._hang_up)
         await asyncio.to_thread(self._writer.shutdown)

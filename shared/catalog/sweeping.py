@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from shared.catalog.database import Database
 from shared.catalog.exposure import CRASHED, RENEWALS
-from shared.catalog.job_rows import update_readable
+from shared.catalog.job_rows import update_one, update_readable
 from shared.catalog.tables import jobs, now_s, workers
 from shared.types import Job, JobState
 
@@ -115,7 +115,7 @@ def _recover(connection: sa.Connection) -> list[Job]:
 
 def _survived(connection: sa.Connection, job_id: str, crashes_before: int, alone_before: int) -> bool:
     before = {"crashes_before": crashes_before, "alone_before": alone_before}
-    return connection.execute(_SURVIVED, {"job_id": job_id, **before}).rowcount == 1
+    return update_one(connection, _SURVIVED, {"job_id": job_id, **before})
 
 
 def _report(connection: sa.Connection, holder: str, more_s: float, lease_s: float) -> None:
@@ -156,7 +156,7 @@ class Sweeping:
     async def report_worker(self, holder: str, more_s: float, lease_s: float) -> None:
         """The worker lives, and held jobs for `more_s` seconds since its last report. Without another report within
         `lease_s` it has crashed; 0: it holds no job, and its end is no crash."""
-        await self._database.write_lazily(_report, holder, more_s, lease_s)
+        await self._database.write(_report, holder, more_s, lease_s, durable=False)
 
     async def fleet(self, since: float) -> Fleet:
         """Crashes and busy seconds of all workers since then (Unix seconds by the catalog's clock); of a worker that

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import GenericFunction
@@ -17,6 +18,10 @@ METADATA = sa.MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
+
+
+insert = postgresql.insert
+"""With ON CONFLICT, for both databases: SQLite's compiler reads PostgreSQL's clause, which has the same words."""
 
 
 class now_s(GenericFunction[float]):  # noqa: N801 — SQLAlchemy names a function after its class

@@ -10,8 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from shared.catalog import Catalog
-from shared.catalog.around import DatabaseAround, Run
-from shared.catalog.database import R
+from shared.catalog.around import DatabaseAround
+from shared.catalog.database import R, Ts
 from shared.catalog.expiry import EXPIRED_AT_ONCE, _expire
 from shared.catalog.job_rows import row_of
 from shared.catalog.tables import idempotency_keys, jobs
@@ -42,10 +42,12 @@ class Counting(DatabaseAround):
         self.writes = 0
         self._between = between
 
-    async def _written(self, run: Run, operation: Callable[..., R], args: Any, kwargs: Any) -> R:
+    async def write(
+        self, operation: Callable[[sa.Connection, *Ts], R], *args: *Ts, durable: bool = True, row: bool = False
+    ) -> R:
         self.writes += 1
         await self._between()
-        return await super()._written(run, operation, args, kwargs)
+        return await super().write(operation, *args, durable=durable, row=row)
 
 
 async def test_many_jobs_expire_in_several_transactions_between_which_others_write(catalog: Catalog) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ def _setting(connection: sa.Connection, name: str) -> str:
 
 async def test_jobs_wait_for_the_disk_and_what_can_be_rebuilt_does_not(database: Database) -> None:
     assert await database.write(_setting, "synchronous_commit") == "on"
-    assert await database.write_lazily(_setting, "synchronous_commit") == "off"
+    assert await database.write(_setting, "synchronous_commit", durable=False) == "off"
     assert await database.write(_setting, "synchronous_commit") == "on"
 
 
@@ -76,13 +77,14 @@ async def test_a_statement_that_commits_itself_meets_no_dead_connection_and_is_n
     def pid(connection: sa.Connection) -> int:
         return int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
 
-    first = await database.write_statement(pid)
-    await database.write_lazily(lambda connection: connection.exec_driver_sql(f"SELECT pg_terminate_backend({first})"))
+    first = await database.write(pid, row=True)
+    kill = f"SELECT pg_terminate_backend({first})"
+    await database.write(lambda connection: connection.exec_driver_sql(kill), durable=False)
     await asyncio.sleep(0.2)
-    assert await database.write_statement(pid) != first
+    assert await database.write(pid, row=True) != first
     seen: list[int] = []
     with pytest.raises(UnavailableError):
-        await database.write_statement(_kill_own, seen)
+        await database.write(_kill_own, seen, row=True)
     assert len(seen) == 1
 
 
@@ -92,37 +94,37 @@ NAP = Prepared(sa.select(sa.func.pg_sleep(sa.bindparam("seconds", type_=sa.Doubl
 NONSENSE = Prepared(sa.select(sa.bindparam("one", type_=sa.Integer) / 0))
 
 
-def _first(connection: sa.Connection, /, prepared: Prepared, **parameters: Any) -> Any:
+def _first(connection: sa.Connection, prepared: Prepared, parameters: dict[str, Any]) -> Any:
     return prepared.first(connection, parameters)
 
 
 async def test_a_statement_run_by_the_driver_alone_fails_as_any_other(database: Database) -> None:
     with pytest.raises(UnavailableError) as gone:
-        await database.write_statement(_first, KILL)
+        await database.write(_first, KILL, {}, row=True)
     assert gone.value.retry_after_s
     with pytest.raises(UnavailableError):
-        await database.read_row(_first, KILL)  # three times
+        await database.read(_first, KILL, {}, row=True)  # three times
     with pytest.raises(AfterimageError, match="division by zero") as wrong:
-        await database.read_row(_first, NONSENSE, one=1)
+        await database.read(_first, NONSENSE, {"one": 1}, row=True)
     assert not isinstance(wrong.value, UnavailableError)
-    assert (await database.read_row(_first, PID)).pid > 0
+    assert (await database.read(_first, PID, {}, row=True)).pid > 0
 
 
 async def test_a_connection_on_which_nobody_waits_for_the_answer_is_not_used_again(database: Database) -> None:
-    before = (await database.read_row(_first, PID)).pid
+    before = (await database.read(_first, PID, {}, row=True)).pid
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
-            await database.write_statement(_first, NAP, seconds=30.0)
-    assert (await database.read_row(_first, PID)).pid != before
+            await database.write(_first, NAP, {"seconds": 30.0}, row=True)
+    assert (await database.read(_first, PID, {}, row=True)).pid != before
 
 
 async def test_within_a_transaction_such_a_statement_is_part_of_it(database: Database) -> None:
     def both(connection: sa.Connection) -> bool:
-        began = _first(connection, Prepared(sa.select(sa.func.pg_current_xact_id().label("id"))))
+        began = _first(connection, Prepared(sa.select(sa.func.pg_current_xact_id().label("id"))), {})
         return bool(began.id == connection.exec_driver_sql("SELECT pg_current_xact_id()").scalar_one())
 
     assert await database.write(both)
-    assert not await database.write_statement(both)
+    assert not await database.write(both, row=True)
 
 
 async def test_what_a_caller_waits_for_takes_one_round_trip(catalog: Catalog) -> None:
@@ -175,8 +177,8 @@ async def test_a_server_that_is_kept_busy_answers_whoever_asks_whether_it_is_the
     def nap(connection: sa.Connection) -> Any:
         return connection.exec_driver_sql("SELECT pg_sleep(2)").scalar()
 
-    writes = catalog._database.write, catalog._database.write_lazily
-    sleeping = [asyncio.create_task(write(nap)) for write in writes for _ in range(2)]
+    writes = [catalog._database.write(nap, durable=durable) for durable in (True, False) for _ in range(2)]
+    sleeping = [asyncio.create_task(write) for write in writes]
     await asyncio.sleep(0.2)
     async with asyncio.timeout(1.5):
         await catalog.ping()
@@ -223,7 +225,7 @@ async def test_a_process_opens_no_more_connections_than_its_pool(catalog_url: st
         count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
         return int(connection.exec_driver_sql(count).scalar_one())
 
-    kinds = (database.write, database.write_lazily, database.read)
+    kinds = (database.write, partial(database.write, durable=False), database.read)
     seen = await asyncio.gather(*(kinds[n % 3](nap) for n in range(30)))
     assert max(seen) == at_most
     await database.close()

@@ -33,9 +33,9 @@ def connection() -> Iterator[sa.Connection]:
 
 def test_rows_are_what_sqlalchemy_reads(connection: sa.Connection) -> None:
     insert = Prepared(sa.insert(THINGS))
-    insert.many(connection, [{"id": name, "kind": "a", "count": 1, "data": b"\0x"} for name in ("x", "y")])
-    insert.many(connection, [{"data": None, "id": "z", "kind": "b", "count": 1}])  # other names, in another order
-    insert.many(connection, [])
+    for name in ("x", "y"):
+        assert insert.first(connection, {"id": name, "kind": "a", "count": 1, "data": b"\0x"}) is None
+    insert.first(connection, {"data": None, "id": "z", "kind": "b", "count": 1})  # in another order
     for name in ("x", "y", "z"):
         read = connection.execute(GET.statement, {"thing": name}).one()
         assert tuple(GET.first(connection, {"thing": name})) == tuple(read)
@@ -45,11 +45,12 @@ def test_rows_are_what_sqlalchemy_reads(connection: sa.Connection) -> None:
 
 
 def test_what_the_statement_holds_and_what_it_is_given(connection: sa.Connection) -> None:
-    Prepared(sa.insert(THINGS).values(kind="a", count=1)).many(connection, [{"id": "x"}, {"id": "y"}])
-    more = Prepared(MORE)
-    assert more.changed(connection, {"thing": "x", "by": 4}) == 1
-    assert more.changed(connection, {"by": 4, "thing": "nobody"}) == 0
-    returning = Prepared(MORE.returning(THINGS))
-    assert returning.first(connection, {"thing": "x", "by": 2})[2] == 7
+    insert = Prepared(sa.insert(THINGS).values(kind="a", count=1))
+    for name in ("x", "y"):
+        insert.first(connection, {"id": name})
+    more = Prepared(MORE.returning(THINGS))
+    assert more.first(connection, {"thing": "x", "by": 4})[2] == 5
+    assert more.first(connection, {"by": 4, "thing": "nobody"}) is None
+    assert more.first(connection, {"thing": "x", "by": 2})[2] == 7
     connection.commit()  # nothing is left unread
     assert GET.first(connection, {"thing": "y"})[2] == 1

@@ -62,7 +62,7 @@ async def test_commits_of_jobs_are_synced_and_those_of_the_cache_are_not(tmp_pat
 
     full, normal = 2, 1
     assert await opened.write(level) == (full, "wal", 1)
-    assert await opened.write_lazily(level) == (normal, "wal", 1)
+    assert await opened.write(level, durable=False) == (normal, "wal", 1)
     assert await opened.write(level) == (full, "wal", 1)
     await opened.close()
     hurried = open_database(f"sqlite:///{tmp_path / 'c.db'}?synchronous=normal", ManualClock())
@@ -206,26 +206,26 @@ async def test_a_row_is_written_where_it_is_asked_for_unless_somebody_else_write
         return list(connection.exec_driver_sql("SELECT number FROM kept ORDER BY number").scalars())
 
     await opened.write(make)
-    await opened.write_row(keep, 1)
+    await opened.write(keep, 1, durable=False, row=True)
     with pytest.raises(AfterimageError, match="no"):
-        await opened.write_row(refuse)
-    assert await opened.read_row(kept) == [1]
+        await opened.write(refuse, durable=False, row=True)
+    assert await opened.read(kept, row=True) == [1]
     assert set(asked_in) == {main}
 
     other = sqlite3.connect(tmp_path / "c.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     asked_in.clear()
-    waiting = asyncio.create_task(opened.write_row(keep, 2))
+    waiting = asyncio.create_task(opened.write(keep, 2, durable=False, row=True))
     await asyncio.sleep(0.05)  # the loop is free meanwhile
-    assert await opened.read_row(kept) == [1]
+    assert await opened.read(kept, row=True) == [1]
     other.execute("ROLLBACK")
     other.close()
     await waiting
     assert await opened.read(kept) == [1, 2]
-    assert main not in asked_in[1:]  # all but the read_row
+    assert main not in asked_in[1:]  # all but the row that was read
     await opened.close()
     with pytest.raises(UnavailableError):
-        await opened.read_row(kept)
+        await opened.read(kept, row=True)
 
 
 async def test_the_log_does_not_grow_for_ever(tmp_path: Path) -> None:
@@ -237,8 +237,8 @@ async def test_the_log_does_not_grow_for_ever(tmp_path: Path) -> None:
         connection.exec_driver_sql("DELETE FROM kept")
 
     for _ in range(4 * sqlite.CHECKPOINT_EVERY):
-        await opened.write_lazily(fill)
-        await opened.write_row(fill)
+        await opened.write(fill, durable=False)
+        await opened.write(fill, durable=False, row=True)
     once = sqlite.CHECKPOINT_EVERY * 2 * 4 * 4096
     assert (tmp_path / "c.db-wal").stat().st_size < 2 * once
     await opened.close()

@@ -4,10 +4,9 @@ itself."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from services.gpu_worker import aside as aside_module
 from services.gpu_worker import service as service_module
 from services.gpu_worker.service import GpuWorkerService
 from shared.catalog import Catalog
-from shared.catalog.around import DatabaseAround, Run
+from shared.catalog.around import DatabaseAround
 from shared.catalog.database import R
 from shared.errors import UnavailableError
 from shared.messages import JobSucceeded, Progress
@@ -34,13 +33,9 @@ class Cut(DatabaseAround):
         if self.away:
             raise UnavailableError("the catalog does not answer", retry_after_s=0.01)
 
-    async def _asked(self, run: Run, operation: Callable[..., R], args: Any, kwargs: Any) -> R:
+    async def _asked(self, ask: Callable[[], Awaitable[R]]) -> R:
         self._check()
-        return await super()._asked(run, operation, args, kwargs)
-
-    async def ping(self) -> None:
-        self._check()
-        await super().ping()
+        return await super()._asked(ask)
 
 
 @dataclass
