@@ -30,6 +30,7 @@ _TAKE = _new.on_conflict_do_update(
     set_={name: _new.excluded[name] for name in ("body_hash", "job_id", "expires_at")},
     where=idempotency_keys.c.expires_at <= _NOW,
 ).returning(idempotency_keys.c.job_id)
+_TAKE_ALONE = Prepared(_TAKE)
 _GIVEN = [one for one in jobs.c if one.name not in ("created_at", "updated_at") and one.server_default is None]
 """What `job_rows.row_of` says of a new job."""
 _ACCEPT = Prepared(
@@ -71,9 +72,8 @@ def insert_job(connection: sa.Connection, job: Job, caller: str, key: str, body_
     if connection.dialect.name == "postgresql":
         return _ACCEPT.first(connection, {**row, **wished})
     # SQLite, which knows no changes within a WITH, has no round trips
-    if connection.execute(_TAKE, {**wished, "id": job.id}).first() is None:
-        return None
-    return _INSERT.first(connection, row)
+    taken = _TAKE_ALONE.first(connection, {**wished, "id": job.id})
+    return None if taken is None else _INSERT.first(connection, row)
 
 
 def named_by(connection: sa.Connection, caller: str, key: str, body_hash: str) -> str:
