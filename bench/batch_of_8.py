@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.quiet import quiet
-from bench.recording import RESULTS, machine, quantile, record, table
+from bench.recording import command_line, machine, quantile, record, table
 
 if TYPE_CHECKING:
     from services.gpu_worker.families import Family
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--model", default="", help="bundled:NAME, a folder or a hub id; empty: bundled:large, else a "
                         "random one of its size")  # fmt: skip
     parser.add_argument("--rows", type=int, default=8)
@@ -30,7 +30,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=3, help="both ways in turn; medians count")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     quiet()
     with tempfile.TemporaryDirectory() as folder:

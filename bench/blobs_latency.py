@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.recording import machine, quantile, record, table
+from bench.recording import command_line, machine, quantile, record, table
 from scripts.stack import minio, seaweedfs
 from scripts.stack.servers import Server
 from shared.blobs import Blobs, open_blobs
@@ -81,9 +81,8 @@ def report(found: dict[str, Any]) -> str:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--count", type=int, default=500, help="blobs of each size")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     asyncio.run(measure(parser.parse_args(given)))
 
 

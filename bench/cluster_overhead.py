@@ -18,7 +18,6 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -26,7 +25,7 @@ from bench.closed_loop import stages
 from bench.path_floors import CALLS, Floors
 from bench.processes import Counted, counted, cpu_of, grown, scratch, servers_on_path, spent
 from bench.quiet import quiet
-from bench.recording import RESULTS, machine, quantile, record, table
+from bench.recording import command_line, machine, quantile, record, table
 from load.arrivals import poisson
 from load.sessions import MAIN_SIZE, read_trace
 from scripts.stack.stack import PORTS, Stack, missing, variable
@@ -293,7 +292,7 @@ async def measure(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--count", type=int, default=800, help="requests at the paced rate")
     parser.add_argument("--rate", type=float, default=10.0, help="requests a second")
     parser.add_argument("--rounds", type=int, default=8, help="turns of floors and requests")
@@ -303,7 +302,6 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--clients", type=int, default=16, help="of the closed loop")
     parser.add_argument("--sustained-s", type=float, default=30.0, help="how long the closed loop lasts")
     parser.add_argument("--seed", type=int, default=1, help="of the arrivals")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(given)
     servers_on_path()
     if said := missing(os.environ):

@@ -15,11 +15,10 @@ import argparse
 import gc
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.quiet import quiet
-from bench.recording import RESULTS, machine, quantile, record, table
+from bench.recording import command_line, machine, quantile, record, table
 
 if TYPE_CHECKING:
     import torch
@@ -43,13 +42,12 @@ class Subject:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--models", default="", help=f"names of bench/gpu_shapes.py; default: {MODELS}")
     parser.add_argument("--batches", default="1,2,4,8,16", help="rows that share a step")
     parser.add_argument("--measured", type=int, default=8, help="steps timed per batch, after two that are not")
     parser.add_argument("--rounds", type=int, default=3, help="switches timed; medians count")
     parser.add_argument("--tiny", action="store_true", help="tiny models, on the CPU where there is no GPU")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     quiet()
     import torch

@@ -5,14 +5,13 @@ afterimage profile --pairs 400 --out out/profile && python -m bench.k_quality --
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.recording import machine, record, table
+from bench.recording import command_line, machine, record, table
 from shared.scenes import EDITS
 
 
@@ -72,9 +71,8 @@ def _kinds(measured: Mapping[str, Any]) -> list[str]:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--profile", type=Path, default=Path("out/profile"), help="what `afterimage profile` wrote")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args(given)
     if not (arguments.profile / "quality.json").is_file():
         parser.error(f"--profile: no quality.json in {arguments.profile}; run `afterimage profile` first")

@@ -9,7 +9,6 @@ takes from which lane. What is assumed stands in ASSUMPTIONS and in the results.
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.plotting import pyplot_or_none
-from bench.recording import RESULTS, machine, quantile, record, settings_of, table
+from bench.recording import machine, quantile, record, settings_of, table, virtual_command_line
 from bench.trace_plans import Hits, load_hits
 from bench.two_models import ASSUMPTIONS as SHARED
 from bench.virtual_systems import LARGE, SMALL, Arrivals, Modm, Run, bundled_speeds, miss, plain, plans_of, poisson
@@ -171,17 +170,13 @@ def plot(figures: dict[str, Any], run: Run, path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = virtual_command_line(__doc__)
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--low", type=float, default=0.4, help="offered at the ends, in vanilla's capacity")
     parser.add_argument("--high", type=float, default=2.6, help="offered at the top, in vanilla's capacity")
     parser.add_argument("--hold-min", type=float, default=10.0)
     parser.add_argument("--ramp-min", type=float, default=40.0)
-    parser.add_argument("--period-s", type=float, default=180.0)
     parser.add_argument("--mode", choices=("quality", "throughput"), default="quality")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--plans", type=Path, default=RESULTS, help="folder of trace_plans.json")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     on, speeds = machine(), bundled_speeds()
     capacity = given.workers / speeds[LARGE].share_s(BATCH)

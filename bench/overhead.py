@@ -30,7 +30,7 @@ from typing import Any
 from bench import embedded_floors
 from bench.closed_loop import stages
 from bench.quiet import quiet
-from bench.recording import machine, quantile, record, table
+from bench.recording import command_line, machine, quantile, record, table
 from load.sessions import MAIN_SIZE, read_trace
 from services.cli.embedded import embedded
 from services.embedder.encoder import encoder_folder, encoder_hash
@@ -242,7 +242,7 @@ def report(name: str, found: dict[str, dict[str, Any]]) -> str:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--count", type=int, default=1000, help="requests with the no-op denoiser; 0: none")
     parser.add_argument("--pictures-count", type=int, default=0, help="with that and pictures embedded; 0: none")
     parser.add_argument("--real-count", type=int, default=200, help="requests with the real one; 0: none")
@@ -251,7 +251,6 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--pause-s", type=float, default=0.1, help="pause between two requests")
     parser.add_argument("--large", help="the real model (default: the settings')")
     parser.add_argument("--encoder", help="CLIP encoder (default: the settings')")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args(given)
     quiet()
     run_on_loop(measure(arguments))

@@ -29,7 +29,7 @@ from typing import Any
 
 from bench.processes import ROOT, cpu_of, cpu_seconds, scratch, servers_on_path, spent
 from bench.quiet import quiet
-from bench.recording import RESULTS, machine, quantile, record, table
+from bench.recording import command_line, machine, quantile, record, table
 from scripts.stack.servers import HOST, Server, free_port
 from scripts.stack.stack import Stack, missing, serving
 
@@ -258,7 +258,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=["cluster", "embedded"])
     parser.add_argument("--multiples", nargs="+", type=float, default=[0.5, 1.0, 2.0, 3.0], help="of the capacity")
     parser.add_argument("--rounds", type=int, default=2)
@@ -272,7 +272,6 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-queued", type=int, default=32)
     parser.add_argument("--patience-s", type=float, default=0.0, help="how long who is refused comes back; 0: never")
     parser.add_argument("--seed", type=int, default=1, help="of the arrivals")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(given)
     servers_on_path()
     if "cluster" in options.modes and (said := missing({})):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.plotting import pyplot_or_none
-from bench.recording import RESULTS, machine, record, settings_of, table
+from bench.recording import machine, record, settings_of, table, virtual_command_line
 from bench.trace_plans import Hits, load_hits
 from bench.virtual_systems import Modm, Run, everyone_may, latent, miss, plain, steady
 from services.global_monitor.monitor import Rules
@@ -171,16 +171,12 @@ def plot(figures: Mapping[str, Any], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = virtual_command_line(__doc__)
     parser.add_argument("--workers", type=int, default=WORKERS)
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="offered a minute")
     parser.add_argument("--sdxl-s", type=float, default=SECONDS[SDXL], help="seconds of a picture")
     parser.add_argument("--sana-s", type=float, default=SECONDS[SANA], help="seconds of a picture")
     parser.add_argument("--hours", type=float, default=8.0, help="of virtual time; the second half is counted")
-    parser.add_argument("--period-s", type=float, default=180.0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--plans", type=Path, default=RESULTS, help="folder of trace_plans.json")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     on, speeds = machine(), speeds_of({LARGE: SECONDS[LARGE], SDXL: given.sdxl_s, SANA: given.sana_s})
     plans = {

@@ -82,6 +82,22 @@ def _strict(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def command_line(about: str | None) -> argparse.ArgumentParser:
+    """Return a benchmark's command line, with the folder that its figures go to."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the figures")
+    return parser
+
+
+def virtual_command_line(about: str | None) -> argparse.ArgumentParser:
+    """Return the command line of a benchmark in virtual time, which starts from the hits of bench.trace_plans."""
+    parser = command_line(about)
+    parser.add_argument("--plans", type=Path, default=RESULTS, help="folder of trace_plans.json")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the arrivals")
+    parser.add_argument("--period-s", type=float, default=180.0, help="period of the monitor")
+    return parser
+
+
 def settings_of(given: argparse.Namespace) -> dict[str, Any]:
     """What a benchmark was told, without the folders of the machine that it ran on."""
     return {name: value for name, value in vars(given).items() if not isinstance(value, Path)}

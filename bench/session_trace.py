@@ -25,7 +25,7 @@ from typing import Any
 from bench.closed_loop import Drawn, play
 from bench.judging import JUDGE, judge_pictures, look_against, open_encoder
 from bench.quiet import quiet
-from bench.recording import machine, record
+from bench.recording import command_line, machine, record
 from bench.trace_figures import figures_of, plots, report
 from load.sessions import MAIN_SIZE, SHIPPED, Prompt, read_trace
 from services.cli.embedded import embedded
@@ -217,7 +217,7 @@ async def measure(arguments: argparse.Namespace) -> None:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--large", help="model (default: the settings')")
     parser.add_argument("--encoder", help="CLIP encoder that also scores (default: the settings')")
     parser.add_argument("--trace", type=Path, default=SHIPPED)
@@ -236,7 +236,6 @@ def main(given: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--block", type=int, default=50, help="rows drawn with the cache, then without, in turns")
     parser.add_argument("--fresh", action="store_true", help="forget an earlier run")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args(given)
     quiet()
     asyncio.run(measure(arguments))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.plotting import pyplot_or_none
-from bench.recording import RESULTS, machine, quantile, record, settings_of, table
+from bench.recording import machine, quantile, record, settings_of, table, virtual_command_line
 from bench.trace_plans import load_hits
 from bench.two_models import ASSUMPTIONS as SHARED
 from bench.virtual_systems import LARGE, SMALL, Modm, bundled_speeds, miss, plain, plans_of, steady
@@ -126,17 +126,13 @@ def plot(fleets: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = virtual_command_line(__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="requests that share a step")
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="in what vanilla serves at most")
     parser.add_argument("--minutes", type=float, default=20.0, help="of virtual time")
     parser.add_argument("--settle-min", type=float, default=10.0, help="of them before anything is counted")
     parser.add_argument("--mode", choices=("quality", "throughput"), default="throughput")
-    parser.add_argument("--period-s", type=float, default=180.0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--plans", type=Path, default=RESULTS, help="folder of trace_plans.json")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     on, speeds = machine(), bundled_speeds()
     plans: dict[str, Sequence[Plan]] = {name: plans_of(load_hits(name, given.plans)) for name in ("modm", "nirvana")}

@@ -11,10 +11,8 @@ hardest to pack.
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -22,7 +20,7 @@ import numpy as np
 import torch
 
 from bench.judging import Verdict, judge_pictures, open_encoder
-from bench.recording import RESULTS, machine, record, table
+from bench.recording import command_line, machine, record, table
 from services.cli.pairs import ScenePair, scene_pairs
 from services.gpu_worker.codecs import decode_state, encode_png, encode_state
 from services.gpu_worker.engine import Engine
@@ -138,12 +136,11 @@ def _differ(own: Sequence[Verdict], plain: Sequence[Verdict]) -> dict[str, int]:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--model", default="bundled:large")
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--bytes-only", action="store_true", help="draw nothing, write nothing")
     asked = parser.parse_args(given)
     noise = bytes_of_noise()

@@ -24,7 +24,7 @@ from typing import Any
 from bench.judging import open_encoder
 from bench.painting import Blank, Painter, Paints
 from bench.quiet import quiet
-from bench.recording import RESULTS, machine, read_results, record, table
+from bench.recording import RESULTS, command_line, machine, read_results, record, table
 from bench.traced_systems import Served, System, SystemRun, main_size, same_work
 from load.sessions import SHIPPED_SEED, make_trace
 from shared.models.card import served_cards
@@ -139,13 +139,12 @@ async def measure(given: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--warm", type=int, default=200, help="requests that the large model draws first, uncounted")
     parser.add_argument("--count", type=int, default=1000, help="requests after them")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--work", type=Path, default=Path("out/bench/trace_plans"), help="answers and pictures so far")
     parser.add_argument("--fresh", action="store_true", help="forget an earlier run")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     quiet()
     asyncio.run(measure(given))

@@ -30,7 +30,7 @@ from bench.judging import JUDGE, Verdict, accuracy, judge_pictures, open_encoder
 from bench.painting import Painter
 from bench.plotting import pyplot_or_none
 from bench.quiet import quiet
-from bench.recording import RESULTS, machine, read_results, record, table
+from bench.recording import RESULTS, command_line, machine, read_results, record, table
 from bench.trace_plans import MODM, NIRVANA, RETRIEVAL
 from bench.traced_systems import Served, System, SystemRun, main_size, same_work
 from bench.two_models import FEWER_STEPS
@@ -318,7 +318,7 @@ def score(given: argparse.Namespace, rows: Sequence[Prompt], encoder: Encoder) -
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--count", type=int, default=2048, help="requests that count")
     parser.add_argument("--warm", type=int, default=256, help="requests that the large model draws first, uncounted")
     parser.add_argument("--steps", type=int, default=STEPS, help="T; a multiple of 10, so that every k is whole")
@@ -328,7 +328,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--judge", type=Path, default=JUDGE, help="folder of the judge net")
     parser.add_argument("--work", type=Path, default=Path("out/bench/two_model_quality"), help="pictures so far")
     parser.add_argument("--throughput", type=Path, default=RESULTS, help="folder of two_models.json")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     if not given.draw_only and (lacking := NEEDED - set(given.systems)):
         parser.error(f"--systems: {', '.join(sorted(lacking))} must be among them, or --draw-only")

@@ -10,7 +10,6 @@ offered the same arrivals, more than any of them can serve. What is assumed stan
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any
 
 from bench.energy import BUSY_WATTS, IDLE_WATTS, stated_joules
 from bench.plotting import pyplot_or_none
-from bench.recording import RESULTS, machine, record, settings_of, table
+from bench.recording import machine, record, settings_of, table, virtual_command_line
 from bench.trace_plans import Hits, load_hits
 from bench.virtual_systems import (
     LARGE,
@@ -254,18 +253,14 @@ def plot(fleets: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = virtual_command_line(__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[4, 8, 16])
     parser.add_argument("--rows", type=int, default=8, help="requests that share a step")
     parser.add_argument("--minutes", type=float, default=30.0, help="of virtual time")
     parser.add_argument("--settle-min", type=float, default=12.0, help="of them before anything is counted")
     parser.add_argument("--offered", type=float, default=1.3, help="in capacities of the fastest system")
-    parser.add_argument("--period-s", type=float, default=180.0)
     parser.add_argument("--watts", type=float, default=BUSY_WATTS, help="of a busy worker: stated, not measured")
     parser.add_argument("--idle-watts", type=float, default=IDLE_WATTS, help="of an idle worker")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--plans", type=Path, default=RESULTS, help="folder of trace_plans.json")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     on, speeds = machine(), bundled_speeds()
     hits = {name: load_hits(name, given.plans) for name in ("modm", "nirvana", "retrieval")}

@@ -33,7 +33,7 @@ from bench.energy import open_meter
 from bench.plotting import pyplot_or_none
 from bench.processes import counted, cpu_of, grown, scratch, servers_on_path, spent
 from bench.quiet import quiet
-from bench.recording import RESULTS, machine, quantile, record, settings_of, share, table
+from bench.recording import command_line, machine, quantile, record, settings_of, share, table
 from bench.traced_systems import FACTS, main_size, same_work
 from bench.two_models import FEWER_STEPS, GOAL_SHARE, Bound
 from bench.virtual_systems import LARGE, SMALL, bundled_speeds
@@ -221,7 +221,7 @@ def plot(figures: Mapping[str, Any], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--ways", nargs="+", choices=[way.name for way in WAYS], default=[way.name for way in WAYS])
     parser.add_argument("--warm", type=int, default=200, help="requests that the large model draws first, uncounted")
     parser.add_argument("--count", type=int, default=800, help="requests after them")
@@ -229,7 +229,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--settle", type=float, default=0.3, help="share of the requests before anything is counted")
     parser.add_argument("--period-s", type=float, default=15.0, help="of the monitor")
     parser.add_argument("--work", type=Path, default=Path("out/bench/two_processes"), help="systems measured so far")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     servers_on_path()
     if said := missing(os.environ):

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from bench.processes import servers_on_path
 from bench.quiet import quiet
-from bench.recording import machine, quantile, record, table
+from bench.recording import command_line, machine, quantile, record, table
 from scripts.stack import weaviate
 from shared.catalog import Catalog, open_catalog
 from shared.ids import new_id
@@ -217,7 +217,7 @@ def report(found: dict[str, Any]) -> str:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--count", type=int, default=100_000, help="entries")
     parser.add_argument("--dim", type=int, default=512, help="of an embedding")
     parser.add_argument("--clusters", type=int, default=5000)
@@ -226,7 +226,6 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--small-every", type=int, default=10, help="every n-th entry is the small tenant's")
     parser.add_argument("--ef", type=int, default=-1, help="the setting weaviate_hnsw_ef")
     parser.add_argument("--exact-up-to", type=int, default=40_000, help="the setting weaviate_exact_up_to")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args(given)
     servers_on_path()
     if weaviate.find() is None:
