@@ -22,7 +22,6 @@ RETIRED = {
     "SVM_NYSTROEM": "0, a linear SVM",
     "REMEMBERED_ENTRIES": "10,000",
     "EMBED_BATCH_MAX": "32",
-    "EMBED_CACHE": "4,096",
 }
 """Former settings, and the values that are constants now. A start ignores such a variable and says so."""
 LONGEST = 200

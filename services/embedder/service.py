@@ -26,8 +26,6 @@ MAX_IMAGES = 64
 """Per call."""
 BATCH_TEXTS = 32
 """Texts encoded together, at most."""
-REMEMBERED_TEXTS = 4096
-"""Texts whose embedding is kept in memory."""
 
 
 class EmbedderService(pb_grpc.EmbedderServiceServicer):
@@ -40,7 +38,7 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
         loop = asyncio.get_running_loop()
         folder = encoder_folder(settings.encoder)
         self._encoder: Encoder = await loop.run_in_executor(self._thread, Encoder, folder)
-        self._remembered: LRUCache[str, Embedded] = LRUCache(REMEMBERED_TEXTS)
+        self._remembered: LRUCache[str, Embedded] = LRUCache(settings.embed_cache)
         self._texts: MicroBatcher[str, Answer] = MicroBatcher(
             lambda batch: self._encode("embed_forward", self._encoder.texts, batch),
             seats=BATCH_TEXTS,

@@ -36,3 +36,4 @@ class Lookup(Section):
     )
 
     embed_wait_s: float = Field(0.0, ge=0, le=1, description="How long a text waits for others to share its batch.")
+    embed_cache: int = Field(4096, ge=0, description="Texts whose embedding is kept in memory.")
