@@ -34,6 +34,8 @@ BALANCED = json.dumps(
 SCHEMES = ("unix:", "unix-abstract:", "vsock:", "ipv4:", "ipv6:", "dns:", "xds:")
 """Schemes of gRPC targets that are no host:port (grpc/doc/naming.md)."""
 PROBE_S = 1.0
+SILENT_S = 3.0
+"""How long a command waits for the first byte of a server that takes connections."""
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """HTTP/2's connection preface with an empty SETTINGS frame (RFC 9113 §3.4); a server answers with its own SETTINGS."""
 _SETTINGS = 4
@@ -41,6 +43,10 @@ _SETTINGS = 4
 
 class NothingListensError(UnavailableError):
     """Nothing accepts connections at this address."""
+
+
+class SilentError(UnavailableError):
+    """A server takes connections at this address and does not answer."""
 
 
 def target_of(addresses: str, setting: str) -> str:
@@ -94,11 +100,11 @@ def check_target(target: str, setting: str = "target") -> str:
     return target
 
 
-async def unreachable(address: str) -> AfterimageError | None:
+async def unreachable(address: str, silent_s: float | None = None) -> AfterimageError | None:
     """Why gRPC cannot reach `address`; None where it can, where nobody answers yet, and for gRPC's other names.
 
     NothingListensError, UnavailableError where the host is unknown or silent, ConfigurationError where another protocol
-    answers.
+    answers. With `silent_s` also SilentError, where a server takes connections and sends nothing for so long.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -117,7 +123,7 @@ async def unreachable(address: str) -> AfterimageError | None:
     except OSError:
         return NothingListensError(f"nothing listens on {address}")
     try:
-        return await _another_protocol(address, reader, writer)
+        return await _another_protocol(address, reader, writer, silent_s)
     finally:
         writer.close()
         with contextlib.suppress(OSError):
@@ -125,13 +131,19 @@ async def unreachable(address: str) -> AfterimageError | None:
 
 
 async def _another_protocol(
-    address: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> ConfigurationError | None:
+    address: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, silent_s: float | None
+) -> AfterimageError | None:
     """Only an answer proves it: a process that starts is silent, one that ends closes the connection."""
     answer = b""
-    with contextlib.suppress(OSError, TimeoutError):
+    try:
         writer.write(_PREFACE)
-        answer = await asyncio.wait_for(reader.read(9), PROBE_S)
+        answer = await asyncio.wait_for(reader.read(9), silent_s or PROBE_S)
+    except TimeoutError:
+        if silent_s:
+            rule = f"takes connections and has not answered within {silent_s:g} s"
+            return SilentError(f"{address}: {rule}: it is still starting, very busy, or not Afterimage; ask again")
+    except OSError:
+        return None
     if len(answer) < 4 or answer[3] == _SETTINGS:
         return None
     return ConfigurationError(

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from shared.addresses import unreachable
+from shared.addresses import PROBE_S, unreachable
 from shared.errors import (
     AfterimageError,
     CancelledError,
@@ -127,7 +127,7 @@ async def explained(error: AfterimageError, target: str) -> AfterimageError:
     """The same error; where gRPC reached nobody, why (still an UnavailableError if another try may help)."""
     if not isinstance(error, UnavailableError) or error.outside != AWAY:
         return error
-    why = await unreachable(target)
+    why = await unreachable(target, PROBE_S)
     return UnavailableError(str(why), outside=AWAY) if isinstance(why, UnavailableError) else why or error
 
 

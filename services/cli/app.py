@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from services.cli import cache, dead_letters, demo, generate, health, jobs, models, monitor, profile, replay, up
 from services.cli.help import teach
+from shared.addresses import SilentError
 from shared.errors import (
     AfterimageError,
     ConfigurationError,
@@ -75,6 +76,7 @@ EXIT_CODES: tuple[tuple[type[AfterimageError], int], ...] = (
     (StorageFullError, os.EX_IOERR),
     (OverloadedError, os.EX_TEMPFAIL),
     (DeadlineError, os.EX_TEMPFAIL),
+    (SilentError, os.EX_TEMPFAIL),
     (UnavailableError, os.EX_UNAVAILABLE),
     (ConfigurationError, os.EX_CONFIG),
     (ModelError, os.EX_CONFIG),

@@ -299,11 +299,14 @@ def _ask(
     return asyncio.run(asked())
 
 
-def _must_be_there(settings: Settings) -> None:
-    """NotFoundError for an embedded catalog whose data directory is not there: nothing is made by asking."""
+def _must_be_there(settings: Settings, unserved: str = "") -> None:
+    """NotFoundError for an embedded catalog whose data directory is not there: nothing is made by asking.
+
+    `unserved` says first where no server was found.
+    """
     data = settings.data_dir.absolute()
     if not data.exists() and str(data) in settings.catalog_url:
-        raise NotFoundError(f"data_dir: there is no {data}; the first picture makes it")
+        raise NotFoundError(f"{unserved}data_dir: there is no {data}; the first picture makes it")
 
 
 @contextlib.asynccontextmanager
@@ -319,7 +322,8 @@ async def _maintainer(data_dir: Path | None, target: str | None) -> AsyncIterato
             "cache_maintainer_address: a catalog on a server has its cache maintainer in a process of its own; name "
             "that: AFTERIMAGE_CACHE_MAINTAINER_ADDRESS=host:port (`make stack-up` prints it), or --target"
         )
-    _must_be_there(settings)
+    nowhere = f"nothing listens on {settings.listen} (`afterimage up` starts it, --target names another), and "
+    _must_be_there(settings, "" if data_dir else nowhere)
     from services.cache_maintainer.service import CacheMaintainerService
     from shared.service import running
 

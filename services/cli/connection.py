@@ -16,7 +16,7 @@ from protos import gateway_pb2 as pb
 from protos.gateway_pb2_grpc import GatewayServiceStub
 from services.cli.embedded import embedded, found_running
 from shared import rpc, telemetry
-from shared.addresses import NothingListensError, check_target, target_of, unreachable
+from shared.addresses import SILENT_S, NothingListensError, check_target, target_of, unreachable
 from shared.client import AsyncClient
 from shared.errors import ConfigurationError
 from shared.settings import Settings
@@ -52,7 +52,7 @@ async def service_address(service: str, target: str | None, settings: Settings, 
     own = "" if data_dir or target else str(getattr(settings, f"{service}_address"))
     facts = None if own or target else found_running(settings.data_dir)
     if own:
-        if "," not in own and (why := await unreachable(own)) is not None:
+        if "," not in own and (why := await unreachable(own, SILENT_S)) is not None:
             raise why
         say_asked(own)
         return target_of(own, f"{service}_address")
@@ -60,7 +60,7 @@ async def service_address(service: str, target: str | None, settings: Settings, 
         say_asked(str(facts["address"]))
         return str(facts["internal"])
     address = address_of(target, settings)
-    why = await unreachable(address) if target or data_dir is None else NothingListensError()
+    why = await unreachable(address, SILENT_S) if target or data_dir is None else NothingListensError()
     if isinstance(why, NothingListensError) and not target:
         return ""
     if why is not None:
@@ -102,7 +102,7 @@ async def connected(
     Raises UnavailableError saying how to start one, ConfigurationError where another directory's listens.
     """
     address = address_of(target, settings)
-    why = await unreachable(address)
+    why = await unreachable(address, SILENT_S)
     if isinstance(why, NothingListensError):
         start = f"afterimage up{options(data_dir=data_dir)}"
         raise NothingListensError(f"{why}; start it with `{start}`, or name it with --target")
@@ -123,7 +123,8 @@ async def connected_or_embedded(
     With `data_dir` (as it was typed) what runs must work there; raises ConfigurationError where it does not.
     """
     address = address_of(target, settings)
-    why = await unreachable(address)
+    # without a directory to find there, what is silent is waited for: it may be starting
+    why = await unreachable(address, SILENT_S if data_dir and not target else None)
     if target and isinstance(why, NothingListensError):
         raise NothingListensError(f"{why}; start it with `afterimage up --listen {address}`")
     if why is not None and not isinstance(why, NothingListensError):

@@ -64,6 +64,7 @@ def test_help_teaches_with_an_example(command: tuple[str, ...]) -> None:
         (("generate", "a fox", "-o", "/proc/fox.png"), os.EX_USAGE, "out: cannot be written"),
         (("jobs", "show", "01jd", "-o", "/proc/fox.png"), os.EX_USAGE, "out: cannot be written"),
         (("cache", "stats"), 1, "data_dir: there is no"),
+        (("cache", "stats"), 1, "nothing listens on 127.0.0.1:1 (`afterimage up` starts it"),
         (("up", "--large", "./nowhere"), os.EX_CONFIG, "model './nowhere': not bundled:NAME"),
         (("models", "check", "./nowhere"), os.EX_CONFIG, "model './nowhere': not bundled:NAME"),
         (("models", "check", "sdxl", "--dtype", "int8"), os.EX_CONFIG, "dtype: Input should be 'auto', 'float32'"),

@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from services.cli.connection import address_of, connected, connected_or_embedded, options
+from services.cli.app import exit_code
+from services.cli.connection import address_of, connected, connected_or_embedded, options, service_address
 from services.cli.embedded import RUNNING_FILE
+from shared.addresses import SilentError
 from shared.errors import ConfigurationError, UnavailableError
 from shared.settings import Settings
 
@@ -58,6 +61,27 @@ async def test_the_directory_s_own_server_a_target_and_the_default_are_used(tmp_
         runs_in(mine, own)
         async with connected(None, settings, "default", data_dir=mine):
             assert address_of(None, settings) == own
+
+
+async def test_what_takes_connections_and_is_silent_is_reported_within_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.cli.connection.SILENT_S", 0.2)
+    mine = tmp_path / "mine"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        settings = Settings(data_dir=mine, listen=address)
+        for asking in (
+            connected(None, settings, "default").__aenter__(),
+            connected(address, settings, "default").__aenter__(),
+            connected_or_embedded(None, settings, "default", Console(quiet=True), data_dir=mine).__aenter__(),
+            service_address("cache_maintainer", None, settings, None),
+            service_address("cache_maintainer", address, settings, None),
+            service_address("embedder", None, settings.model_copy(update={"embedder_address": address}), None),
+        ):
+            with pytest.raises(SilentError, match=f"^{address}: takes connections and has not answered within 0.2 s"):
+                await asyncio.wait_for(asking, 5.0)
+    assert exit_code(SilentError()) == os.EX_TEMPFAIL
 
 
 async def test_where_nothing_listens_the_error_says_how_to_start_it_there(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -240,6 +241,19 @@ async def test_why_nobody_is_reached_is_said_and_a_port_of_another_protocol_is_a
         for asking in (client.generate("a fox"), _drained(client.generate_stream("a fox"))):
             with pytest.raises(ConfigurationError, match=f"^{address}: something that is not Afterimage listens there"):
                 await asyncio.wait_for(asking, 20.0)
+
+
+async def test_a_port_that_takes_connections_and_is_silent_costs_the_time_to_retry_and_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        said = list[str]()
+        async with AsyncClient(address, retry_s=3.0) as client:
+            begun = asyncio.get_running_loop().time()
+            with pytest.raises(UnavailableError, match=f"^{address}: takes connections and has not answered within"):
+                await client.generate("a fox", on_wait=lambda waiting: said.append(str(waiting.error)))
+            assert asyncio.get_running_loop().time() - begun < 15.0
+        assert said
+        assert all(line.startswith(f"{address}: takes connections") for line in said)
 
 
 async def _drained(events: AsyncIterator[Event]) -> list[Event]:
