@@ -1,9 +1,10 @@
 """`python -m services.cache_maintainer`: the cache maintainer alone in its process."""
 
-from __future__ import annotations
-
-from services.cache_maintainer.service import CacheMaintainerService
-from shared.service import main
+from shared.extras import missing_packages_named
 
 if __name__ == "__main__":
-    main(CacheMaintainerService)
+    with missing_packages_named("cache_maintainer"):
+        from services.cache_maintainer.service import CacheMaintainerService
+        from shared.service import main
+
+        main(CacheMaintainerService)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
-from contextlib import suppress
 from importlib import metadata
 from typing import Annotated
 
@@ -25,6 +23,7 @@ from shared.errors import (
     StorageFullError,
     UnavailableError,
 )
+from shared.extras import missing_packages_named
 from shared.settings_names import in_words, misspelt
 
 
@@ -83,9 +82,6 @@ EXIT_CODES: tuple[tuple[type[AfterimageError], int], ...] = (
 )
 """sysexits(3), so that scripts can tell a wrong call from a busy service; anything else is 1."""
 
-OURS = ("", "services", "shared", "protos")
-"""A module of these that is missing is a bug."""
-
 
 def exit_code(error: AfterimageError) -> int:
     return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), 1)
@@ -96,36 +92,17 @@ def main() -> None:
     for line in misspelt(os.environ):
         sys.stderr.write(f"afterimage: {line}\n")
     try:
-        app()
+        with missing_packages_named("afterimage"):
+            app()
     except AfterimageError as error:
         _leave(str(error), exit_code(error))
     except ValidationError as error:
         _leave(in_words(error), os.EX_CONFIG)
-    except ModuleNotFoundError as error:
-        package = (error.name or "").split(".")[0]
-        if package in OURS:
-            raise
-        _leave(
-            f"this command needs the Python package {package}, which is not installed; {_remedy(package)}", os.EX_CONFIG
-        )
     except KeyboardInterrupt:
         _leave("interrupted", 130)
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has left
         raise SystemExit(141) from None
-
-
-def _remedy(package: str) -> str:
-    """Say which extra of the installed distribution brings an importable package, itself or by what it needs."""
-    name = {"sklearn": "scikit-learn"}.get(package, package.replace("_", "-"))
-    named = re.compile(rf"{re.escape(name)}\b.* extra == ['\"](\w+)['\"]", re.IGNORECASE)
-    with suppress(metadata.PackageNotFoundError):
-        extras = [found[1] for line in metadata.requires("afterimage") or () if (found := named.match(line))]
-        if extras == ["dev"]:
-            return f"pip install {name} brings it"
-        if users := [extra for extra in extras if extra != "dev"]:
-            return f"pip install 'afterimage[{users[0]}]' brings it"
-    return "pip install 'afterimage[serve]' brings it"
 
 
 def _leave(message: str, code: int) -> None:

@@ -34,7 +34,10 @@ _FRESH_NOISE = "Share of a reused latent's noise that is new, 0–1: the more, t
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to draw.")],
     out: Annotated[
-        Path | None, Optional("--out", "-o", help=".png, .jpg or .webp to write; default: <job id>.png here.")
+        Path | None,
+        Optional(
+            "--out", "-o", help=".png, .jpg or .webp to write, PNG without an ending; default: <job id>.png here."
+        ),
     ] = None,
     seed: Annotated[int | None, Optional(help=_SEED)] = None,
     steps: Annotated[int | None, Optional(help="Denoising steps T; default: the model's.")] = None,
@@ -103,7 +106,8 @@ def generate(
         console.print(candidates_table(picture.plan, console.width))
     if made:
         console.print(Text(f"made the folder {made}", style="dim"))
-    console.print(Text(f"{path}  ({picture.job.request.size}, seed {picture.seed}, job {picture.job.id})"))
+    kind = "" if path.suffix else "PNG, "
+    console.print(Text(f"{path}  ({kind}{picture.job.request.size}, seed {picture.seed}, job {picture.job.id})"))
 
 
 async def draw(

@@ -59,7 +59,8 @@ def list_jobs(
 def show_job(
     job_id: JobId,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Also write its picture here: .png, .jpg or .webp.")
+        Path | None,
+        typer.Option("--out", "-o", help="Also write its picture here: .png, .jpg or .webp, PNG without an ending."),
     ] = None,
     target: Target = None,
     data_dir: DataDir = None,

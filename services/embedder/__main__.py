@@ -1,9 +1,10 @@
 """`python -m services.embedder`: the embedder alone in its process."""
 
-from __future__ import annotations
-
-from services.embedder.service import EmbedderService
-from shared.service import main
+from shared.extras import missing_packages_named
 
 if __name__ == "__main__":
-    main(EmbedderService)
+    with missing_packages_named("embedder"):
+        from services.embedder.service import EmbedderService
+        from shared.service import main
+
+        main(EmbedderService)

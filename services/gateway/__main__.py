@@ -1,7 +1,10 @@
 """`python -m services.gateway`: the gateway alone."""
 
-from services.gateway.service import GatewayService
-from shared.service import main
+from shared.extras import missing_packages_named
 
 if __name__ == "__main__":
-    main(GatewayService)
+    with missing_packages_named("gateway"):
+        from services.gateway.service import GatewayService
+        from shared.service import main
+
+        main(GatewayService)

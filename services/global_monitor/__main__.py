@@ -1,9 +1,10 @@
 """`python -m services.global_monitor`: the global monitor alone in its process."""
 
-from __future__ import annotations
-
-from services.global_monitor.service import GlobalMonitorService
-from shared.service import main
+from shared.extras import missing_packages_named
 
 if __name__ == "__main__":
-    main(GlobalMonitorService)
+    with missing_packages_named("global_monitor"):
+        from services.global_monitor.service import GlobalMonitorService
+        from shared.service import main
+
+        main(GlobalMonitorService)

@@ -1,9 +1,10 @@
 """`python -m services.gpu_worker`: the worker alone in its process."""
 
-from __future__ import annotations
-
-from services.gpu_worker.service import GpuWorkerService
-from shared.service import main
+from shared.extras import missing_packages_named
 
 if __name__ == "__main__":
-    main(GpuWorkerService)
+    with missing_packages_named("gpu_worker"):
+        from services.gpu_worker.service import GpuWorkerService
+        from shared.service import main
+
+        main(GpuWorkerService)

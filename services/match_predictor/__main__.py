@@ -1,9 +1,10 @@
 """`python -m services.match_predictor`: the match predictor alone in its process."""
 
-from __future__ import annotations
-
-from services.match_predictor.service import MatchPredictorService
-from shared.service import main
+from shared.extras import missing_packages_named
 
 if __name__ == "__main__":
-    main(MatchPredictorService)
+    with missing_packages_named("match_predictor"):
+        from services.match_predictor.service import MatchPredictorService
+        from shared.service import main
+
+        main(MatchPredictorService)

@@ -1,9 +1,10 @@
 """`python -m services.retriever`: the retriever alone in its process."""
 
-from __future__ import annotations
-
-from services.retriever.service import RetrieverService
-from shared.service import main
+from shared.extras import missing_packages_named
 
 if __name__ == "__main__":
-    main(RetrieverService)
+    with missing_packages_named("retriever"):
+        from services.retriever.service import RetrieverService
+        from shared.service import main
+
+        main(RetrieverService)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable
 
 from shared.bus import Handler
-from shared.messages import decode
+from shared.messages import KINDS, decode
 from shared.telemetry import log
 
 RETRY_AFTER_S = (0.05, 0.2, 0.8)
@@ -22,16 +22,16 @@ _log = log("bus")
 
 
 def of_another_version(kind: str, body: bytes, error: Exception) -> bool:
-    """Whether a command that this version cannot decode may be one that another version can: a JSON object with a
-    kind. Its kind is logged once."""
+    """Whether a command that this version cannot decode may be one that another version can: a JSON object of a kind
+    that is unknown here. Its kind is logged once."""
     try:
-        known = bool(kind) and isinstance(json.loads(body), dict)
+        theirs = bool(kind) and kind not in KINDS and isinstance(json.loads(body), dict)
     except ValueError:
-        known = False
-    if known and kind not in _unknown:
+        theirs = False
+    if theirs and kind not in _unknown:
         _unknown.add(kind)
         _log.warning("command_of_another_version", kind=kind, error=_first_line(error), again_in_s=UNKNOWN_AGAIN_S)
-    return known
+    return theirs
 
 
 async def hand_over_fact(handler: Handler, kind: str, body: bytes, queue: str) -> None:

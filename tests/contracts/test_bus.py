@@ -272,6 +272,28 @@ async def test_a_command_of_another_version_waits_in_its_lane(
     assert await dead_letters() == []
 
 
+async def test_a_malformed_command_of_a_known_kind_is_buried_at_once(
+    bus: Bus, lane: str, dead_letters: DeadLetters
+) -> None:
+    @dataclass(frozen=True)
+    class Malformed:
+        job_id: list[int]
+
+    Malformed.__name__ = "GenerateImage"
+    receiver = await bus.receive([lane], prefetch=1)
+    malformed: Any = Malformed([1])
+    await bus.send(lane, malformed)
+    await bus.send(lane, GenerateImage("known"))
+    assert await take(receiver, 1) == ["known"]
+    async with asyncio.timeout(SOON_S):
+        while not (letters := await dead_letters()):
+            await asyncio.sleep(0.02)
+    (letter,) = letters
+    assert (letter.kind, letter.body) == ("GenerateImage", '{"job_id":[1]}')
+    assert letter.reason.startswith("not understood: ")
+    assert "job_id" in letter.reason
+
+
 async def test_an_event_of_another_version_is_ignored_at_once(
     bus: Bus, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

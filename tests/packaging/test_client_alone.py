@@ -9,6 +9,7 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from PIL import Image
 
@@ -89,12 +90,23 @@ async def test_client_and_remote_commands_need_the_base_install_alone(tmp_path: 
         assert drawn[0] == 0, drawn
         with Image.open(tmp_path / "a.png") as image:
             assert image.size == (64, 64)
+        drawn = await run(tmp_path, COMMAND, "generate", "a red fox", "--steps", "2", "--target", target, "-o", "a")
+        assert "(PNG, 64x64, seed " in drawn[1], drawn
         for command in (["jobs", "list"], ["health"], ["cache", "stats"], ["cache", "inspect"], ["monitor", "--once"]):
             code, out, error = await run(tmp_path, COMMAND, *command, "--target", target)
             assert code == 0, (command, out, error)
         code, out, error = await run(tmp_path, CLIENT, target)
         assert code == 0, error
         assert out
+
+
+@pytest.mark.parametrize("name", ["gateway", "retriever", "gpu_worker"])
+async def test_a_service_alone_names_the_extra_that_it_needs(tmp_path: Path, name: str) -> None:
+    program = ALONE + f"import runpy; runpy.run_module('services.{name}', run_name='__main__')"
+    code, _, error = await run(tmp_path, program)
+    assert (code, len(error.splitlines())) == (78, 1), error
+    assert error.startswith(f"{name}: this command needs the Python package ")
+    assert "pip install 'afterimage[serve]' brings it" in error
 
 
 async def test_what_generates_here_names_the_extra_that_it_needs(tmp_path: Path) -> None:

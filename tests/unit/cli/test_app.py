@@ -117,6 +117,12 @@ def test_a_package_that_is_not_installed_is_named_and_a_module_of_ours_is_a_bug(
         cli.main()
 
 
+@pytest.mark.parametrize("command", [("generate",), ("jobs", "show")], ids=" ".join)
+def test_help_says_what_a_picture_without_an_ending_is(command: tuple[str, ...]) -> None:
+    shown = " ".join(CliRunner().invoke(cli.app, [*command, "--help"]).output.replace("│", " ").split())
+    assert "PNG without an ending" in shown
+
+
 def test_the_version_is_the_installed_one_s() -> None:
     assert (
         CliRunner().invoke(cli.app, ["--version"]).output == f"afterimage {importlib.metadata.version('afterimage')}\n"
