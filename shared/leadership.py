@@ -11,6 +11,8 @@ from shared.errors import AfterimageError, UnavailableError
 from shared.ids import new_id
 from shared.telemetry import log
 
+NEVER = float("-inf")
+
 
 class Leadership:
     """Held from a successful `renew` for two thirds of the lease: the holder's clock ends it before the catalog's does.
@@ -21,7 +23,7 @@ class Leadership:
     def __init__(self, service: str, catalog: Catalog, clock: Clock, lease_s: float) -> None:
         self._service, self._catalog, self._clock, self._lease_s = service, catalog, clock, lease_s
         self._holder = f"{gethostname()}-{getpid()}-{new_id()}"
-        self._until = float("-inf")
+        self._until = NEVER
         self._away = False
 
     @property
@@ -66,13 +68,13 @@ class Leadership:
             self._away = True
             return self.held
         self._away = False
-        self._until = asked_at + self._lease_s * 2 / 3 if taken else float("-inf")
+        self._until = asked_at + self._lease_s * 2 / 3 if taken else NEVER
         return taken
 
     async def give_up(self) -> None:
-        """End the lease at a planned stop: the next leader need not wait."""
-        self._until = float("-inf")
-        if self.alone:
+        """End the lease, if it was ever taken, at a planned stop: the next leader need not wait."""
+        until, self._until = self._until, NEVER
+        if self.alone or until == NEVER:
             return
         try:
             await self._catalog.leases.give_up(self._service, self._holder)

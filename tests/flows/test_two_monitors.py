@@ -101,6 +101,8 @@ async def test_a_leader_that_slept_through_its_lease_says_nothing_more(
     await _die(first)
     second = await _monitor(backends, settings)
     await fleet.until(lambda: second._leads, LEASE_S + 10.0)
+    second._looking.cancel()  # it holds the lease, and publishes nothing that would be counted
+    await asyncio.gather(second._looking, return_exceptions=True)
 
     said = len(fleet.said)
     await first._renew()  # the first thing it does when it wakes
