@@ -40,7 +40,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     import torch
 
     from services.gpu_worker.families import load_family
-    from services.gpu_worker.warm import warm_up
+    from services.gpu_worker.measuring import warm_up
 
     torch.set_num_threads(options.threads)
     on, card = machine(), _card(options.model, folder)

@@ -26,7 +26,7 @@ def all_services(workers: int = 1) -> list[Service]:
     from services.embedder.service import EmbedderService
     from services.gateway.service import GatewayService
     from services.global_monitor.service import GlobalMonitorService
-    from services.gpu_worker.presence import Process
+    from services.gpu_worker.jobs.process import Process
     from services.gpu_worker.service import GpuWorkerService
     from services.match_predictor.service import MatchPredictorService
     from services.retriever.service import RetrieverService

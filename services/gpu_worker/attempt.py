@@ -1,35 +1,33 @@
-"""One attempt at one job: from its plan to a stored picture, hearing from the engine on the way."""
+"""One attempt at one job: from its plan through the engine to a stored image, with events on the way."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from services.gpu_worker import checkpoints
-from services.gpu_worker.codecs import encode_checkpoint, encode_png, encode_state
+from services.gpu_worker.codecs import encode_png
 from services.gpu_worker.crash_evidence import CRASHES_TOGETHER
 from services.gpu_worker.events import Advanced, Checkpointed, Event, Finished, Joined, LatentCaptured, Left
 from services.gpu_worker.families import Family
-from services.gpu_worker.progress import progress
-from services.gpu_worker.rows import FromCheckpoint, Pixels
+from services.gpu_worker.jobs.outputs import Outputs
+from services.gpu_worker.rows import FromCheckpoint, Pixels, Task
 from services.gpu_worker.runner import EngineThread
-from services.gpu_worker.starts import INLINE_BYTES, Prepared, prepare, task_of
+from services.gpu_worker.starts import prepare
 from shared.backends import Backends
 from shared.blobs.ahead import ReadAhead
 from shared.clock import Clock
 from shared.errors import AfterimageError, CancelledError
-from shared.messages import StateUsed
+from shared.messages import Progress, StateUsed
 from shared.models import ModelCard
 from shared.settings import Settings
 from shared.telemetry import METRICS, log
-from shared.types import PICTURE_STEP, Captured, Job, Plan, PlanSource, Result, Timings
+from shared.types import PICTURE_STEP, Job, Plan, PlanSource, Result, Timings
 
 FIRST_S = 0.1
 """How long a picture is being drawn before anyone is told that it is."""
-_STATE_KEY = "states/{}-{}-{}.safetensors"
-"""Of a captured state: its job, the attempt, and the step it was captured after."""
 CACHED = (PlanSource.LATENT, PlanSource.IMAGE)
 """Sources whose first steps someone else ran."""
 
@@ -64,7 +62,7 @@ class ElsewhereError(AfterimageError):
 
 
 class Attempt:
-    """A claimed job in this worker's hands. Its blobs are its own: keys carry the attempt."""
+    """A claimed job in this worker's hands."""
 
     def __init__(self, place: Workplace, job: Job, ahead: ReadAhead, *, previews: bool = False) -> None:
         """`ahead`: what its task named, being read since before the claim."""
@@ -74,6 +72,7 @@ class Attempt:
         """What the engine calls it: after a suspend this worker may hold two attempts at one job."""
         self.unheard = False
         """Whether the catalog did not answer when its lease was last to be renewed."""
+        self.outputs = Outputs(place.backends, job, place.settings.state_codec)
         self.plan = job.plan
         self._place = place
         self._card = place.families[job.plan.model].card if job.plan.model in place.families else place.card
@@ -83,17 +82,12 @@ class Attempt:
         self._claimed_at = place.clock.monotonic()
         self._age_s = job.updated_at - job.created_at  # at the claim, and by the catalog's clock alone
         self._queue_s = self._fetch_s = 0.0
-        self._captures: list[asyncio.Task[Captured]] = []
-        self._saving: asyncio.Task[None] | None = None
-        self._written = [job.checkpoint_key] if job.checkpoint_key else []
-        """Checkpoints that go when the job ends."""
         self._told: set[asyncio.Task[None]] = set()
         self._first: asyncio.TimerHandle | None = None
         """Tells that the row rides, unless there is more to tell by then."""
         self._submitted = self._cancelled = self._from_cache = False
         self._steps_run = 0
         """Of an attempt that left without a picture."""
-        self._picture_key = f"pictures/{job.id}-{job.attempt}.png"
 
     # what the engine says; called on the event loop, in order
 
@@ -104,10 +98,9 @@ class Attempt:
             case Advanced():
                 self._on_advanced(event)
             case LatentCaptured():
-                self._captures.append(asyncio.create_task(self._capture(event)))
+                self.outputs.capture(event)
             case Checkpointed():
-                # one after the other: an older checkpoint must not be named after a newer one
-                self._saving = asyncio.create_task(self._checkpoint(event, self._saving))
+                self.outputs.checkpoint(event, self.plan)
             case Finished() | Left() if not self._ended.done():
                 self._nothing_to_add()
                 self._ended.set_result(event)
@@ -137,7 +130,8 @@ class Attempt:
             self._first.cancel()
 
     def _tell(self, step: int, preview: Pixels | None) -> None:
-        message = progress(self.job.id, step, self.plan.run_steps(self.job.request.steps), preview)
+        picture = "" if preview is None else base64.b64encode(encode_png(preview)).decode()
+        message = Progress(self.job.id, step, self.plan.run_steps(self.job.request.steps), picture)
         self._in_background(self._place.backends.bus.publish(message))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -177,77 +171,41 @@ class Attempt:
         self._fetch_s = clock.monotonic() - begun
         for hole in prepared.lost:
             self._in_background(backends.bus.publish(hole))
-        if prepared.family is None:
+        if prepared.family is None or prepared.task is None:
             raise ElsewhereError(prepared.plan)
-        self._card = prepared.family.card
-        self._submit(prepared)
+        self.plan, self._card = prepared.plan, prepared.family.card
+        self._submit(prepared.task)
         ended = await self._ended
         if isinstance(ended, Left):
             self._steps_run = ended.steps_run
             raise ended.error
         return await self._store(ended)
 
-    def _submit(self, prepared: Prepared) -> None:
+    def _submit(self, task: Task) -> None:
         if self._cancelled:
             raise CancelledError("cancelled")
-        self.plan = prepared.plan
-        task = task_of(
-            self.id,
-            self.job.request,
-            self.plan,
-            prepared.start,
-            preview=self._previews,
-            checkpoint_every=self._place.settings.checkpoint_every_steps,
-            checkpoint_gap_s=self._place.settings.checkpoint_gap_s,
-            deadline_at=self._deadline_at(),
-            alone=self.job.crashes >= CRASHES_TOGETHER,
-        )
-        self._submitted = True
-        if isinstance(prepared.start, FromCheckpoint):
-            log("gpu_worker").info("job resumed", job=self.job.id, attempt=self.job.attempt, step=prepared.start.step)
-        self._from_cache = self.plan.source in CACHED and not isinstance(prepared.start, FromCheckpoint)
-        self._place.engine.submit(task)
-
-    def _deadline_at(self) -> float | None:
+        if isinstance(task.start, FromCheckpoint):
+            log("gpu_worker").info("job resumed", job=self.job.id, attempt=self.job.attempt, step=task.start.step)
+        else:
+            self._from_cache = self.plan.source in CACHED
         limit = self.job.request.deadline_s
-        if limit is None:
-            return None
-        return self._claimed_at + limit - self._age_s
-
-    # storing
-
-    async def _capture(self, event: LatentCaptured) -> Captured:
-        codec = self._place.settings.state_codec
-        data = encode_state(event.latent, codec)
-        key = _STATE_KEY.format(self.job.id, self.job.attempt, event.step)
-        sha256 = await self._place.backends.blobs.put(key, data, durable=False)
-        return Captured(event.step, key, len(data), codec, sha256)
-
-    async def _checkpoint(self, event: Checkpointed, before: asyncio.Task[None] | None) -> None:
-        """Blob first, then the row names it, then the one before goes; a failure costs only the checkpoint.
-
-        A catalog server that is killed may forget that it was named: who goes on finds it by its name.
-        """
-        if before is not None:
-            await before
-        jobs, blobs = self._place.backends.catalog.jobs, self._place.backends.blobs
-        key = checkpoints.key_of(self.job.id, self.job.attempt, event.step)
-        old, self._written = self._written, [*self._written, key]
-        try:
-            await blobs.put(key, encode_checkpoint(event.latent, event.step, event.generator_state, self.plan),
-                            durable=False)  # fmt: skip
-            if await jobs.checkpoint(self.job.id, self.job.attempt, key, event.step):
-                await blobs.delete(old)
-                self._written = [key]
-        except Exception as error:
-            log("gpu_worker").warning("checkpoint not written", job=self.job.id, error=repr(error))
+        self._submitted = True
+        self._place.engine.submit(
+            replace(
+                task,
+                id=self.id,
+                preview=self._previews,
+                checkpoint_every=self._place.settings.checkpoint_every_steps,
+                checkpoint_gap_s=self._place.settings.checkpoint_gap_s,
+                deadline_at=None if limit is None else self._claimed_at + limit - self._age_s,
+                alone=self.job.crashes >= CRASHES_TOGETHER,
+            )
+        )
 
     async def _store(self, done: Finished) -> Result:
         begun = self._place.clock.monotonic()
-        small = done.pixels.nbytes <= INLINE_BYTES
-        picture = encode_png(done.pixels) if small else await asyncio.to_thread(encode_png, done.pixels)
-        sha256 = await self._place.backends.blobs.put(self._picture_key, picture)
-        captured = await self._captured()  # each is being stored since its step
+        picture_bytes, sha256 = await self.outputs.put_picture(done.pixels)
+        captured = await self.outputs.captured()  # each is being stored since its step
         card, request, joined = self._card, self.job.request, self._joined
         timings = Timings(
             queue_s=self._queue_s,
@@ -260,9 +218,9 @@ class Attempt:
         )
         _observe(timings)
         return Result(
-            picture_key=self._picture_key,
+            picture_key=self.outputs.picture_key,
             picture_sha256=sha256,
-            picture_bytes=len(picture),
+            picture_bytes=picture_bytes,
             model=card.name,
             weights_hash=card.weights_hash,
             steps_run=done.steps_run,
@@ -271,16 +229,6 @@ class Attempt:
             captured=captured,
             compat=card.compat(request.size, self.plan.run_steps(request.steps)),
         )
-
-    async def _captured(self) -> tuple[Captured, ...]:
-        """Everything kept for the cache; a latent that could not be stored is a hole, not a failed picture."""
-        kept = []
-        for outcome in await asyncio.gather(*self._captures, return_exceptions=True):
-            if isinstance(outcome, Captured):
-                kept.append(outcome)
-            else:
-                log("gpu_worker").warning("state not stored", job=self.job.id, error=str(outcome))
-        return tuple(sorted(kept, key=lambda state: state.step))
 
     @property
     def steps_saved(self) -> int:
@@ -292,33 +240,14 @@ class Attempt:
         """None when it is the plan on the row."""
         return self.plan if self.plan != self.job.plan else None
 
-    async def say_stopped(self) -> None:
-        """Notes on the row of a cancelled job what it had cost by then."""
+    @property
+    def cost(self) -> Result:
+        """The seconds and steps of an attempt that left without an image."""
         card, now = self._card, self._place.clock.monotonic()
         timings = Timings(
             queue_s=self._queue_s, fetch_s=self._fetch_s, total_s=max(self._age_s + now - self._claimed_at, 0.0)
         )
-        stopped = Result("", "", 0, card.name, card.weights_hash, self._steps_run, timings)
-        await _logged(self._place.backends.catalog.jobs.stopped(self.job.id, self.job.attempt, stopped))
-
-    async def settle(self, *, succeeded: bool, ended: bool) -> None:
-        """Removes what nobody will name: checkpoints of a job that ended, and all blobs of an attempt that lost. What a
-        store that is away keeps is the collector's."""
-        if self._saving is not None:
-            await self._saving
-        try:
-            keys = await self._checkpoints() if ended else []
-            if not succeeded:
-                keys += [self._picture_key, *(state.key for state in await self._captured())]
-            if keys:
-                await self._place.backends.blobs.delete(keys)
-        except AfterimageError as error:
-            log("gpu_worker").warning("blobs left to the collector", job=self.job.id, error=str(error))
-
-    async def _checkpoints(self) -> list[str]:
-        """This attempt's, and those of the ones before: whoever was killed may have left some that no row names."""
-        left = await checkpoints.all_of(self._place.backends.blobs, self.job.id) if self.job.attempt > 1 else []
-        return sorted({*self._written, *left})
+        return Result("", "", 0, card.name, card.weights_hash, self._steps_run, timings)
 
 
 def _step_of(state_key: str, otherwise: int) -> int:

@@ -1,4 +1,4 @@
-"""What leaves the engine as bytes: captured states by codec, crash checkpoints, and PNG pictures."""
+"""Captured states by codec, crash checkpoints and PNG images, as bytes and back."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from safetensors.numpy import load, save
 
 from services.gpu_worker.rows import FromCheckpoint, Latent, Pixels
 from shared.errors import BlobCorruptError, ConfigurationError
-from shared.types import Plan, from_json, to_json
+from shared.types import Plan, Size, from_json, to_json
 
 Arrays = dict[str, np.ndarray]
+INLINE_BYTES = 64 * 1024
+"""Pixels up to this size become a PNG, or come out of one, on the event loop: .08 ms at 64×64 against .25 ms through a
+thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +156,19 @@ def decode_png(data: bytes) -> Pixels:
             return np.asarray(picture.convert("RGB")).copy()
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
         raise BlobCorruptError(f"not a picture: {error}") from error
+
+
+def fitted(pixels: Pixels, size: Size) -> Pixels:
+    """(H, W, 3) of any size as `size`: the largest middle part of its proportions, scaled (Lanczos).
+
+    Cut and not stretched, so that what is in the picture keeps its shape; the same size is the same picture.
+    """
+    height, width = pixels.shape[:2]
+    if (width, height) == (size.width, size.height):
+        return pixels
+    scale = min(width / size.width, height / size.height)
+    kept_w, kept_h = size.width * scale, size.height * scale
+    left, top = (width - kept_w) / 2, (height - kept_h) / 2
+    box = (left, top, left + kept_w, top + kept_h)
+    whole = Image.fromarray(pixels).resize((size.width, size.height), Image.Resampling.LANCZOS, box=box)
+    return np.asarray(whole, dtype=np.uint8).copy()

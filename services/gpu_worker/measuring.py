@@ -1,4 +1,4 @@
-"""How fast a model's steps are here, measured before anyone asks (MoDM §5.3: profiled throughput)."""
+"""A model's first steps on this device, before any request: to load and warm it, and to measure its step seconds."""
 
 from __future__ import annotations
 
@@ -8,15 +8,37 @@ from statistics import median
 
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import BatchRan
-from services.gpu_worker.families import Family
+from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.rows import Task
+from shared.devices import chosen_device
+from shared.models import ModelCard
+from shared.settings import Settings
 
 STEPS = 4
 """The first of them is warmer for the second; the median of the others counts."""
 
 
+def load_warm(card: ModelCard, settings: Settings) -> Family:
+    """The model on its device, warm; to be run on a thread of its own, because weights take seconds."""
+    device, padded = chosen_device(settings.device), settings.batch_invariant
+    family = load_family(card, device=device, batch_invariant=padded, offload=settings.offload)
+    warm_up(family)
+    return family
+
+
+def warm_up(family: Family) -> None:
+    """Two steps, a preview and a picture of the model's default size."""
+    card = family.card
+    engine = Engine({card.name: family}, tell_every_s=0.0)
+    guidance = card.default_guidance
+    engine.submit(Task("warm", card.name, "", card.default_size, 2, guidance, seed=0, preview=True))
+    while not engine.idle:
+        engine.step()
+
+
 def measure(family: Family, batches: Sequence[int]) -> dict[int, float]:
-    """Seconds of one step by rows in the batch, at the model's default size and guidance; on the calling thread."""
+    """Seconds of one step by rows in the batch, at the model's default size and guidance; on the calling thread
+    (MoDM §5.3: profiled throughput)."""
     return {rows: _step_s(family, rows) for rows in sorted(set(batches))}
 
 

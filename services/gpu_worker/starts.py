@@ -6,13 +6,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from services.gpu_worker import checkpoints
-from services.gpu_worker.codecs import decode_checkpoint, decode_png, decode_state
+from services.gpu_worker.codecs import INLINE_BYTES, decode_checkpoint, decode_png, decode_state, fitted
 from services.gpu_worker.families import Family
-from services.gpu_worker.resizing import fitted
+from services.gpu_worker.jobs.outputs import furthest_checkpoints
 from services.gpu_worker.rows import FromCheckpoint, FromNoise, FromPicture, FromState, Start, Task
 from shared.blobs import Blobs
 from shared.blobs.ahead import ReadAhead
@@ -21,10 +20,6 @@ from shared.errors import AfterimageError, BlobCorruptError, BlobMissingError, M
 from shared.messages import StateLost
 from shared.plans import DRAWN, choose_model, degrade, hand_over, revalidate, smaller_starts
 from shared.types import Entry, Job, Plan, PlanSource, Request, Size
-
-INLINE_BYTES = 64 * 1024
-"""Pixels up to this size become a PNG, or come out of one, on the event loop: .08 ms at 64×64 against .25 ms through a
-thread."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +32,8 @@ class Prepared:
     """Who runs it; None: a model that is not here, and the plan says which."""
     lost: tuple[StateLost, ...] = ()
     """Holes found on the way that the catalog does not know of."""
+    task: Task | None = None
+    """The engine's task, named by the job; None without a family."""
 
 
 def start_of(plan: Plan, blob: bytes | None, size: Size) -> Start:
@@ -97,7 +94,10 @@ async def prepare(
     """
     ahead = ahead or ReadAhead(blobs)
     preparation = _Preparation(job, families, blobs, entries, timeout_s, ahead)
-    return await preparation.run(choose_model(job.plan, families, preferred), assigned)
+    prepared = await preparation.run(choose_model(job.plan, families, preferred), assigned)
+    if prepared.family is None:
+        return prepared
+    return replace(prepared, task=task_of(job.id, job.request, prepared.plan, prepared.start))
 
 
 @dataclass(slots=True)
@@ -201,7 +201,7 @@ class _Preparation:
     async def _checkpoints(self) -> list[str]:
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await checkpoints.furthest_first(self._blobs, self._job.id)
+                return await furthest_checkpoints(self._blobs, self._job.id)
         except TimeoutError as error:
             raise UnavailableError(f"checkpoints of {self._job.id}: no answer in {self._timeout_s:g} s") from error
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
+from services.gpu_worker.checkpoints import key_of
 
 from services.cache_maintainer.service import CacheMaintainerService
 from services.global_monitor.service import GlobalMonitorService
-from services.gpu_worker.checkpoints import key_of
 from services.gpu_worker.codecs import decode_checkpoint, decode_state, encode_checkpoint, encode_state
 from shared import messages
 from shared.bus import trace

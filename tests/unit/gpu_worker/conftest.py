@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.gpu_worker import service as service_module
 from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.families.unet import UNetFamily
+from services.gpu_worker.jobs import endings as endings_module
 from shared.models import find_card
 from shared.telemetry import configure_logging
 from tests import tiny
@@ -70,5 +70,5 @@ def plain_logs() -> None:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "RETRY_S", 0.01)
-    monkeypatch.setattr(service_module, "BUSY_RETRY_S", 0.05)
+    monkeypatch.setattr(endings_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(endings_module, "BUSY_RETRY_S", 0.05)

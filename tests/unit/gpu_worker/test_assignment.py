@@ -114,7 +114,7 @@ async def test_lanes_change_with_the_mode_without_a_drain(tmp_path: Path) -> Non
         await bench.until(lambda job: job.state is JobState.RUNNING, slow.id)
         await assign(bench, "large", "small", mode="throughput")
         async with asyncio.timeout(5):
-            while bench.service._taking.lanes != (lane_of("large"),):
+            while bench.service._tasks.lanes.lanes != (lane_of("large"),):
                 await asyncio.sleep(0.005)
         quick = await queued(bench, "large", steps=2)
         assert (await bench.final(quick.id)).state is JobState.SUCCEEDED
@@ -134,7 +134,7 @@ async def test_when_the_monitor_is_away_the_last_assignment_stands(tmp_path: Pat
 
 async def takes_from(bench: Bench, *lanes: str) -> None:
     async with asyncio.timeout(10):
-        while bench.service._taking.lanes != lanes:
+        while bench.service._tasks.lanes.lanes != lanes:
             await asyncio.sleep(0.005)
 
 
@@ -147,7 +147,7 @@ async def test_hits_are_not_stranded_when_the_monitor_dies_with_the_last_small_w
             await asyncio.sleep(0.05)
         job = await queued(bench, "large", lane=refine)
         assert (await bench.final(job.id)).state is JobState.SUCCEEDED
-        assert bench.service._taking.lanes == (large, refine, lane_of("small"))
+        assert bench.service._tasks.lanes.lanes == (large, refine, lane_of("small"))
         await assign(bench, "large", "small", mode="throughput")
         await takes_from(bench, large)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.gpu_worker.cards import cards_here
+from services.gpu_worker.resident import cards_here
 from shared.settings import Settings
 
 TOLD = "latents of another dtype than others look for"

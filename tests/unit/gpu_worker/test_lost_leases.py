@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from services.gpu_worker import service as service_module
 from services.gpu_worker.crash_evidence import CRASHES_TOGETHER
+from services.gpu_worker.jobs import endings as endings_module
 from shared.errors import UnavailableError
 from shared.messages import (
     GenerateImage,
@@ -51,7 +51,7 @@ async def test_a_worker_that_was_heard_all_the_time_takes_no_crash_back(slow: Be
     await _let_lease_run_out(slow, job.id)
     assert await slow.jobs.to_requeue(unconfirmed_after_s=60.0)
     async with asyncio.timeout(20):
-        while slow.service._attempts_at(job.id):
+        while slow.service._tasks.attempts_at(job.id):
             await asyncio.sleep(0.01)
     await slow.jobs.cancel(job.id)
     await slow.idle()
@@ -66,7 +66,7 @@ async def test_a_lost_claim_whose_task_does_not_come_back_is_repaired(
 
     async def connection_breaks(*given: Any) -> Job | None:
         await claim(*given)
-        await slow.service._taking.pause()
+        await slow.service._tasks.lanes.pause()
         raise UnavailableError("connection lost")
 
     monkeypatch.setattr(slow.jobs, "claim", connection_breaks)
@@ -92,7 +92,7 @@ async def test_a_worker_that_slept_longer_than_a_lease_claims_its_own_job_again(
         done = await bench.final(job.id)
         await bench.idle()
         assert (done.state, done.attempt, done.failures) == (JobState.SUCCEEDED, 2, 0)
-        assert bench.service._attempts == {}
+        assert bench.service._tasks.attempts == {}
         assert len(await bench.keys("pictures/")) == 1
         # every row is free again: two at once are drawn
         pair = await asyncio.gather(*(bench.draw(steps=2) for _ in range(2)))
@@ -118,7 +118,7 @@ async def test_a_claim_that_only_lost_its_answer_is_no_crash(slow: Bench, monkey
             raise UnavailableError("connection lost")
         return row
 
-    monkeypatch.setattr(service_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(endings_module, "RETRY_S", 0.01)
     monkeypatch.setattr(slow.jobs, "claim", connection_breaks)
     job = await slow.draw(steps=2)
     assert unheard[0] is not None
@@ -131,7 +131,7 @@ async def test_a_job_that_must_ride_alone_is_let_go_of_with_its_task(
     slow: Bench, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """It is claimed, looked at and released; where that release hits no row its task must not stay in hand."""
-    monkeypatch.setattr(service_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(endings_module, "RETRY_S", 0.01)
     release, tried = slow.jobs.release, list[bool]()
 
     async def in_trouble(job_id: str, attempt: int) -> bool:
@@ -152,7 +152,7 @@ async def test_a_job_that_must_ride_alone_is_let_go_of_with_its_task(
     done = await slow.final(job.id)
     assert done.state is (JobState.SUCCEEDED if what == "its answer is lost" else JobState.CANCELLED)
     await slow.idle()
-    await slow.service._taking.close(1.0)  # what is in hand would go back to its lane
+    await slow.service._tasks.lanes.close(1.0)  # what is in hand would go back to its lane
     receiver = await slow.backends.bus.receive([lane_of(slow.model)], prefetch=1)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):

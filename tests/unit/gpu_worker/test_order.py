@@ -84,7 +84,7 @@ async def test_what_a_worker_has_no_row_for_is_left_to_others(tmp_path: Path, mo
             for job in jobs:
                 await bench.send(job)
             async with asyncio.timeout(10):
-                while len(bench.service._taking.in_hand) < 2:
+                while len(bench.service._tasks.lanes.in_hand) < 2:
                     await asyncio.sleep(0.005)
             assert asked == [2]  # a broker sends that many ahead, whether they are taken or not
             other = await bench.backends.bus.receive([lane_of(bench.model)], prefetch=4)

@@ -67,7 +67,7 @@ async def test_cancel_takes_effect_between_steps_and_leaves_the_others_alone(slo
     doomed, other = await slow.accept(), await slow.accept()
     await slow.send(doomed)
     await slow.send(other)
-    await slow.until(lambda job: bool(slow.service._attempts_at(job.id)), doomed.id)
+    await slow.until(lambda job: bool(slow.service._tasks.attempts_at(job.id)), doomed.id)
     await asyncio.sleep(0.07)
     assert (await slow.jobs.cancel(doomed.id)).state is JobState.CANCELLED
     await slow.backends.bus.publish(JobCancelled(doomed.id))

@@ -10,10 +10,9 @@ import pytest
 import structlog
 import torch
 
-from services.gpu_worker import burial
-from services.gpu_worker import service as service_module
 from services.gpu_worker.families.noop import NoopFamily
 from services.gpu_worker.families.unet import UNetFamily
+from services.gpu_worker.jobs import endings as endings_module
 from shared.bus.inprocess import Parcel
 from shared.errors import ModelError, StorageFullError, UnavailableError
 from shared.messages import (
@@ -73,7 +72,7 @@ async def _send_again(bench: Bench, job: Job) -> None:
 async def test_a_worker_that_dies_before_the_burial_leaves_it_to_the_next(
     slow: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(burial, "BURIAL_S", 0.05)
+    monkeypatch.setattr(endings_module, "BURIAL_S", 0.05)
     job = await slow.accept()
     assert await slow.jobs.claim(job.id, "dead", 60)
     assert await slow.jobs.fail(job.id, 1, "its own fault", final=True)  # killed here
@@ -88,7 +87,7 @@ async def test_a_worker_that_dies_before_the_burial_leaves_it_to_the_next(
 
 async def test_of_all_the_tasks_of_a_failed_job_one_is_buried(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its worker was killed again and again: the broker's task, and one of the sweeper's for each crash."""
-    monkeypatch.setattr(burial, "BURIAL_S", 0.2)
+    monkeypatch.setattr(endings_module, "BURIAL_S", 0.2)
     job = await slow.accept()
     assert await slow.jobs.claim(job.id, "dead", 60)
     assert await slow.jobs.fail(job.id, 1, "crashed 5 times", final=True)
@@ -275,8 +274,8 @@ async def test_a_task_nobody_can_claim_yet_is_never_buried(slow: Bench, monkeypa
             raise (UnavailableError if len(refused) % 2 else ZeroDivisionError)("no claims today")
         return await claim(*given)
 
-    monkeypatch.setattr(service_module, "BUSY_RETRY_S", 0.001)
-    monkeypatch.setattr(service_module, "RETRY_S", 0.001)
+    monkeypatch.setattr(endings_module, "BUSY_RETRY_S", 0.001)
+    monkeypatch.setattr(endings_module, "RETRY_S", 0.001)
     monkeypatch.setattr(slow.jobs, "claim", away)
     job = await slow.draw(steps=2)
     assert (job.state, job.attempt) == (JobState.SUCCEEDED, 1)

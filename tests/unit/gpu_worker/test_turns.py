@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from services.gpu_worker.turns import Turns
+from services.gpu_worker.jobs.process import Turns
 
 
 class Hand:

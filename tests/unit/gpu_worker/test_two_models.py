@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from services.gpu_worker.codecs import encode_png
-from services.gpu_worker.resizing import fitted
+from services.gpu_worker.codecs import encode_png, fitted
 from services.gpu_worker.service import GpuWorkerService
 from services.gpu_worker.starts import prepare
 from shared.messages import GenerateImage, StateLost, StateUsed, lane_of, refine_lane

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from services.gpu_worker import service as service_module
+from services.gpu_worker.jobs import endings as endings_module
 from shared.catalog.tables import jobs
 from shared.messages import JobFailed
 from shared.types import JobState
@@ -33,7 +33,7 @@ async def row_of(bench: Bench, job_id: str) -> Any:
 async def test_a_task_of_an_unreadable_row_comes_back_until_it_can_be_read(
     slow: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "BUSY_RETRY_S", 0.01)
+    monkeypatch.setattr(endings_module, "BUSY_RETRY_S", 0.01)
     tried, claim = [], slow.jobs.claim
 
     async def counted(*given: Any) -> Any:
@@ -50,7 +50,7 @@ async def test_a_task_of_an_unreadable_row_comes_back_until_it_can_be_read(
         while len(tried) < 60:  # more than a task may be rejected for its own sake
             await asyncio.sleep(0.005)
     assert await row_of(slow, job.id) == before
-    assert slow.service._claims._unanswered == {}  # an answer, not a catalog that is away
+    assert slow.service._tasks.claims._unanswered == {}  # an answer, not a catalog that is away
     other = await slow.draw(steps=2)  # the worker stands aside for none of it
     assert other.state is JobState.SUCCEEDED
     await written(slow, job.id, plan=plan)
@@ -63,7 +63,7 @@ async def test_a_task_of_an_unreadable_row_comes_back_until_it_can_be_read(
 async def test_a_duplicate_of_a_row_that_became_unreadable_waits_too(
     slow: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "BUSY_RETRY_S", 0.01)
+    monkeypatch.setattr(endings_module, "BUSY_RETRY_S", 0.01)
     job = await slow.draw(steps=2)
     await slow.idle()
     result = (await row_of(slow, job.id)).result

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.gpu_worker import aside as aside_module
-from services.gpu_worker import service as service_module
+from services.gpu_worker.jobs import endings as endings_module
 from services.gpu_worker.service import GpuWorkerService
 from shared.catalog import Catalog
 from shared.catalog.around import DatabaseAround
@@ -54,7 +54,7 @@ class Pair:
 @pytest.fixture
 async def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
     monkeypatch.setattr(aside_module, "AGAIN_S", 0.01)
-    monkeypatch.setattr(service_module, "CATALOG_RETRY_S", 0.05)
+    monkeypatch.setattr(endings_module, "CATALOG_RETRY_S", 0.05)
     async with running_worker(tmp_path, SLOW, lease_s=LEASE_S, checkpoint_every_steps=5) as bench:
         cut = Cut(bench.backends.catalog._database)
         lonely = GpuWorkerService(2)
@@ -69,21 +69,21 @@ async def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 async def test_its_job_is_drawn_elsewhere_and_its_own_picture_of_it_goes(pair: Pair) -> None:
     bench = pair.bench
-    await bench.service._taking.pause()
+    await bench.service._tasks.lanes.pause()
     job = await bench.accept(steps=60)
     await bench.send(job)
     await bench.until(lambda row: row.checkpoint_step > 0, job.id)
     pair.cut.away = True
     await _swept_up(bench, job.id)
-    await bench.service._taking.begin(bench.service._taking.lanes)
+    await bench.service._tasks.lanes.begin(bench.service._tasks.lanes.lanes)
     await bench.send(job)
     done = await bench.final(job.id)
     assert (done.state, done.attempt, done.failures) == (JobState.SUCCEEDED, 2, 0)
     assert pair.names(bench.service, done)
     (told,) = await bench.told(JobSucceeded, job.id)
-    await _until(lambda: pair.lonely._attempts != {} and _stored(bench, f"pictures/{job.id}-1.png"))
+    await _until(lambda: pair.lonely._tasks.attempts != {} and _stored(bench, f"pictures/{job.id}-1.png"))
     pair.cut.away = False
-    await _until(lambda: not pair.lonely._taking.in_hand)
+    await _until(lambda: not pair.lonely._tasks.lanes.in_hand)
     assert (await bench.jobs.get(job.id)) == done
     assert {fact.picture_key for fact in bench.heard(JobSucceeded, job.id)} <= {told.picture_key, ""}
     assert await bench.keys("pictures/") == [f"pictures/{job.id}-2.png"]
@@ -93,18 +93,18 @@ async def test_its_job_is_drawn_elsewhere_and_its_own_picture_of_it_goes(pair: P
 
 async def test_it_leaves_tasks_to_others_and_takes_them_again_once_the_catalog_is_back(pair: Pair) -> None:
     bench = pair.bench
-    await bench.service._taking.pause()
+    await bench.service._tasks.lanes.pause()
     pair.cut.away = True
     taken = await bench.accept(steps=2)
     await bench.send(taken)
-    await _until(lambda: pair.lonely._taking._aside)
-    await bench.service._taking.begin(bench.service._taking.lanes)
+    await _until(lambda: pair.lonely._tasks.lanes._aside)
+    await bench.service._tasks.lanes.begin(bench.service._tasks.lanes.lanes)
     drawn = await asyncio.gather(bench.final(taken.id), *(bench.draw(steps=2) for _ in range(8)))
     assert {(job.state, job.attempt, job.crashes, job.failures) for job in drawn} == {(JobState.SUCCEEDED, 1, 0, 0)}
     assert all(pair.names(bench.service, job) for job in drawn)
-    assert not pair.lonely._taking.in_hand
+    assert not pair.lonely._tasks.lanes.in_hand
     lone = await bench.accept(steps=2)
-    await bench.service._taking.pause()
+    await bench.service._tasks.lanes.pause()
     await bench.send(lone)
     pair.cut.away = False
     done = await bench.final(lone.id)
@@ -113,8 +113,8 @@ async def test_it_leaves_tasks_to_others_and_takes_them_again_once_the_catalog_i
 
 
 async def test_a_change_of_lanes_meanwhile_counts_once_it_is_back(pair: Pair) -> None:
-    bench, taking = pair.bench, pair.lonely._taking
-    await bench.service._taking.pause()
+    bench, taking = pair.bench, pair.lonely._tasks.lanes
+    await bench.service._tasks.lanes.pause()
     pair.cut.away = True
     job = await bench.accept(steps=2)
     await bench.send(job)
@@ -135,8 +135,8 @@ async def test_a_bus_that_does_not_let_it_come_back_is_asked_until_it_does(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The catalog is back and the broker away, or in some trouble that nobody has thought of."""
-    bench, taking = pair.bench, pair.lonely._taking
-    await bench.service._taking.pause()
+    bench, taking = pair.bench, pair.lonely._tasks.lanes
+    await bench.service._tasks.lanes.pause()
     pair.cut.away = True
     job = await bench.accept(steps=2)
     await bench.send(job)
@@ -157,9 +157,9 @@ async def test_a_bus_that_does_not_let_it_come_back_is_asked_until_it_does(
 async def test_once_it_has_drained_it_looks_after_no_catalog(pair: Pair) -> None:
     await pair.lonely.drain(0.1)
     pair.cut.away = True
-    pair.lonely._aside.unanswered()
+    pair.lonely._tasks.gate.unanswered()
     await asyncio.sleep(0.05)
-    assert pair.lonely._aside._aside is None or pair.lonely._aside._aside.done()
+    assert pair.lonely._tasks.gate._aside is None or pair.lonely._tasks.gate._aside.done()
 
 
 async def _swept_up(bench: Bench, job_id: str) -> None:

@@ -99,8 +99,8 @@ class Bench:
     async def idle(self) -> None:
         """Until every delivery was settled."""
         async with asyncio.timeout(10):
-            while self.service._taking.in_hand:
-                await asyncio.wait(self.service._taking.in_hand)
+            while self.service._tasks.lanes.in_hand:
+                await asyncio.wait(self.service._tasks.lanes.in_hand)
 
     async def cache(self, job: Job) -> Entry:
         """What the cache maintainer would make of a finished job."""

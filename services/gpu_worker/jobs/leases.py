@@ -1,4 +1,4 @@
-"""Keeps the leases of the jobs in this worker's hands; a job that is no longer its own stops being drawn."""
+"""Two loops, each every third of a lease: renew the leases of the jobs in hand, and report the worker itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from services.gpu_worker.attempt import Attempt
 from services.gpu_worker.claims import Claims
+from services.gpu_worker.jobs.process import Process
 from shared.catalog import Catalog
 from shared.catalog.exposure import RENEWALS
 from shared.telemetry import log
@@ -58,3 +59,38 @@ class Renewal:
         if not self._away:
             log("gpu_worker").warning("lease not renewed", error=repr(error), **of)
         self._away = True
+
+
+class Presence:
+    """One small write as the first job comes, then one every third of a lease while the worker holds a job."""
+
+    def __init__(self, catalog: Catalog, claims: Claims, lease_s: float, process: Process) -> None:
+        process.claims.add(claims)
+        self._process = process
+        self._claims, self._lease_s, self._every_s = claims, lease_s, lease_s / RENEWALS
+        self._jobs = catalog.within(self._every_s).jobs
+        self._reported, self._reported_s = False, 0.0
+
+    async def run(self) -> None:
+        """Report until cancelled, and once more then."""
+        try:
+            while True:
+                await self._claims.busy.wait()
+                await self._report()
+                await asyncio.sleep(self._every_s)
+        finally:
+            self._process.claims.discard(self._claims)
+            if self._reported:
+                await self._report()
+
+    async def _report(self) -> None:
+        if not self._claims.holds:
+            self._claims.busy.clear()
+        busy_s = self._claims.busy_s
+        try:
+            more_s, lease_s = busy_s - self._reported_s, self._lease_s if self._process.holds else 0.0
+            await self._jobs.report_worker(self._process.id, more_s, lease_s)
+            self._reported, self._reported_s = True, busy_s
+        except Exception as error:  # the next report has these seconds too
+            self._claims.busy.set()
+            log("gpu_worker").warning("worker not reported", error=repr(error))

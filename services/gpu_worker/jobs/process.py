@@ -1,10 +1,27 @@
-"""Who may have a job in hand: many together, or one that must be alone (design §8, Attempts)."""
+"""State shared by the workers of one process: the lock that lets a job run alone, and their claims."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+
+from services.gpu_worker.claims import Claims
+from shared.ids import new_id
+
+
+class Process:
+    """What the workers of one process share, because they crash together: which job runs alone, and one row in the
+    catalog. With a row each, a job that kills the process would look like one of several that crash alike."""
+
+    def __init__(self) -> None:
+        self.id, self.turns = new_id(), Turns()
+        self.claims: set[Claims] = set()
+
+    @property
+    def holds(self) -> bool:
+        """Whether the end of the process would be a crash: one of its workers claims or holds a job."""
+        return any(claims.holds for claims in self.claims)
 
 
 class Turns:

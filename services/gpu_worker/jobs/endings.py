@@ -1,0 +1,229 @@
+"""How a task ends: first the job's row, then its event, then the delivery, and last the blobs that no row names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from services.gpu_worker.attempt import Attempt, ElsewhereError
+from services.gpu_worker.claims import Claims
+from services.gpu_worker.jobs.outputs import delete_checkpoints
+from shared.bus import Delivery
+from shared.dispatch import dispatch
+from shared.errors import AfterimageError, CancelledError, DeadlineError, NotFoundError, passes
+from shared.messages import JobCancelled, JobFailed, JobSucceeded, lane_of
+from shared.service import Context
+from shared.telemetry import METRICS, log
+from shared.types import Job, JobState, Plan, Result
+
+T = TypeVar("T")
+
+BUSY_RETRY_S = 5.0
+"""A duplicate of a job that another worker is drawing comes back after this, or when that one's lease runs out."""
+RETRY_S = 1.0
+"""First delay after a failure of the task; doubles with each."""
+CATALOG_RETRY_S = 5.0
+"""Longest pause between two tries to commit a finished job while the catalog is away or full: shorter than a sweep, so
+that with room again the commit comes first."""
+BURIAL_S = 5.0
+"""How long a failed job's dead letter is left to the worker that failed it; its other tasks wait so long."""
+
+
+class Endings:
+    """The ways in which a task ends. Each attempt takes one, and a duplicate that gets no attempt takes `duplicate`."""
+
+    def __init__(self, context: Context, worker: str, claims: Claims) -> None:
+        self._settings, self._clock, backends = context.settings, context.clock, context.backends
+        self._bus, self._blobs, self._jobs = backends.bus, backends.blobs, backends.catalog.jobs
+        self._worker, self._claims = worker, claims
+        self._one_dead_letter = asyncio.Lock()
+        self.finished = self.handed_back = 0
+
+    async def attempt(self, attempt: Attempt, delivery: Delivery) -> None:
+        """Generate the image, commit it, publish that, acknowledge the task; or end the attempt as its error says."""
+        job = attempt.job
+        try:
+            result = await attempt.draw()
+            plan = attempt.plan_as_run
+            won = await self.patiently(lambda: self._jobs.finish(job.id, job.attempt, result, plan))
+        except DeadlineError:
+            await self.patiently(lambda: self._jobs.cancel(job.id))
+            await self._bus.publish(JobCancelled(job.id))
+            await self._lost(attempt, delivery)
+        except CancelledError:
+            await self._lost(attempt, delivery)
+        except ElsewhereError as error:
+            await self._moved(attempt, error.plan, delivery)
+        except Exception as error:
+            await (self._put_off if passes(error) else self._failed)(attempt, error, delivery)
+        else:
+            await (self._succeeded(attempt, result, delivery) if won else self._lost(attempt, delivery))
+
+    async def _succeeded(self, attempt: Attempt, result: Result, delivery: Delivery) -> None:
+        self.finished += 1
+        METRICS.steps_saved.labels(attempt.plan.model).inc(attempt.steps_saved)
+        job, picture = attempt.job, (result.picture_key, result.picture_sha256)
+        event = JobSucceeded(job.id, job.attempt, self._worker, result.model, result.steps_run, *picture)
+        await self._bus.publish(event)
+        await delivery.ack()
+        await attempt.outputs.clean_up(succeeded=True, ended=True)
+
+    async def _lost(self, attempt: Attempt, delivery: Delivery) -> None:
+        """The row is no longer this attempt's: cancelled, or claimed by another worker. Or the catalog committed it as
+        this attempt's, and its answer was lost."""
+        if attempt.unheard:  # the lease may have run out because nobody answered, not because its worker was dead
+            await self._jobs.survived(attempt.job.id, attempt.job.crashes, attempt.job.crashes_alone)
+        row = await self.duplicate(attempt.job.id, delivery, attempt.job.attempt)
+        mine = row is not None and (row.state, row.attempt) == (JobState.SUCCEEDED, attempt.job.attempt)
+        await attempt.outputs.clean_up(succeeded=mine, ended=row is None or row.state.final)
+        if row is not None and row.state is JobState.CANCELLED:
+            try:
+                await self._jobs.stopped(attempt.job.id, attempt.job.attempt, attempt.cost)
+            except Exception as error:  # the row then lacks what a cancelled job cost
+                log("gpu_worker").warning("could not tell", error=repr(error))
+
+    async def _moved(self, attempt: Attempt, plan: Plan, delivery: Delivery) -> None:
+        """Hand the job to the lane of another model, where only that model may run its plan.
+
+        First the row, then the task: the sweeper sends a task that is not sent here, and of two tasks the second loses
+        the claim. The lane is never `refine`, whose only consumer may be this worker.
+        """
+        job, lane = attempt.job, lane_of(plan.model)
+        moved = self.patiently(lambda: self._jobs.move(job.id, job.attempt, lane, plan))
+        done = await dispatch(self._bus, replace(job, lane=lane, plan=plan), self._jobs.confirm, write=moved)
+        if not done.written:
+            await self._lost(attempt, delivery)
+            return
+        log("gpu_worker").info("job moved", job=job.id, lane=lane)
+        if done.error is not None:
+            log("gpu_worker").warning("task not sent; the sweeper sends it", job=job.id, error=str(done.error))
+        await delivery.ack()
+        await attempt.outputs.clean_up(succeeded=False, ended=False)
+
+    async def _put_off(self, attempt: Attempt, error: Exception, delivery: Delivery) -> None:
+        """The error is not the task's own (a full disk, say): the task waits in its lane, and no failure is counted."""
+        job, delay_s = attempt.job, getattr(error, "retry_after_s", None) or RETRY_S
+        log("gpu_worker").warning(
+            "attempt put off", job=job.id, attempt=job.attempt, error=str(error), again_in_s=delay_s
+        )
+        if await self.patiently(lambda: self._jobs.release(job.id, job.attempt)):
+            await delivery.reject(delay_s=delay_s, counts=False)
+            await attempt.outputs.clean_up(succeeded=False, ended=False)
+        else:
+            await self._lost(attempt, delivery)
+
+    async def _failed(self, attempt: Attempt, error: Exception, delivery: Delivery) -> None:
+        """The task's own error: tried again a few times, then kept on the job (design §8, Attempts), whose client reads
+        it. The log and the dead letter alone get what names hosts or is a bug."""
+        job, name = attempt.job, type(error).__name__
+        said = f"{name}: {error.outside}" if isinstance(error, AfterimageError) else f"internal error: {name}"
+        reason, bug = f"{name}: {error}", None if isinstance(error, AfterimageError) else error
+        log("gpu_worker").error("attempt failed", job=job.id, attempt=job.attempt, error=reason, exc_info=bug)
+        if job.failures + 1 >= self._settings.max_attempts:
+            await self.fail_for_good(attempt, said, delivery, reason)
+        elif await self.patiently(lambda: self._jobs.fail(job.id, job.attempt, said, final=False)):
+            await delivery.reject(delay_s=RETRY_S * 2**job.failures, counts=False)
+            await attempt.outputs.clean_up(succeeded=False, ended=False)
+        else:
+            await self._lost(attempt, delivery)
+
+    async def fail_for_good(self, attempt: Attempt, said: str, delivery: Delivery, reason: str) -> None:
+        """Fail the job for good: first the row, then the dead letter. Where the worker dies in between, the task comes
+        back and is dead-lettered then. said: on the row; reason: on the dead letter."""
+        job = attempt.job
+        if await self.patiently(lambda: self._jobs.fail(job.id, job.attempt, said, final=True)):
+            await self._bus.publish(JobFailed(job.id, job.attempt, said))
+            await self._bury(job, delivery, reason)
+            await attempt.outputs.clean_up(succeeded=False, ended=True)
+        else:
+            await self._lost(attempt, delivery)
+
+    async def hand_back(self, attempt: Attempt) -> None:
+        """The worker stops: the job goes back to its lane, neither failed nor crashed."""
+        attempt.cancel()
+        try:
+            if await self._jobs.release(attempt.job.id, attempt.job.attempt):
+                self.handed_back += 1
+                log("gpu_worker").info("job handed back", job=attempt.job.id, attempt=attempt.job.attempt)
+                await attempt.outputs.clean_up(succeeded=False, ended=False)
+        except AfterimageError as error:  # the process ends: the next one finds the row as a crash left it
+            log("gpu_worker").warning("job not handed back", job=attempt.job.id, error=str(error))
+
+    async def release(self, job: Job) -> bool:
+        """Queue a claimed job without an attempt again. A cancelled caller waits for the write, too."""
+        releasing = asyncio.ensure_future(self.patiently(lambda: self._jobs.release(job.id, job.attempt)))
+        try:
+            return await asyncio.shield(releasing)
+        except asyncio.CancelledError:
+            await releasing
+            raise
+
+    async def duplicate(self, job_id: str, delivery: Delivery, attempt: int = 0) -> Job | None:
+        """End a task whose job is not this worker's; return the row, None where there is none (design §8).
+
+        The task of a finished job publishes its end again, and a task under another's live lease waits. A job that an
+        unanswered claim left running is queued again. The task of a failed job is dead-lettered if nobody did so: it
+        comes back to the worker that took over, or to this `attempt`, whose commit lost its answer.
+        """
+        try:
+            job = await self._jobs.get(job_id)
+        except NotFoundError:
+            await delivery.ack()
+            return None
+        if not job.state.final:
+            back = await self._claims.hand_back(job)
+            left_s = 0.0 if back else job.lease_until - self._clock.now()
+            await delivery.reject(delay_s=min(max(left_s, RETRY_S), BUSY_RETRY_S), counts=False)
+            return job
+        if job.state is JobState.SUCCEEDED:
+            await self._bus.publish(JobSucceeded(job.id, job.attempt))
+        if job.state is JobState.FAILED and (delivery.redelivered or job.attempt == attempt):
+            await self._bury_once(job, delivery, own=job.attempt == attempt)
+        else:
+            await delivery.ack()
+        if delivery.redelivered and not attempt:  # its worker died before it cleaned up
+            await delete_checkpoints(self._blobs, job.id)
+        return job
+
+    async def _bury_once(self, job: Job, delivery: Delivery, *, own: bool) -> None:
+        """Dead-letter a task of a job that failed before, unless the row says that its dead letter is there.
+
+        The sweeper sends a task at each crash, and each comes back once it has waited under a lease. own: this worker's
+        attempt is the one that failed.
+        """
+        left_s = job.updated_at + BURIAL_S - self._clock.now()
+        if left_s > 0 and not own:
+            await delivery.reject(delay_s=min(left_s, BURIAL_S), counts=False)
+            return
+        async with self._one_dead_letter:
+            if (await self._jobs.get(job.id)).buried:
+                await delivery.ack()
+            else:
+                await self._bus.publish(JobFailed(job.id, job.attempt, job.error))
+                await self._bury(job, delivery, job.error)
+
+    async def _bury(self, job: Job, delivery: Delivery, reason: str) -> None:
+        """First the dead letter, then the note on the row: where the worker dies in between, a second dead letter may
+        be written, but one always is. While the broker is away neither is written, and the task comes back."""
+        if not await delivery.bury(reason):
+            return
+        try:
+            await self._jobs.buried(job.id)
+        except AfterimageError as error:
+            log("gpu_worker").warning("a burial was not noted", job=job.id, error=str(error))
+
+    async def patiently(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Write how a job ended, however long the catalog is away or full. Left to its lease, the job would count as a
+        crash, and its image would be generated again."""
+        wait_s = RETRY_S
+        while True:
+            try:
+                return await write()
+            except AfterimageError as error:
+                if not passes(error):
+                    raise
+                log("gpu_worker").warning("catalog does not take a job's end; trying again", error=str(error))
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, CATALOG_RETRY_S)

@@ -1,0 +1,118 @@
+"""The blobs of one attempt: its image, the states that it captures for the cache, and its crash checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from services.gpu_worker.codecs import INLINE_BYTES, encode_checkpoint, encode_png, encode_state
+from services.gpu_worker.events import Checkpointed, LatentCaptured
+from services.gpu_worker.rows import Pixels
+from shared.backends import Backends
+from shared.blobs import Blobs
+from shared.errors import AfterimageError
+from shared.telemetry import log
+from shared.types import Captured, Job, Plan
+
+_PICTURE_KEY = "pictures/{}-{}.png"
+_STATE_KEY = "states/{}-{}-{}.safetensors"
+_CHECKPOINT_KEY = "checkpoints/{}-{}-{}.safetensors"
+_CHECKPOINT = re.compile(r"checkpoints/[^/]+-(?P<attempt>\d+)-(?P<step>\d+)\.safetensors")
+
+
+class Outputs:
+    """Keys carry the job, the attempt and, where there is one, the step: two attempts never write the same blob."""
+
+    def __init__(self, backends: Backends, job: Job, state_codec: str) -> None:
+        self._jobs, self._blobs = backends.catalog.jobs, backends.blobs
+        self._job, self._state_codec = job, state_codec
+        self.picture_key = _PICTURE_KEY.format(job.id, job.attempt)
+        self._captures: list[asyncio.Task[Captured]] = []
+        self._saving: asyncio.Task[None] | None = None
+        self._written = [job.checkpoint_key] if job.checkpoint_key else []
+        """Checkpoints that are deleted when the job ends."""
+
+    def capture(self, event: LatentCaptured) -> None:
+        """Store a state for the cache, in the background."""
+        self._captures.append(asyncio.create_task(self._capture(event)))
+
+    def checkpoint(self, event: Checkpointed, plan: Plan) -> None:
+        """Store a checkpoint in the background, after the one before: the row must not name an older one last."""
+        self._saving = asyncio.create_task(self._checkpoint(event, plan, self._saving))
+
+    async def put_picture(self, pixels: Pixels) -> tuple[int, str]:
+        """Store the image as PNG; return its size in bytes and its sha256. Raises what the blob store raises."""
+        small = pixels.nbytes <= INLINE_BYTES
+        picture = encode_png(pixels) if small else await asyncio.to_thread(encode_png, pixels)
+        return len(picture), await self._blobs.put(self.picture_key, picture)
+
+    async def captured(self) -> tuple[Captured, ...]:
+        """The states that were stored, by step. A state that could not be stored is a hole, not a failed image."""
+        kept = []
+        for outcome in await asyncio.gather(*self._captures, return_exceptions=True):
+            if isinstance(outcome, Captured):
+                kept.append(outcome)
+            else:
+                log("gpu_worker").warning("state not stored", job=self._job.id, error=str(outcome))
+        return tuple(sorted(kept, key=lambda state: state.step))
+
+    async def clean_up(self, *, succeeded: bool, ended: bool) -> None:
+        """Delete the checkpoints of a job that ended, and all blobs of an attempt that did not succeed. The collector
+        deletes what stays while the store is away."""
+        if self._saving is not None:
+            await self._saving
+        try:
+            keys = await self._checkpoints() if ended else []
+            if not succeeded:
+                keys += [self.picture_key, *(state.key for state in await self.captured())]
+            if keys:
+                await self._blobs.delete(keys)
+        except AfterimageError as error:
+            log("gpu_worker").warning("blobs left to the collector", job=self._job.id, error=str(error))
+
+    async def _capture(self, event: LatentCaptured) -> Captured:
+        data = encode_state(event.latent, self._state_codec)
+        key = _STATE_KEY.format(self._job.id, self._job.attempt, event.step)
+        sha256 = await self._blobs.put(key, data, durable=False)
+        return Captured(event.step, key, len(data), self._state_codec, sha256)
+
+    async def _checkpoint(self, event: Checkpointed, plan: Plan, before: asyncio.Task[None] | None) -> None:
+        """Store the blob, name it on the row, then delete the checkpoint before. A failure costs only the checkpoint.
+
+        A catalog server that is killed may lose the name; the next attempt finds the blob by its key.
+        """
+        if before is not None:
+            await before
+        key = _CHECKPOINT_KEY.format(self._job.id, self._job.attempt, event.step)
+        old, self._written = self._written, [*self._written, key]
+        try:
+            data = encode_checkpoint(event.latent, event.step, event.generator_state, plan)
+            await self._blobs.put(key, data, durable=False)
+            if await self._jobs.checkpoint(self._job.id, self._job.attempt, key, event.step):
+                await self._blobs.delete(old)
+                self._written = [key]
+        except Exception as error:
+            log("gpu_worker").warning("checkpoint not written", job=self._job.id, error=repr(error))
+
+    async def _checkpoints(self) -> list[str]:
+        """This attempt's, and those of earlier attempts: a killed worker may have left some that no row names."""
+        left = await all_checkpoints(self._blobs, self._job.id) if self._job.attempt > 1 else []
+        return sorted({*self._written, *left})
+
+
+async def all_checkpoints(blobs: Blobs, job_id: str) -> list[str]:
+    """Keys of the job's checkpoints by any attempt, in no order."""
+    return [blob.key async for blob in blobs.list(f"checkpoints/{job_id}-")]
+
+
+async def furthest_checkpoints(blobs: Blobs, job_id: str) -> list[str]:
+    """Keys of the job's checkpoints: most steps first, and of equal steps the newest attempt first."""
+    found = [(match, key) for key in await all_checkpoints(blobs, job_id) if (match := _CHECKPOINT.fullmatch(key))]
+    ranked = sorted(((int(match["step"]), int(match["attempt"]), key) for match, key in found), reverse=True)
+    return [key for _, _, key in ranked]
+
+
+async def delete_checkpoints(blobs: Blobs, job_id: str) -> None:
+    """Delete all checkpoints of a job that has ended."""
+    if keys := await all_checkpoints(blobs, job_id):
+        await blobs.delete(keys)

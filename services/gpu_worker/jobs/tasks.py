@@ -1,0 +1,128 @@
+"""A task from its lane to its end: taken while there is a free row, claimed, attempted, and only then acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from functools import partial
+
+from services.gpu_worker.aside import StandingAside
+from services.gpu_worker.attempt import Attempt, Workplace
+from services.gpu_worker.claims import Claims
+from services.gpu_worker.crash_evidence import CRASHES_TOGETHER, condemned
+from services.gpu_worker.jobs import endings
+from services.gpu_worker.jobs.leases import Presence, Renewal
+from services.gpu_worker.jobs.process import Process
+from services.gpu_worker.taking import Taking
+from shared.blobs.ahead import ReadAhead
+from shared.bus import Delivery
+from shared.catalog.exposure import RENEWALS
+from shared.errors import AfterimageError, UnreadableRowError
+from shared.messages import GenerateImage
+from shared.service import Context
+from shared.telemetry import METRICS, log
+from shared.types import Job
+
+
+class Tasks:
+    """The tasks of this worker's lanes, and the attempts in hand."""
+
+    def __init__(self, context: Context, worker: str, process: Process, place: Callable[[], Workplace]) -> None:
+        """place: the models as they are when an attempt begins; only attempts in hand keep a model loaded."""
+        settings, catalog = context.settings, context.backends.catalog
+        self._process, self._place = process, place
+        self._jobs, self._blobs = catalog.jobs, context.backends.blobs
+        self.attempts: dict[str, Attempt] = {}
+        """Attempts in hand by the engine's name for them."""
+        prompt = catalog.within(settings.lease_s / RENEWALS)  # a claim's lease runs before its answer
+        self.claims = Claims(prompt.jobs, worker, settings.lease_s)
+        self.endings = endings.Endings(context, worker, self.claims)
+        self.lanes = Taking(context.backends.bus, settings.max_rows, self.handle)
+        self.gate = StandingAside(catalog, self.lanes)
+        self._loops = (
+            Renewal(catalog, self.claims, self.attempts, settings.lease_s),
+            Presence(catalog, self.claims, settings.lease_s, process),
+        )
+
+    def begin(self) -> None:
+        """Renew leases and report the worker, until `stop`."""
+        self._renewing = asyncio.gather(*(loop.run() for loop in self._loops), return_exceptions=True)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new task. Hand back what is not finished after `timeout_s`."""
+        await self.gate.close()
+        await self.lanes.close(timeout_s)
+
+    async def stop(self) -> None:
+        self._renewing.cancel()
+        await asyncio.gather(self._renewing, return_exceptions=True)
+
+    def attempts_at(self, job_id: str) -> list[Attempt]:
+        """One, or more where this worker was suspended for longer than a lease and then claimed its own job again."""
+        return [attempt for attempt in self.attempts.values() if attempt.job.id == job_id]
+
+    async def handle(self, delivery: Delivery) -> None:
+        """Carry out one task; where a port is away or a bug shows, put the task back into its lane."""
+        message = delivery.message
+        if not isinstance(message, GenerateImage):
+            await delivery.bury(f"a worker cannot do {type(message).__name__}")
+            return
+        try:
+            for alone in (False, True):
+                async with self._process.turns.alone() if alone else self._process.turns.together():
+                    if await self._carry_out(message, delivery, alone):
+                        return
+        except UnreadableRowError:  # the catalog logs such a row once; a worker that can read the row takes the task
+            await delivery.reject(delay_s=endings.BUSY_RETRY_S, counts=False)
+        except AfterimageError as error:  # a port is away: the task waits, the row's lease runs out if it must
+            log("gpu_worker").warning("task put back", job=message.job_id, error=str(error))
+            self.gate.unanswered()
+            await delivery.reject(delay_s=error.retry_after_s or endings.RETRY_S, counts=False)
+        except Exception as error:  # a bug must cost neither the task nor its place in the batch
+            log("gpu_worker").error("task put back", job=message.job_id, error=repr(error), exc_info=error)
+            await delivery.reject(delay_s=endings.BUSY_RETRY_S, counts=False)
+
+    async def _carry_out(self, task: GenerateImage, delivery: Delivery, alone: bool) -> bool:
+        """Return False when the job must be the only one in this process's hands; the job is not claimed until then.
+        A claimed job that waits for others would count as present at their crash, and be condemned in the end."""
+        # one that is redelivered goes on from a checkpoint, or is another worker's
+        state = ("", "") if delivery.redelivered else (task.state_key, task.state_sha256)
+        with contextlib.closing(ReadAhead(self._blobs, *state)) as ahead, self.claims.holding(task.job_id):
+            if (job := await self._claim(task.job_id, alone)) is not None:
+                if alone or job.crashes < CRASHES_TOGETHER:
+                    await self._attempt(job, delivery, ahead, previews=task.previews)
+                    return True
+                if await self.endings.release(job):
+                    return False
+        await self.endings.duplicate(task.job_id, delivery)
+        return True
+
+    async def _claim(self, job_id: str, alone: bool) -> Job | None:
+        """A cancelled claim may stand in the catalog already: wait for its answer, and hand the job back."""
+        claiming = asyncio.ensure_future(self.claims.claim(job_id, alone=alone))
+        try:
+            return await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            if (job := await claiming) is not None and await self._jobs.release(job.id, job.attempt):
+                self.endings.handed_back += 1
+            raise
+
+    async def _attempt(self, job: Job, delivery: Delivery, ahead: ReadAhead, *, previews: bool) -> None:
+        METRICS.job_attempts.labels(str(delivery.redelivered).lower()).inc()
+        for older in self.attempts_at(job.id):
+            older.cancel()
+        attempt = Attempt(self._place(), job, ahead, previews=previews)
+        self.attempts[attempt.id] = attempt
+        try:
+            spans = (job.exposed_from, 0.0) if job.crashes_alone else ()
+            fleets = [await self.endings.patiently(partial(self._jobs.fleet, since)) for since in spans]
+            if said := condemned(job, fleets):
+                await self.endings.fail_for_good(attempt, said, delivery, said)
+            else:
+                await self.endings.attempt(attempt, delivery)
+        except asyncio.CancelledError:
+            await self.endings.hand_back(attempt)
+            raise
+        finally:
+            self.attempts.pop(attempt.id, None)
