@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 
-from shared.types import CompatKey, Entry, Job, JobState, PlanSource, Request
+from shared.types import CompatKey, Entry, Job, JobState, Plan, PlanSource, Request, Result
 
 
 def exact_key(request: Request, compat: CompatKey) -> str:
@@ -39,6 +39,18 @@ def repeat_weights(request: Request, asked: str, served: Iterable[str]) -> froze
     that names none takes the image of any served model: each might be chosen for it.
     """
     return frozenset((asked,) if request.names_a_model else (asked, *served))
+
+
+def repeat_result(plan: Plan, picture_bytes: int) -> Result:
+    """The result of an exact repeat: the stored image, no step run."""
+    return Result(
+        picture_key=plan.state_key,
+        picture_sha256=plan.state_sha256,
+        picture_bytes=picture_bytes,
+        model=plan.model,
+        weights_hash=plan.weights_hash,
+        steps_run=0,
+    )
 
 
 def entry_of(job: Job) -> Entry | None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shutil
 from dataclasses import dataclass, replace
 
 from protos import common_pb2 as pb
 from services.gateway.admission import FinishRate, QueueLength, SentAway, check_disk, check_queue
-from services.gateway.idempotency import body_hash
 from services.gateway.lookup import Lookup, Planned
 from services.gateway.roster import Roster
 from services.gateway.sweeper import Confirmer
-from services.gateway.validation import Models, validate
+from services.gateway.validation import Caller, Models, validate
 from shared.bus.hints import Hints
 from shared.dispatch import dispatch
 from shared.errors import (
@@ -24,26 +24,18 @@ from shared.errors import (
     StorageFullError,
     UnavailableError,
 )
-from shared.exact import exact_key
+from shared.exact import exact_key, repeat_result
 from shared.ids import new_id
 from shared.messages import JobQueued, StateLost, StateUsed
 from shared.models import ModelCard
 from shared.plans import lane_for, only_model, use_fallback
 from shared.service import Context
 from shared.telemetry import METRICS, log
-from shared.types import Job, JobState, Plan, PlanSource, Request, Result, Timings
+from shared.types import Job, JobState, PlanSource, Request, Timings
 
 
 class NobodyAbleError(UnavailableError):
     """No worker could load the model: the job would wait for a person."""
-
-
-@dataclass(frozen=True)
-class Caller:
-    """Who calls, as the call's metadata says it."""
-
-    tenant: str
-    idempotency_key: str = ""
 
 
 @dataclass(frozen=True)
@@ -183,7 +175,7 @@ class Intake:
             plan=plan,
             state=JobState.SUCCEEDED if picture else JobState.QUEUED,
             lane=lane_for(request, plan, self._models.cards),
-            result=_repeat(plan, picture) if picture else None,
+            result=repeat_result(plan, len(picture)) if picture else None,
             vector=planned.vector,
             encoder_hash=planned.encoder_hash,
             exact_key=exact_key(request, planned.card.compat(request.size, request.steps)),
@@ -211,6 +203,11 @@ class Intake:
         return False
 
 
+def body_hash(message: pb.Request) -> str:
+    """sha256 of the request as the client sent it, before defaults and a drawn seed."""
+    return hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest()
+
+
 def _may_repeat(request: Request) -> bool:
     """Whether a stored picture may be the answer: one that names its seed and reads the cache."""
     return request.seed_given and request.cache.reads
@@ -230,18 +227,6 @@ def _queued(job: Job) -> JobQueued:
         steps=plan.run_steps(job.request.steps),
         modality=job.request.modality,
         only=only_model(plan),
-    )
-
-
-def _repeat(plan: Plan, picture: bytes) -> Result:
-    """The result of an exact repeat: the stored picture, no step run."""
-    return Result(
-        picture_key=plan.state_key,
-        picture_sha256=plan.state_sha256,
-        picture_bytes=len(picture),
-        model=plan.model,
-        weights_hash=plan.weights_hash,
-        steps_run=0,
     )
 
 

@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from protos import common_pb2 as pb
 from shared.errors import InvalidRequestError
@@ -14,10 +15,15 @@ from shared.ids import is_id
 from shared.models.card import ModelCard
 from shared.rpc_types import cache_from_proto, scope_from_proto
 from shared.settings import Settings
-from shared.types import Modality, Request, Scope, Size
+from shared.types import Modality, Request, Size
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """Control characters; tabs and line ends are text."""
+KEY_METADATA = "idempotency-key"
+"""The call metadata that names a caller's key for a request."""
+_KEY = re.compile(r"[\x21-\x7e]{1,200}")
+TENANT_METADATA = "tenant"
+"""The call metadata that names the tenant (API keys will)."""
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _ENUMS = {
     field: {number: name for name, number in kind.items()}
@@ -26,6 +32,14 @@ _ENUMS = {
 """By field: what each number it may hold is called."""
 _MAX_USER_CHARS = 200
 _MAX_PRIORITY = 100
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The tenant that calls, and its key for a request that it may repeat."""
+
+    tenant: str
+    idempotency_key: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,8 +81,7 @@ def validate(message: pb.Request, models: Models, settings: Settings, tenant: st
         raise InvalidRequestError("frames", "must be 1 for an image", message.frames)
     if abs(message.priority) > _MAX_PRIORITY:
         raise InvalidRequestError("priority", f"must be from -{_MAX_PRIORITY} to {_MAX_PRIORITY}", message.priority)
-    scope = scope_from_proto(message.scope)
-    if scope is Scope.PRIVATE and not message.user:
+    if message.scope == pb.SCOPE_PRIVATE and not message.user:
         raise InvalidRequestError("user", "must name the user when scope is private")
     request = Request(
         prompt=message.prompt,
@@ -80,8 +93,6 @@ def validate(message: pb.Request, models: Models, settings: Settings, tenant: st
         seed_given=message.HasField("seed"),
         modality=Modality.IMAGE,
         quality=message.quality or "auto",
-        cache=cache_from_proto(message.cache),
-        scope=scope,
         tenant=tenant,
         user=message.user,
         priority=message.priority,
@@ -89,8 +100,19 @@ def validate(message: pb.Request, models: Models, settings: Settings, tenant: st
         drop_if_late=message.drop_if_late,
         savings=_share(message, "savings", 0.5),
         fresh_noise=_share(message, "fresh_noise", 0.0),
+        cache=cache_from_proto(message.cache),
+        scope=scope_from_proto(message.scope),
     )
     return request, card
+
+
+def caller_of(context: Any) -> Caller:
+    """The caller that a gRPC call's metadata names. Raises InvalidRequestError."""
+    metadata = dict(context.invocation_metadata() or ())
+    return Caller(
+        tenant=check_tenant(metadata.get(TENANT_METADATA, "default")),
+        idempotency_key=check_key(metadata.get(KEY_METADATA, "")),
+    )
 
 
 def check_tenant(tenant: str) -> str:
@@ -98,6 +120,13 @@ def check_tenant(tenant: str) -> str:
     if not _TENANT.fullmatch(tenant):
         raise InvalidRequestError("tenant", "must be 1 to 64 letters, digits, dots, dashes or underscores", tenant)
     return tenant
+
+
+def check_key(key: str) -> str:
+    """The key as it is, empty when there is none; raises InvalidRequestError for one that cannot be a key."""
+    if key and not _KEY.fullmatch(key):
+        raise InvalidRequestError(KEY_METADATA, "must be 1 to 200 printable ASCII characters without spaces", key)
+    return key
 
 
 def page_size(wanted: int) -> int:
