@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import Finished, Left
-from services.gpu_worker.families import Family
+from services.gpu_worker.family import Family
 from services.gpu_worker.starts import start_of, task_of
 from shared.errors import ModelError
 from shared.types import Plan, Request

@@ -10,7 +10,7 @@ from statistics import median
 import torch
 
 from services.gpu_worker.duty import Duty, lanes, preferred, used
-from services.gpu_worker.families import Family
+from services.gpu_worker.family import Family
 from services.gpu_worker.measuring import measure
 from services.gpu_worker.resident import Resident
 from services.gpu_worker.taking import Taking

@@ -11,7 +11,7 @@ from typing import Any
 from services.gpu_worker.codecs import encode_png
 from services.gpu_worker.crash_evidence import CRASHES_TOGETHER
 from services.gpu_worker.events import Advanced, Checkpointed, Event, Finished, Joined, LatentCaptured, Left
-from services.gpu_worker.families import Family
+from services.gpu_worker.family import Family
 from services.gpu_worker.jobs.outputs import Outputs
 from services.gpu_worker.rows import FromCheckpoint, Pixels, Task
 from services.gpu_worker.runner import EngineThread

@@ -19,7 +19,7 @@ from services.gpu_worker.events import (
     LatentCaptured,
     Left,
 )
-from services.gpu_worker.families import Family
+from services.gpu_worker.family import Family
 from services.gpu_worker.rows import (
     FromCheckpoint,
     FromNoise,
@@ -35,7 +35,6 @@ from services.gpu_worker.scheduler import Decision, decide
 from services.gpu_worker.threads import StepThreads
 from shared.errors import CancelledError, DeadlineError, ModelError
 from shared.telemetry import log
-from shared.unread import of_negative
 
 Outcome = list[tuple[Row, Stepped | Exception]]
 
@@ -157,7 +156,7 @@ class Engine:
             return Left(task.id, error)
         row.joined_at = row.told_at = row.saved_at = self._clock()
         self._running[task.id] = row
-        return Joined(task.id, row.done, row.joined_at, row.joined_at - begun, _warnings(row))
+        return Joined(task.id, row.done, row.joined_at, row.joined_at - begun, row.warnings)
 
     def _row(self, task: Task) -> Row:
         if task.model not in self.families:
@@ -204,7 +203,7 @@ class Engine:
             return [*events, self._finish(row)]
         if self._worth_saving(row):
             row.saved_at = self._clock()
-            events.append(Checkpointed(task.id, row.done, off_device(row.latent), generator_state(row)))
+            events.append(Checkpointed(task.id, row.done, off_device(row.latent), row.generator_state))
         return events
 
     def _worth_saving(self, row: Row) -> bool:
@@ -289,14 +288,6 @@ def make_row(family: Family, task: Task) -> Row:
     )
 
 
-def _warnings(row: Row) -> tuple[str, ...]:
-    """What of the request's words goes unread."""
-    said = [row.encoding.warning, of_negative(row.negative.warning) if row.negative is not None else ""]
-    if row.task.negative_prompt and row.negative is None:
-        said.append("negative_prompt: not read, because there is no unconditional half (guidance ≤ 1, or embedded)")
-    return tuple(filter(None, said))
-
-
 def _on_device(latent: Latent, family: Family) -> torch.Tensor:
     return torch.from_numpy(np.array(latent, dtype=np.float32)).to(family.device)
 
@@ -304,7 +295,3 @@ def _on_device(latent: Latent, family: Family) -> torch.Tensor:
 def off_device(latent: torch.Tensor) -> Latent:
     """A copy nobody on the engine's thread will change."""
     return latent.float().cpu().numpy().copy()
-
-
-def generator_state(row: Row) -> bytes:
-    return row.generator.get_state().numpy().tobytes()

@@ -8,7 +8,8 @@ from statistics import median
 
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import BatchRan
-from services.gpu_worker.families import Family, load_family
+from services.gpu_worker.families import load_family
+from services.gpu_worker.family import Family
 from services.gpu_worker.rows import Task
 from shared.devices import chosen_device
 from shared.models import ModelCard

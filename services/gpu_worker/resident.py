@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from services.gpu_worker.families import Family
+from services.gpu_worker.family import Family
 from shared.devices import placed
 from shared.models import ModelCard, served_cards
 from shared.models.memory import estimate

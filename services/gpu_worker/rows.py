@@ -12,6 +12,7 @@ from torch import Tensor
 
 from services.gpu_worker.samplers import Position, Schedule
 from shared.types import Size
+from shared.unread import of_negative
 
 Pixels = npt.NDArray[np.uint8]
 """A picture, (height, width, 3), RGB."""
@@ -128,6 +129,18 @@ class Row:
     @property
     def left(self) -> int:
         return self.schedule.steps - self.done
+
+    @property
+    def generator_state(self) -> bytes:
+        return self.generator.get_state().numpy().tobytes()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of the request's words goes unread."""
+        said = [self.encoding.warning, of_negative(self.negative.warning) if self.negative is not None else ""]
+        if self.task.negative_prompt and self.negative is None:
+            said.append("negative_prompt: not read, because there is no unconditional half (guidance ≤ 1, or embedded)")
+        return tuple(filter(None, said))
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import torch
 
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import BatchRan, Event, Left
-from services.gpu_worker.families import Family
+from services.gpu_worker.family import Family
 from services.gpu_worker.rows import Task
 from shared.telemetry import log
 

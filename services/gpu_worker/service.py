@@ -18,7 +18,7 @@ from services.gpu_worker.assignment import Assignment
 from services.gpu_worker.attempt import Workplace
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.events import BatchRan, Event
-from services.gpu_worker.families import Family
+from services.gpu_worker.family import Family
 from services.gpu_worker.jobs.process import Process
 from services.gpu_worker.jobs.tasks import Tasks
 from services.gpu_worker.measuring import load_warm

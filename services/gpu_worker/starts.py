@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from services.gpu_worker.codecs import INLINE_BYTES, decode_checkpoint, decode_png, decode_state, fitted
-from services.gpu_worker.families import Family
+from services.gpu_worker.family import Family
 from services.gpu_worker.jobs.outputs import furthest_checkpoints
 from services.gpu_worker.rows import FromCheckpoint, FromNoise, FromPicture, FromState, Start, Task
 from shared.blobs import Blobs
