@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from services.gpu_worker import checkpoints
 from services.gpu_worker.codecs import INLINE_BYTES, decode_checkpoint, decode_png, decode_state, fitted
 from services.gpu_worker.family import Family
-from services.gpu_worker.jobs.outputs import furthest_checkpoints
 from services.gpu_worker.rows import FromCheckpoint, FromNoise, FromPicture, FromState, Start, Task
 from shared.blobs import Blobs
 from shared.blobs.ahead import ReadAhead
@@ -201,7 +201,7 @@ class _Preparation:
     async def _checkpoints(self) -> list[str]:
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await furthest_checkpoints(self._blobs, self._job.id)
+                return await checkpoints.furthest_first(self._blobs, self._job.id)
         except TimeoutError as error:
             raise UnavailableError(f"checkpoints of {self._job.id}: no answer in {self._timeout_s:g} s") from error
 

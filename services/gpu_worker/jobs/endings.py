@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from services.gpu_worker import checkpoints
 from services.gpu_worker.attempt import Attempt, ElsewhereError
 from services.gpu_worker.claims import Claims
-from services.gpu_worker.jobs.outputs import delete_checkpoints
 from shared.bus import Delivery
 from shared.dispatch import dispatch
 from shared.errors import AfterimageError, CancelledError, DeadlineError, NotFoundError, passes
@@ -184,7 +184,7 @@ class Endings:
         else:
             await delivery.ack()
         if delivery.redelivered and not attempt:  # its worker died before it cleaned up
-            await delete_checkpoints(self._blobs, job.id)
+            await checkpoints.forget(self._blobs, job.id)
         return job
 
     async def _bury_once(self, job: Job, delivery: Delivery, *, own: bool) -> None:

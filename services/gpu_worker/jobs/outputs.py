@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import re
 
+from services.gpu_worker import checkpoints
 from services.gpu_worker.codecs import INLINE_BYTES, encode_checkpoint, encode_png, encode_state
 from services.gpu_worker.events import Checkpointed, LatentCaptured
 from services.gpu_worker.rows import Pixels
 from shared.backends import Backends
-from shared.blobs import Blobs
 from shared.errors import AfterimageError
 from shared.telemetry import log
 from shared.types import Captured, Job, Plan
 
 _PICTURE_KEY = "pictures/{}-{}.png"
 _STATE_KEY = "states/{}-{}-{}.safetensors"
-_CHECKPOINT_KEY = "checkpoints/{}-{}-{}.safetensors"
-_CHECKPOINT = re.compile(r"checkpoints/[^/]+-(?P<attempt>\d+)-(?P<step>\d+)\.safetensors")
 
 
 class Outputs:
@@ -83,7 +80,7 @@ class Outputs:
         """
         if before is not None:
             await before
-        key = _CHECKPOINT_KEY.format(self._job.id, self._job.attempt, event.step)
+        key = checkpoints.key_of(self._job.id, self._job.attempt, event.step)
         old, self._written = self._written, [*self._written, key]
         try:
             data = encode_checkpoint(event.latent, event.step, event.generator_state, plan)
@@ -96,23 +93,5 @@ class Outputs:
 
     async def _checkpoints(self) -> list[str]:
         """This attempt's, and those of earlier attempts: a killed worker may have left some that no row names."""
-        left = await all_checkpoints(self._blobs, self._job.id) if self._job.attempt > 1 else []
+        left = await checkpoints.all_of(self._blobs, self._job.id) if self._job.attempt > 1 else []
         return sorted({*self._written, *left})
-
-
-async def all_checkpoints(blobs: Blobs, job_id: str) -> list[str]:
-    """Keys of the job's checkpoints by any attempt, in no order."""
-    return [blob.key async for blob in blobs.list(f"checkpoints/{job_id}-")]
-
-
-async def furthest_checkpoints(blobs: Blobs, job_id: str) -> list[str]:
-    """Keys of the job's checkpoints: most steps first, and of equal steps the newest attempt first."""
-    found = [(match, key) for key in await all_checkpoints(blobs, job_id) if (match := _CHECKPOINT.fullmatch(key))]
-    ranked = sorted(((int(match["step"]), int(match["attempt"]), key) for match, key in found), reverse=True)
-    return [key for _, _, key in ranked]
-
-
-async def delete_checkpoints(blobs: Blobs, job_id: str) -> None:
-    """Delete all checkpoints of a job that has ended."""
-    if keys := await all_checkpoints(blobs, job_id):
-        await blobs.delete(keys)

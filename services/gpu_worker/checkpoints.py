@@ -1,0 +1,31 @@
+"""What crash checkpoints are called, and which of a job's are there: its row may name fewer, or one that is gone."""
+
+from __future__ import annotations
+
+import re
+
+from shared.blobs import Blobs
+
+_KEY = re.compile(r"checkpoints/[^/]+-(?P<attempt>\d+)-(?P<step>\d+)\.safetensors")
+
+
+def key_of(job_id: str, attempt: int, step: int) -> str:
+    return f"checkpoints/{job_id}-{attempt}-{step}.safetensors"
+
+
+async def all_of(blobs: Blobs, job_id: str) -> list[str]:
+    """Every blob under this job's name, whichever attempt wrote it; in no order."""
+    return [blob.key async for blob in blobs.list(f"checkpoints/{job_id}-")]
+
+
+async def furthest_first(blobs: Blobs, job_id: str) -> list[str]:
+    """The job's checkpoints, the one with the most steps first, of equals the newest attempt's."""
+    found = [(match, key) for key in await all_of(blobs, job_id) if (match := _KEY.fullmatch(key))]
+    ranked = sorted(((int(match["step"]), int(match["attempt"]), key) for match, key in found), reverse=True)
+    return [key for _, _, key in ranked]
+
+
+async def forget(blobs: Blobs, job_id: str) -> None:
+    """Deletes all of them: the job has ended."""
+    if keys := await all_of(blobs, job_id):
+        await blobs.delete(keys)
