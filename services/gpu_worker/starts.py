@@ -211,7 +211,7 @@ class _Preparation:
             for smaller in smaller_starts(plan, entry, family.card, self._job.request, why):
                 with contextlib.suppress(AfterimageError):
                     return Prepared(smaller, await self._start(smaller, family), family, self._told_lost(entry))
-        return self._unstarted(degrade(plan, f"{why}{DRAWN}"), self._told_lost(entry))
+        return self._unstarted(lost=self._told_lost(entry), plan=degrade(plan, f"{why}{DRAWN}"))
 
     async def _entry(self, plan: Plan) -> Entry | None:
         try:
