@@ -19,10 +19,10 @@ COMMANDS: dict[str, list[str]] = {
     "cluster_overhead": ["bench.cluster_overhead"],
     "overload": ["bench.overload"],
     "trace_plans": ["bench.trace_plans"],
-    "two_models": ["bench.two_models"],
-    "slo_latency": ["bench.slo_latency"],
-    "paper_rates": ["bench.paper_rates"],
-    "monitor_ramp": ["bench.monitor_ramp"],
+    "two_models": ["bench.virtual_time.two_models"],
+    "slo_latency": ["bench.virtual_time.slo_latency"],
+    "paper_rates": ["bench.virtual_time.paper_rates"],
+    "monitor_ramp": ["bench.virtual_time.monitor_ramp"],
     "two_processes": ["bench.two_processes"],
 }
 """Name → what `python -m` is given; `k_quality` shows what the profile before it measured, what follows `trace_plans`

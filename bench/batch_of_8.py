@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.quiet import quiet
-from bench.recording import command_line, machine, quantile, record, table
+from bench.measuring.quiet import quiet
+from bench.measuring.recording import command_line, machine, quantile, record, table
 
 if TYPE_CHECKING:
     from services.gpu_worker.families import Family
@@ -40,7 +40,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     import torch
 
     from services.gpu_worker.families import load_family
-    from services.gpu_worker.measuring import warm_up
+    from services.gpu_worker.models.measuring import warm_up
 
     torch.set_num_threads(options.threads)
     on, card = machine(), _card(options.model, folder)
@@ -85,8 +85,8 @@ def _card(model: str, folder: Path) -> ModelCard:
 
 def _draw(family: Family, count: int, max_rows: int, steps: int) -> float:
     """Seconds until all are drawn."""
-    from services.gpu_worker.engine import Engine
-    from services.gpu_worker.rows import Task
+    from services.gpu_worker.engine.engine import Engine
+    from services.gpu_worker.engine.rows import Task
 
     card = family.card
     engine = Engine({card.name: family}, max_rows=max_rows)

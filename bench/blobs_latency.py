@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.recording import command_line, machine, quantile, record, table
+from bench.measuring.recording import command_line, machine, quantile, record, table
 from scripts.stack import minio, seaweedfs
 from scripts.stack.servers import Server
 from shared.blobs import Blobs, open_blobs

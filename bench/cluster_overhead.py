@@ -3,7 +3,8 @@
     python -m bench.cluster_overhead              (3 minutes)
 
 A private stack: PostgreSQL, RabbitMQ, an S3 server and Weaviate, each service its own process. In turns, so that a
-busy machine is busy for both: the path's own calls one at a time (bench/path_floors.py), then requests of the session
+busy machine is busy for both: the path's own calls one at a time (bench/serving/path_floors.py), then requests of the
+session
 trace at 10 a second (Poisson, T = 50, 64×64) with a denoiser that waits 1 ms a step. Overhead is what the client waits,
 less the steps, the prompt's encoding, the decoding and the encoder's forward, each timed where it runs. Last, as many
 clients as the stack has rows and more ask without a pause: the rate that two cores sustain, and who spends them.
@@ -21,20 +22,20 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from bench.closed_loop import stages
-from bench.path_floors import CALLS, Floors
-from bench.processes import Counted, counted, cpu_of, grown, scratch, servers_on_path, spent
-from bench.quiet import quiet
-from bench.recording import command_line, machine, quantile, record, table
+from bench.measuring.quiet import quiet
+from bench.measuring.recording import command_line, machine, quantile, record, table
+from bench.serving.path_floors import CALLS, Floors
+from bench.serving.processes import Counted, counted, cpu_of, grown, scratch, servers_on_path, spent
+from bench.traced.closed_loop import stages
 from load.arrivals import poisson
 from load.sessions import MAIN_SIZE, read_trace
 from scripts.stack.stack import PORTS, Stack, missing, variable
-from shared.backends import Backends, open_backends
 from shared.client import AsyncClient, Picture
-from shared.errors import AfterimageError
-from shared.loop import run as run_on_loop
-from shared.settings import Settings
-from shared.types import PlanSource
+from shared.domain.errors import AfterimageError
+from shared.domain.types import PlanSource
+from shared.runtime.loop import run as run_on_loop
+from shared.runtime.settings import Settings
+from shared.service.backends import Backends, open_backends
 
 GOAL_P50, GOAL_P99 = 1.5, 6.0
 """Overhead of a hit, in sums of its path's floors."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.recording import command_line, machine, record, table
-from shared.scenes import EDITS
+from bench.measuring.recording import command_line, machine, record, table
+from shared.models.scenes import EDITS
 
 
 def read_profile(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,7 +8,7 @@ each timed where it runs. First with a denoiser that only waits a known time a s
 with --pictures-count also with that denoiser and every finished picture embedded and searched, as where two models are
 served, though nothing starts from one.
 Pauses between requests are random: a timer of the service that kept step with them would always, or never, be in their
-way. Last, in the same process, what the path waits for whatever it decides (bench/embedded_floors.py).
+way. Last, in the same process, what the path waits for whatever it decides (bench/serving/embedded_floors.py).
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from bench import embedded_floors
-from bench.closed_loop import stages
-from bench.quiet import quiet
-from bench.recording import command_line, machine, quantile, record, table
+from bench.measuring.quiet import quiet
+from bench.measuring.recording import command_line, machine, quantile, record, table
+from bench.serving import embedded_floors
+from bench.traced.closed_loop import stages
 from load.sessions import MAIN_SIZE, read_trace
 from services.cli.embedded import embedded
 from services.embedder.encoder import encoder_folder, encoder_hash
-from shared.backends import Backends
 from shared.catalog import open_catalog
 from shared.client import AsyncClient
-from shared.loop import run as run_on_loop
+from shared.domain.types import PlanSource
 from shared.models import served_card
 from shared.models.k_table import KTable, Level, profile_kind, profile_of, table_to_json
-from shared.remaining import Remaining
-from shared.settings import Settings
-from shared.telemetry import METRICS, configure_logging
-from shared.types import PlanSource
+from shared.runtime.loop import run as run_on_loop
+from shared.runtime.progress import Remaining
+from shared.runtime.settings import Settings
+from shared.runtime.telemetry import METRICS, configure_logging
+from shared.service.backends import Backends
 
 GOAL_P50_S, GOAL_P99_S = 0.005, 0.020
 WARM_UP = 20

@@ -27,9 +27,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from bench.processes import ROOT, cpu_of, cpu_seconds, scratch, servers_on_path, spent
-from bench.quiet import quiet
-from bench.recording import command_line, machine, quantile, record, table
+from bench.measuring.quiet import quiet
+from bench.measuring.recording import command_line, machine, quantile, record, table
+from bench.serving.processes import ROOT, cpu_of, cpu_seconds, scratch, servers_on_path, spent
 from scripts.stack.servers import HOST, Server, free_port
 from scripts.stack.stack import Stack, missing, serving
 

@@ -29,21 +29,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bench.judging import Verdict, judge_pictures, open_encoder
-from bench.plotting import pyplot_or_none
-from bench.recording import RESULTS, machine, record, table
+from bench.measuring.judging import Verdict, judge_pictures, open_encoder
+from bench.measuring.plotting import pyplot_or_none
+from bench.measuring.recording import RESULTS, machine, record, table
 from load.sessions import SHIPPED, SHIPPED_SEED, Prompt, read_trace
 from services.embedder.encoder import Encoder
-from services.gpu_worker.codecs import encode_png
-from services.gpu_worker.engine import Engine
-from services.gpu_worker.events import Finished, Left
+from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import Finished, Left
+from services.gpu_worker.engine.rows import FromNoise, Task
 from services.gpu_worker.families import load_family
-from services.gpu_worker.rows import FromNoise, Task
-from services.replay.compare import interval
-from services.replay.surrogate import FILE, Curve, cosines_of
+from services.gpu_worker.jobs.codecs import encode_png
+from services.replay.results.compare import interval
+from services.replay.traces.surrogate import FILE, Curve, cosines_of
+from shared.domain.types import vector_from
 from shared.models.card import find_card
-from shared.remaining import Remaining
-from shared.types import vector_from
+from shared.runtime.progress import Remaining
 
 KNOTS = 8
 RETRIEVAL = "picture_retrieval"

@@ -22,19 +22,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.closed_loop import Drawn, play
-from bench.judging import JUDGE, judge_pictures, look_against, open_encoder
-from bench.quiet import quiet
-from bench.recording import command_line, machine, record
-from bench.trace_figures import figures_of, plots, report
+from bench.measuring.judging import JUDGE, judge_pictures, look_against, open_encoder
+from bench.measuring.quiet import quiet
+from bench.measuring.recording import command_line, machine, record
+from bench.traced.closed_loop import Drawn, play
+from bench.traced.trace_figures import figures_of, plots, report
 from load.sessions import MAIN_SIZE, SHIPPED, Prompt, read_trace
 from services.cli.embedded import embedded
 from shared.client import AsyncClient, Picture
+from shared.domain.types import Size
 from shared.models import served_card
 from shared.models.k_table import FIG_10, shipped_table
-from shared.settings import Settings
-from shared.telemetry import configure_logging
-from shared.types import Size
+from shared.runtime.settings import Settings
+from shared.runtime.telemetry import configure_logging
 
 WARM_UP = 8
 

@@ -19,19 +19,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.judging import Verdict, judge_pictures, open_encoder
-from bench.recording import command_line, machine, record, table
-from services.cli.pairs import ScenePair, scene_pairs
-from services.gpu_worker.codecs import decode_state, encode_png, encode_state
-from services.gpu_worker.engine import Engine
-from services.gpu_worker.events import Finished, LatentCaptured, Left
+from bench.measuring.judging import Verdict, judge_pictures, open_encoder
+from bench.measuring.recording import command_line, machine, record, table
+from services.cli.profiles.pairs import ScenePair, scene_pairs
+from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import Finished, LatentCaptured, Left
+from services.gpu_worker.engine.rows import FromNoise, FromState, Start, Task
 from services.gpu_worker.families import Family, load_family
-from services.gpu_worker.rows import FromNoise, FromState, Start, Task
+from services.gpu_worker.jobs.codecs import decode_state, encode_png, encode_state
 from services.retriever.planning import fresh_seed
 from services.retriever.profile import ratio_bounds
-from shared.errors import CancelledError
+from shared.domain.errors import CancelledError
 from shared.models.card import find_card
-from shared.remaining import Remaining
+from shared.runtime.progress import Remaining
 
 CODECS = ("fp16", "int8", "fp8", "int6", "int4")
 KS = (10, 25)

@@ -6,7 +6,7 @@ The cache begins with pictures that the large model drew of the trace's first re
 every request is planned by the real retriever over the real cache, index and CLIP pair, with the tables that ship.
 MoDM's pictures are really drawn, by the model that its plan names in throughput mode, because the next prompts are
 compared with them; our latents and the handed-out pictures are found by prompts alone, so nothing is drawn for
-them. Figures in virtual time (bench.two_models and others) begin from this.
+them. Figures in virtual time (bench.virtual_time.two_models and others) begin from this.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from bench.judging import open_encoder
-from bench.painting import Blank, Painter, Paints
-from bench.quiet import quiet
-from bench.recording import RESULTS, command_line, machine, read_results, record, table
-from bench.traced_systems import Served, System, SystemRun, main_size, same_work
+from bench.measuring.judging import open_encoder
+from bench.measuring.quiet import quiet
+from bench.measuring.recording import RESULTS, command_line, machine, read_results, record, table
+from bench.traced.painting import Blank, Painter, Paints
+from bench.traced.traced_systems import Served, System, SystemRun, main_size, same_work
 from load.sessions import SHIPPED_SEED, make_trace
+from shared.domain.types import PlanSource
 from shared.models.card import served_cards
-from shared.remaining import Remaining
-from shared.settings import Settings
-from shared.types import PlanSource
+from shared.runtime.progress import Remaining
+from shared.runtime.settings import Settings
 
 MODM = System("modm", "MoDM", cached=True, changes={"small": "bundled:small"})
 NIRVANA = System("nirvana", "latents (ours)", cached=True, changes={"image_tier": "off"})

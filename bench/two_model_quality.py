@@ -6,7 +6,8 @@
 Fréchet distance in CLIP features (the bundled encoder's), CLIP score, and what the judge net reads off the pictures,
 for the same requests served by each system. The reference is what the large model draws of the same prompts at other
 seeds; vanilla is scored against it likewise, so its distance is what chance alone leaves. Beside it the throughput of
-each (bench.two_models) makes the Pareto plot of Fig. 14; its other points of MoDM (§7.4: what is cached, how much of
+each (bench.virtual_time.two_models) makes the Pareto plot of Fig. 14; its other points of MoDM (§7.4: what is cached,
+how much of
 it, and from which similarity on) are drawn where `--systems` names them. The cache begins with `--warm` pictures of the
 large model.
 """
@@ -25,29 +26,29 @@ from typing import Any
 
 import numpy as np
 
-from bench.frechet import Features, difference_of_distances, distance_of_halves, frechet_distance
-from bench.judging import JUDGE, Verdict, accuracy, judge_pictures, open_encoder
-from bench.painting import Painter
-from bench.plotting import pyplot_or_none
-from bench.quiet import quiet
-from bench.recording import RESULTS, command_line, machine, read_results, record, table
+from bench.measuring.frechet import Features, difference_of_distances, distance_of_halves, frechet_distance
+from bench.measuring.judging import JUDGE, Verdict, accuracy, judge_pictures, open_encoder
+from bench.measuring.plotting import pyplot_or_none
+from bench.measuring.quiet import quiet
+from bench.measuring.recording import RESULTS, command_line, machine, read_results, record, table
 from bench.trace_plans import MODM, NIRVANA, RETRIEVAL
-from bench.traced_systems import Served, System, SystemRun, main_size, same_work
-from bench.two_models import FEWER_STEPS
-from bench.virtual_systems import bundled_speeds
+from bench.traced.painting import Painter
+from bench.traced.traced_systems import Served, System, SystemRun, main_size, same_work
+from bench.virtual_time.two_models import FEWER_STEPS
+from bench.virtual_time.virtual_systems import bundled_speeds
 from load.sessions import SHIPPED_SEED, Prompt, make_trace
 from services.embedder.encoder import Encoder
-from services.replay.compare import interval
-from services.replay.pace import STEPS, Profile
-from shared.errors import ConfigurationError
+from services.replay.results.compare import interval
+from services.replay.simulated.pace import STEPS, Profile
+from shared.domain.errors import ConfigurationError
+from shared.domain.types import PlanSource, vector_from
 from shared.models.card import served_cards
-from shared.remaining import Remaining
-from shared.settings import Settings
-from shared.types import PlanSource, vector_from
+from shared.runtime.progress import Remaining
+from shared.runtime.settings import Settings
 
 RAISED_BY = 0.045
 """MoDM's + .01 (Fig. 14) in the bundled encoder's range: .01 · (.652 + .192) / (.2855 − .0975), the ranges between
-unrelated images and a prompt's own (services/replay/picture_similarity.json and surrogate.py)."""
+unrelated images and a prompt's own (services/replay/traces/picture_similarity.json and surrogate.py)."""
 REFERENCE = System("reference", "large at other seeds", other_seeds=True)
 SYSTEMS = (
     REFERENCE,
@@ -228,7 +229,7 @@ def _interval(found: tuple[float, float, float] | None, scale: float) -> str:
 
 
 def throughput(figures: Mapping[str, Any], folder: Path) -> dict[str, float]:
-    """Of the largest fleet of bench.two_models, vanilla's = 1; of what it lacks what the cost allows."""
+    """Of the largest fleet of bench.virtual_time.two_models, vanilla's = 1; of what it lacks what the cost allows."""
     names = {"modm": "modm_throughput"}
     known = _speedups(folder)
     return {name: known.get(names.get(name, name)) or 1 / one["cost"] for name, one in figures["systems"].items()}
@@ -238,7 +239,9 @@ def _speedups(folder: Path) -> dict[str, float]:
     try:
         fleets = read_results("two_models", folder)["figures"]["fleets"]
     except FileNotFoundError as error:
-        raise ConfigurationError(f"--throughput: no two_models.json in {folder}; run bench.two_models first") from error
+        raise ConfigurationError(
+            f"--throughput: no two_models.json in {folder}; run bench.virtual_time.two_models first"
+        ) from error
     return {name: one["speedup"] for name, one in fleets[-1]["systems"].items()}
 
 

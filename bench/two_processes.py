@@ -29,21 +29,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from bench.energy import open_meter
-from bench.plotting import pyplot_or_none
-from bench.processes import counted, cpu_of, grown, scratch, servers_on_path, spent
-from bench.quiet import quiet
-from bench.recording import command_line, machine, quantile, record, settings_of, share, table
-from bench.traced_systems import FACTS, main_size, same_work
-from bench.two_models import FEWER_STEPS, GOAL_SHARE, Bound
-from bench.virtual_systems import LARGE, SMALL, bundled_speeds
+from bench.measuring.plotting import pyplot_or_none
+from bench.measuring.quiet import quiet
+from bench.measuring.recording import command_line, machine, quantile, record, settings_of, share, table
+from bench.serving.processes import counted, cpu_of, grown, scratch, servers_on_path, spent
+from bench.traced.traced_systems import FACTS, main_size, same_work
+from bench.virtual_time.energy import open_meter
+from bench.virtual_time.two_models import FEWER_STEPS, GOAL_SHARE, Bound
+from bench.virtual_time.virtual_systems import LARGE, SMALL, bundled_speeds
 from load.sessions import SHIPPED_SEED, Prompt, make_trace
 from scripts.stack.stack import Stack, missing
 from shared.client import AsyncClient, Picture
+from shared.domain.types import PlanSource
 from shared.models.card import served_cards
-from shared.remaining import Remaining
-from shared.settings import Settings
-from shared.types import PlanSource
+from shared.runtime.progress import Remaining
+from shared.runtime.settings import Settings
 
 WORKERS, ROWS = 2, 8
 PAIR = {"large": "bundled:large", "small": "bundled:small"}
@@ -53,9 +53,9 @@ ASSUMPTIONS = (
     "Seeds are the server's, so that a repeated prompt is drawn again. All at 64×64.",
     "The bounds' h, s and who drew what are read off the answers of the same run; r is the latency profile's, at the "
     "batch that the users fill.",
-    "Joules are the machine's own (bench/energy.py), all servers and services included, from the end of the warm-up to "
-    "the last answer; without a meter there are none.",
-    "Retrieval only is no mode of the service; bench.two_models has it in virtual time.",
+    "Joules are the machine's own (bench/virtual_time/energy.py), all servers and services included, from the end of "
+    "the warm-up to the last answer; without a meter there are none.",
+    "Retrieval only is no mode of the service; bench.virtual_time.two_models has it in virtual time.",
 )
 
 

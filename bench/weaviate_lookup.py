@@ -23,16 +23,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.processes import servers_on_path
-from bench.quiet import quiet
-from bench.recording import command_line, machine, quantile, record, table
+from bench.measuring.quiet import quiet
+from bench.measuring.recording import command_line, machine, quantile, record, table
+from bench.serving.processes import servers_on_path
 from scripts.stack import weaviate
 from shared.catalog import Catalog, open_catalog
-from shared.ids import new_id
+from shared.domain.ids import new_id
+from shared.domain.types import CompatKey, Entry, IndexFilter, Scope, Size, State, owner_key, vector_bytes
 from shared.index import Hnsw, Index, open_index
 from shared.index.rebuild import Repaired, repair_index
-from shared.remaining import Remaining
-from shared.types import CompatKey, Entry, IndexFilter, Scope, Size, State, owner_key, vector_bytes
+from shared.runtime.progress import Remaining
 
 ENCODER = "encoder-1"
 TOGETHER = 500

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import inf, sqrt
 
-from shared.errors import InvalidRequestError
+from shared.domain.errors import InvalidRequestError
 
 
 def poisson(rate_per_s: float, count: int, seed: int = 0) -> list[float]:

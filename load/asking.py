@@ -10,8 +10,8 @@ import grpc
 
 from load.sessions import Prompt
 from protos import common_pb2, gateway_pb2
-from shared.request_fields import RequestFields, request_message
-from shared.rpc import from_rpc_error
+from shared.client.request_fields import RequestFields, request_message
+from shared.runtime.rpc import from_rpc_error
 
 KINDS = {"noise": "miss", "latent": "hit", "image": "hit", "stitched": "hit", "exact": "exact"}
 """Where a picture started → what that is called in the statistics."""

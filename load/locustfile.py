@@ -35,10 +35,10 @@ from load.asking import CallFailedError, Outcome, answered, failed, message_of
 from load.edit_structure import SESSION_GAP_S
 from load.sessions import SHIPPED, Prompt, read_trace
 from protos import gateway_pb2_grpc
-from shared.addresses import target_of
 from shared.client import IDEMPOTENCY_KEY, MAX_MESSAGE_BYTES
-from shared.errors import InvalidRequestError
-from shared.rpc import channel_options
+from shared.domain.errors import InvalidRequestError
+from shared.runtime.addresses import target_of
+from shared.runtime.rpc import channel_options
 
 grpc_gevent.init_gevent()  # without it a waiting call would hold every other user
 gevent.get_hub().threadpool.maxsize = 1000  # each waiting call holds a thread of it; with 10 the rest would queue here

@@ -1,7 +1,7 @@
 """Makes the project's own session trace: users who refine prompts for the bundled models the way real users do.
 
 The numbers in `Structure` are fitted to a real text-to-image trace with `load.measure_trace`; prompts are captions of
-`shared.scenes`, so nothing of any real prompt is in them. `python -m load.sessions` writes the trace that ships.
+`shared.models.scenes`, so nothing of any real prompt is in them. `python -m load.sessions` writes the trace that ships.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from load.arrivals import poisson
 from load.edit_structure import relation
-from shared.scenes import ATTRIBUTES, EDITS, WORDINGS, Scene, caption, edit, random_scene
+from shared.models.scenes import ATTRIBUTES, EDITS, WORDINGS, Scene, caption, edit, random_scene
 
 T = TypeVar("T")
 

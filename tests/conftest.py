@@ -13,7 +13,7 @@ import pytest
 import structlog
 from xdist.remote import Producer
 
-from shared.settings import Settings
+from shared.runtime.settings import Settings
 from tests.side_by_side import SideBySide, in_order
 
 ROOT = Path(__file__).parents[1]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from services.gpu_worker.engine import Engine
-from services.gpu_worker.events import Finished, Left
-from services.gpu_worker.family import Family
-from services.gpu_worker.starts import start_of, task_of
-from shared.errors import ModelError
-from shared.types import Plan, Request
+from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import Finished, Left
+from services.gpu_worker.engine.family import Family
+from services.gpu_worker.jobs.plan_resolution import start_of, task_of
+from shared.domain.errors import ModelError
+from shared.domain.types import Plan, Request
 
 
 def redraw(family: Family, request: Request, plan: Plan, blob: bytes | None = None) -> Finished:

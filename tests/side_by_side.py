@@ -13,12 +13,8 @@ from xdist.scheduler import LoadScopeScheduling
 GROUPS: dict[str, tuple[str, ...]] = {
     # a dozen processes each, under load, killed and cut off: one such test at a time
     "processes": ("tests/faults/", "tests/flows/test_cluster.py", "tests/flows/test_load.py"),
-    "rabbitmq": ("tests/contracts/test_rabbitmq", "tests/contracts/test_bus.py", "tests/unit/cli/test_dead_letters.py"),
-    "postgresql": (
-        "tests/contracts/test_catalog_",
-        "tests/contracts/test_postgresql.py",
-        "tests/flows/test_standby.py",
-    ),
+    "rabbitmq": ("tests/contracts/bus/", "tests/unit/cli/test_dead_letters.py"),
+    "postgresql": ("tests/contracts/catalog/", "tests/flows/test_standby.py"),
     "weaviate": (
         "tests/contracts/test_weaviate.py",
         "tests/contracts/test_index.py",

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 from scripts.stack.servers import HOST, Server, StackError, free_port, way_to
-from shared.datadir import private_folder
+from shared.runtime.datadir import private_folder
 
 HOW_TO_GET_IT = "apt-get install postgresql (or any PostgreSQL whose programs are on PATH)"
 USER = "afterimage"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from scripts.stack.servers import HOST, Server, StackError, free_port
-from shared.datadir import private_folder, write_private
+from shared.runtime.datadir import private_folder, write_private
 
 HOW_TO_GET_IT = "apt-get install rabbitmq-server (or any RabbitMQ whose programs are on PATH)"
 CONSUMER_TIMEOUT_S = 24 * 3600

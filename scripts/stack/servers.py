@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shared.datadir import OTHERS, OWNER_FOLDER, private_file, private_folder, private_opener
+from shared.runtime.datadir import OTHERS, OWNER_FOLDER, private_file, private_folder, private_opener
 
 HOST = "127.0.0.1"
 MAX_PORT = 32_000

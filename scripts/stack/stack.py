@@ -17,7 +17,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from scripts.stack.servers import HOST, PASSABLE, Server, StackError, free_port
-from shared.datadir import OWNER_FOLDER, private_folder, write_private
+from shared.runtime.datadir import OWNER_FOLDER, private_folder, write_private
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ("embedder", "match_predictor", "retriever", "cache_maintainer", "global_monitor", "gpu_worker", "gateway")
@@ -69,7 +69,8 @@ class Stack:
     """Names are those of servers (`postgresql`) and replicas (`gpu_worker-2`, counted from 1)."""
 
     def __init__(self, folder: Path, *, replicas: Mapping[str, int] | None = None, settings: Mapping[str, Any] = {}):
-        """settings: of every service, by their names in shared.settings; urls among them name servers that run."""
+        """settings: of every service, by their names in shared.runtime.settings; urls among them name servers that
+        run."""
         self.folder = folder.absolute()
         self.processes: dict[str, Server] = {}
         self._replicas = dict.fromkeys(SERVICES, 1) | dict(replicas or {})

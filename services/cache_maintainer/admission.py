@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from services.cache_maintainer.eviction import Offer
-from shared.exact import entry_of
-from shared.types import PICTURE_CODEC, PICTURE_STEP, Entry, Job, PlanSource, Result, State
+from services.cache_maintainer.eviction.scored import Offer
+from shared.domain.exact_repeats import entry_of
+from shared.domain.types import PICTURE_CODEC, PICTURE_STEP, Entry, Job, PlanSource, Result, State
 
 
 def admit(job: Job, *, picture: bool = False) -> Entry | None:

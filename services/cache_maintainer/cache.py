@@ -8,19 +8,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from services.cache_maintainer.admission import admit, keeping, left_out, offer_of
-from services.cache_maintainer.doomed import Doomed
-from services.cache_maintainer.eviction import Shelf
-from services.cache_maintainer.fresh import Fresh
-from services.cache_maintainer.holdings import Holdings
-from services.cache_maintainer.setbacks import Setbacks
-from services.cache_maintainer.window import Window
-from shared.backends import Backends
-from shared.clock import Clock
-from shared.errors import AfterimageError, NotFoundError, StorageFullError, UnreadableRowError, passes
+from services.cache_maintainer.contents import Holdings
+from services.cache_maintainer.deferred_deletes import Doomed
+from services.cache_maintainer.eviction.scored import Shelf
+from services.cache_maintainer.eviction.window import Window
+from services.cache_maintainer.recent_entries import Fresh
+from services.cache_maintainer.retry_schedule import Setbacks
+from shared.domain.errors import AfterimageError, NotFoundError, StorageFullError, UnreadableRowError, passes
+from shared.domain.messages import EntriesCached, EntriesEvicted
+from shared.domain.types import PICTURE_STEP, Entry, Job, State
 from shared.index.rebuild import reconcile, refind
-from shared.messages import EntriesCached, EntriesEvicted
-from shared.telemetry import METRICS, log
-from shared.types import PICTURE_STEP, Entry, Job, State
+from shared.runtime.clock import Clock
+from shared.runtime.telemetry import METRICS, log
+from shared.service.backends import Backends
 
 IDS_IN_A_FACT = 1000
 """A fact of so many entry ids stays well below what the bus takes."""

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
-from shared.backends import Backends
 from shared.blobs import BlobInfo
-from shared.clock import Clock
-from shared.pairing import KINDS, compare, job_of, mismatch, places_of
-from shared.settings import Settings
-from shared.telemetry import METRICS, log
+from shared.runtime.clock import Clock
+from shared.runtime.settings import Settings
+from shared.runtime.telemetry import METRICS, log
+from shared.service.backends import Backends
+from shared.service.pairing import KINDS, compare, job_of, mismatch, places_of
 
 AT_ONCE = 500
 LARGE_BLOBS, LARGE_SHARE = 100, 0.1

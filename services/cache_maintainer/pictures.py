@@ -9,10 +9,8 @@ from contextlib import suppress
 from protos import embedder_pb2 as pb
 from protos.embedder_pb2_grpc import EmbedderServiceStub
 from services.cache_maintainer.cache import Cache
-from services.cache_maintainer.setbacks import Setbacks
-from shared import rpc
-from shared.backends import Backends
-from shared.errors import (
+from services.cache_maintainer.retry_schedule import Setbacks
+from shared.domain.errors import (
     AfterimageError,
     BlobCorruptError,
     BlobMissingError,
@@ -20,12 +18,14 @@ from shared.errors import (
     InvalidRequestError,
     UnavailableError,
 )
+from shared.domain.types import Entry
 from shared.models.card import served_cards
 from shared.models.k_table import MODM, EncoderId, Profiles, load_image_tables, measured_on
+from shared.runtime import rpc
+from shared.runtime.settings import Settings
+from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
-from shared.settings import Settings
-from shared.telemetry import METRICS, log
-from shared.types import Entry
+from shared.service.backends import Backends
 
 AT_A_TIME = 16
 TIMEOUT_S = 30.0

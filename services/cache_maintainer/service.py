@@ -14,19 +14,19 @@ from protos import cache_maintainer_pb2 as pb
 from protos import cache_maintainer_pb2_grpc as pb_grpc
 from services.cache_maintainer.cache import Cache
 from services.cache_maintainer.collector import Collector
-from services.cache_maintainer.fresh import NEWEST
+from services.cache_maintainer.eviction.policies import shelf_of, window_of
 from services.cache_maintainer.pictures import Pictures
-from services.cache_maintainer.shelves import shelf_of, window_of
+from services.cache_maintainer.recent_entries import NEWEST
 from shared.bus import Subscription
-from shared.errors import AfterimageError, InvalidRequestError, UnavailableError, passes
+from shared.domain.errors import AfterimageError, InvalidRequestError, UnavailableError, passes
+from shared.domain.messages import JobSucceeded, Message, StateLost, StateUsed
+from shared.domain.types import Entry, State
 from shared.index.rebuild import repair_index
-from shared.leadership import Leadership
-from shared.messages import JobSucceeded, Message, StateLost, StateUsed
 from shared.models.card import served_card
+from shared.runtime.settings import Settings
+from shared.runtime.telemetry import log
 from shared.service import Context
-from shared.settings import Settings
-from shared.telemetry import log
-from shared.types import Entry, State
+from shared.service.leadership import Leadership
 
 PAGE = 100
 """Largest page of Inspect."""

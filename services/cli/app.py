@@ -10,10 +10,12 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from services.cli import cache, dead_letters, demo, generate, health, jobs, models, monitor, profile, replay, up
-from services.cli.help import teach
-from shared.addresses import SilentError
-from shared.errors import (
+from services.cli import cache, dead_letters, generate, health, jobs, models, monitor, up
+from services.cli.demo import command as demo
+from services.cli.display.help import teach
+from services.cli.profiles import command as profile
+from services.cli.replays import command as replay
+from shared.domain.errors import (
     AfterimageError,
     ConfigurationError,
     DeadlineError,
@@ -23,8 +25,9 @@ from shared.errors import (
     StorageFullError,
     UnavailableError,
 )
-from shared.extras import missing_packages_named
-from shared.settings_names import in_words, misspelt
+from shared.runtime.addresses import SilentError
+from shared.runtime.extras import missing_packages_named
+from shared.runtime.settings_names import in_words, misspelt
 
 
 def _say_version(wanted: bool) -> None:

@@ -20,12 +20,12 @@ from rich.text import Text
 from protos import cache_maintainer_pb2 as pb
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from services.cli.connection import options, say_asked, server_of, service_address
+from services.cli.display.tables import WIDE, Column, fitted
+from services.cli.display.words import Bar, counted, wide
 from services.cli.embedded import alone, settings_from
-from services.cli.tables import WIDE, Column, fitted
-from services.cli.words import Bar, counted, wide
-from shared import rpc, telemetry
-from shared.errors import ConfigurationError, InvalidRequestError, NotFoundError
-from shared.settings import Settings
+from shared.domain.errors import ConfigurationError, InvalidRequestError, NotFoundError
+from shared.runtime import rpc, telemetry
+from shared.runtime.settings import Settings
 
 if TYPE_CHECKING:  # the catalog's imports take a second that --help need not wait for
     from shared.index.rebuild import Repaired
@@ -214,11 +214,11 @@ def adopt(
 
 
 async def _adopt(settings: Settings, yes: bool) -> None:
-    from shared.backends import blobs_of
     from shared.catalog import open_catalog
-    from shared.datadir import lock_data_dir
-    from shared.pairing import adopt as adopt_store
-    from shared.pairing import compare, places_of
+    from shared.runtime.datadir import lock_data_dir
+    from shared.service.backends import blobs_of
+    from shared.service.pairing import adopt as adopt_store
+    from shared.service.pairing import compare, places_of
 
     _must_be_there(settings)
     at = places_of(settings)
@@ -256,9 +256,9 @@ def rebuild_index(data_dir: DataDir = None) -> None:
 
 
 async def _repaired(settings: Settings, console: Console) -> Repaired:
-    from shared.backends import index_of
     from shared.catalog import open_catalog
     from shared.index.rebuild import repair_index
+    from shared.service.backends import index_of
 
     bar = Bar(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console

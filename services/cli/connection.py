@@ -15,11 +15,11 @@ from rich.console import Console
 from protos import gateway_pb2 as pb
 from protos.gateway_pb2_grpc import GatewayServiceStub
 from services.cli.embedded import embedded, found_running
-from shared import rpc, telemetry
-from shared.addresses import SILENT_S, NothingListensError, check_target, target_of, unreachable
 from shared.client import AsyncClient
-from shared.errors import ConfigurationError
-from shared.settings import Settings
+from shared.domain.errors import ConfigurationError
+from shared.runtime import rpc, telemetry
+from shared.runtime.addresses import SILENT_S, NothingListensError, check_target, target_of, unreachable
+from shared.runtime.settings import Settings
 
 LOCATE_S = 3.0
 

@@ -15,13 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from services.cli.connection import say_asked, server_of
+from services.cli.display.tables import WIDE, Column, fitted
+from services.cli.display.words import wide
 from services.cli.embedded import settings_from
-from services.cli.tables import WIDE, Column, fitted
-from services.cli.words import wide
-from shared import telemetry
-from shared.errors import ConfigurationError, InvalidRequestError, NotFoundError
-from shared.messages import GenerateImage
-from shared.settings import Settings
+from shared.domain.errors import ConfigurationError, InvalidRequestError, NotFoundError
+from shared.domain.messages import GenerateImage
+from shared.runtime import telemetry
+from shared.runtime.settings import Settings
 
 if TYPE_CHECKING:
     from shared.bus import Bus, DeadLetter

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.settings import Settings
+from shared.runtime.settings import Settings
 
 if TYPE_CHECKING:  # the servers' imports take a second that --help need not wait for
-    from shared.clock import Clock
+    from shared.runtime.clock import Clock
     from shared.service import Running, Service
 
 RUNNING_FILE = "running.json"
@@ -66,7 +66,7 @@ def alone(settings: Settings) -> Settings:
 @contextlib.asynccontextmanager
 async def embedded(settings: Settings, clock: Clock | None = None) -> AsyncIterator[Running]:
     """Everything in this process, on a port of its own, until the block ends; `clock`: None is the system's."""
-    from shared.devices import placed
+    from shared.models.devices import placed
     from shared.service import running
 
     async with running(all_services(settings.workers), alone(placed(settings)), clock=clock) as process:

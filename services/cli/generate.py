@@ -12,12 +12,18 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from services.cli.connection import connected_or_embedded, options
+from services.cli.display.words import Bar, candidates_table, hint, keep_picture, where_it_started, wide
 from services.cli.embedded import settings_from
-from services.cli.words import Bar, candidates_table, hint, keep_picture, where_it_started, wide
 from shared.client import Accepted, AsyncClient, Picture, Waiting
 from shared.client import Progress as Step
-from shared.errors import AfterimageError, InvalidRequestError, OverloadedError, StorageFullError, UnavailableError
-from shared.picture_file import check_writable
+from shared.client.image_file import check_writable
+from shared.domain.errors import (
+    AfterimageError,
+    InvalidRequestError,
+    OverloadedError,
+    StorageFullError,
+    UnavailableError,
+)
 
 Optional = typer.Option
 _SEED = (

@@ -10,9 +10,9 @@ import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.cli.connection import address_of
-from shared.addresses import NothingListensError, unreachable
-from shared.errors import AfterimageError, DeadlineError, UnavailableError
-from shared.settings import Settings
+from shared.domain.errors import AfterimageError, DeadlineError, UnavailableError
+from shared.runtime.addresses import NothingListensError, unreachable
+from shared.runtime.settings import Settings
 
 TIMEOUT_S = 3.0
 EXAMPLE = "afterimage.gateway.v1.GatewayService"

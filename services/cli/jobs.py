@@ -11,12 +11,12 @@ import typer
 from rich.text import Text
 
 from services.cli.connection import connected, options
+from services.cli.display.words import candidates_table, counted, job_sheet, jobs_table, keep_picture, wide
 from services.cli.embedded import settings_from
-from services.cli.words import candidates_table, counted, job_sheet, jobs_table, keep_picture, wide
 from shared.client import AsyncClient
-from shared.errors import AfterimageError, InvalidRequestError
-from shared.picture_file import check_writable
-from shared.types import JobState
+from shared.client.image_file import check_writable
+from shared.domain.errors import AfterimageError, InvalidRequestError
+from shared.domain.types import JobState
 
 T = TypeVar("T")
 Target = Annotated[str | None, typer.Option(help="host:port of a running Afterimage.")]

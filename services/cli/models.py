@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from services.cli.connection import options
+from services.cli.display.tables import WIDE, Column, fitted
+from services.cli.display.words import wide
 from services.cli.embedded import settings_from
-from services.cli.tables import WIDE, Column, fitted
-from services.cli.words import wide
-from shared.devices import placed
-from shared.errors import ModelError
+from shared.domain.errors import ModelError
 from shared.models import added, checkpoint, hub, memory
 from shared.models.card import BUNDLED, KNOWN, bundled_cards, find_card, is_hub_id, served_card
+from shared.models.devices import placed
 from shared.models.k_table import NoProfiles, latent_table, load_k_tables, profile_command
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from shared.models import ModelCard
     from shared.models.k_table import KTable
-    from shared.settings import Settings
+    from shared.runtime.settings import Settings
 
 Model = Annotated[str, typer.Argument(help="A name of `models list`, a folder in diffusers' layout, or a hub id.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where added names are kept; `up` must have the same.")]
@@ -285,8 +285,8 @@ def _reuse(card: ModelCard, settings: Settings) -> str:
 async def _k_tables(card: ModelCard, settings: Settings) -> tuple[KTable, ...]:
     """Return the tables in the catalog, which is only read, and those that ship."""
     from shared.catalog import Profiles
-    from shared.catalog.opening import open_database
-    from shared.clock import SystemClock
+    from shared.catalog.engines.opening import open_database
+    from shared.runtime.clock import SystemClock
 
     database = open_database(settings.catalog_url, SystemClock())
     try:
@@ -296,10 +296,10 @@ async def _k_tables(card: ModelCard, settings: Settings) -> tuple[KTable, ...]:
 
 
 def _draw(card: ModelCard, settings: Settings, out: Console) -> None:
-    from services.gpu_worker.engine import Engine
-    from services.gpu_worker.events import Finished, Left
+    from services.gpu_worker.engine.engine import Engine
+    from services.gpu_worker.engine.events import Finished, Left
+    from services.gpu_worker.engine.rows import Task
     from services.gpu_worker.families import load_family
-    from services.gpu_worker.rows import Task
 
     begun = time.monotonic()
     family = load_family(card, device=settings.device, offload=settings.offload)

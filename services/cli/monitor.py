@@ -19,10 +19,10 @@ from rich.table import Table
 from protos import global_monitor_pb2 as pb
 from protos.global_monitor_pb2_grpc import GlobalMonitorServiceStub
 from services.cli.connection import options, service_address
+from services.cli.display.words import wide
 from services.cli.embedded import settings_from
-from services.cli.words import wide
-from shared import rpc
-from shared.errors import UnavailableError
+from shared.domain.errors import UnavailableError
+from shared.runtime import rpc
 
 SHOWN_CHANGES = 10
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from services.cli.display.words import wide
 from services.cli.embedded import all_services, announced, settings_from
-from services.cli.words import wide
-from shared import telemetry
 from shared.models.card import served_cards
+from shared.runtime import telemetry
 
 if TYPE_CHECKING:
     from shared.service import Running
@@ -81,8 +81,8 @@ def up(
       afterimage up --large stable-diffusion-v1-5/stable-diffusion-v1-5 --encoder openai/clip-vit-large-patch14
     """
     settings = settings_from(**locals())
-    from shared.devices import placed
-    from shared.loop import run
+    from shared.models.devices import placed
+    from shared.runtime.loop import run
     from shared.service import check_free, serve
 
     telemetry.configure_logging(settings.log_level)

@@ -17,7 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from safetensors import SafetensorError
 
 from services.embedder.vocabulary import read_known_words, unknown_words
-from shared.errors import InvalidRequestError, ModelError
+from shared.domain.errors import InvalidRequestError, ModelError
 from shared.models.card import BUNDLED
 from shared.models.k_table import EncoderId
 

@@ -15,9 +15,9 @@ from protos import embedder_pb2 as pb
 from protos import embedder_pb2_grpc as pb_grpc
 from services.embedder.batching import MicroBatcher
 from services.embedder.encoder import Embedded, Encoder, Seen, encoder_folder, single_threaded
-from shared.errors import InvalidRequestError
+from shared.domain.errors import InvalidRequestError
+from shared.runtime.telemetry import METRICS
 from shared.service import Context
-from shared.telemetry import METRICS
 
 Answer: TypeAlias = tuple[Embedded, float]
 """An embedding and the seconds its batch took, a picture's own."""

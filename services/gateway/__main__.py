@@ -1,6 +1,6 @@
 """`python -m services.gateway`: the gateway alone."""
 
-from shared.extras import missing_packages_named
+from shared.runtime.extras import missing_packages_named
 
 if __name__ == "__main__":
     with missing_packages_named("gateway"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from shared.errors import OverloadedError, StorageFullError
+from shared.domain.errors import OverloadedError, StorageFullError
 
 _MIN_DELAY_S, _MAX_DELAY_S, _UNKNOWN_DELAY_S = 0.1, 60.0, 1.0
 _FAR_S = 10.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from shared.errors import AfterimageError, CancelledError, DeadlineError, JobFailedError, passes
-from shared.telemetry import log
-from shared.types import Job, JobState
+from shared.domain.errors import AfterimageError, CancelledError, DeadlineError, JobFailedError, passes
+from shared.domain.types import Job, JobState
+from shared.runtime.telemetry import log
 
 AGAIN_S = 1.0
 """Between two tries to drop a job while the catalog does not answer."""

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Protocol
 
 from shared.bus import Bus, Subscription
-from shared.errors import UnavailableError
-from shared.messages import JobCancelled, JobFailed, JobSucceeded, Message, Progress
-from shared.types import Job, JobState
+from shared.domain.errors import UnavailableError
+from shared.domain.messages import JobCancelled, JobFailed, JobSucceeded, Message, Progress
+from shared.domain.types import Job, JobState
 
 POLL_S = 1.0
 """Facts may be lost (a broker restarts); the row is read this often all the same, also while progress is reported: a

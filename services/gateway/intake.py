@@ -14,8 +14,7 @@ from services.gateway.roster import Roster
 from services.gateway.sweeper import Confirmer
 from services.gateway.validation import Caller, Models, validate
 from shared.bus.hints import Hints
-from shared.dispatch import dispatch
-from shared.errors import (
+from shared.domain.errors import (
     AfterimageError,
     BlobCorruptError,
     BlobMissingError,
@@ -24,14 +23,15 @@ from shared.errors import (
     StorageFullError,
     UnavailableError,
 )
-from shared.exact import exact_key, repeat_result
-from shared.ids import new_id
-from shared.messages import JobQueued, StateLost, StateUsed
+from shared.domain.exact_repeats import exact_key, repeat_result
+from shared.domain.ids import new_id
+from shared.domain.messages import JobQueued, StateLost, StateUsed
+from shared.domain.plans import lane_for, only_model, use_fallback
+from shared.domain.types import Job, JobState, PlanSource, Request, Timings
 from shared.models import ModelCard
-from shared.plans import lane_for, only_model, use_fallback
+from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
-from shared.telemetry import METRICS, log
-from shared.types import Job, JobState, PlanSource, Request, Timings
+from shared.service.dispatch import dispatch
 
 
 class NobodyAbleError(UnavailableError):

@@ -12,16 +12,16 @@ from protos.embedder_pb2_grpc import EmbedderServiceStub
 from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
 from protos.retriever_pb2_grpc import RetrieverServiceStub
 from services.gateway.breaker import Breaker
-from services.gateway.replies import check_plan, check_vector
-from shared import rpc
-from shared.errors import AfterimageError
+from services.gateway.response_checks import check_plan, check_vector
+from shared.domain.errors import AfterimageError
+from shared.domain.plans import noise_plan
+from shared.domain.truncation import UNSEARCHED
+from shared.domain.types import Plan, Request, Timings, visible_owners
 from shared.models.card import ModelCard
-from shared.plans import noise_plan
-from shared.rpc_types import plan_from_proto, request_to_proto
+from shared.runtime import rpc
+from shared.runtime.rpc_types import plan_from_proto, request_to_proto
+from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
-from shared.telemetry import METRICS, log
-from shared.types import Plan, Request, Timings, visible_owners
-from shared.unread import UNSEARCHED
 
 T = TypeVar("T")
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from shared.bus import Bus
 from shared.catalog import Catalog
-from shared.dispatch import dispatch
-from shared.messages import lane_of, refine_lane
-from shared.plans import lane_for, reroute_plan
-from shared.telemetry import log
-from shared.types import Job
+from shared.domain.messages import lane_of, refine_lane
+from shared.domain.plans import lane_for, reroute_plan
+from shared.domain.types import Job
+from shared.runtime.telemetry import log
+from shared.service.dispatch import dispatch
 
 AT_A_TIME = 100
 """Rows of one read: what cannot move may wait before what can, so all are looked at, a page after the other."""

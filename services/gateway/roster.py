@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from shared.messages import MISSED_REPORTS, WorkerReported, silence_s
+from shared.domain.messages import MISSED_REPORTS, WorkerReported, silence_s
 
 
 class Roster:

@@ -12,21 +12,21 @@ import grpc
 
 from protos import gateway_pb2 as pb
 from protos.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
-from services.gateway.calls import Calls
 from services.gateway.intake import Intake
+from services.gateway.pending_calls import Calls
 from services.gateway.rerouting import reroute
 from services.gateway.roster import Roster
 from services.gateway.sweeper import Sweeper
 from services.gateway.validation import Models, caller_of, page_size, page_token
 from shared.bus.hints import Hints
-from shared.errors import AfterimageError, NotFoundError, UnreadableRowError
-from shared.messages import Message, WorkerReported
+from shared.domain.errors import AfterimageError, NotFoundError, UnreadableRowError
+from shared.domain.messages import Message, WorkerReported
+from shared.domain.types import Job, JobState
 from shared.models import ModelCard, served_cards
-from shared.rpc_types import state_from_proto
+from shared.runtime.rpc_types import state_from_proto
+from shared.runtime.settings import Settings
+from shared.runtime.telemetry import METRICS, counted_when_scraped
 from shared.service import Context
-from shared.settings import Settings
-from shared.telemetry import METRICS, counted_when_scraped
-from shared.types import Job, JobState
 
 LOCAL_PEERS = ("unix:", "ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D")
 """How gRPC names callers on this machine."""

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from shared.bus import Bus
 from shared.catalog import Catalog
-from shared.catalog.sweeping import NEVER_S
-from shared.clock import Clock, SystemClock
-from shared.dispatch import dispatch
-from shared.errors import AfterimageError
-from shared.telemetry import log
-from shared.types import Job
+from shared.catalog.jobs.sweeping import NEVER_S
+from shared.domain.errors import AfterimageError
+from shared.domain.types import Job
+from shared.runtime.clock import Clock, SystemClock
+from shared.runtime.telemetry import log
+from shared.service.dispatch import dispatch
 
 SLEPT_S = 5.0
 """The clock on the wall this far ahead of the monotonic one: the machine was suspended, or its clock was set."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from protos import common_pb2 as pb
-from shared.errors import InvalidRequestError
-from shared.ids import is_id
+from shared.domain.errors import InvalidRequestError
+from shared.domain.ids import is_id
+from shared.domain.types import Modality, Request, Size
 from shared.models.card import ModelCard
-from shared.rpc_types import cache_from_proto, scope_from_proto
-from shared.settings import Settings
-from shared.types import Modality, Request, Size
+from shared.runtime.rpc_types import cache_from_proto, scope_from_proto
+from shared.runtime.settings import Settings
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """Control characters; tabs and line ends are text."""

@@ -1,6 +1,6 @@
 """`python -m services.global_monitor`: the global monitor alone in its process."""
 
-from shared.extras import missing_packages_named
+from shared.runtime.extras import missing_packages_named
 
 if __name__ == "__main__":
     with missing_packages_named("global_monitor"):

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from shared.messages import JobQueued, lane_of
+from shared.domain.messages import JobQueued, lane_of
 
 GENERATION = 50
 """Steps of the paper's full generation: work is counted in so many, whatever T a request asks for."""

@@ -3,10 +3,10 @@ worker."""
 
 from __future__ import annotations
 
+from services.global_monitor.allocation.workload import REFINE
 from services.global_monitor.monitor import Decision, Rules
-from services.global_monitor.workload import REFINE
-from shared.messages import lane_of
-from shared.telemetry import METRICS
+from shared.domain.messages import lane_of
+from shared.runtime.telemetry import METRICS
 
 
 def show(decision: Decision, rules: Rules) -> None:

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from services.global_monitor.allocation import Fleet, Mode, Target, allocate
+from services.global_monitor.allocation.fleet import Capacity
+from services.global_monitor.allocation.hysteresis import whole
+from services.global_monitor.allocation.modes import Fleet, Mode, Target, allocate
+from services.global_monitor.allocation.payback import Stage, expected_s, pays_back
+from services.global_monitor.allocation.pid import Gains, PidState, advance
+from services.global_monitor.allocation.placement import bands, place
+from services.global_monitor.allocation.starvation import AMORTISED, Stand, Waits, turns
+from services.global_monitor.allocation.workload import REFINE, Workload, workload
 from services.global_monitor.demand import Demand, DemandWindow, Generations
-from services.global_monitor.fleet import Capacity
-from services.global_monitor.hysteresis import whole
-from services.global_monitor.payback import Stage, expected_s, pays_back
-from services.global_monitor.pid import Gains, PidState, advance
-from services.global_monitor.placement import bands, place
 from services.global_monitor.roster import Roster, Worker
-from services.global_monitor.turns import AMORTISED, Stand, Waits, turns
-from services.global_monitor.workload import REFINE, Workload, workload
-from shared.messages import (
+from shared.domain.messages import (
     JobCancelled,
     JobFailed,
     JobQueued,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from services.global_monitor.demand import GENERATION, Generations
 from services.global_monitor.throughput import Rates, by_kind, rates_of
 from services.global_monitor.trust import Evidence, credit
-from shared.messages import JobSucceeded, WorkerReported
+from shared.domain.messages import JobSucceeded, WorkerReported
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,14 @@ import grpc
 
 from protos import global_monitor_pb2 as pb
 from protos import global_monitor_pb2_grpc as pb_grpc
-from services.global_monitor.answers import allocation, change
+from services.global_monitor.allocation.pid import Gains
 from services.global_monitor.demand import GENERATION
 from services.global_monitor.figures import show
 from services.global_monitor.monitor import Decision, GlobalMonitor, Rules
-from services.global_monitor.pid import Gains
+from services.global_monitor.responses import allocation, change
 from shared.bus import Subscription
-from shared.errors import AfterimageError
-from shared.leadership import Leadership
-from shared.messages import (
+from shared.domain.errors import AfterimageError
+from shared.domain.messages import (
     JobCancelled,
     JobFailed,
     JobQueued,
@@ -31,9 +30,10 @@ from shared.messages import (
     silence_s,
 )
 from shared.models.card import served_cards
+from shared.runtime.settings import Settings
+from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
-from shared.settings import Settings
-from shared.telemetry import METRICS, log
+from shared.service.leadership import Leadership
 
 LOOKS = 5
 """Between two reports of a worker the monitor looks so often who came and went."""

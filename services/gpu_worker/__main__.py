@@ -1,6 +1,6 @@
 """`python -m services.gpu_worker`: the worker alone in its process."""
 
-from shared.extras import missing_packages_named
+from shared.runtime.extras import missing_packages_named
 
 if __name__ == "__main__":
     with missing_packages_named("gpu_worker"):

@@ -14,21 +14,21 @@ import grpc
 
 from protos import gpu_worker_pb2 as pb
 from protos.gpu_worker_pb2_grpc import GpuWorkerServiceServicer, add_GpuWorkerServiceServicer_to_server
-from services.gpu_worker.assignment import Assignment
-from services.gpu_worker.attempt import Workplace
-from services.gpu_worker.engine import Engine
-from services.gpu_worker.events import BatchRan, Event
-from services.gpu_worker.family import Family
+from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import BatchRan, Event
+from services.gpu_worker.engine.family import Family
+from services.gpu_worker.engine.runner import EngineThread
+from services.gpu_worker.engine.threads import search
+from services.gpu_worker.jobs.attempt import Workplace
 from services.gpu_worker.jobs.process import Process
 from services.gpu_worker.jobs.tasks import Tasks
-from services.gpu_worker.measuring import load_warm
-from services.gpu_worker.resident import Resident, cards_here
-from services.gpu_worker.runner import EngineThread
-from services.gpu_worker.threads import search
-from shared.devices import placed
-from shared.messages import JobCancelled, Message, PreviewsRequested
+from services.gpu_worker.models.measuring import load_warm
+from services.gpu_worker.models.residency import Resident, cards_here
+from services.gpu_worker.models.switching import Assignment
+from shared.domain.messages import JobCancelled, Message, PreviewsRequested
+from shared.models.devices import placed
+from shared.runtime.telemetry import METRICS
 from shared.service import Context
-from shared.telemetry import METRICS
 
 
 class GpuWorkerService(GpuWorkerServiceServicer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Protocol
 
-from shared.types import Vector
+from shared.domain.types import Vector
 
 
 class MatchPredictor(Protocol):

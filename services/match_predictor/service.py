@@ -16,14 +16,14 @@ from services.match_predictor.accuracy import Confusion
 from services.match_predictor.always import Always
 from services.match_predictor.sketch import Sketch
 from shared.bus import Subscription
-from shared.errors import AfterimageError, InvalidRequestError
-from shared.messages import EntriesCached, EntriesEvicted, JobQueued, Message
+from shared.domain.errors import AfterimageError, InvalidRequestError
+from shared.domain.messages import EntriesCached, EntriesEvicted, JobQueued, Message
+from shared.domain.types import IndexItem, vector_from
 from shared.models.card import ModelCard, served_card
 from shared.models.k_table import FIG_10, EncoderId, KTable, latent_table, load_k_tables
+from shared.runtime.settings import Settings
+from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
-from shared.settings import Settings
-from shared.telemetry import METRICS, log
-from shared.types import IndexItem, vector_from
 
 Shelf = tuple[str, str, str]
 """(scope key, compatibility key, encoder hash): what one search of the index would look through."""

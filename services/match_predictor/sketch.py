@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from usearch.index import Index
 
-from shared.types import Vector
+from shared.domain.types import Vector
 
 SMALL = 512
 """Up to here a float32 matrix is exact and faster than a graph."""

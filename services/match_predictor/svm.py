@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from shared.types import Vector
+from shared.domain.types import Vector
 
 NU = 0.001
 """Share of the cached prompts that may fall outside: "we effectively overfit the model"."""

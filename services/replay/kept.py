@@ -16,10 +16,10 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from services.replay.load import Load
 from services.replay.policy import PolicySettings
-from services.replay.simulation import Decisions
-from services.replay.timed import Fleet, Served
+from services.replay.simulated.simulation import Decisions
+from services.replay.simulated.timed import Fleet, Served
+from services.replay.traces.load import Load
 
 ROOT = Path(__file__).parents[2]
 DECIDING = (
@@ -27,15 +27,15 @@ DECIDING = (
     "services/retriever/selection.py",
     "services/match_predictor/sketch.py",
     "services/match_predictor/svm.py",
-    "services/gpu_worker/duty.py",
-    "services/gpu_worker/scheduler.py",
+    "services/gpu_worker/models/model_assignment.py",
+    "services/gpu_worker/engine/scheduler.py",
     "services/replay/*.py",
     "shared/index/nearest.py",
     "shared/models/card.py",
     "shared/models/k_table.py",
     "shared/models/schedules.py",
-    "shared/plans.py",
-    "shared/types.py",
+    "shared/domain/plans.py",
+    "shared/domain/types.py",
 )
 """What a decision may depend on: with other sources everything runs again."""
 LIBRARIES = ("numpy", "scikit-learn", "usearch")

@@ -9,12 +9,12 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from services.cache_maintainer.eviction import POLICIES
-from services.replay.general import SHELVES
-from shared.errors import ConfigurationError
+from services.cache_maintainer.eviction.scored import POLICIES
+from services.replay.simulated.general import SHELVES
+from shared.domain.errors import ConfigurationError
 from shared.models.k_table import MODM
-from shared.settings.cache import AFTERIMAGE_LEVELS
-from shared.settings_names import in_words
+from shared.runtime.settings.cache import AFTERIMAGE_LEVELS
+from shared.runtime.settings_names import in_words
 
 FOLDER = Path(__file__).parent / "policies"
 """The files that ship, one per name that a study takes."""
@@ -77,7 +77,7 @@ class PolicySettings(BaseModel):
 
     @model_validator(mode="after")
     def _keeps_what_the_services_would(self) -> Self:
-        """As `capture_steps` of shared/settings/cache.py: a finished picture or noise is no state."""
+        """As `capture_steps` of shared/runtime/settings/cache.py: a finished picture or noise is no state."""
         if any(not 0 < k < 50 for k in self.capture_steps):
             raise ValueError(f"capture_steps: every K lies between 1 and 49 of 50 (got {self.capture_steps})")
         if self.evict == "afterimage" and len(set(self.capture_steps)) > AFTERIMAGE_LEVELS:
@@ -95,7 +95,7 @@ class PolicySettings(BaseModel):
 
     @property
     def is_surrogate(self) -> bool:
-        """Whether it looks for pictures by similarities that stand for theirs (services/replay/surrogate.py)."""
+        """Whether it looks for pictures by similarities that stand for theirs (services/replay/traces/surrogate.py)."""
         return self.reuses == "refine" or self.compares == "pictures"
 
 

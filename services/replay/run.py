@@ -10,25 +10,34 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from services.replay.bound import ROUNDS, TIGHTENING_ROUNDS, Alike, Bound, States, bound, options_of, tightened
-from services.replay.embeddings import EmbeddingStore, embed
-from services.replay.encoders import Rows, TextEncoder
-from services.replay.figures import Run
 from services.replay.kept import Kept, Made, read, write
-from services.replay.load import Load
-from services.replay.neighbours import Neighbours, find_neighbours, load_neighbours
-from services.replay.own_steps import OwnStates
 from services.replay.policy import PolicySettings
-from services.replay.simulation import Replay
-from services.replay.surrogate import BYTES_PER_PIXEL as PICTURE_BYTES_PER_PIXEL
-from services.replay.surrogate import Curve, picture_load
-from services.replay.timed import Fleet, TimedReplay
-from services.replay.trace import DEFAULT_SIZE, Trace
+from services.replay.results.figures import Run
+from services.replay.simulated.bound import (
+    ROUNDS,
+    TIGHTENING_ROUNDS,
+    Alike,
+    Bound,
+    States,
+    bound,
+    options_of,
+    tightened,
+)
+from services.replay.simulated.own_steps import OwnStates
+from services.replay.simulated.simulation import Replay
+from services.replay.simulated.timed import Fleet, TimedReplay
+from services.replay.traces.embeddings import EmbeddingStore, embed
+from services.replay.traces.encoders import Rows, TextEncoder
+from services.replay.traces.load import Load
+from services.replay.traces.neighbours import Neighbours, find_neighbours, load_neighbours
+from services.replay.traces.surrogate import BYTES_PER_PIXEL as PICTURE_BYTES_PER_PIXEL
+from services.replay.traces.surrogate import Curve, picture_load
+from services.replay.traces.trace import DEFAULT_SIZE, Trace
 from services.retriever.selection import Ladder
+from shared.domain.types import Size
 from shared.models.card import ModelCard
 from shared.models.k_table import KTable
-from shared.remaining import Bar
-from shared.types import Size
+from shared.runtime.progress import Bar
 
 Ints = npt.NDArray[np.int64]
 STEPS = 50

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.replay.bound import Bound
-from services.replay.encoders import TextEncoder, open_encoder
-from services.replay.figures import Run, counted, figures
 from services.replay.kept import Kept
 from services.replay.policy import PolicySettings
+from services.replay.results.figures import Run, counted, figures
 from services.replay.run import (
     STEPS,
     Offered,
@@ -31,14 +29,16 @@ from services.replay.run import (
     replay,
     state_bytes,
 )
-from services.replay.surrogate import MODM_ENDS, read_curve
-from services.replay.thresholds import k_table, matched, nearest_earlier
-from services.replay.timed import Fleet
-from services.replay.trace import DEFAULT_SIZE, Trace, poisson, read_trace
-from shared.errors import InvalidRequestError
+from services.replay.simulated.bound import Bound
+from services.replay.simulated.thresholds import k_table, matched, nearest_earlier
+from services.replay.simulated.timed import Fleet
+from services.replay.traces.encoders import TextEncoder, open_encoder
+from services.replay.traces.surrogate import MODM_ENDS, read_curve
+from services.replay.traces.trace import DEFAULT_SIZE, Trace, poisson, read_trace
+from shared.domain.errors import InvalidRequestError
 from shared.models.card import ModelCard
 from shared.models.k_table import MODM, KTable
-from shared.remaining import Bar
+from shared.runtime.progress import Bar
 
 WARMUP = 10_000
 PACKAGES = ("afterimage", "numpy", "torch", "transformers", "usearch", "scikit-learn")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from shared.errors import ConfigurationError, InvalidRequestError
+from shared.domain.errors import ConfigurationError, InvalidRequestError
 
 Budgets = tuple[Annotated[int, Field(ge=1)], ...]
 

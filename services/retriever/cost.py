@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from services.retriever.selection import best
+from shared.domain.types import Candidate, ModelPlan, State
 from shared.models.latency import Latency
-from shared.types import Candidate, ModelPlan, State
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from services.retriever.cost import Offer, Pace, cheapest, cost_of
 from services.retriever.pictures import Refiner, WeighedHit, weigh_picture
 from services.retriever.selection import Ladder, Weighed, shifted, weigh
-from shared.models.k_table import KTable
-from shared.plans import capture_steps, noise_plan
-from shared.types import (
+from shared.domain.plans import capture_steps, noise_plan
+from shared.domain.types import (
     Candidate,
     CompatKey,
     Entry,
@@ -23,6 +22,7 @@ from shared.types import (
     owner_key,
     visible_owners,
 )
+from shared.models.k_table import KTable
 
 StepIn = Callable[[int, int], int]
 """(K, T of a state) → the step of this request's T with exactly that noise level; 0 when there is none."""
@@ -90,8 +90,8 @@ def from_noise(question: Question, rules: Rules, reason: str, *, degraded: Seque
 
 
 def from_repeat(question: Question, entry: Entry, degraded: Sequence[str] = ()) -> Plan:
-    """Return the stored image of the same request (shared.exact says what is the same). The plan names the model that
-    generated it, which may differ from the one asked for where the request names none."""
+    """Return the stored image of the same request (shared.domain.exact_repeats says what is the same). The plan names
+    the model that generated it, which may differ from the one asked for where the request names none."""
     chosen = Candidate(
         entry_id=entry.id,
         kind="exact",

@@ -28,19 +28,19 @@ from services.retriever.planning import (
     lot,
     nearest_latents,
 )
-from services.retriever.remembered import Remembered
+from services.retriever.recent_entries import Remembered
 from services.retriever.selection import kept_in_mind, others_may_do_better
 from services.retriever.tables import Known, Tables
-from shared import rpc
 from shared.bus import Subscription
-from shared.errors import AfterimageError, InvalidRequestError
-from shared.exact import exact_key, repeat_weights
-from shared.messages import EntriesCached, EntriesEvicted, Message
+from shared.domain.errors import AfterimageError, InvalidRequestError
+from shared.domain.exact_repeats import exact_key, repeat_weights
+from shared.domain.messages import EntriesCached, EntriesEvicted, Message
+from shared.domain.types import Entry, Hit, IndexFilter, Plan, PlanSource, Request, Vector, vector_from, visible_owners
 from shared.models.k_table import EncoderId, KTable
-from shared.rpc_types import plan_to_proto, request_from_proto
+from shared.runtime import rpc
+from shared.runtime.rpc_types import plan_to_proto, request_from_proto
+from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
-from shared.telemetry import METRICS, log
-from shared.types import Entry, Hit, IndexFilter, Plan, PlanSource, Request, Vector, vector_from, visible_owners
 
 T = TypeVar("T")
 Planned: TypeAlias = Plan  # inside the servicer its rpc hides the name

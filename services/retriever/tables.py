@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from services.retriever.pictures import TableOf
-from shared.errors import AfterimageError
+from shared.domain.errors import AfterimageError
 from shared.models.card import ModelCard, card_for, served_cards
 from shared.models.k_table import (
     MODM,
@@ -24,8 +24,8 @@ from shared.models.k_table import (
     profile_command,
 )
 from shared.models.latency import Latency, load_latencies
-from shared.settings import Settings
-from shared.telemetry import log
+from shared.runtime.settings import Settings
+from shared.runtime.telemetry import log
 
 REREAD_S = 30.0
 

@@ -11,24 +11,25 @@ from typing import Annotated
 import torch
 import typer
 
-from services.trainer import recipe, runs
-from services.trainer.architecture import SHAPES
-from services.trainer.autoencoder import AutoencoderPlan, train_autoencoder
+from services.trainer import recipe
 from services.trainer.clip_pair import PairPlan, train_pair
-from services.trainer.denoiser_training import OPTIMIZERS, DenoiserPlan
-from services.trainer.drawing import prompt_pictures
+from services.trainer.evaluation.drawing import prompt_pictures
+from services.trainer.evaluation.judgement import write_judgement
+from services.trainer.evaluation.strange_words import measure_strange_words
 from services.trainer.export import autoencoder_at, export_denoiser, export_judge, export_pair
-from services.trainer.judge_training import JudgePlan, train_judge_net
-from services.trainer.judged_scenes import grid_prompts
-from services.trainer.judgement import write_judgement
-from services.trainer.latents import COUNT, PARTS, encode_parts
+from services.trainer.judging.classifier_training import JudgePlan, train_judge_net
+from services.trainer.judging.scenes import grid_prompts
 from services.trainer.plots import write_plots
-from services.trainer.renderer import Renderer
-from services.trainer.strange_words import measure_strange_words
+from services.trainer.rendering.renderer import Renderer
+from services.trainer.text_to_image.architecture import SHAPES
+from services.trainer.text_to_image.autoencoder import AutoencoderPlan, train_autoencoder
+from services.trainer.text_to_image.denoiser_training import OPTIMIZERS, DenoiserPlan
+from services.trainer.text_to_image.latents import COUNT, PARTS, encode_parts
+from services.trainer.training import runs
 from services.trainer.workers import train_in_workers
-from shared.devices import chosen_device
-from shared.errors import AfterimageError
+from shared.domain.errors import AfterimageError
 from shared.models.card import SHIPPED
+from shared.models.devices import chosen_device
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import CLIPConfig, CLIPModel, CLIPTextConfig, CLIPTokenizer, CLIPVisionConfig
 
-from services.trainer import runs
-from services.trainer.renderer import SIZES, Renderer
-from services.trainer.sitting import Sitting
+from services.trainer.rendering.renderer import SIZES, Renderer
+from services.trainer.training import runs
+from services.trainer.training.sitting import Sitting
 from services.trainer.words import LENGTH, Words, sprinkled, train_tokenizer
-from shared.scenes import EDITS, VALUES, WORDINGS, Scene, caption, edit, held_out, never_trained, random_scene
+from shared.models.scenes import EDITS, VALUES, WORDINGS, Scene, caption, edit, held_out, never_trained, random_scene
 
 IMAGE_SIDE = 64
 DIMENSION = 128

@@ -11,15 +11,15 @@ from diffusers import AutoencoderTiny, StableDiffusionPipeline
 from torch import nn
 from transformers import CLIPImageProcessor, CLIPModel
 
-from services.trainer import runs
-from services.trainer.architecture import SHAPES
-from services.trainer.autoencoder import new_autoencoder
-from services.trainer.bar import Pass, Pictures
 from services.trainer.clip_pair import IMAGE_SIDE, pair_config, tokenizer_at
-from services.trainer.denoiser import Denoiser
-from services.trainer.judge_net import JudgeNet, save_judge
+from services.trainer.judging.classifier import JudgeNet, save_judge
+from services.trainer.judging.confidence import Pass, Pictures
+from services.trainer.text_to_image.architecture import SHAPES
+from services.trainer.text_to_image.autoencoder import new_autoencoder
+from services.trainer.text_to_image.denoiser import Denoiser
+from services.trainer.training import runs
 from services.trainer.words import Words, write_known_words
-from shared.errors import NotFoundError
+from shared.domain.errors import NotFoundError
 from shared.models.card import BUNDLED, SHIPPED, write_card
 
 

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import torch
 
-from services.trainer import latents, runs
-from services.trainer.autoencoder import AutoencoderPlan, train_autoencoder
 from services.trainer.clip_pair import PairPlan, train_pair
-from services.trainer.denoiser import TIMESTEP_CENTRE
-from services.trainer.denoiser_training import DenoiserPlan
-from services.trainer.evaluation import COUNT
+from services.trainer.evaluation.during_training import COUNT
 from services.trainer.export import autoencoder_at, export_denoiser, export_judge, export_pair
-from services.trainer.judge_training import JudgePlan, train_judge_net
-from services.trainer.judged_scenes import grid_prompts
-from services.trainer.renderer import Renderer
+from services.trainer.judging.classifier_training import JudgePlan, train_judge_net
+from services.trainer.judging.scenes import grid_prompts
+from services.trainer.rendering.renderer import Renderer
+from services.trainer.text_to_image import latents
+from services.trainer.text_to_image.autoencoder import AutoencoderPlan, train_autoencoder
+from services.trainer.text_to_image.denoiser import TIMESTEP_CENTRE
+from services.trainer.text_to_image.denoiser_training import DenoiserPlan
+from services.trainer.training import runs
 from services.trainer.workers import train_in_workers
 
 

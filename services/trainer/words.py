@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import CLIPTokenizer
 
-from shared.scenes import WORDINGS, caption, known_words, random_scene
+from shared.models.scenes import WORDINGS, caption, known_words, random_scene
 
 LENGTH = 32
 """Tokens per prompt, start and end included; longer prompts are cut."""

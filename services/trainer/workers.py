@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
-from services.trainer.architecture import SHAPES
 from services.trainer.clip_pair import tokenizer_at
-from services.trainer.denoiser_training import DenoiserPlan, Run, train_denoiser
-from services.trainer.distillation import GuidedTeacher
-from services.trainer.evaluation import report
+from services.trainer.evaluation.during_training import report
 from services.trainer.export import autoencoder_at
-from services.trainer.latents import Latents, must_be_there
+from services.trainer.text_to_image.architecture import SHAPES
+from services.trainer.text_to_image.denoiser_training import DenoiserPlan, Run, train_denoiser
+from services.trainer.text_to_image.distillation import GuidedTeacher
+from services.trainer.text_to_image.latents import Latents, must_be_there
 from services.trainer.words import Words
 from shared.models.card import BUNDLED
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.errors import BlobCorruptError, ConfigurationError, InvalidRequestError
+from shared.domain.errors import BlobCorruptError, ConfigurationError, InvalidRequestError
 
 _PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}"
 _KEY = re.compile(rf"{_PART}(/{_PART})*")

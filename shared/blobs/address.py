@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from shared.errors import ConfigurationError
+from shared.domain.errors import ConfigurationError
 
 FORMS = (
     "minio://access:secret@host:port/bucket (or minio://bucket@host:port, with blobs_access_key and blobs_secret_key)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from shared.blobs import Blobs
-from shared.errors import AfterimageError
+from shared.domain.errors import AfterimageError
 
 
 class ReadAhead:

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from shared.errors import UnavailableError
+from shared.domain.errors import UnavailableError
 
 R = TypeVar("R")
 

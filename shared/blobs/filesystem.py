@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from shared.blobs import BlobInfo, check_content, check_key, digest
-from shared.datadir import private_folder, private_opener
-from shared.errors import (
+from shared.domain.errors import (
     BlobMissingError,
     BlobUnavailableError,
     ConfigurationError,
     StorageFullError,
 )
+from shared.runtime.datadir import private_folder, private_opener
 
 P = ParamSpec("P")
 R = TypeVar("R")

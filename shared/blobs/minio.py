@@ -21,7 +21,7 @@ from shared.blobs import BlobInfo, check_content, check_key, digest
 from shared.blobs.address import Address, address_of
 from shared.blobs.blocking import THREADS, BlockingCalls
 from shared.blobs.s3_errors import RETRY_AFTER_S, away, told, told_at_open, unless_refused_again
-from shared.errors import BlobUnavailableError, ConfigurationError, InvalidRequestError
+from shared.domain.errors import BlobUnavailableError, ConfigurationError, InvalidRequestError
 
 PART_BYTES = 16 * 2**20
 """Blobs above this go in parts of this size (S3 wants at least 5 MiB)."""

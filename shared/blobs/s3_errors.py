@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from minio.error import MinioException, S3Error
 from urllib3.exceptions import HTTPError
 
-from shared.errors import BlobMissingError, BlobUnavailableError, ConfigurationError, StorageFullError
+from shared.domain.errors import BlobMissingError, BlobUnavailableError, ConfigurationError, StorageFullError
 
 RETRY_AFTER_S = 5.0
 TRIES, AGAIN_S = 4, 0.05

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.errors import ConfigurationError
-from shared.messages import Message, decode
+from shared.domain.errors import ConfigurationError
+from shared.domain.messages import Message, decode
 
 Handler = Callable[[Message], Awaitable[None]]
 GapHandler = Callable[[], Awaitable[None]]

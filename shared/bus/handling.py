@@ -7,8 +7,8 @@ import json
 from collections.abc import Awaitable, Callable
 
 from shared.bus import Handler
-from shared.messages import KINDS, decode
-from shared.telemetry import log
+from shared.domain.messages import KINDS, decode
+from shared.runtime.telemetry import log
 
 RETRY_AFTER_S = (0.05, 0.2, 0.8)
 """How long a fact waits before a failed handler sees it again, by try; then it is dropped."""

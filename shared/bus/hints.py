@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 
 from shared.bus import Bus
-from shared.messages import Message
-from shared.telemetry import METRICS, log
+from shared.domain.messages import Message
+from shared.runtime.telemetry import METRICS, log
 
 MOST = 1000
 """Facts on their way at a time; with a broker away for long, later ones are dropped."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from shared.bus import BACKLOG, DeadLetter, Delivery, GapHandler, Handler
 from shared.bus.handling import UNKNOWN_AGAIN_S, hand_over, hand_over_fact, of_another_version
-from shared.errors import UnavailableError
-from shared.ids import new_id
-from shared.messages import Message, decode, encode
-from shared.telemetry import log
-from shared.types import URGENT
+from shared.domain.errors import UnavailableError
+from shared.domain.ids import new_id
+from shared.domain.messages import Message, decode, encode
+from shared.domain.types import URGENT
+from shared.runtime.telemetry import log
 
 KEPT_DEAD = 10_000
 CLOSE_AFTER_S = 5.0

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from shared.catalog.bounded import BoundedDatabase
 from shared.catalog.custody import Custody
-from shared.catalog.database import Database
-from shared.catalog.entries import Entries, Totals
-from shared.catalog.jobs import Jobs
+from shared.catalog.engines.bounded import BoundedDatabase
+from shared.catalog.engines.database import Database
+from shared.catalog.engines.opening import open_database, place_of
+from shared.catalog.entries.entries import Entries, Totals
+from shared.catalog.jobs.jobs import Jobs
 from shared.catalog.leases import FencedDatabase, Leases
 from shared.catalog.migrate import migrate
-from shared.catalog.opening import open_database, place_of
 from shared.catalog.profiles import Profiles
-from shared.clock import Clock, SystemClock
-from shared.datadir import OWNER_FILE, private_file, private_folder
+from shared.runtime.clock import Clock, SystemClock
+from shared.runtime.datadir import OWNER_FILE, private_file, private_folder
 
 __all__ = ["Catalog", "Custody", "Entries", "Jobs", "Leases", "Profiles", "Totals", "open_catalog", "place_of"]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from shared.catalog.database import Database, among, chunks
-from shared.catalog.job_rows import jobs_of
+from shared.catalog.engines.database import Database, among, chunks
+from shared.catalog.jobs.job_rows import jobs_of
 from shared.catalog.tables import entries, erasures, identity, insert, jobs, now_s, quarantine
-from shared.ids import new_id
+from shared.domain.ids import new_id
 
 CATALOG, STORE, PAIRED_WITH = "catalog", "store", "paired_with"
 q = quarantine.c

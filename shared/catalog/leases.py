@@ -7,10 +7,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from shared.catalog.around import DatabaseAround
-from shared.catalog.database import Database, R, Ts
+from shared.catalog.engines.around import DatabaseAround
+from shared.catalog.engines.database import Database, R, Ts
 from shared.catalog.tables import insert, leases, now_s
-from shared.errors import UnavailableError
+from shared.domain.errors import UnavailableError
 
 _NOW: Any = now_s()
 c = leases.c

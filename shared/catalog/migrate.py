@@ -6,7 +6,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from shared.errors import CatalogVersionError
+from shared.domain.errors import CatalogVersionError
 
 HEAD = "0005"
 """The newest revision in migrations/versions (a test compares them); known here so that opening a catalog that is up

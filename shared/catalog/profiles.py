@@ -6,9 +6,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from shared.catalog.database import Database
+from shared.catalog.engines.database import Database
 from shared.catalog.tables import insert, now_s, profiles
-from shared.unreadable import unreadable
+from shared.runtime.unreadable import unreadable
 
 p = profiles.c
 

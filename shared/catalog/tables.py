@@ -69,9 +69,9 @@ jobs = sa.Table(
     sa.Column("checkpoint_key", sa.Text, nullable=True),
     sa.Column("checkpoint_step", sa.Integer, nullable=False),
     sa.Column("picture_key", sa.Text, nullable=True),
-    sa.Column("request", sa.Text, nullable=False),  # JSON of shared.types.Request
-    sa.Column("plan", sa.Text, nullable=False),  # JSON of shared.types.Plan
-    sa.Column("result", sa.Text, nullable=False),  # JSON of shared.types.Result, empty until there is one
+    sa.Column("request", sa.Text, nullable=False),  # JSON of shared.domain.types.Request
+    sa.Column("plan", sa.Text, nullable=False),  # JSON of shared.domain.types.Plan
+    sa.Column("result", sa.Text, nullable=False),  # JSON of shared.domain.types.Result, empty until there is one
     sa.Column("warnings", sa.Text, nullable=False),  # JSON list, empty for none
     sa.Column("vector", sa.LargeBinary, nullable=False),
     sa.Index(None, "state", "lane", "id"),

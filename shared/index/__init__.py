@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from shared.errors import ConfigurationError, InvalidRequestError
-from shared.types import Hit, IndexFilter, IndexItem, Vector
+from shared.domain.errors import ConfigurationError, InvalidRequestError
+from shared.domain.types import Hit, IndexFilter, IndexItem, Vector
 
 
 class Index(Protocol):

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shared.domain.types import Hit, IndexFilter, IndexItem, Vector
 from shared.index import unit
 from shared.index.nearest import cosines, nearest
-from shared.types import Hit, IndexFilter, IndexItem, Vector
 
 EXACT_UP_TO = 4096
 """Vectors of one space up to which every search is exact; the graph starts above."""

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from shared.datadir import private_folder
-from shared.errors import ModelError
+from shared.domain.errors import ModelError
 from shared.models.checkpoint import read_json
+from shared.runtime.datadir import private_folder
 
 FILE = "models.json"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")

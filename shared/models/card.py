@@ -11,15 +11,15 @@ from urllib.parse import parse_qsl
 
 from pydantic import TypeAdapter, ValidationError
 
-from shared.errors import ConfigurationError, InvalidRequestError, ModelError
+from shared.domain.errors import ConfigurationError, InvalidRequestError, ModelError
+from shared.domain.types import CompatKey, Size
 from shared.models import hub
 from shared.models.added import added
 from shared.models.checkpoint import INDEX, faults, read_json, said_by
 from shared.models.published import OF_SIZE, SHAPES, published
 from shared.models.schedules import nearest_step, same_noise_level, sampler_id
 from shared.models.weights import weights_hash
-from shared.settings import Settings
-from shared.types import CompatKey, Size
+from shared.runtime.settings import Settings
 
 BUNDLED = Path(__file__).parent / "bundled"
 """Where the models that ship with Afterimage lie, one folder each."""
@@ -82,7 +82,8 @@ class ModelCard:
     text_parameters: int = 0
     vae_parameters: int = 0
     row_values: int = 0
-    """Numbers that one forward row of the denoiser keeps alive at the default size: an estimate (bench.live_values)."""
+    """Numbers that one forward row of the denoiser keeps alive at the default size: an estimate
+    (bench.gpu.live_values)."""
     decode_values: int = 0
     """The same of one picture's decoding."""
     k_table: str = ""

@@ -9,8 +9,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from shared.errors import ModelError
-from shared.types import Size
+from shared.domain.errors import ModelError
+from shared.domain.types import Size
 
 INDEX = "model_index.json"
 

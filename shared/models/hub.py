@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from shared.errors import ModelError
+from shared.domain.errors import ModelError
 from shared.models.checkpoint import INDEX, components, faults, kind_of, missing
 
 CONFIGURATIONS = (INDEX, "*/*.json")

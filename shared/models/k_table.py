@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
-from shared.errors import ModelError
+from shared.domain.errors import ModelError
 from shared.models.card import ModelCard
-from shared.telemetry import log
-from shared.unreadable import unreadable
+from shared.runtime.telemetry import log
+from shared.runtime.unreadable import unreadable
 
 
 @dataclass(frozen=True, slots=True)

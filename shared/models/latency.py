@@ -8,10 +8,10 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shared.errors import ModelError
+from shared.domain.errors import ModelError
 from shared.models.card import ModelCard
 from shared.models.k_table import Profiles
-from shared.telemetry import log
+from shared.runtime.telemetry import log
 
 FILE = "latency.json"
 KIND = "latency"

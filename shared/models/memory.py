@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from shared.domain.types import Size
 from shared.models.card import ModelCard
 from shared.models.checkpoint import parameters
-from shared.types import Size
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Of one number."""

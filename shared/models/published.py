@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from shared.errors import ModelError
+from shared.domain.errors import ModelError
+from shared.domain.types import Size
 from shared.models.checkpoint import INDEX, kind_of, parameters, read_json
-from shared.types import Size
 
 SHAPES = ("family", "sampler", "latent_channels", "vae_scale", "default_size")
 """Fields of a card that the weights decide."""

@@ -8,7 +8,7 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from shared.errors import ModelError
+from shared.domain.errors import ModelError
 from shared.models.checkpoint import INDEX, components
 
 HASHED_SUFFIXES = (".safetensors", ".json", ".txt", ".model")

@@ -31,7 +31,7 @@ class Compose:
         gateways: int = 1,
         passwords: bool = True,
     ) -> None:
-        """settings: of all services, by their names in shared.settings."""
+        """settings: of all services, by their names in shared.runtime.settings."""
         self.name = f"afterimage-test-{os.getpid()}-{folder.name}".lower()
         self._files = [part for file in files for part in ("-f", str(ROOT / "compose" / file))]
         self._env, knobs = folder / "env", folder / "settings.env"

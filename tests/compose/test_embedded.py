@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.client import Client
-from shared.types import PlanSource
+from shared.domain.types import PlanSource
 from tests.compose.project import BUILD_S, Compose
 
 

@@ -16,7 +16,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]  # it ships no types
 
 from scripts.stack.rabbitmq import CONSUMER_TIMEOUT_S
-from shared.settings import Settings
+from shared.runtime.settings import Settings
 from tests.compose.project import ROOT, Compose
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -143,8 +143,8 @@ def _stage(name: str) -> list[str]:
 
 MODULES = {"scikit-learn": "sklearn", "pillow": "PIL"}
 OPERATING = (
-    "services.cli.app shared.bus.rabbitmq shared.catalog.postgresql shared.index.weaviate shared.index.rebuild "
-    "shared.blobs.minio shared.backends shared.client"
+    "services.cli.app shared.bus.rabbitmq shared.catalog.engines.postgresql shared.index.weaviate shared.index.rebuild "
+    "shared.blobs.minio shared.service.backends shared.client"
 )
 """What commands import: at their start, and for a cluster."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shared.client import Client, Picture, Progress
-from shared.types import PlanSource
+from shared.domain.types import PlanSource
 from tests.compose.project import BUILD_S, Compose, inspect, run
 
 PROMPT, STEPS = "a red ball on the grass", 20

@@ -15,7 +15,7 @@ from shared.blobs.minio import HASH
 from shared.bus import Bus, DeadLetter, open_bus
 from shared.bus.rabbitmq import RabbitBus
 from shared.catalog import Catalog, open_catalog
-from shared.ids import new_id
+from shared.domain.ids import new_id
 from shared.index import Index, open_index
 from shared.index.memory import MemoryIndex
 from shared.index.weaviate import WeaviateIndex

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from shared.ids import new_id
+from shared.domain.ids import new_id
 from tests.contracts.servers import url_of
 
 

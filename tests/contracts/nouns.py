@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from shared.catalog import Catalog
-from shared.ids import new_id
-from shared.types import (
+from shared.domain.ids import new_id
+from shared.domain.types import (
     Captured,
     CompatKey,
     Entry,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from shared.blobs import Blobs, digest
 from shared.blobs.filesystem import FilesystemBlobs
-from shared.errors import BlobCorruptError, BlobMissingError, BlobUnavailableError, InvalidRequestError
+from shared.domain.errors import BlobCorruptError, BlobMissingError, BlobUnavailableError, InvalidRequestError
 
 
 async def keys(blobs: Blobs, prefix: str = "") -> set[str]:

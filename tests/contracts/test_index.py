@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.errors import InvalidRequestError
+from shared.domain.errors import InvalidRequestError
+from shared.domain.types import Hit, IndexFilter, IndexItem, Vector
 from shared.index import Index
-from shared.types import Hit, IndexFilter, IndexItem, Vector
 from tests.contracts.nouns import a_vector
 
 ALL = IndexFilter()

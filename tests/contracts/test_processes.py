@@ -13,16 +13,16 @@ import pytest
 
 from shared.blobs import open_blobs
 from shared.catalog import open_catalog
-from shared.datadir import lock_data_dir
-from shared.errors import ConfigurationError, DataDirectoryLockedError
-from shared.types import JobState
+from shared.domain.errors import ConfigurationError, DataDirectoryLockedError
+from shared.domain.types import JobState
+from shared.runtime.datadir import lock_data_dir
 
 Process = asyncio.subprocess.Process
 Start = Callable[[str, Path], Awaitable[Process]]
 
 HOLD = """
 import sys, time
-from shared.datadir import lock_data_dir
+from shared.runtime.datadir import lock_data_dir
 lock = lock_data_dir(sys.argv[1])
 print("held", flush=True)
 time.sleep(60)

@@ -16,11 +16,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from yarl import URL
 
 from services.gateway.service import GatewayService
-from shared import readiness
 from shared.client import AsyncClient
-from shared.errors import UnavailableError
-from shared.service import running
-from shared.settings import Settings
+from shared.domain.errors import UnavailableError
+from shared.runtime.settings import Settings
+from shared.service import readiness, running
 from tests.contracts.servers import url_of
 from tests.wire import Wire
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from services.cache_maintainer.cache import Cache
-from services.cache_maintainer.eviction import Lcbfu, Shelf
-from shared.backends import Backends
+from services.cache_maintainer.eviction.scored import Lcbfu, Shelf
 from shared.blobs import open_blobs
 from shared.bus import open_bus
 from shared.catalog import Catalog
-from shared.clock import SystemClock
+from shared.domain.types import Hit, IndexFilter, IndexItem, Vector
 from shared.index import Index
 from shared.index.rebuild import Repaired, reconcile, repair_index
-from shared.types import Hit, IndexFilter, IndexItem, Vector
+from shared.runtime.clock import SystemClock
+from shared.service.backends import Backends
 from tests.contracts.nouns import a_vector, an_entry
 from tests.unit.cached import finished_job, request, unit
 

@@ -19,7 +19,7 @@ from scripts.stack import minio
 from shared.blobs import Blobs, blocking, open_blobs
 from shared.blobs import minio as adapter
 from shared.blobs.address import address_of
-from shared.errors import BlobMissingError, BlobUnavailableError, ConfigurationError, StorageFullError
+from shared.domain.errors import BlobMissingError, BlobUnavailableError, ConfigurationError, StorageFullError
 from tests.contracts.servers import server_of, url_of
 
 SERVERS = pytest.mark.parametrize("server", ["seaweedfs", "minio"])

@@ -13,28 +13,28 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
-from services.gpu_worker.checkpoints import key_of
 
 from services.cache_maintainer.service import CacheMaintainerService
 from services.global_monitor.service import GlobalMonitorService
-from services.gpu_worker.codecs import decode_checkpoint, decode_state, encode_checkpoint, encode_state
-from shared import messages
+from services.gpu_worker.jobs.checkpoints import key_of
+from services.gpu_worker.jobs.codecs import decode_checkpoint, decode_state, encode_checkpoint, encode_state
 from shared.bus import trace
 from shared.bus.rabbitmq import queues, returns
 from shared.bus.rabbitmq.publisher import parcel
 from shared.catalog import Catalog
 from shared.catalog.custody import Ids
-from shared.catalog.sweeping import Fleet
-from shared.exact import exact_key
+from shared.catalog.jobs.sweeping import Fleet
+from shared.domain import messages
+from shared.domain.exact_repeats import exact_key
+from shared.domain.types import IndexItem, JobState, Modality, owner_key, vector_bytes
 from shared.index.weaviate.collection import COLLECTION, object_of
 from shared.models.k_table import profile_kind, table_file, table_from_json
 from shared.models.latency import FILE as LATENCY_FILE
 from shared.models.latency import KIND as LATENCY
-from shared.pairing import SEAL_KEY, Seal, job_of
-from shared.settings import Settings
-from shared.settings_names import RETIRED, misspelt
-from shared.telemetry import Metrics
-from shared.types import IndexItem, JobState, Modality, owner_key, vector_bytes
+from shared.runtime.settings import Settings
+from shared.runtime.settings_names import RETIRED, misspelt
+from shared.runtime.telemetry import Metrics
+from shared.service.pairing import SEAL_KEY, Seal, job_of
 from tests.contracts.stored import COMPAT, ENTRIES, JOBS, PLAN, PROFILES, REQUEST, RESULT, SENT, TABLE, VECTOR
 
 FOLDER = Path(__file__).parent / "stored"
@@ -154,7 +154,7 @@ async def test_rows_are_written_again_under_the_same_names(catalog: Catalog) -> 
     for table, rows in ROWS.items():
         for stored in rows:
             if table == "captured" and stored["key"].startswith("none:"):
-                continue  # of a job that captured nothing: tests/contracts/test_catalog_jobs.py
+                continue  # of a job that captured nothing: tests/contracts/catalog/test_jobs.py
             expected = {
                 name: value
                 for name, value in stored.items()

@@ -19,13 +19,13 @@ from weaviate.exceptions import WeaviateInsertManyAllFailedError
 
 from scripts.stack.servers import answers, free_port, listens
 from shared.catalog import Catalog, open_catalog
-from shared.errors import ConfigurationError, UnavailableError
+from shared.domain.errors import ConfigurationError, UnavailableError
+from shared.domain.types import PICTURE_STEP, IndexFilter, IndexItem
 from shared.index import Hnsw, open_index
 from shared.index.rebuild import reconcile, repair_index
 from shared.index.weaviate import CHANGING, WeaviateIndex
 from shared.index.weaviate.collection import COLLECTION, FAMILY
 from shared.index.weaviate.connection import Connection, client_of
-from shared.types import PICTURE_STEP, IndexFilter, IndexItem
 from tests.contracts.conftest import an_empty_weaviate
 from tests.contracts.nouns import a_vector, an_entry
 from tests.contracts.servers import server_of, url_of

@@ -16,14 +16,14 @@ import torch
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from scripts.stack.stack import PORTS, Stack, variable
-from services.gpu_worker.codecs import encode_png
 from services.gpu_worker.families import Family, load_family
-from shared.backends import Backends, open_backends
+from services.gpu_worker.jobs.codecs import encode_png
 from shared.catalog.tables import idempotency_keys
-from shared.errors import AfterimageError
+from shared.domain.errors import AfterimageError
+from shared.domain.types import Entry, Job, JobState, Plan, PlanSource, Request, from_json, to_json
 from shared.models import find_card
-from shared.settings import Settings
-from shared.types import Entry, Job, JobState, Plan, PlanSource, Request, from_json, to_json
+from shared.runtime.settings import Settings
+from shared.service.backends import Backends, open_backends
 from tests.faults.cluster import INVARIANT
 from tests.faults.verdict import Answer, Left
 from tests.redraw import redraw

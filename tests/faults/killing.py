@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from scripts.stack.servers import StackError
 from scripts.stack.stack import PORTS, Stack
-from shared.types import Job
+from shared.domain.types import Job
 from tests.faults.cluster import Form
 from tests.faults.load import Load
 

@@ -14,12 +14,12 @@ import torch
 
 from services.cli.embedded import all_services
 from services.embedder.encoder import Encoder, encoder_folder
+from services.gpu_worker.engine.rows import Row, Stepped
 from services.gpu_worker.families.noop import NoopFamily
-from services.gpu_worker.rows import Row, Stepped
-from shared import telemetry
-from shared.loop import run
+from shared.runtime import telemetry
+from shared.runtime.loop import run
+from shared.runtime.settings import Settings
 from shared.service import serve
-from shared.settings import Settings
 
 KILLS = "kills its worker"
 STEP = NoopFamily.step

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from shared.addresses import target_of
 from shared.client import AsyncClient, Picture
-from shared.errors import AfterimageError, JobFailedError
+from shared.domain.errors import AfterimageError, JobFailedError
+from shared.runtime.addresses import target_of
 from tests.faults.verdict import Answer
 
 RETRY_S = (0.1, 1.0)

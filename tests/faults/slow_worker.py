@@ -7,8 +7,8 @@ import runpy
 import time
 from collections.abc import Sequence
 
+from services.gpu_worker.engine.rows import Row, Stepped
 from services.gpu_worker.families.unet import UNetFamily
-from services.gpu_worker.rows import Row, Stepped
 
 PAUSE = "FAULTS_STEP_MS"
 

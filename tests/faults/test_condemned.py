@@ -15,10 +15,10 @@ import pytest
 from services.gpu_worker.families.noop import NoopFamily
 from shared.catalog import open_catalog
 from shared.client import AsyncClient
-from shared.errors import JobFailedError
-from shared.messages import JobFailed
-from shared.settings import Settings
-from shared.types import Job, JobState
+from shared.domain.errors import JobFailedError
+from shared.domain.messages import JobFailed
+from shared.domain.types import Job, JobState
+from shared.runtime.settings import Settings
 from tests.faults.lives import KILLS
 from tests.faults.load import Load
 from tests.faults.test_kill_9 import killed, lives

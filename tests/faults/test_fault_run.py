@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from bench.recording import machine, quantile, record
+from bench.measuring.recording import machine, quantile, record
 from scripts.stack.stack import variable
-from shared.types import Job, JobState, PlanSource
+from shared.domain.types import Job, JobState, PlanSource
 from tests.contracts.servers import folder
 from tests.faults.cluster import SHORT, STEPS, FaultStack, asked, build_models, whole
 from tests.faults.conftest import Say

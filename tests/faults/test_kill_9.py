@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from services.cache_maintainer.service import CacheMaintainerService
-from shared.addresses import unreachable
 from shared.client import AsyncClient, Picture
-from shared.errors import UnavailableError
-from shared.settings import Settings
-from shared.types import IndexFilter, JobState
+from shared.domain.errors import UnavailableError
+from shared.domain.types import IndexFilter, JobState
+from shared.runtime.addresses import unreachable
+from shared.runtime.settings import Settings
 from tests import tiny
 from tests.flows.house import House, house
 from tests.flows.test_restart import free_port

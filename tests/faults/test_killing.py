@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scripts.stack.servers import StackError
-from shared.types import Job, JobState, Plan, PlanSource, Request, Size
+from shared.domain.types import Job, JobState, Plan, PlanSource, Request, Size
 from tests.faults.cluster import SHORT
 from tests.faults.killing import Killer, in_the_middle
 from tests.faults.load import Load

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from scripts.stack.stack import variable
-from shared.backends import Backends
 from shared.client import AsyncClient
-from shared.errors import AfterimageError
-from shared.types import JobState
+from shared.domain.errors import AfterimageError
+from shared.domain.types import JobState
+from shared.service.backends import Backends
 from tests.contracts.servers import folder
 from tests.faults.cluster import SHORT, FaultStack, asked, build_models
 from tests.faults.conftest import Say

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared.types import JobState
+from shared.domain.types import JobState
 from tests.faults.verdict import Answer, Left, judge
 
 WELL = Left(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shared.types import JobState
+from shared.domain.types import JobState
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from shared.backends import Backends
 from shared.blobs import open_blobs
 from shared.bus import open_bus
 from shared.catalog import open_catalog
 from shared.index import open_index
-from shared.settings import Settings
+from shared.runtime.settings import Settings
+from shared.service.backends import Backends
 from tests import tiny as tiny_models
 from tests.contracts.databases import new_database
 

@@ -14,10 +14,10 @@ from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
 from services.cli.embedded import all_services
 from shared.client import AsyncClient, Picture
-from shared.clock import Clock
+from shared.domain.types import CacheMode, PlanSource
+from shared.runtime.clock import Clock
+from shared.runtime.settings import Settings
 from shared.service import Running, Service, running
-from shared.settings import Settings
-from shared.types import CacheMode, PlanSource
 
 SLOW = "noop:?step_ms=20"
 """A denoiser that only waits: what a job does between two steps can be timed."""

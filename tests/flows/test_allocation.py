@@ -17,12 +17,12 @@ from services.cli.embedded import announced
 from services.gateway.service import GatewayService
 from services.gpu_worker.families import Family
 from services.gpu_worker.families.noop import NoopFamily
-from services.gpu_worker.resident import Resident
-from shared.errors import ModelError, UnavailableError
-from shared.ids import new_id
-from shared.messages import GenerateImage, JobQueued, WorkersAssigned, lane_of, refine_lane
-from shared.settings import Settings
-from shared.types import Job, JobState, Plan, PlanSource, Request, Size
+from services.gpu_worker.models.residency import Resident
+from shared.domain.errors import ModelError, UnavailableError
+from shared.domain.ids import new_id
+from shared.domain.messages import GenerateImage, JobQueued, WorkersAssigned, lane_of, refine_lane
+from shared.domain.types import Job, JobState, Plan, PlanSource, Request, Size
+from shared.runtime.settings import Settings
 from tests.flows.conftest import Make
 from tests.flows.house import House, house
 from tests.flows.test_two_models import seen

@@ -10,8 +10,8 @@ import pytest
 
 from protos import common_pb2, gateway_pb2
 from protos.gateway_pb2_grpc import GatewayServiceStub
-from shared import rpc
-from shared.errors import ConflictError, InvalidRequestError, NotFoundError, OverloadedError
+from shared.domain.errors import ConflictError, InvalidRequestError, NotFoundError, OverloadedError
+from shared.runtime import rpc
 from tests.flows.conftest import Make
 from tests.flows.house import house
 

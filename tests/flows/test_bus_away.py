@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from shared.client import Accepted, Picture, Progress
-from shared.errors import AfterimageError, ConfigurationError, OverloadedError, UnavailableError
-from shared.messages import JobCancelled, JobQueued, Message, StateLost, StateUsed
-from shared.types import Job, JobState, PlanSource
+from shared.domain.errors import AfterimageError, ConfigurationError, OverloadedError, UnavailableError
+from shared.domain.messages import JobCancelled, JobQueued, Message, StateLost, StateUsed
+from shared.domain.types import Job, JobState, PlanSource
 from tests.flows.conftest import Make
 from tests.flows.house import SLOW, House, house
 

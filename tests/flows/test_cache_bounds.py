@@ -13,9 +13,9 @@ import pytest
 
 from protos import embedder_pb2
 from protos.embedder_pb2_grpc import EmbedderServiceServicer, add_EmbedderServiceServicer_to_server
-from shared.errors import BlobUnavailableError
+from shared.domain.errors import BlobUnavailableError
+from shared.domain.types import PlanSource
 from shared.service import Context
-from shared.types import PlanSource
 from tests import tiny as tiny_models
 from tests.flows.conftest import Make
 from tests.flows.house import House, house

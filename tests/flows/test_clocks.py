@@ -6,9 +6,9 @@ import pytest
 
 from services.cli.embedded import all_services
 from shared.client import AsyncClient
-from shared.clock import SystemClock
+from shared.runtime.clock import SystemClock
+from shared.runtime.settings import Settings
 from shared.service import running
-from shared.settings import Settings
 from tests import tiny
 from tests.flows.house import SLOW
 

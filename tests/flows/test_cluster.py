@@ -15,17 +15,17 @@ from protos import global_monitor_pb2 as monitor_pb2
 from protos.global_monitor_pb2_grpc import GlobalMonitorServiceStub
 from scripts.stack import postgresql, rabbitmq, weaviate
 from scripts.stack.stack import PORTS, Stack, missing, variable
-from services.gpu_worker.codecs import encode_png
 from services.gpu_worker.families import Family, load_family
-from shared.addresses import target_of
-from shared.backends import Backends, open_backends
+from services.gpu_worker.jobs.codecs import encode_png
 from shared.client import Accepted, AsyncClient, Picture, Progress
-from shared.errors import CancelledError, ConflictError, UnavailableError
-from shared.ids import new_id
-from shared.messages import lane_of
+from shared.domain.errors import CancelledError, ConflictError, UnavailableError
+from shared.domain.ids import new_id
+from shared.domain.messages import lane_of
+from shared.domain.types import CompatKey, IndexFilter, Job, JobState, Plan, PlanSource, Request, vector_from
 from shared.models import find_card
-from shared.settings import Settings
-from shared.types import CompatKey, IndexFilter, Job, JobState, Plan, PlanSource, Request, vector_from
+from shared.runtime.addresses import target_of
+from shared.runtime.settings import Settings
+from shared.service.backends import Backends, open_backends
 from tests import tiny
 from tests.contracts.servers import REQUIRED, folder
 from tests.redraw import redraw

@@ -18,14 +18,14 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from protos import gateway_pb2
-from services.cli import demo
 from services.cli.app import app
+from services.cli.demo import command as demo
 from services.cli.embedded import announced
 from services.cli.generate import draw
 from services.gateway.service import GatewayService
-from shared.errors import ConfigurationError
+from shared.domain.errors import ConfigurationError
+from shared.domain.types import JobState
 from shared.service import running
-from shared.types import JobState
 from tests import tiny
 from tests.flows.conftest import Make
 from tests.flows.house import SLOW, house

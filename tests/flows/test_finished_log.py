@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from shared import telemetry
-from shared.errors import AfterimageError
-from shared.types import JobState
+from shared.domain.errors import AfterimageError
+from shared.domain.types import JobState
+from shared.runtime import telemetry
 from tests.flows.conftest import Make
 from tests.flows.house import SLOW, House, house
 

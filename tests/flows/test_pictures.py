@@ -14,10 +14,10 @@ from PIL import Image
 
 from services.embedder.encoder import encoder_id
 from shared.client import Accepted, Client, Event, Picture, Progress
-from shared.errors import NotFoundError
+from shared.domain.errors import NotFoundError
+from shared.domain.types import JobState, PlanSource
 from shared.models.card import BUNDLED
 from shared.models.k_table import FIG_10
-from shared.types import JobState, PlanSource
 from tests.flows.conftest import Make
 from tests.flows.house import SLOW, house
 

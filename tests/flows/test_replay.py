@@ -18,23 +18,23 @@ import pytest
 
 from services.cache_maintainer.service import CacheMaintainerService
 from services.embedder.encoder import encoder_hash
-from services.gpu_worker.codecs import encode_state
+from services.gpu_worker.jobs.codecs import encode_state
 from services.match_predictor.service import MatchPredictorService
-from services.replay.encoders import Rows, open_encoder
-from services.replay.load import Load
-from services.replay.neighbours import Neighbours, find_neighbours
 from services.replay.policy import PolicySettings, read_policy
-from services.replay.simulation import Replay
-from services.replay.surrogate import PictureLoad, read_curve
-from services.replay.trace import Trace, read_trace
+from services.replay.simulated.simulation import Replay
+from services.replay.traces.encoders import Rows, open_encoder
+from services.replay.traces.load import Load
+from services.replay.traces.neighbours import Neighbours, find_neighbours
+from services.replay.traces.surrogate import PictureLoad, read_curve
+from services.replay.traces.trace import Trace, read_trace
 from services.retriever.service import RetrieverService
-from shared.clock import ManualClock
+from shared.domain.messages import EntriesCached, Message
+from shared.domain.types import Vector
 from shared.index.nearest import cosines
-from shared.messages import EntriesCached, Message
 from shared.models.card import ModelCard, find_card
 from shared.models.k_table import FIG_10, KTable, Level, named_table, table_file, table_to_json
-from shared.settings import Settings
-from shared.types import Vector
+from shared.runtime.clock import ManualClock
+from shared.runtime.settings import Settings
 from tests import tiny as tiny_models
 from tests.flows.conftest import Make
 from tests.flows.house import House, house

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from services.cli import replay_real
 from services.cli.app import app
 from services.cli.embedded import embedded
-from shared.clock import Clock
-from shared.errors import AfterimageError
+from services.cli.replays import real as replay_real
+from shared.domain.errors import AfterimageError
+from shared.runtime.clock import Clock
+from shared.runtime.settings import Settings
 from shared.service import Running
-from shared.settings import Settings
 from tests.studies import written
 
 ASKED = (

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.addresses import unreachable
 from shared.catalog import open_catalog
 from shared.client import Accepted, AsyncClient
-from shared.errors import DataDirectoryLockedError
-from shared.types import Job, JobState, PlanSource
+from shared.domain.errors import DataDirectoryLockedError
+from shared.domain.types import Job, JobState, PlanSource
+from shared.runtime.addresses import unreachable
 from tests.flows.conftest import Make
 from tests.flows.house import house
 

@@ -13,8 +13,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from services.cli.embedded import announced, found_running
-from shared import telemetry
-from shared.errors import ConfigurationError, InvalidRequestError, UnavailableError
+from shared.domain.errors import ConfigurationError, InvalidRequestError, UnavailableError
+from shared.runtime import telemetry
 from tests.flows.conftest import Make
 from tests.flows.house import SLOW, house
 

@@ -9,11 +9,11 @@ import pytest
 
 from protos import cache_maintainer_pb2 as pb
 from services.cache_maintainer.service import CacheMaintainerService
-from shared.backends import Backends
-from shared.errors import UnavailableError
-from shared.messages import JobSucceeded, StateUsed
+from shared.domain.errors import UnavailableError
+from shared.domain.messages import JobSucceeded, StateUsed
+from shared.runtime.settings import Settings
 from shared.service import Context
-from shared.settings import Settings
+from shared.service.backends import Backends
 from tests.unit.cached import finished_job, request, unit
 
 LEASE_S = 1.5

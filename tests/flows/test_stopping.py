@@ -12,7 +12,7 @@ import pytest
 
 from services.gateway.service import GatewayService
 from shared.client import Accepted, AsyncClient, Picture, Progress, Waiting
-from shared.errors import (
+from shared.domain.errors import (
     AfterimageError,
     CancelledError,
     DeadlineError,
@@ -21,7 +21,7 @@ from shared.errors import (
     StorageFullError,
     UnavailableError,
 )
-from shared.types import Job, JobState, PlanSource
+from shared.domain.types import Job, JobState, PlanSource
 from tests.flows.conftest import Make
 from tests.flows.house import SLOW, House, house
 

@@ -14,19 +14,19 @@ import pytest
 from PIL import Image
 
 from services.cache_maintainer.service import CacheMaintainerService
-from services.cli.words import where_it_started
+from services.cli.display.words import where_it_started
 from services.embedder.encoder import encoder_hash
 from services.gateway.roster import Roster
 from services.gateway.service import GatewayService
-from services.gpu_worker import attempt
+from services.gpu_worker.jobs import attempt
 from services.retriever.service import RetrieverService
 from shared.client import Picture, Progress
-from shared.errors import BlobMissingError, ModelError, UnavailableError
-from shared.messages import WorkerReported, refine_lane
+from shared.domain.errors import BlobMissingError, ModelError, UnavailableError
+from shared.domain.messages import WorkerReported, refine_lane
+from shared.domain.types import PlanSource
 from shared.models.card import BUNDLED, find_card
 from shared.models.k_table import KTable, Level, profile_kind, profile_of, table_to_json
-from shared.settings import Settings
-from shared.types import PlanSource
+from shared.runtime.settings import Settings
 from tests.flows.house import House, house
 
 FOX = "a red fox in the snow"

@@ -10,10 +10,10 @@ import pytest
 
 from services.global_monitor import service as monitoring
 from services.global_monitor.service import GlobalMonitorService
-from shared.backends import Backends
-from shared.messages import JobQueued, Message, WorkerReported, WorkersAssigned, lane_of, refine_lane
+from shared.domain.messages import JobQueued, Message, WorkerReported, WorkersAssigned, lane_of, refine_lane
+from shared.runtime.settings import Settings
 from shared.service import Context
-from shared.settings import Settings
+from shared.service.backends import Backends
 
 LEASE_S = 1.5
 STEPS = (("large", 1, 0.02), ("small", 1, 0.005))

@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from shared.catalog import Catalog, open_catalog
 from shared.catalog.tables import METADATA
 from shared.client import AsyncClient
-from shared.errors import AfterimageError, NotFoundError
-from shared.ids import new_id
-from shared.settings import Settings
-from shared.types import Job, JobState, PlanSource
+from shared.domain.errors import AfterimageError, NotFoundError
+from shared.domain.ids import new_id
+from shared.domain.types import Job, JobState, PlanSource
+from shared.runtime.settings import Settings
 from tests.flows.conftest import Make
 from tests.flows.house import SLOW, House, house
 

@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 from protos import common_pb2, match_predictor_pb2, retriever_pb2
+from shared.domain.types import PlanSource
 from shared.models import find_card
 from shared.service import Context
-from shared.types import PlanSource
 from tests.flows.conftest import Make
 from tests.flows.house import House, house
 

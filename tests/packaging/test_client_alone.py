@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from PIL import Image
 
-from shared.settings import Settings
+from shared.runtime.settings import Settings
 from tests import tiny
 from tests.flows.house import house
 

@@ -8,14 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from services.embedder.encoder import encoder_folder, encoder_hash
-from shared.backends import Backends
 from shared.catalog import open_catalog
-from shared.exact import exact_key
-from shared.ids import new_id
-from shared.models.card import find_card
-from shared.models.k_table import KTable, Level, profile_kind, profile_of, table_to_json
-from shared.settings import Settings
-from shared.types import (
+from shared.domain.exact_repeats import exact_key
+from shared.domain.ids import new_id
+from shared.domain.types import (
     CacheMode,
     Captured,
     Job,
@@ -29,6 +25,10 @@ from shared.types import (
     Vector,
     vector_bytes,
 )
+from shared.models.card import find_card
+from shared.models.k_table import KTable, Level, profile_kind, profile_of, table_to_json
+from shared.runtime.settings import Settings
+from shared.service.backends import Backends
 
 MODEL = "noop:?name=noop"
 ENCODER = "e1"

@@ -6,8 +6,8 @@ from importlib import import_module
 
 import torch
 
-from services.gpu_worker.family import Family
-from shared.errors import ModelError
+from services.gpu_worker.engine.family import Family
+from shared.domain.errors import ModelError
 from shared.models import ModelCard
 
 __all__ = ["MODULES", "Family", "load_family"]

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.gpu_worker.layout import groups
-from services.gpu_worker.rows import Pixels, PromptEncoding, Row, Stepped
-from services.gpu_worker.samplers import Schedule, make_sampler
-from shared.errors import ModelError
+from services.gpu_worker.engine.layout import groups
+from services.gpu_worker.engine.rows import Pixels, PromptEncoding, Row, Stepped
+from services.gpu_worker.engine.samplers import Schedule, make_sampler
+from shared.domain.errors import ModelError
+from shared.domain.types import Size
 from shared.models import ModelCard
-from shared.types import Size
 
 
 def load(card: ModelCard, *, device: torch.device, **unused: Any) -> NoopFamily:

@@ -11,16 +11,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from services.gpu_worker.engine.layout import step_by_size
+from services.gpu_worker.engine.rows import Pixels, PromptEncoding, Row, Stepped
+from services.gpu_worker.engine.samplers import Schedule, make_sampler
 from services.gpu_worker.families.offload import Residence
-from services.gpu_worker.layout import step_by_size
-from services.gpu_worker.preview import fit_factors, project
-from services.gpu_worker.rows import Pixels, PromptEncoding, Row, Stepped
-from services.gpu_worker.samplers import Schedule, make_sampler
-from shared.errors import ModelError
+from services.gpu_worker.families.preview import fit_factors, project
+from shared.domain.errors import ModelError
+from shared.domain.truncation import undrawn
+from shared.domain.types import Size
 from shared.models import ModelCard
 from shared.models.checkpoint import left_out
-from shared.types import Size
-from shared.unread import undrawn
 
 
 def load_pipeline(card: ModelCard, *classes: str) -> Any:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from services.gpu_worker.engine.rows import PromptEncoding, Row
 from services.gpu_worker.families.pipeline import PipelineFamily, load_pipeline, read_to
-from services.gpu_worker.rows import PromptEncoding, Row
 from shared.models import ModelCard
 
 TOKENS = 300

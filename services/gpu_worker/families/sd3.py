@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from services.gpu_worker.engine.rows import PromptEncoding, Row
 from services.gpu_worker.families.pipeline import PipelineFamily, load_pipeline, read_to, stacked
-from services.gpu_worker.rows import PromptEncoding, Row
 from shared.models import ModelCard
 
 T5_TOKENS = 256

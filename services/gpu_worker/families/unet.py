@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from services.gpu_worker.engine.rows import PromptEncoding, Row
 from services.gpu_worker.families.pipeline import PipelineFamily, load_pipeline, read_to, stacked
-from services.gpu_worker.rows import PromptEncoding, Row
-from shared.errors import ModelError
+from shared.domain.errors import ModelError
 from shared.models import ModelCard
 
 

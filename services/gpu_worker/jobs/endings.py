@@ -7,16 +7,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from services.gpu_worker import checkpoints
-from services.gpu_worker.attempt import Attempt, ElsewhereError
-from services.gpu_worker.claims import Claims
+from services.gpu_worker.jobs import checkpoints
+from services.gpu_worker.jobs.attempt import Attempt, ElsewhereError
+from services.gpu_worker.jobs.claims import Claims
 from shared.bus import Delivery
-from shared.dispatch import dispatch
-from shared.errors import AfterimageError, CancelledError, DeadlineError, NotFoundError, passes
-from shared.messages import JobCancelled, JobFailed, JobSucceeded, lane_of
+from shared.domain.errors import AfterimageError, CancelledError, DeadlineError, NotFoundError, passes
+from shared.domain.messages import JobCancelled, JobFailed, JobSucceeded, lane_of
+from shared.domain.types import Job, JobState, Plan, Result
+from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
-from shared.telemetry import METRICS, log
-from shared.types import Job, JobState, Plan, Result
+from shared.service.dispatch import dispatch
 
 T = TypeVar("T")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from services.gpu_worker.attempt import Attempt
-from services.gpu_worker.claims import Claims
+from services.gpu_worker.jobs.attempt import Attempt
+from services.gpu_worker.jobs.claims import Claims
 from services.gpu_worker.jobs.process import Process
 from shared.catalog import Catalog
-from shared.catalog.exposure import RENEWALS
-from shared.telemetry import log
+from shared.catalog.jobs.exposure import RENEWALS
+from shared.runtime.telemetry import log
 
 AGAIN_S = 1.0
 """Between two tries while the catalog does not answer: with it back, leases are renewed before anybody is swept up."""

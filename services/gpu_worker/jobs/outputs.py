@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from services.gpu_worker import checkpoints
-from services.gpu_worker.codecs import INLINE_BYTES, encode_checkpoint, encode_png, encode_state
-from services.gpu_worker.events import Checkpointed, LatentCaptured
-from services.gpu_worker.rows import Pixels
-from shared.backends import Backends
-from shared.errors import AfterimageError
-from shared.telemetry import log
-from shared.types import Captured, Job, Plan
+from services.gpu_worker.engine.events import Checkpointed, LatentCaptured
+from services.gpu_worker.engine.rows import Pixels
+from services.gpu_worker.jobs import checkpoints
+from services.gpu_worker.jobs.codecs import INLINE_BYTES, encode_checkpoint, encode_png, encode_state
+from shared.domain.errors import AfterimageError
+from shared.domain.types import Captured, Job, Plan
+from shared.runtime.telemetry import log
+from shared.service.backends import Backends
 
 _PICTURE_KEY = "pictures/{}-{}.png"
 _STATE_KEY = "states/{}-{}-{}.safetensors"

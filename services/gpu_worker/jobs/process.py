@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
-from services.gpu_worker.claims import Claims
-from shared.ids import new_id
+from services.gpu_worker.jobs.claims import Claims
+from shared.domain.ids import new_id
 
 
 class Process:

@@ -7,22 +7,22 @@ import contextlib
 from collections.abc import Callable
 from functools import partial
 
-from services.gpu_worker.aside import StandingAside
-from services.gpu_worker.attempt import Attempt, Workplace
-from services.gpu_worker.claims import Claims
-from services.gpu_worker.crash_evidence import CRASHES_TOGETHER, condemned
 from services.gpu_worker.jobs import endings
+from services.gpu_worker.jobs.attempt import Attempt, Workplace
+from services.gpu_worker.jobs.catalog_gate import StandingAside
+from services.gpu_worker.jobs.claims import Claims
+from services.gpu_worker.jobs.crash_evidence import CRASHES_TOGETHER, condemned
+from services.gpu_worker.jobs.lane_consumer import Taking
 from services.gpu_worker.jobs.leases import Presence, Renewal
 from services.gpu_worker.jobs.process import Process
-from services.gpu_worker.taking import Taking
 from shared.blobs.ahead import ReadAhead
 from shared.bus import Delivery
-from shared.catalog.exposure import RENEWALS
-from shared.errors import AfterimageError, UnreadableRowError
-from shared.messages import GenerateImage
+from shared.catalog.jobs.exposure import RENEWALS
+from shared.domain.errors import AfterimageError, UnreadableRowError
+from shared.domain.messages import GenerateImage
+from shared.domain.types import Job
+from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
-from shared.telemetry import METRICS, log
-from shared.types import Job
 
 
 class Tasks:

@@ -15,9 +15,9 @@ from shared.bus.rabbitmq.publisher import Publisher, parcel
 from shared.bus.rabbitmq.queues import DEAD_LETTERS, facts_queue, lane_queue
 from shared.bus.rabbitmq.receiving import RabbitReceiver
 from shared.bus.rabbitmq.returns import Returns
-from shared.errors import UnavailableError
-from shared.ids import new_id
-from shared.messages import Message, Progress, encode
+from shared.domain.errors import UnavailableError
+from shared.domain.ids import new_id
+from shared.domain.messages import Message, Progress, encode
 
 OPEN_S = 5.0
 """How long opening waits for the broker; who starts beside it tries again."""

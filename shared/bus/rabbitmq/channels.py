@@ -10,7 +10,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from aio_pika.exceptions import ChannelPreconditionFailed
 
 from shared.bus.rabbitmq.link import CLOSE_S, GONE, Link, close, ended
-from shared.telemetry import log
+from shared.runtime.telemetry import log
 
 SERVE_AGAIN_S = 0.3
 CALL_S = 10.0

@@ -11,9 +11,9 @@ from aio_pika.abc import AbstractIncomingMessage
 
 from shared.bus.rabbitmq.link import GONE
 from shared.bus.rabbitmq.returns import SEEN, Returns
-from shared.errors import AfterimageError, ConfigurationError
-from shared.messages import Message, decode
-from shared.telemetry import log
+from shared.domain.errors import AfterimageError, ConfigurationError
+from shared.domain.messages import Message, decode
+from shared.runtime.telemetry import log
 
 NOT_OURS_TASK_S = 5.0
 """How long a task stays in hand whose retry or dead-letter queue is another's, so that it does not spin."""

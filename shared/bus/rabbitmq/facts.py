@@ -15,7 +15,7 @@ from shared.bus.rabbitmq.channels import close_when_cancelled, keep_serving
 from shared.bus.rabbitmq.link import GONE, Link, ended
 from shared.bus.rabbitmq.publisher import facts_exchange
 from shared.bus.rabbitmq.queues import facts_queue
-from shared.telemetry import log
+from shared.runtime.telemetry import log
 
 PREFETCH = 100
 CLOSE_AFTER_S = 5.0

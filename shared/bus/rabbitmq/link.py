@@ -13,8 +13,8 @@ from aio_pika.abc import AbstractChannel, AbstractConnection
 from aio_pika.exceptions import CONNECTION_EXCEPTIONS, InvalidFrameError, ProbableAuthenticationError
 from yarl import URL
 
-from shared.errors import ConfigurationError, UnavailableError
-from shared.telemetry import log
+from shared.domain.errors import ConfigurationError, UnavailableError
+from shared.runtime.telemetry import log
 
 HEARTBEAT_S = 5
 """aiormq takes a link for dead after three of these and three seconds (18 s), the broker after two (10 to 15 s);

@@ -15,7 +15,7 @@ from shared.bus.rabbitmq.channels import NOT_OURS
 from shared.bus.rabbitmq.declaring import Queues
 from shared.bus.rabbitmq.link import FIRST_RETRY_S, GONE, Link
 from shared.bus.rabbitmq.queues import FACTS, Queue
-from shared.errors import ConfigurationError, InvalidRequestError
+from shared.domain.errors import ConfigurationError, InvalidRequestError
 
 MAX_BODY = 256 * 1024
 """Bytes; commands and facts are names and numbers, and the largest (a thousand entry ids, a preview) stay below it."""

@@ -15,7 +15,7 @@ from shared.bus.rabbitmq.delivery import RabbitDelivery, moved
 from shared.bus.rabbitmq.link import CLOSE_S, GONE, Link, ended
 from shared.bus.rabbitmq.queues import lane_queue
 from shared.bus.rabbitmq.returns import Returns
-from shared.errors import UnavailableError
+from shared.domain.errors import UnavailableError
 
 
 class RabbitReceiver:

@@ -11,7 +11,7 @@ from aio_pika.abc import AbstractIncomingMessage
 from shared.bus import trace
 from shared.bus.rabbitmq.publisher import Publisher, parcel
 from shared.bus.rabbitmq.queues import DEAD_LETTERS, lane_queue, retry_queue
-from shared.telemetry import log
+from shared.runtime.telemetry import log
 
 RETURNS, SEEN = "afterimage-returns", "afterimage-seen"
 """Headers of a copy: how often it was returned for a fault of its own, and that someone had it before."""

@@ -15,13 +15,13 @@ from typing import Any
 from weaviate.classes.query import Filter, MetadataQuery
 from weaviate.exceptions import WeaviateDeleteManyError, WeaviateInsertManyAllFailedError, WeaviateQueryError
 
-from shared.errors import UnavailableError
+from shared.domain.errors import UnavailableError
+from shared.domain.types import Hit, IndexFilter, IndexItem, Vector
 from shared.index import Hnsw, unit
 from shared.index.weaviate.collection import EntryCollection, object_of, space_of, uuid_of
 from shared.index.weaviate.connection import Connection, client_of, place_of
 from shared.index.weaviate.findable import findable
-from shared.telemetry import log
-from shared.types import Hit, IndexFilter, IndexItem, Vector
+from shared.runtime.telemetry import log
 
 CONNECT_S, SEARCH_S, WRITE_S = 2.0, 2.0, 30.0
 """Limits of one operation as a whole (writes: of each batch); the client's own retries happen within them."""

@@ -10,10 +10,10 @@ from weaviate.classes.config import Configure, DataType, Property, Reconfigure, 
 from weaviate.classes.data import DataObject
 from weaviate.exceptions import UnexpectedStatusCodeError
 
-from shared.errors import ConfigurationError
+from shared.domain.errors import ConfigurationError
+from shared.domain.types import IndexItem, Vector
 from shared.index import Hnsw
-from shared.telemetry import log
-from shared.types import IndexItem, Vector
+from shared.runtime.telemetry import log
 
 VERSION = 1
 """Of what is stored and under which names: another version lives in another collection, which a rebuild fills."""

@@ -16,7 +16,7 @@ from weaviate.config import AdditionalConfig, GrpcConfig, Timeout
 from weaviate.connect import ConnectionParams
 from weaviate.exceptions import WeaviateBaseError
 
-from shared.errors import ConfigurationError, UnavailableError
+from shared.domain.errors import ConfigurationError, UnavailableError
 
 _CHANNEL = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
 """After a restart of the server it is found again within a second (by default that can take two minutes)."""

@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from shared import messages
-from shared.models.k_table import Cell, KTable, Level, profile_kind, profile_of, table_to_json
-from shared.models.latency import KIND as LATENCY
-from shared.types import (
+from shared.domain import messages
+from shared.domain.types import (
     CacheMode,
     Candidate,
     Captured,
@@ -30,6 +28,8 @@ from shared.types import (
     Timings,
     vector_bytes,
 )
+from shared.models.k_table import Cell, KTable, Level, profile_kind, profile_of, table_to_json
+from shared.models.latency import KIND as LATENCY
 
 VECTOR = np.array([0.6, 0.0, -0.8], dtype=np.float32)
 COMPAT = CompatKey(weights_hash="weights-a", sampler="ddim-1", dtype="bfloat16", size=Size(64, 96), steps=40)

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.cluster_overhead import PARTS, sample, summary
-from bench.path_floors import CALLS, COUNTED, Floors
-from bench.processes import cpu_seconds, grown, spent
-from shared.types import PlanSource, Timings
+from bench.serving.path_floors import CALLS, COUNTED, Floors
+from bench.serving.processes import cpu_seconds, grown, spent
+from shared.domain.types import PlanSource, Timings
 
 
 def picture(**timings: Any) -> Any:

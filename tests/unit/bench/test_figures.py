@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.closed_loop import Drawn
-from bench.judging import Verdict, accuracy
+from bench.measuring.judging import Verdict, accuracy
 from bench.overhead import PARTS, sample, summary
-from bench.trace_figures import figures_of, plots, report, steps_saved
+from bench.traced.closed_loop import Drawn
+from bench.traced.trace_figures import figures_of, plots, report, steps_saved
 from load.sessions import make_trace
-from shared.scenes import ATTRIBUTES
+from shared.models.scenes import ATTRIBUTES
 
 ROWS = make_trace(6, 1)
 

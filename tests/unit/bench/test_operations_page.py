@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter
 
-from shared.telemetry import Metrics
+from shared.runtime.telemetry import Metrics
 
 PAGE = (Path(__file__).parents[3] / "docs" / "operations.md").read_text(encoding="utf-8")
 TABLE = PAGE.split("## Metrics")[1].split("Stages of")[0]

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from bench import overhead
-from bench.embedded_floors import FLOORS, WHOLE, Floor, figures
+from bench.serving.embedded_floors import FLOORS, WHOLE, Floor, figures
 from services.cache_maintainer.pictures import pictures_start
 from services.embedder.encoder import encoder_folder, encoder_id
 from services.retriever.tables import Tables
-from shared import remaining
 from shared.catalog import open_catalog
-from shared.settings import Settings
+from shared.runtime import progress as remaining
+from shared.runtime.settings import Settings
 from tests import tiny
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.judging import Verdict
+from bench.measuring.judging import Verdict
 from bench.picture_similarity import checked, compared, examples_of, fitted, retrieved, scores_of
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bench.judging import Verdict, look_against
+from bench.measuring.judging import Verdict, look_against
 from bench.session_trace import Phase, main, trace_rows
-from bench.trace_figures import paired
+from bench.traced.trace_figures import paired
 from load.sessions import MAIN_SIZE, SHIPPED
-from shared.settings import Settings
+from shared.runtime.settings import Settings
 from tests.tiny import build
 
 

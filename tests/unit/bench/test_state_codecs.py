@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from bench.judging import Verdict
-from bench.recording import RESULTS
+from bench.measuring.judging import Verdict
+from bench.measuring.recording import RESULTS
 from bench.state_codecs import CODECS, KS, bytes_of_noise, figures_of, main
-from services.cli.pairs import scene_pairs
+from services.cli.profiles.pairs import scene_pairs
 from services.replay.policy import CODEC_SHARE
 
 

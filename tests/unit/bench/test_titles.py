@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench import monitor_ramp, paper_rates, slo_latency, trace_plans, two_model_quality, two_models, two_processes
+from bench import trace_plans, two_model_quality, two_processes
+from bench.virtual_time import monitor_ramp, paper_rates, slo_latency, two_models
 
 SYSTEMS = [*two_model_quality.SYSTEMS, trace_plans.NIRVANA]
 TITLES = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bench.virtual_systems import latent, miss, picture, served_together
-from services.gpu_worker.duty import Duty
-from services.replay.pace import Profile
-from services.replay.workers import Done, Request, Worker, Workers
-from shared.messages import lane_of, refine_lane
+from bench.virtual_time.virtual_systems import latent, miss, picture, served_together
+from services.gpu_worker.models.model_assignment import Duty
+from services.replay.simulated.pace import Profile
+from services.replay.simulated.workers import Done, Request, Worker, Workers
+from shared.domain.messages import lane_of, refine_lane
 
 SPEEDS = {
     "large": Profile("large", (1, 2), (1.0, 1.5), 2.0),

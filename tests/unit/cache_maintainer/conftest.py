@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.clock import ManualClock
-from shared.settings import Settings
+from shared.runtime.clock import ManualClock
+from shared.runtime.settings import Settings
 from tests.unit.cached import MODEL
 
 

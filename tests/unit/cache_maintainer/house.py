@@ -10,13 +10,13 @@ import grpc
 
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from services.cache_maintainer.service import CacheMaintainerService
-from shared.backends import Backends
-from shared.clock import ManualClock
-from shared.errors import BlobMissingError
-from shared.messages import EntriesCached, EntriesEvicted, JobSucceeded, Message
+from shared.domain.errors import BlobMissingError
+from shared.domain.messages import EntriesCached, EntriesEvicted, JobSucceeded, Message
+from shared.domain.types import IndexFilter, Request
+from shared.runtime.clock import ManualClock
+from shared.runtime.settings import Settings
 from shared.service import running
-from shared.settings import Settings
-from shared.types import IndexFilter, Request
+from shared.service.backends import Backends
 from tests.unit.cached import finished_job, unit
 from tests.unit.facts import heard
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from services.cache_maintainer.admission import admit
-from shared.types import (
+from shared.domain.types import (
     CacheMode,
     Captured,
     CompatKey,

@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from shared.catalog.tables import entries, jobs
-from shared.settings import Settings
-from shared.types import JobState, to_json
+from shared.domain.types import JobState, to_json
+from shared.runtime.settings import Settings
 from tests.unit.cache_maintainer.house import failing, house
 from tests.unit.cached import MODEL, finished_job, request, unit
 

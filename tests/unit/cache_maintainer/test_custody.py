@@ -15,11 +15,11 @@ from protos import cache_maintainer_pb2 as pb
 from services.cache_maintainer.collector import Findings, judge_size
 from services.cache_maintainer.service import CacheMaintainerService
 from shared.blobs import open_blobs
-from shared.errors import NotFoundError, StoreMismatchError
-from shared.pairing import SEAL_KEY, Seal, read_seal
-from shared.settings import Settings
-from shared.telemetry import METRICS
-from shared.types import JobState
+from shared.domain.errors import NotFoundError, StoreMismatchError
+from shared.domain.types import JobState
+from shared.runtime.settings import Settings
+from shared.runtime.telemetry import METRICS
+from shared.service.pairing import SEAL_KEY, Seal, read_seal
 from tests.unit.cache_maintainer.house import House, house
 from tests.unit.cached import MODEL, finished_job, request, unit
 

@@ -19,12 +19,12 @@ from protos import embedder_pb2
 from protos.embedder_pb2_grpc import EmbedderServiceStub
 from services.cache_maintainer.service import CacheMaintainerService
 from services.embedder.service import EmbedderService
-from shared.backends import Backends
-from shared.errors import BlobMissingError, DeadlineError, NotFoundError, UnavailableError
-from shared.messages import JobSucceeded, StateUsed
+from shared.domain.errors import BlobMissingError, DeadlineError, NotFoundError, UnavailableError
+from shared.domain.messages import JobSucceeded, StateUsed
+from shared.domain.types import IndexFilter, Job, vector_from
+from shared.runtime.settings import Settings
 from shared.service import Context, running
-from shared.settings import Settings
-from shared.types import IndexFilter, Job, vector_from
+from shared.service.backends import Backends
 from tests.unit.cached import MODEL, finished_job, measured, request, unit
 
 

@@ -8,17 +8,17 @@ import random
 import pytest
 
 from protos import cache_maintainer_pb2 as pb
-from services.cache_maintainer.aging import AgingShelf
-from services.cache_maintainer.eviction import Offer, Shelf, Wish
-from services.cache_maintainer.expected import ExpectedShelf
+from services.cache_maintainer.eviction.aging import AgingShelf
+from services.cache_maintainer.eviction.expected import ExpectedShelf
+from services.cache_maintainer.eviction.scored import Offer, Shelf, Wish
 from services.retriever.selection import largest_present
-from shared import rpc
-from shared.clock import ManualClock
-from shared.errors import InvalidRequestError, NotFoundError
-from shared.messages import EntriesCached, EntriesEvicted, JobSucceeded, StateUsed
-from shared.settings import Settings
-from shared.telemetry import METRICS
-from shared.types import CacheMode, Candidate, Plan, PlanSource, State
+from shared.domain.errors import InvalidRequestError, NotFoundError
+from shared.domain.messages import EntriesCached, EntriesEvicted, JobSucceeded, StateUsed
+from shared.domain.types import CacheMode, Candidate, Plan, PlanSource, State
+from shared.runtime import rpc
+from shared.runtime.clock import ManualClock
+from shared.runtime.settings import Settings
+from shared.runtime.telemetry import METRICS
 from tests.unit.cache_maintainer.house import House, house
 from tests.unit.cached import MODEL, finished_job, request, unit
 from tests.unit.facts import heard
@@ -184,7 +184,7 @@ async def test_blobs_of_a_job_in_work_are_no_orphans(settings: Settings) -> None
         job = await finished_job(home.backends, request(), unit(1))
         from dataclasses import replace
 
-        from shared.types import JobState
+        from shared.domain.types import JobState
 
         running_job = replace(job, id="j" * 26, state=JobState.QUEUED, result=None)
         await home.backends.catalog.jobs.accept(running_job, key_lifetime_s=60)

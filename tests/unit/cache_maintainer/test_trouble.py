@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from protos import cache_maintainer_pb2 as pb
-from services.cache_maintainer.eviction import Wished
-from services.cache_maintainer.expected import ExpectedShelf
-from services.cache_maintainer.setbacks import FIRST_S
+from services.cache_maintainer.eviction.expected import ExpectedShelf
+from services.cache_maintainer.eviction.scored import Wished
+from services.cache_maintainer.retry_schedule import FIRST_S
 from shared.catalog import Entries, Jobs
-from shared.clock import ManualClock
-from shared.errors import StorageFullError, UnavailableError
-from shared.leadership import Leadership
-from shared.messages import EntriesCached, EntriesEvicted, JobSucceeded, StateLost, StateUsed
-from shared.settings import Settings
-from shared.types import IndexFilter
+from shared.domain.errors import StorageFullError, UnavailableError
+from shared.domain.messages import EntriesCached, EntriesEvicted, JobSucceeded, StateLost, StateUsed
+from shared.domain.types import IndexFilter
+from shared.runtime.clock import ManualClock
+from shared.runtime.settings import Settings
+from shared.service.leadership import Leadership
 from tests.unit.cache_maintainer.house import failing, house
 from tests.unit.cached import ENCODER, MODEL, finished_job, near, request, unit
 from tests.unit.facts import heard
@@ -176,7 +176,7 @@ async def test_what_is_purged_frees_its_room_before_the_process_ends(small: Sett
 
 
 async def test_a_full_disk_keeps_nobody_from_purging(small: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shared.catalog.entries import Entries
+    from shared.catalog.entries.entries import Entries
 
     async with house(small) as home:
         job_id = await home.finish(request("a"), 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from shared.catalog.prepared import Prepared
+from shared.catalog.engines.prepared import Prepared
 
 THINGS = sa.Table(
     "things",

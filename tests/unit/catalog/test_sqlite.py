@@ -15,11 +15,12 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 
 import shared.catalog
-from shared.catalog import open_catalog, sqlite
+from shared.catalog import open_catalog
+from shared.catalog.engines import sqlite
+from shared.catalog.engines.opening import open_database
 from shared.catalog.migrate import HEAD
-from shared.catalog.opening import open_database
-from shared.clock import ManualClock
-from shared.errors import AfterimageError, ConfigurationError, UnavailableError
+from shared.domain.errors import AfterimageError, ConfigurationError, UnavailableError
+from shared.runtime.clock import ManualClock
 from tests.contracts.nouns import a_job
 
 

@@ -12,9 +12,15 @@ import pytest
 from typer.testing import CliRunner
 
 from services.cli import app as cli
-from services.cli.help import flowing
-from shared.errors import ConfigurationError, InvalidRequestError, OverloadedError, StorageFullError, UnavailableError
-from shared.telemetry import serving_metrics
+from services.cli.display.help import flowing
+from shared.domain.errors import (
+    ConfigurationError,
+    InvalidRequestError,
+    OverloadedError,
+    StorageFullError,
+    UnavailableError,
+)
+from shared.runtime.telemetry import serving_metrics
 
 COMMANDS = [
     ("up",), ("generate",), ("profile",), ("demo",), ("jobs", "list"), ("jobs", "show"), ("jobs", "cancel"),

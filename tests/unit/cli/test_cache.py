@@ -15,12 +15,12 @@ from services.cache_maintainer.cache import Counts
 from services.cache_maintainer.service import PAGE, CacheMaintainerService
 from services.cli import cache
 from services.global_monitor.service import GlobalMonitorService
-from shared.backends import open_backends
 from shared.catalog import open_catalog
-from shared.errors import ConfigurationError, UnavailableError
+from shared.domain.errors import ConfigurationError, UnavailableError
+from shared.domain.types import IndexFilter
+from shared.runtime.settings import Settings
 from shared.service import running
-from shared.settings import Settings
-from shared.types import IndexFilter
+from shared.service.backends import open_backends
 from tests.contracts.conftest import an_empty_weaviate
 from tests.contracts.nouns import a_vector, an_entry
 from tests.contracts.servers import url_of

@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 
 from services.cli import cache
-from shared.backends import open_backends
-from shared.errors import ConfigurationError, DataDirectoryLockedError, NotFoundError, StoreMismatchError
-from shared.settings import Settings
+from shared.domain.errors import ConfigurationError, DataDirectoryLockedError, NotFoundError, StoreMismatchError
+from shared.runtime.settings import Settings
+from shared.service.backends import open_backends
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from rich.console import Console
 from services.cli.app import exit_code
 from services.cli.connection import address_of, connected, connected_or_embedded, options, service_address
 from services.cli.embedded import RUNNING_FILE
-from shared.addresses import SilentError
-from shared.errors import ConfigurationError, UnavailableError
-from shared.settings import Settings
+from shared.domain.errors import ConfigurationError, UnavailableError
+from shared.runtime.addresses import SilentError
+from shared.runtime.settings import Settings
 
 
 @contextlib.asynccontextmanager

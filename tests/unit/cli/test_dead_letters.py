@@ -15,11 +15,11 @@ from services.cli import dead_letters
 from shared.bus import Bus, open_bus
 from shared.bus.rabbitmq import RabbitBus
 from shared.catalog import Catalog, open_catalog
-from shared.errors import ConfigurationError, InvalidRequestError, NotFoundError, UnavailableError
-from shared.ids import new_id
-from shared.messages import GenerateImage
-from shared.settings import Settings
-from shared.types import Job, JobState
+from shared.domain.errors import ConfigurationError, InvalidRequestError, NotFoundError, UnavailableError
+from shared.domain.ids import new_id
+from shared.domain.messages import GenerateImage
+from shared.domain.types import Job, JobState
+from shared.runtime.settings import Settings
 from tests.contracts.nouns import a_job
 from tests.contracts.servers import url_of
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from services.cli.display.words import Bar
 from services.cli.generate import Waits, _moved, draw
-from services.cli.words import Bar
 from shared.client import Accepted, OnWait, Picture, Progress, Waiting
-from shared.errors import AfterimageError, OverloadedError, StorageFullError, UnavailableError
+from shared.domain.errors import AfterimageError, OverloadedError, StorageFullError, UnavailableError
 from tests.unit.cli.views import picture
 
 

@@ -15,11 +15,11 @@ from huggingface_hub import constants
 from rich.console import Console
 
 from services.cli import models
+from services.cli.display.tables import WIDE
 from services.cli.embedded import settings_from
-from services.cli.tables import WIDE
 from services.embedder.encoder import encoder_hash
 from shared.catalog import open_catalog
-from shared.errors import ModelError
+from shared.domain.errors import ModelError
 from shared.models import added, find_card
 from shared.models.card import BUNDLED
 from shared.models.k_table import KTable, Level, profile_kind, table_to_json

@@ -16,8 +16,8 @@ from protos.global_monitor_pb2_grpc import (
     GlobalMonitorServiceServicer,
     add_GlobalMonitorServiceServicer_to_server,
 )
+from services.cli.display.tables import WIDE
 from services.cli.monitor import shown
-from services.cli.tables import WIDE
 from tests.unit.cli.test_app import run
 
 

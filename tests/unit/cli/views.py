@@ -6,10 +6,10 @@ import io
 
 from PIL import Image
 
-from services.cli.report import Row
-from services.cli.session import Prompt
+from services.cli.demo.report import Row
+from services.cli.demo.session import Prompt
 from shared.client import Picture
-from shared.types import Candidate, Job, JobState, Plan, PlanSource, Request, Size, Timings
+from shared.domain.types import Candidate, Job, JobState, Plan, PlanSource, Request, Size, Timings
 
 
 def png(colour: str = "red") -> bytes:

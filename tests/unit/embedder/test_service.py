@@ -15,12 +15,12 @@ from protos import embedder_pb2 as pb
 from protos.embedder_pb2_grpc import EmbedderServiceStub
 from services.embedder.encoder import Embedded, Seen, decoded, encoder_hash
 from services.embedder.service import MAX_TEXTS, EmbedderService
-from shared import rpc
-from shared.errors import InvalidRequestError
+from shared.domain.errors import InvalidRequestError
+from shared.domain.types import vector_from
+from shared.runtime import rpc
+from shared.runtime.settings import Settings
+from shared.runtime.telemetry import METRICS
 from shared.service import running
-from shared.settings import Settings
-from shared.telemetry import METRICS
-from shared.types import vector_from
 from tests.unit.embedder.test_encoder import picture
 
 

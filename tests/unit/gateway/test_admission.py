@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from load.arrivals import poisson
 from services.gateway.admission import FinishRate, QueueLength, SentAway, check_disk, check_queue, retry_delay_s
-from shared.errors import OverloadedError, StorageFullError
+from shared.domain.errors import OverloadedError, StorageFullError
 
 
 def test_one_below_the_limit_is_let_in_and_the_limit_is_not() -> None:

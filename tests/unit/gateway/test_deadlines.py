@@ -9,14 +9,14 @@ import pytest
 
 from services.gateway import deadlines
 from services.gateway.deadlines import DropTimers, dropped_because, late_because, outcome_error, time_left_s
-from shared.errors import (
+from shared.domain.errors import (
     CancelledError,
     DeadlineError,
     JobFailedError,
     NotFoundError,
     UnavailableError,
 )
-from shared.types import Job, JobState, Plan, PlanSource, Request, Size
+from shared.domain.types import Job, JobState, Plan, PlanSource, Request, Size
 
 REQUEST = Request(
     prompt="a fox", size=Size(64, 64), steps=10, guidance=2.0, seed=1, deadline_s=5.0, drop_if_late=True

@@ -10,9 +10,9 @@ import pytest
 from services.gateway import fanout
 from services.gateway.fanout import Fanout
 from shared.bus.inprocess import InProcessBus
-from shared.errors import UnavailableError
-from shared.messages import JobFailed, JobSucceeded, Progress
-from shared.types import Job, JobState, Plan, PlanSource, Request, Size
+from shared.domain.errors import UnavailableError
+from shared.domain.messages import JobFailed, JobSucceeded, Progress
+from shared.domain.types import Job, JobState, Plan, PlanSource, Request, Size
 
 JOB = Job(
     "j1",

@@ -7,7 +7,7 @@ import pytest
 from protos import common_pb2 as pb
 from services.gateway.intake import body_hash
 from services.gateway.validation import check_key
-from shared.errors import InvalidRequestError
+from shared.domain.errors import InvalidRequestError
 
 
 def test_every_field_of_the_body_counts() -> None:

@@ -9,10 +9,10 @@ import pytest
 from services.gateway import rerouting
 from services.gateway.rerouting import reroute
 from services.gateway.roster import Roster
-from shared.backends import open_backends
-from shared.messages import GenerateImage, WorkerReported
-from shared.settings import Settings
-from shared.types import Job, JobState, ModelPlan, Plan, PlanSource, Request, Size
+from shared.domain.messages import GenerateImage, WorkerReported
+from shared.domain.types import Job, JobState, ModelPlan, Plan, PlanSource, Request, Size
+from shared.runtime.settings import Settings
+from shared.service.backends import open_backends
 
 REQUEST = Request("a fox", Size(64, 64), 50, 2.5, 7)
 IMAGE = Plan(

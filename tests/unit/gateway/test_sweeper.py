@@ -12,11 +12,11 @@ import pytest
 from services.gateway.sweeper import Confirmer, Sweeper
 from shared.bus.inprocess import InProcessBus
 from shared.catalog import open_catalog
-from shared.catalog.sweeping import NEVER_S
-from shared.clock import ManualClock
-from shared.errors import ConfigurationError, UnavailableError
-from shared.messages import GenerateImage
-from shared.types import Job, JobState, Plan, PlanSource, Request, Size
+from shared.catalog.jobs.sweeping import NEVER_S
+from shared.domain.errors import ConfigurationError, UnavailableError
+from shared.domain.messages import GenerateImage
+from shared.domain.types import Job, JobState, Plan, PlanSource, Request, Size
+from shared.runtime.clock import ManualClock
 
 REQUEST = Request(prompt="a fox", size=Size(64, 64), steps=10, guidance=2.0, seed=1)
 

@@ -9,11 +9,11 @@ import pytest
 
 from protos import common_pb2 as pb
 from services.gateway.validation import Models, check_tenant, page_size, page_token, validate
-from shared.errors import InvalidRequestError
-from shared.ids import new_id
+from shared.domain.errors import InvalidRequestError
+from shared.domain.ids import new_id
+from shared.domain.types import CacheMode, Request, Scope, Size
 from shared.models.card import ModelCard, SizeRule
-from shared.settings import Settings
-from shared.types import CacheMode, Request, Scope, Size
+from shared.runtime.settings import Settings
 
 LARGE = ModelCard(name="large", sizes=SizeRule(sizes=(Size(64, 64), Size(96, 64))), default_size=Size(64, 64))
 SMALL = ModelCard(name="tiny-one", default_steps=8, default_guidance=1.0, role="small")

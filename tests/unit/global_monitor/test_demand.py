@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from services.global_monitor.allocation.workload import Workload, weighted_hit, workload
 from services.global_monitor.demand import FORGOTTEN_S, DemandWindow
-from services.global_monitor.workload import Workload, weighted_hit, workload
-from shared.messages import JobQueued, lane_of, refine_lane
-from shared.types import Modality
+from shared.domain.messages import JobQueued, lane_of, refine_lane
+from shared.domain.types import Modality
 
 LARGE, SMALL = lane_of("large"), lane_of("small")
 

@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pytest
 
-from services.global_monitor.fleet import Capacity, Group
+from services.global_monitor.allocation.fleet import Capacity, Group
+from services.global_monitor.allocation.payback import Stage, done, expected_s, pays_back
+from services.global_monitor.allocation.placement import Band, place
+from services.global_monitor.allocation.workload import Workload
 from services.global_monitor.monitor import Decision, GlobalMonitor, Rules
-from services.global_monitor.payback import Stage, done, expected_s, pays_back
-from services.global_monitor.placement import Band, place
-from services.global_monitor.workload import Workload
-from shared.messages import JobQueued, JobSucceeded, WorkerReported, WorkersAssigned, lane_of, refine_lane
+from shared.domain.messages import JobQueued, JobSucceeded, WorkerReported, WorkersAssigned, lane_of, refine_lane
 
 P = {"large": 1 / 60, "sdxl": 2 / 60, "sana": 6 / 60}
 """Full generations a second of an honest worker."""

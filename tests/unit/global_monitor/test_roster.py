@@ -9,7 +9,7 @@ import pytest
 from services.global_monitor.roster import Roster
 from services.global_monitor.throughput import by_kind, rates_of
 from services.global_monitor.trust import Evidence, credit
-from shared.messages import JobSucceeded, WorkerReported
+from shared.domain.messages import JobSucceeded, WorkerReported
 
 Steps = tuple[tuple[str, int, float], ...]
 FAST: Steps = (("large", 1, 0.02), ("large", 8, 0.1))

@@ -19,13 +19,13 @@ from protos import global_monitor_pb2 as pb
 from protos.global_monitor_pb2_grpc import GlobalMonitorServiceStub
 from services.cli.monitor import shown
 from services.global_monitor.service import GlobalMonitorService
-from shared import telemetry
-from shared.errors import UnavailableError
-from shared.ids import new_id
-from shared.messages import JobQueued, Message, WorkerReported, WorkersAssigned, lane_of, refine_lane
+from shared.domain.errors import UnavailableError
+from shared.domain.ids import new_id
+from shared.domain.messages import JobQueued, Message, WorkerReported, WorkersAssigned, lane_of, refine_lane
+from shared.domain.types import Job, JobState, Plan, PlanSource, Request, Size
+from shared.runtime import telemetry
+from shared.runtime.settings import Settings
 from shared.service import Running, running
-from shared.settings import Settings
-from shared.types import Job, JobState, Plan, PlanSource, Request, Size
 
 STEPS = (("large", 1, 0.02), ("small", 1, 0.005))
 """1 and 4 full generations a second."""

@@ -12,7 +12,7 @@ from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.families.unet import UNetFamily
 from services.gpu_worker.jobs import endings as endings_module
 from shared.models import find_card
-from shared.telemetry import configure_logging
+from shared.runtime.telemetry import configure_logging
 from tests import tiny
 from tests.unit.gpu_worker.worker import SLOW, Bench, running_worker
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.gpu_worker.engine import Engine
-from services.gpu_worker.events import Finished
+from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import Finished
+from services.gpu_worker.engine.rows import Pixels, Task
 from services.gpu_worker.families import load_family
-from services.gpu_worker.rows import Pixels, Task
+from shared.domain.types import Size
 from shared.models import ModelCard, find_card
 from shared.models.card import BUNDLED
-from shared.types import Size
 
 
 def drawn(card: ModelCard) -> Pixels:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from shared.bus.inprocess import InProcessBus
-from shared.errors import StorageFullError, UnavailableError
-from shared.messages import GenerateImage, lane_of
-from shared.types import JobState
+from shared.domain.errors import StorageFullError, UnavailableError
+from shared.domain.messages import GenerateImage, lane_of
+from shared.domain.types import JobState
 from tests.unit.gpu_worker.worker import SLOW, Bench, running_worker
 
 

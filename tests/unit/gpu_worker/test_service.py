@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from protos import gpu_worker_pb2 as pb
-from services.gpu_worker import attempt as attempt_module
-from services.gpu_worker import engine as engine_module
-from services.gpu_worker.attempt import Attempt
-from services.gpu_worker.codecs import decode_state
-from services.gpu_worker.events import Joined
+from services.gpu_worker.engine import engine as engine_module
+from services.gpu_worker.engine.events import Joined
 from services.gpu_worker.families.noop import NoopFamily
-from shared.errors import UnavailableError
-from shared.messages import (
+from services.gpu_worker.jobs import attempt as attempt_module
+from services.gpu_worker.jobs.attempt import Attempt
+from services.gpu_worker.jobs.codecs import decode_state
+from shared.domain.errors import UnavailableError
+from shared.domain.messages import (
     GenerateImage,
     JobCancelled,
     JobQueued,
@@ -30,8 +30,8 @@ from shared.messages import (
     Progress,
     lane_of,
 )
+from shared.domain.types import Job, JobState, Size
 from shared.models.card import find_card, write_card
-from shared.types import Job, JobState, Size
 from tests.unit.gpu_worker.worker import SLOW, STEPS, Bench, running_worker
 
 

@@ -12,11 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from services.gpu_worker.codecs import decode_png
+from services.gpu_worker.jobs.codecs import decode_png
 from services.gpu_worker.service import GpuWorkerService
-from shared.backends import Backends, open_backends
-from shared.clock import SystemClock
-from shared.messages import (
+from shared.domain.messages import (
     GenerateImage,
     JobCancelled,
     JobFailed,
@@ -27,10 +25,12 @@ from shared.messages import (
     StateUsed,
     lane_of,
 )
-from shared.pairing import SEAL_KEY
+from shared.domain.types import Entry, Job, JobState, Plan, PlanSource, Request, Scope, Size, State
+from shared.runtime.clock import SystemClock
+from shared.runtime.settings import Settings
 from shared.service import Context
-from shared.settings import Settings
-from shared.types import Entry, Job, JobState, Plan, PlanSource, Request, Scope, Size, State
+from shared.service.backends import Backends, open_backends
+from shared.service.pairing import SEAL_KEY
 
 STEPS = 10
 SLOW = "noop:?step_ms=20"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from load.arrivals import offered, poisson, ramp, trace
-from shared.errors import InvalidRequestError
+from shared.domain.errors import InvalidRequestError
 
 RATES = st.floats(0.01, 50)
 

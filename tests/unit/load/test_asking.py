@@ -14,8 +14,8 @@ from grpc_status import rpc_status
 from load.asking import DEFAULT_DELAY_S, answered, failed, message_of
 from load.sessions import read_trace
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
-from shared.errors import AfterimageError, InvalidRequestError, OverloadedError, UnavailableError
-from shared.rpc import to_status
+from shared.domain.errors import AfterimageError, InvalidRequestError, OverloadedError, UnavailableError
+from shared.runtime.rpc import to_status
 
 
 @pytest.mark.parametrize(

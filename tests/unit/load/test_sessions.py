@@ -21,7 +21,7 @@ from load.sessions import (
     read_trace,
     write_trace,
 )
-from shared.scenes import WORDINGS, Scene, caption
+from shared.models.scenes import WORDINGS, Scene, caption
 
 MEASURED = {
     # statistic: (real trace, windows as long as ours with an eighth of its users; tolerance: 1.5 of their deviations)

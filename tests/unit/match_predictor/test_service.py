@@ -14,15 +14,15 @@ from protos import match_predictor_pb2 as pb
 from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
 from services.cache_maintainer.admission import admit
 from services.match_predictor.service import MatchPredictorService
-from shared import rpc
-from shared.backends import Backends
-from shared.errors import InvalidRequestError, UnavailableError
-from shared.messages import EntriesCached, EntriesEvicted, JobQueued, Message
+from shared.domain.errors import InvalidRequestError, UnavailableError
+from shared.domain.messages import EntriesCached, EntriesEvicted, JobQueued, Message
+from shared.domain.types import Request, Scope, Size, Vector, vector_bytes, visible_owners
 from shared.models.card import find_card, served_card
 from shared.models.k_table import KTable, Level, profile_kind, table_to_json
+from shared.runtime import rpc
+from shared.runtime.settings import Settings
 from shared.service import Context, running
-from shared.settings import Settings
-from shared.types import Request, Scope, Size, Vector, vector_bytes, visible_owners
+from shared.service.backends import Backends
 from tests.unit.cached import ENCODER, MODEL, SIZE, finished_job, near, request, unit
 from tests.unit.facts import heard
 

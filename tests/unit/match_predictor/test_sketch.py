@@ -3,7 +3,7 @@ import numpy.typing as npt
 import pytest
 
 from services.match_predictor.sketch import SMALL, Graph, Rows, Sketch
-from shared.types import Vector
+from shared.domain.types import Vector
 
 DIM = 64
 

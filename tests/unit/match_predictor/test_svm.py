@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from services.match_predictor.svm import OUTERMOST, OneClassSvm, _fitted
-from shared.types import Vector
+from shared.domain.types import Vector
 
 
 def cluster(count: int, seed: int = 0) -> dict[str, Vector]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from shared.devices import placed
-from shared.errors import ConfigurationError, InvalidRequestError, ModelError
+from shared.domain.errors import ConfigurationError, InvalidRequestError, ModelError
+from shared.domain.types import Size
 from shared.models import (
     ModelCard,
     SizeRule,
@@ -24,9 +24,9 @@ from shared.models import (
     weights_hash,
 )
 from shared.models.card import BUNDLED, SHIPPED, bundled_cards, card_for, write_card
+from shared.models.devices import placed
 from shared.models.schedules import nearest_step
-from shared.settings import Settings
-from shared.types import Size
+from shared.runtime.settings import Settings
 from tests import tiny
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import ModelError
+from shared.domain.errors import ModelError
+from shared.domain.types import Size
 from shared.models import find_card, memory, weights_hash
 from shared.models.added import add, added
 from shared.models.card import KNOWN
 from shared.models.checkpoint import faults, missing, parameters
-from shared.types import Size
 from tests import tiny_families
 
 SAYS = {

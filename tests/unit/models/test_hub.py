@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import ModelError
+from shared.domain.errors import ModelError
 from shared.models import find_card, hub, served_card, weights_hash
-from shared.settings import Settings
+from shared.runtime.settings import Settings
 from tests import tiny_families
 from tests.unit.models.hub_server import Hub, serving
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from shared.errors import ModelError
+from shared.domain.errors import ModelError
+from shared.domain.types import Size
 from shared.models import find_card
 from shared.models.card import KNOWN
-from shared.types import Size
 from tests import tiny_families
 
 FOUR = {"block_out_channels": [1] * 4}

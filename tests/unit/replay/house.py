@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.replay.load import Load
-from services.replay.neighbours import find_neighbours
 from services.replay.policy import PolicySettings
-from services.replay.simulation import Replay
-from services.replay.surrogate import Curve, picture_load
-from services.replay.trace import DEFAULT_SIZE, Trace
+from services.replay.simulated.simulation import Replay
+from services.replay.traces.load import Load
+from services.replay.traces.neighbours import find_neighbours
+from services.replay.traces.surrogate import Curve, picture_load
+from services.replay.traces.trace import DEFAULT_SIZE, Trace
 from shared.models.card import find_card
 from shared.models.k_table import FIG_10, KTable
 

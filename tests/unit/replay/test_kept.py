@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from services.replay import kept
-from services.replay.figures import Run
 from services.replay.kept import Kept, read
-from services.replay.load import Load
-from services.replay.pace import Profile
 from services.replay.policy import PolicySettings, read_policy
+from services.replay.results.figures import Run
 from services.replay.run import Offered, replay
-from services.replay.simulation import Decisions
-from services.replay.timed import Fleet
+from services.replay.simulated.pace import Profile
+from services.replay.simulated.simulation import Decisions
+from services.replay.simulated.timed import Fleet
+from services.replay.traces.load import Load
 from shared.models.card import find_card
 from shared.models.k_table import Level
 from tests.unit.replay.house import STATE, load_of, own_steps, topics

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bench.replay_days import REPLAY, STUDIES
+from bench.replays.replay_days import REPLAY, STUDIES
 from services.cli.app import app
 from services.replay.policy import read_policy
 from services.replay.study_file import TABLES, Study, read_study
-from shared.errors import ConfigurationError, InvalidRequestError
+from shared.domain.errors import ConfigurationError, InvalidRequestError
 from tests.studies import written
 
 ROOT = Path(__file__).parents[3]

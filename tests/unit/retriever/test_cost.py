@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from services.retriever.cost import Offer, Pace, cheapest, cost_of
 from services.retriever.selection import Weighed, best
-from shared.types import PICTURE_STEP, Candidate, State
+from shared.domain.types import PICTURE_STEP, Candidate, State
 
 STEPS = 50
 candidates = st.lists(st.tuples(st.sampled_from([0, 5, 10, 25]), st.sampled_from([0.7, 0.8, 0.9])), max_size=8)

@@ -11,10 +11,10 @@ import pytest
 from services.retriever.cost import Offer, Pace, cheapest, cost_of, pace_of
 from services.retriever.pictures import OwnRun, Refiner, weigh_picture
 from services.retriever.planning import Found, Question, Rules, from_candidates
+from shared.domain.types import Candidate, Entry, Hit, ModelPlan, Plan, PlanSource, Scope, Size, State
 from shared.models.card import find_card
 from shared.models.k_table import FIG_10, MODM, ImageTable, KTable, Level
 from shared.models.latency import Latency
-from shared.types import Candidate, Entry, Hit, ModelPlan, Plan, PlanSource, Scope, Size, State
 from tests.unit.retriever.test_planning import entry, request
 
 LOW = KTable((Level(5, 0.1), Level(10, 0.3), Level(20, 0.6)), source="measured")

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from services.retriever.planning import Found, Question, Rules, from_candidates, from_noise, from_repeat, lot
 from services.retriever.selection import wished_step
+from shared.domain.types import CacheMode, CompatKey, Entry, Hit, Plan, PlanSource, Request, Scope, Size, State
 from shared.models.card import find_card
 from shared.models.k_table import FIG_10, KTable
-from shared.types import CacheMode, CompatKey, Entry, Hit, Plan, PlanSource, Request, Scope, Size, State
 
 SIZE = Size(64, 64)
 COMPAT = CompatKey("w1", "ddim:abc", "float32", SIZE, 50)

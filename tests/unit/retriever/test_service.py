@@ -16,18 +16,29 @@ from services.cache_maintainer.admission import admit
 from services.embedder.encoder import encoder_hash
 from services.embedder.service import EmbedderService
 from services.retriever.service import RetrieverService
-from shared import rpc
-from shared.backends import Backends
-from shared.clock import ManualClock
-from shared.errors import InvalidRequestError, ModelError, UnavailableError
-from shared.messages import EntriesCached, EntriesEvicted
+from shared.domain.errors import InvalidRequestError, ModelError, UnavailableError
+from shared.domain.messages import EntriesCached, EntriesEvicted
+from shared.domain.types import (
+    CacheMode,
+    Entry,
+    IndexItem,
+    Plan,
+    PlanSource,
+    Request,
+    Scope,
+    Vector,
+    owner_key,
+    vector_bytes,
+)
 from shared.models.card import BUNDLED, find_card
 from shared.models.k_table import KTable, Level, profile_kind, table_to_json
-from shared.rpc_types import plan_from_proto, request_to_proto
+from shared.runtime import rpc
+from shared.runtime.clock import ManualClock
+from shared.runtime.rpc_types import plan_from_proto, request_to_proto
+from shared.runtime.settings import Settings
+from shared.runtime.telemetry import METRICS
 from shared.service import running
-from shared.settings import Settings
-from shared.telemetry import METRICS
-from shared.types import CacheMode, Entry, IndexItem, Plan, PlanSource, Request, Scope, Vector, owner_key, vector_bytes
+from shared.service.backends import Backends
 from tests.unit.cached import ENCODER, MODEL, finished_job, near, request, unit
 from tests.unit.facts import heard
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from shared.scenes import ATTRIBUTES, EDITS, edit, random_scene
+from shared.models.scenes import ATTRIBUTES, EDITS, edit, random_scene
 
 
 def test_the_kinds_of_edit() -> None:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from shared.scenes import (
+from shared.models.scenes import (
     ATTRIBUTES,
     VALUES,
     WORDINGS,

@@ -18,7 +18,7 @@ from scripts.stack import postgresql, rabbitmq, seaweedfs, weaviate
 from scripts.stack.__main__ import variables
 from scripts.stack.servers import HOST, Server, StackError, answers, born_at, free_port
 from scripts.stack.stack import ROOT, SERVICES, Stack, missing, variable
-from shared.settings import Settings
+from shared.runtime.settings import Settings
 
 STUBBORN = """
 import http.server, signal, sys

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.domain.types import IndexFilter, IndexItem
 from shared.index.memory import MemoryIndex
 from shared.index.nearest import cosines, nearest
-from shared.types import IndexFilter, IndexItem
 
 scores = st.lists(st.sampled_from([0.1, 0.5, 0.5000001, 0.9]), max_size=30)
 

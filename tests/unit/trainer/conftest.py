@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from services.trainer import runs
-from services.trainer.autoencoder import new_autoencoder
 from services.trainer.clip_pair import tokenizer_at
-from services.trainer.denoiser_training import DenoiserPlan, Run
 from services.trainer.export import export_denoiser
-from services.trainer.latents import Latents
-from services.trainer.renderer import LAYOUTS, Renderer
-from services.trainer.sprites import sprites_cached
+from services.trainer.rendering.renderer import LAYOUTS, Renderer
+from services.trainer.rendering.sprites import sprites_cached
+from services.trainer.text_to_image.autoencoder import new_autoencoder
+from services.trainer.text_to_image.denoiser_training import DenoiserPlan, Run
+from services.trainer.text_to_image.latents import Latents
+from services.trainer.training import runs
 from services.trainer.words import Words
-from shared.scenes import held_out, random_scene
+from shared.models.scenes import held_out, random_scene
 
 SPRITES = Path(os.environ.get("AFTERIMAGE_SPRITES", "out/train/sprites"))
 

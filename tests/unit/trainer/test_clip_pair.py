@@ -21,9 +21,9 @@ from services.trainer.clip_pair import (
     rest,
     tokenizer_at,
 )
-from services.trainer.renderer import Renderer
+from services.trainer.rendering.renderer import Renderer
 from services.trainer.words import Words
-from shared.scenes import VALUES, Scene, held_out
+from shared.models.scenes import VALUES, Scene, held_out
 
 
 def test_groups_are_a_scene_with_another_object_another_colour_and_one_more_edit(renderer: Renderer) -> None:

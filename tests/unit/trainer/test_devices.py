@@ -15,17 +15,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from transformers import CLIPModel
 
-from services.trainer import runs
-from services.trainer.autoencoder import _loss, new_autoencoder
 from services.trainer.clip_pair import IMAGE_SIDE, Heads, PairPlan, _losses, _trainable, pair_config, tokenizer_at
-from services.trainer.denoiser import sample
-from services.trainer.denoiser_training import DenoiserPlan, Run
-from services.trainer.distillation import GuidedTeacher
-from services.trainer.latents import Batch, Latents
-from services.trainer.muon import orthogonalised
+from services.trainer.text_to_image.autoencoder import _loss, new_autoencoder
+from services.trainer.text_to_image.denoiser import sample
+from services.trainer.text_to_image.denoiser_training import DenoiserPlan, Run
+from services.trainer.text_to_image.distillation import GuidedTeacher
+from services.trainer.text_to_image.latents import Batch, Latents
+from services.trainer.training import runs
+from services.trainer.training.muon import orthogonalised
 from services.trainer.words import Words
-from shared.devices import chosen_device
-from shared.errors import ConfigurationError
+from shared.domain.errors import ConfigurationError
+from shared.models.devices import chosen_device
 
 META = torch.device("meta")
 MOVES = {torch.Tensor.to, torch.Tensor.copy_, torch.Tensor.cpu, torch._has_compatible_shallow_copy_type}

@@ -11,17 +11,17 @@ import torch
 from diffusers import StableDiffusionPipeline
 from transformers import CLIPModel, CLIPTokenizer
 
-from services.trainer import runs
 from services.trainer.clip_pair import embed_text, pair_config, tokenizer_at
-from services.trainer.denoiser_training import DenoiserPlan, Run
 from services.trainer.export import export_denoiser, export_judge, export_pair, trained_denoiser
-from services.trainer.judge_net import JudgeNet, load_judge
-from services.trainer.latents import Latents
+from services.trainer.judging.classifier import JudgeNet, load_judge
+from services.trainer.text_to_image.denoiser_training import DenoiserPlan, Run
+from services.trainer.text_to_image.latents import Latents
+from services.trainer.training import runs
 from services.trainer.words import Words
-from shared.errors import NotFoundError
+from shared.domain.errors import NotFoundError
 from shared.models import find_card
 from shared.models.card import BUNDLED, SHIPPED
-from shared.scenes import VALUES
+from shared.models.scenes import VALUES
 
 
 def test_a_denoiser_is_a_stable_diffusion_pipeline(work: Path, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_judge_reads_values_and_refuses_another_grammar(
     said = judge(torch.randint(0, 255, (3, 64, 96, 3), dtype=torch.uint8).numpy())
     assert set(said) == set(VALUES)
     assert all(len(values) == 3 and values[0] in map(str, VALUES[name]) for name, values in said.items())
-    monkeypatch.setattr("services.trainer.judge_net.VALUES", {**VALUES, "count": (1, 2)})
+    monkeypatch.setattr("services.trainer.judging.classifier.VALUES", {**VALUES, "count": (1, 2)})
     with pytest.raises((ValueError, RuntimeError)):
         load_judge(tmp_path / "judge")
 

@@ -13,10 +13,11 @@ from diffusers import StableDiffusionPipeline
 from typer.testing import CliRunner
 
 from services.trainer import __main__ as command
-from services.trainer import recipe, runs
+from services.trainer import recipe
 from services.trainer.export import autoencoder_at, shipped_autoencoder
-from services.trainer.judge_net import load_judge
-from services.trainer.renderer import Renderer
+from services.trainer.judging.classifier import load_judge
+from services.trainer.rendering.renderer import Renderer
+from services.trainer.training import runs
 from tests.unit.trainer.conftest import SPRITES
 
 CPU = torch.device("cpu")

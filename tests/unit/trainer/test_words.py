@@ -7,7 +7,7 @@ from pathlib import Path
 
 from services.trainer.clip_pair import tokenizer_at
 from services.trainer.words import LENGTH, Words, sprinkled
-from shared.scenes import WORDINGS, caption, known_words, random_scene
+from shared.models.scenes import WORDINGS, caption, known_words, random_scene
 
 
 def test_every_known_word_is_one_token_or_two(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from services.trainer import runs
-from services.trainer.denoiser_training import DenoiserPlan
+from services.trainer.text_to_image.denoiser_training import DenoiserPlan
+from services.trainer.training import runs
 from services.trainer.workers import train_in_workers
-from shared.errors import NotFoundError
+from shared.domain.errors import NotFoundError
 
 
 def test_without_latents_nothing_is_started(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from services.gpu_worker.engine import Engine
-from services.gpu_worker.events import Finished, Joined, Left
+from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import Finished, Joined, Left
+from services.gpu_worker.engine.rows import Task
 from services.gpu_worker.families import load_family
-from services.gpu_worker.rows import Task
+from shared.domain.types import Size
 from shared.models import find_card
-from shared.types import Size
 from tests import tiny_families
 
 STEPS = 6

@@ -8,7 +8,7 @@ import diffusers
 import torch
 from torch import Tensor
 
-from services.gpu_worker.rows import Task
+from services.gpu_worker.engine.rows import Task
 
 
 def pipeline_of(family: Any, image_to_image: bool = False) -> Any:

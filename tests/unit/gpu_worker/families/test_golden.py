@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from services.gpu_worker.engine import Engine
-from services.gpu_worker.events import LatentCaptured
-from services.gpu_worker.rows import FromPicture, FromState
-from shared.types import Size
+from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import LatentCaptured
+from services.gpu_worker.engine.rows import FromPicture, FromState
+from shared.domain.types import Size
 from tests.unit.gpu_worker.families.conftest import SAVED, STEPS, LoadTiny, a_picture, a_task, drawn, warnings_of
 from tests.unit.gpu_worker.families.reference import latent_of, pipeline_of, said
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from services.gpu_worker.engine import make_row
-from services.gpu_worker.rows import FromPicture
+from services.gpu_worker.engine.engine import make_row
+from services.gpu_worker.engine.rows import FromPicture
 from tests.unit.gpu_worker.families.conftest import SAVED, LoadTiny, a_picture, a_task, drawn
 from tests.unit.gpu_worker.families.reference import latent_from_picture, pipeline_of
 

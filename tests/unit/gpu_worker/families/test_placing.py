@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from services.gpu_worker.engine.rows import FromPicture
 from services.gpu_worker.families import load_family, offload
-from services.gpu_worker.rows import FromPicture
-from shared.errors import ModelError
+from shared.domain.errors import ModelError
 from shared.models import find_card
 from shared.models.card import card_for
-from shared.settings import Settings
+from shared.runtime.settings import Settings
 from tests.unit.gpu_worker.families.conftest import LoadTiny, a_picture, a_task, drawn
 
 FAMILIES = ["sdxl", "sd3", "flux-dev", "sana"]

@@ -1,0 +1,1 @@
+"""Real model families on a GPU: speed, memory, live values."""

@@ -1,0 +1,1 @@
+"""How a benchmark judges, records, plots and prints."""

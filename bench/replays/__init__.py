@@ -1,0 +1,1 @@
+"""The tables and plots of bench/replay/: replays of real traces beside the papers' figures."""

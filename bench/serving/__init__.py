@@ -1,0 +1,1 @@
+"""What the benchmarks of serving share: floors of a path, and processes."""

@@ -1,0 +1,189 @@
+"""What a request waits for in the embedded mode whatever it decides: its calls, hops, rows and synced writes, alone.
+
+Each is made through the same adapters and the same event loop that requests use, with the row and the picture of one
+that was drawn before: once warm, right after itself, and once after a pause, as a request comes that others do not
+follow at once. And all of them in the order of a request, inside one gRPC call: a request that decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from bench.measuring.recording import quantile, table
+from protos import embedder_pb2 as pb
+from protos.embedder_pb2_grpc import EmbedderServiceServicer, EmbedderServiceStub, add_EmbedderServiceServicer_to_server
+from shared.domain.ids import new_id
+from shared.domain.types import CacheMode, Job, JobState
+from shared.runtime import rpc
+from shared.service.backends import Backends
+
+MESSAGE_BYTES = 2**20
+WHOLE = "a request that decides nothing"
+FLOORS = (
+    ("calls", "four gRPC calls, three of them made by the first"),
+    ("hop", "a thread and back: the encoder's"),
+    ("accept", "job row and idempotency key, not synced"),
+    ("claim", "the row claimed, not synced"),
+    ("hop", "a thread and back: the engine's"),
+    ("put", "picture stored and synced (a thread and back)"),
+    ("finish", "the row finished and synced (a thread and back)"),
+    ("row", "the row read"),
+    ("get", "the picture read"),
+)
+"""In the order of a request; what it is called, and why it is there."""
+
+Steps = dict[str, Callable[[], Awaitable[object]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Median seconds of one thing: right after itself, and after a pause."""
+
+    warm_s: float
+    paused_s: float
+
+
+class _Bare(EmbedderServiceServicer):
+    """A service whose handler does `work` and says nothing."""
+
+    def __init__(self, work: Callable[[], Awaitable[object]] | None = None) -> None:
+        self.work = work
+
+    async def EmbedText(self, request: pb.EmbedTextRequest, context: Any) -> pb.EmbedTextResponse:  # noqa: N802
+        if self.work is not None:
+            await self.work()
+        return pb.EmbedTextResponse()
+
+
+@contextlib.asynccontextmanager
+async def _serving(servicer: _Bare, address: str) -> AsyncIterator[Callable[[], Awaitable[object]]]:
+    """Calls the servicer as services are called: the same options, guard and timeout."""
+    options = rpc.channel_options(MESSAGE_BYTES)
+    server = rpc.server([*options, *rpc.OPTIONS])
+    add_EmbedderServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port(address)
+    await server.start()
+    target = address if address.startswith("unix:") else f"127.0.0.1:{port}"
+    async with grpc.aio.insecure_channel(target, options=options) as channel:
+        stub, message = EmbedderServiceStub(channel), pb.EmbedTextRequest(texts=["a red fox in the snow"])
+        yield lambda: rpc.call(stub.EmbedText, message, timeout_s=10.0)
+    await server.stop(None)
+
+
+class _Rows:
+    """One job after the other through the catalog and the blob store, each as it was drawn before."""
+
+    def __init__(self, backends: Backends, drawn: Job, picture: bytes) -> None:
+        assert drawn.result is not None
+        self._jobs, self._blobs, self._picture = backends.catalog.jobs, backends.blobs, picture
+        # what the cache may not take costs it nothing
+        request = replace(drawn.request, cache=CacheMode.READ)
+        self._drawn = replace(drawn, request=request, state=JobState.QUEUED, lane="", attempt=0, result=None)
+        self._result = replace(drawn.result, captured=())
+        self._id = ""
+
+    async def accept(self) -> None:
+        self._id = new_id()
+        job = replace(self._drawn, id=self._id)
+        await self._jobs.accept(job, idempotency_key=self._id, caller="floors", body_hash="0", durable=False)
+
+    async def claim(self) -> None:
+        assert await self._jobs.claim(self._id, "floors", 60.0)
+
+    async def put(self) -> None:
+        await self._blobs.put(self._key, self._picture)
+
+    async def finish(self) -> None:
+        assert await self._jobs.finish(self._id, 1, replace(self._result, picture_key=self._key))
+
+    async def row(self) -> None:
+        await self._jobs.get(self._id)
+
+    async def get(self) -> None:
+        await self._blobs.get(self._key, self._result.picture_sha256)
+
+    @property
+    def _key(self) -> str:
+        return f"pictures/{self._id}-1.png"
+
+
+async def measure(backends: Backends, drawn: Job, *, count: int, pause_s: float) -> dict[str, Floor]:
+    """By name, and WHOLE; `drawn` is a finished job whose picture is there."""
+    assert drawn.result is not None
+    rows = _Rows(backends, drawn, await backends.blobs.get(drawn.result.picture_key))
+    steps: Steps = {
+        "hop": partial(asyncio.to_thread, int),
+        "accept": rows.accept,
+        "claim": rows.claim,
+        "put": rows.put,
+        "finish": rows.finish,
+        "row": rows.row,
+        "get": rows.get,
+    }
+    with tempfile.TemporaryDirectory(prefix="afterimage-bench-") as folder:
+        async with _serving(_Bare(), f"unix:{Path(folder) / 'inner'}") as inner:
+            outer = _Bare()
+            async with _serving(outer, "127.0.0.1:0") as call:
+                warm, paused = await _alone(outer, inner, call, steps, count, 0.0), dict[str, list[float]]()
+                if pause_s:
+                    paused = await _alone(outer, inner, call, steps, count, pause_s)
+    return {name: Floor(quantile(warm[name], 0.5), quantile(paused.get(name, warm[name]), 0.5)) for name in warm}
+
+
+async def _alone(
+    outer: _Bare,
+    inner: Callable[[], Awaitable[object]],
+    call: Callable[[], Awaitable[object]],
+    steps: Steps,
+    count: int,
+    pause_s: float,
+) -> dict[str, list[float]]:
+    """Seconds of each step by itself, `count` times in a row or each after a pause, then of all of them at once."""
+
+    async def three() -> None:
+        for _ in range(3):
+            await inner()
+
+    async def everything() -> None:
+        await three()
+        for name, _ in FLOORS[1:]:
+            await steps[name]()
+
+    taken: dict[str, list[float]] = {name: [] for name in ("calls", *steps, WHOLE)}
+    for _ in range(count):
+        outer.work = three
+        for name, step in {"calls": call, **steps}.items():
+            taken[name].append(await _timed(step, pause_s))
+        outer.work = everything
+        taken[WHOLE].append(await _timed(call, pause_s))
+    return taken
+
+
+async def _timed(step: Callable[[], Awaitable[object]], pause_s: float) -> float:
+    await asyncio.sleep(pause_s)
+    start = time.monotonic()
+    await step()
+    return time.monotonic() - start
+
+
+def figures(found: dict[str, Floor]) -> dict[str, Any]:
+    """Milliseconds, and the sum of a request's."""
+    in_ms = {name: {"warm_ms": one.warm_s * 1000, "paused_ms": one.paused_s * 1000} for name, one in found.items()}
+    sums = {kind: sum(in_ms[name][kind] for name, _ in FLOORS) for kind in ("warm_ms", "paused_ms")}
+    return {**in_ms, "sum": sums}
+
+
+def report(found: dict[str, Any]) -> str:
+    rows = [[why, found[name]["warm_ms"], found[name]["paused_ms"]] for name, why in FLOORS]
+    rows += [["their sum", *found["sum"].values()], [f"all in order: {WHOLE}", *found[WHOLE].values()]]
+    return "\n" + table(["alone, ms (p50)", "right after itself", "after a pause"], rows)

@@ -1,0 +1,91 @@
+"""What a benchmark asks of the processes it starts: where their programs are, what they cost, what they counted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from scripts.stack.stack import Stack
+
+ROOT = Path(__file__).resolve().parents[2]
+Counted = dict[tuple[str, frozenset[tuple[str, str]]], float]
+"""A metrics page: (sample, labels) → value."""
+
+
+def servers_on_path() -> None:
+    """The programs that were installed for this repository are found too, as `make` finds them."""
+    if (ROOT / "out" / "servers").is_dir():
+        os.environ["PATH"] = f"{ROOT / 'out' / 'servers'}{os.pathsep}{os.environ['PATH']}"
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder that is gone afterwards, readable by whom PostgreSQL runs as when we are root."""
+    folder = Path(tempfile.mkdtemp(prefix="afterimage-bench-"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def cpu_seconds(pids: Mapping[str, int]) -> dict[str, float]:
+    """Processor seconds so far of each process with everything it started; empty where /proc does not tell."""
+    own, children = _processes()
+
+    def total(pid: int) -> float:
+        return own.get(pid, 0.0) + sum(total(child) for child in children[pid])
+
+    return {name: total(pid) for name, pid in pids.items()} if own else {}
+
+
+def cpu_of(stack: Stack) -> dict[str, float]:
+    """`cpu_seconds` of everything in a stack, by name."""
+    return cpu_seconds({name: server.pid for name, server in stack.processes.items()})
+
+
+def spent(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    return {name: after[name] - before.get(name, 0.0) for name in after}
+
+
+def _processes() -> tuple[dict[int, float], dict[int, list[int]]]:
+    """Seconds by process id, those of its ended children included, and who is whose child."""
+    seconds, children = dict[int, float](), defaultdict[int, list[int]](list)
+    for found in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = found.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        pid = int(found.parent.name)
+        seconds[pid] = sum(int(ticks) for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+        children[int(fields[1])].append(pid)
+    return seconds, children
+
+
+def counted(stack: Stack, name: str) -> Counted:
+    """What a service's metrics page says now."""
+    at = stack.processes[name].environment["AFTERIMAGE_METRICS_LISTEN"]
+    with urllib.request.urlopen(f"http://{at}/metrics", timeout=10.0) as reply:
+        page = reply.read().decode()
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    }
+
+
+def grown(before: Counted, after: Counted, name: str, **labels: str) -> float:
+    """By how much the samples of this name, with these labels among theirs, grew together."""
+    return sum(
+        value - before.get((sample, own), 0.0)
+        for (sample, own), value in after.items()
+        if sample == name and labels.items() <= dict(own).items()
+    )

@@ -1,0 +1,1 @@
+"""A session trace through several systems: plans, images, figures."""

@@ -1,0 +1,92 @@
+"""Draws planned requests on the engine, without queues: who refines what is settled as a worker settles it at claim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from bench.traced.cached_serving import Drawing
+from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import Finished, LatentCaptured, Left
+from services.gpu_worker.families import Family, load_family
+from services.gpu_worker.jobs.codecs import encode_png, encode_state
+from services.gpu_worker.jobs.plan_resolution import start_of, task_of
+from shared.domain.messages import refine_lane
+from shared.domain.plans import choose_model, lane_for
+from shared.domain.types import Plan, Request
+from shared.models.card import served_cards
+from shared.runtime.settings import Settings
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A request and its plan, with what the plan starts from."""
+
+    name: str
+    request: Request
+    plan: Plan
+    blob: bytes | None = None
+
+
+class Paints(Protocol):
+    """Who draws: Painter, or Blank."""
+
+    def claimed(self, request: Request, plan: Plan) -> Plan: ...
+    def draw(self, planned: Sequence[Planned]) -> dict[str, Drawing]: ...
+
+
+class Painter:
+    """In throughput mode with a small worker beside the large one: image hits that name no model are the small one's
+    (MoDM §5.3.2), all else is drawn by its plan's model."""
+
+    def __init__(self, settings: Settings, threads: int = 1) -> None:
+        torch.set_num_threads(threads)
+        self._cards, self._settings = served_cards(settings), settings
+        self._families = {name: load_family(card) for name, card in self._cards.items()}
+
+    def claimed(self, request: Request, plan: Plan) -> Plan:
+        return claimed_by_small(self._families, request, plan)
+
+    def draw(self, planned: Sequence[Planned]) -> dict[str, Drawing]:
+        """By name; raises what the engine says of one that left."""
+        engine, codec = Engine(self._families, max_rows=self._settings.max_rows), self._settings.state_codec
+        for one in planned:
+            engine.submit(task_of(one.name, one.request, one.plan, start_of(one.plan, one.blob, one.request.size)))
+        model = {one.name: one.plan.model for one in planned}
+        states: dict[str, dict[int, bytes]] = {one.name: {} for one in planned}
+        drawn = {}
+        while not engine.idle:
+            for event in engine.step():
+                match event:
+                    case LatentCaptured(id=name, step=step, latent=latent):
+                        states[name][step] = encode_state(latent, codec)
+                    case Finished(id=name, pixels=pixels, steps_run=steps_run):
+                        drawn[name] = Drawing(model[name], encode_png(pixels), states[name], steps_run)
+                    case Left(error=error):
+                        raise error
+        return drawn
+
+
+class Blank:
+    """Draws nothing, for plans that ask no picture anything: which latents are there depends on prompts alone."""
+
+    def claimed(self, request: Request, plan: Plan) -> Plan:
+        return plan
+
+    def draw(self, planned: Sequence[Planned]) -> dict[str, Drawing]:
+        return {one.name: self._drawing(one) for one in planned}
+
+    def _drawing(self, one: Planned) -> Drawing:
+        states = {step: bytes([step]) for step in one.plan.capture_steps}
+        return Drawing(one.plan.model, b"blank", states, one.plan.run_steps(one.request.steps) - one.plan.start_step)
+
+
+def claimed_by_small(families: Mapping[str, Family], request: Request, plan: Plan) -> Plan:
+    """The plan as whoever takes it from its lane runs it: small models take `refine`."""
+    _, *smalls = families
+    refines = lane_for(request, plan, families) == refine_lane(request.modality)
+    plan = choose_model(plan, families, smalls if refines else ())
+    return replace(plan, weights_hash=families[plan.model].card.weights_hash)

@@ -1,0 +1,1 @@
+"""Fleets simulated in virtual time: throughput, switches, late answers (MoDM §7)."""

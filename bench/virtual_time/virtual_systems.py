@@ -1,0 +1,227 @@
+"""The systems that are compared in virtual time: one model everywhere, retrieval, and MoDM with its global monitor."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+
+from bench.trace_plans import Hits
+from bench.traced.traced_systems import Served
+from services.global_monitor.monitor import Decision, GlobalMonitor, Rules
+from services.gpu_worker.models.model_assignment import Duty
+from services.replay.simulated.pace import STEPS, Profile, read_profile
+from services.replay.simulated.workers import Done, Request, Worker, Workers
+from shared.domain.messages import JobQueued, JobSucceeded, WorkerReported, WorkersAssigned
+from shared.domain.plans import only_model
+from shared.domain.types import ModelPlan, Plan, PlanSource
+
+LARGE, SMALL = "large", "small"
+REPORT_S = 5.0
+Arrivals = Iterator[tuple[int, float]]
+"""(number from 1 on, at)."""
+
+
+def bundled_speeds() -> dict[str, Profile]:
+    """As `afterimage profile` measured them: 64×64, one thread."""
+    return {model: read_profile(f"bundled:{model}") for model in (LARGE, SMALL)}
+
+
+def poisson(rate: Callable[[float], float], highest: float, until: float, seed: int) -> Arrivals:
+    """By thinning; the same seed gives the same times."""
+    times, at, number = random.Random(seed), 0.0, 0
+    while (at := at + times.expovariate(highest)) < until:
+        if times.random() * highest <= rate(at):
+            number += 1
+            yield number, at
+
+
+def steady(rate: float, until: float, seed: int) -> Arrivals:
+    return poisson(lambda at: rate, rate, until, seed)
+
+
+# ---- plans
+
+
+def miss(model: str) -> Plan:
+    return Plan(PlanSource.NOISE, model, may_run=(ModelPlan(model, 0),))
+
+
+def latent(model: str, k: int) -> Plan:
+    return Plan(PlanSource.LATENT, model, start_step=k, may_run=(ModelPlan(model, k),))
+
+
+def picture(may_run: Sequence[tuple[str, int]], misses: str = LARGE) -> Plan:
+    """`may_run`: cheapest first."""
+    able = tuple(ModelPlan(model, k) for model, k in may_run)
+    return Plan(PlanSource.IMAGE, able[0].model, start_step=able[0].start_step, may_run=able, miss_model=misses)
+
+
+def plan_of(served: Served) -> Plan:
+    """As it was decided on the trace."""
+    if served.source == PlanSource.IMAGE:
+        return picture(served.may_run)
+    return latent(served.model, served.start_step) if served.source == PlanSource.LATENT else miss(LARGE)
+
+
+def plans_of(hits: Hits) -> list[Plan]:
+    """In the trace's order; arrivals go through them again and again."""
+    return [plan_of(one) for one in hits.served]
+
+
+# ---- systems
+
+
+@dataclass
+class Run:
+    """What came of one system."""
+
+    done: list[Done] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    models: list[tuple[float, int]] = field(default_factory=list)
+    """(at, workers that run the large model)."""
+    switches: int = 0
+    moved: int = 0
+    busy_s: float = 0.0
+    """Seconds that workers were busy between `since` and `until`, summed over workers."""
+
+
+def plain(
+    arrivals: Arrivals, plans: Sequence[Plan], speeds: dict[str, Profile], count: int, until: float,
+    *, model: str = LARGE, max_rows: int = 8, steps: int = STEPS, since: float = 0.0,
+) -> Run:  # fmt: skip
+    """Every worker runs `model`."""
+    run = Run()
+    workers = Workers((model,), speeds, count, run.done.append, max_rows=max_rows)
+    before = busy_at(workers, since)
+    offered = (Request(number, at, plan, steps) for (number, at), plan in zip(arrivals, cycle(plans), strict=False))
+    workers.run(offered, lambda request, lane: None, until)
+    run.busy_s = busy_since(run, workers, before, since, until)
+    return run
+
+
+def handed_out(
+    arrivals: Arrivals, hits: Hits, speeds: dict[str, Profile], count: int, until: float,
+    *, max_rows: int = 8, since: float = 0.0,
+) -> Run:  # fmt: skip
+    """Hits are answered at once with a picture as it is, and take nobody's time."""
+    run, missed = Run(), []
+    for (number, at), served in zip(arrivals, cycle(hits.served), strict=False):
+        request = Request(number, at, miss(LARGE))
+        if served.source == PlanSource.NOISE:
+            missed.append(request)
+        else:
+            run.done.append(Done(request, at, "", "", 0))
+    workers = Workers((LARGE,), speeds, count, run.done.append, max_rows=max_rows)
+    before = busy_at(workers, since)
+    workers.run(missed, lambda request, lane: None, until)
+    run.busy_s = busy_since(run, workers, before, since, until)
+    return run
+
+
+def busy_at(workers: Workers, when: float) -> list[float]:
+    """A list that holds the workers' busy seconds so far, once virtual time has come to `when`."""
+    found: list[float] = []
+    workers.at(when, lambda: found.append(sum(worker.busy_s for worker in workers.workers)))
+    return found
+
+
+def busy_since(run: Run, workers: Workers, before: list[float], since: float, until: float) -> float:
+    """Seconds that workers were busy between two times. `Worker.busy_s` has steps and decoding; the seconds that bring
+    a hit's image into a latent are added, as many as its decoding takes."""
+    images = (done for done in run.done if since <= done.at <= until and done.request.plan.source is PlanSource.IMAGE)
+    encoding_s = sum(workers.profiles[done.model].decode_s for done in images)
+    return sum(worker.busy_s for worker in workers.workers) - sum(before) + encoding_s
+
+
+class Modm:
+    """The global monitor over virtual workers."""
+
+    def __init__(
+        self, arrivals: Arrivals, plans: Sequence[Plan], speeds: dict[str, Profile], count: int, rules: Rules,
+        until: float, *, max_rows: int = 8, since: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.run = Run(models=[(0.0, count)])
+        self._offered = (Request(number, at, plan) for (number, at), plan in zip(arrivals, cycle(plans), strict=False))
+        self._rules, self._since, self._until, self._max_rows = rules, since, until, max_rows
+        self._steps = tuple(
+            (model, rows, speed.of(rows)) for model, speed in speeds.items() for rows in sorted({1, max_rows})
+        )
+        self._monitor = GlobalMonitor(rules, 0.0)
+        self._workers = Workers(
+            (rules.large, *rules.smalls), speeds, count, self._done, self._changed, max_rows, rules.mode
+        )
+
+    def __call__(self) -> Run:
+        self._look(0.0, self._rules.period_s)
+        before = busy_at(self._workers, self._since)
+        self._workers.run(self._offered, self._arrived, self._until)
+        self.run.busy_s = busy_since(self.run, self._workers, before, self._since, self._until)
+        self.run.moved = self._workers.moved
+        return self.run
+
+    def _arrived(self, request: Request, lane: str) -> None:
+        plan = request.plan
+        fact = JobQueued(
+            str(request.number), lane, plan.model, str(plan.source), plan.start_step,
+            steps=plan.run_steps(request.steps), only=only_model(plan),
+        )  # fmt: skip
+        self._monitor.hear(fact, request.at)
+
+    def _done(self, done: Done) -> None:
+        self.run.done.append(done)
+        fact = JobSucceeded(str(done.request.number), 1, done.worker, done.model, done.steps_run)
+        self._monitor.hear(fact, done.at)
+
+    def _changed(self, worker: Worker, at: float) -> None:
+        self._report(worker, at)
+        self.run.models.append((at, sum(one.duty.model == self._rules.large for one in self._workers.workers)))
+
+    def _report(self, worker: Worker, at: float) -> None:
+        report = WorkerReported(
+            worker.name, "virtual", worker.duty.model, worker.in_hand, self._max_rows, self._steps
+        )  # fmt: skip
+        self._monitor.hear(report, at)
+
+    def _look(self, at: float, next_: float) -> None:
+        for worker in self._workers.workers:
+            self._report(worker, at)
+        self._monitor.look(at)
+        if at >= next_ or self._monitor.urgent:
+            self._decide(at)
+            next_ = at + self._rules.period_s
+        if at + REPORT_S < self._until:
+            self._workers.at(at + REPORT_S, lambda: self._look(at + REPORT_S, next_))
+
+    def _decide(self, at: float) -> None:
+        decision = self._monitor.decide(at)
+        self.run.decisions.append(decision)
+        self.run.switches += len(decision.switches)
+        said = WorkersAssigned(tuple(decision.models.items()), decision.mode)
+        self._workers.assign({one.name: self._after(one, said) for one in self._workers.workers})
+
+    def _after(self, worker: Worker, said: WorkersAssigned) -> Duty:
+        return worker.duty.after(said, worker.name)
+
+
+def everyone_may(hits: Hits, models: Sequence[str], large: str) -> list[Plan]:
+    """The trace's image hits as if any of these models, cheapest first, could go on after the same k."""
+    plans = []
+    for one in hits.served:
+        is_hit = one.source == PlanSource.IMAGE
+        plans.append(picture([(model, one.start_step) for model in models], large) if is_hit else miss(large))
+    return plans
+
+
+def served_together(done: Sequence[Done], since: float, until: float) -> float:
+    """Requests a second between two times, counting only those whose predecessors are served too: no kind of request
+    is served at the cost of another."""
+    served = {one.request.number: one.at for one in done}
+    counts = [0, 0]
+    for place, end in enumerate((since, until)):
+        number = counts[0]
+        while served.get(number + 1, float("inf")) <= end:
+            number += 1
+        counts[place] = number
+    return (counts[1] - counts[0]) / (until - since)

@@ -1,0 +1,60 @@
+"""A shelf for every eviction policy that a setting selects, and what the settings ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from services.cache_maintainer.eviction.aging import AgingShelf, Lrbu
+from services.cache_maintainer.eviction.expected import OF, ExpectedShelf
+from services.cache_maintainer.eviction.scored import POLICIES, Lcbfu, Policy, Shelf
+from services.cache_maintainer.eviction.window import Limits, Window
+from shared.domain.types import State
+from shared.runtime.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """What some policies can be told; each takes what concerns it."""
+
+    initial_uses: float = 1.0
+    """That a state is credited with at birth."""
+    capture_steps: Sequence[int] = ()
+    """The K that are kept, of 50."""
+    whole: bool = False
+    """Whether an entry is one thing that holds every K."""
+
+
+_WEIGHED: dict[str, Callable[[Knobs, Iterable[State]], Shelf]] = {
+    "lrbu": lambda knobs, states: AgingShelf(Lrbu(knobs.initial_uses), states),
+    "afterimage": lambda knobs, states: ExpectedShelf(knobs.capture_steps or (OF // 2,), states, whole=knobs.whole),
+}
+SHELVES = (*POLICIES, *_WEIGHED)
+"""Names of all policies; pictures leave by one of POLICIES."""
+
+
+def open_shelf(name: str, knobs: Knobs, states: Iterable[State] = ()) -> Shelf:
+    """KeyError for a name that is not among SHELVES."""
+    return Shelf(plain(name, knobs), states) if name in POLICIES else _WEIGHED[name](knobs, states)
+
+
+def plain(name: str, knobs: Knobs) -> Policy:
+    """One of POLICIES."""
+    return Lcbfu(knobs.initial_uses) if name == "lcbfu" else POLICIES[name]()
+
+
+def shelf_of(settings: Settings, states: Sequence[State]) -> Shelf:
+    """The latents' shelf under the policy of the settings."""
+    return open_shelf(settings.eviction_policy, _knobs(settings), states)
+
+
+def window_of(settings: Settings, states: Sequence[State]) -> Window | None:
+    """None where no picture starts another."""
+    if settings.image_tier == "off":
+        return None
+    limits = Limits(settings.picture_max_count, settings.picture_max_bytes, settings.picture_max_age_s)
+    return Window(plain(settings.picture_policy, _knobs(settings)), limits, states)
+
+
+def _knobs(settings: Settings) -> Knobs:
+    return Knobs(settings.lcbfu_initial_uses, settings.capture_steps)

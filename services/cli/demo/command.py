@@ -1,0 +1,216 @@
+"""`afterimage demo`: a short session with the cache and, in the same run, without it; a report to look at."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from protos import cache_maintainer_pb2, match_predictor_pb2
+from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
+from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
+from services.cli.demo.report import Row, Totals, contact_sheet, nearest, report_html, summary, totals
+from services.cli.demo.session import Prompt, session
+from services.cli.display.tables import WIDE, Column, fitted
+from services.cli.display.words import Bar, counted, made_folder, wide
+from services.cli.embedded import embedded, settings_from
+from shared.client import AsyncClient, Picture
+from shared.client import Progress as Step
+from shared.domain.errors import AfterimageError
+from shared.domain.types import PlanSource
+from shared.models import added
+from shared.runtime import telemetry
+
+if TYPE_CHECKING:
+    from shared.service import Running
+
+Optional = typer.Option
+SETTLE_S = 5.0
+FAR = 0.5
+"""Below this similarity (cosine) two prompts of the bundled models name different things."""
+
+
+def demo(
+    out: Annotated[Path, Optional("--out", "-o", help="Folder of the report.")] = Path("out/demo"),
+    seed: Annotated[int, Optional(help="Seed of every picture.")] = 7,
+    steps: Annotated[int | None, Optional(help="Denoising steps T; default: the model's.")] = None,
+    large: Annotated[str | None, Optional(help="Model: a name of `models list`, a folder, or a hub id.")] = None,
+    small: Annotated[str | None, Optional(help="Models that go on from its pictures, e.g. bundled:small.")] = None,
+    encoder: Annotated[str | None, Optional(help="CLIP encoder: a bundled name, a folder, or a hub id.")] = None,
+    device: Annotated[str | None, Optional(help="auto, cpu, cuda …")] = None,
+    data_dir: Annotated[
+        Path | None, Optional(help="Where `models add` keeps names; nothing else of it is used.")
+    ] = None,
+) -> None:
+    """Draw a short session of prompts as a user would refine them, with the cache and without it.
+
+    Starts Afterimage in this process with an empty cache of its own. Each prompt is drawn twice in a row on the warm
+    service, once with the cache and once without it, alone in its batch both times, with the same seed; so the seconds
+    can be compared. Writes the pictures, a contact sheet, report.html and summary.json.
+
+    [bold]Examples[/bold]
+
+      afterimage demo
+
+      afterimage demo --seed 11 --out /tmp/demo
+
+      afterimage demo --small bundled:small
+
+      afterimage demo --large my-finetune
+    """
+    telemetry.configure_logging("error")
+    console = wide()
+    made_folder(out)
+    with tempfile.TemporaryDirectory(prefix="afterimage-demo-") as data:
+        added.copy(settings_from(data_dir=data_dir).data_dir, Path(data))
+        settings = settings_from(data_dir=Path(data), large=large, small=small, encoder=encoder, device=device)
+        at_once = settings.model_copy(update={"picture_batch_s": 0.0})  # each prompt waits for all that came before
+        rows = asyncio.run(_draw_session(at_once, seed, steps, console))
+    _write(out, rows)
+    console.print(session_table(rows, console.width))
+    if said := early_starts(rows):
+        console.print(Text(said, style="dim"))
+    _say_totals(console, rows)
+    console.print(Text(f"Pictures and report: {out / 'report.html'}"))
+
+
+async def _draw_session(settings: Any, seed: int, steps: int | None, console: Console) -> list[Row]:
+    fields = {"seed": seed, "steps": steps}
+    bar = Bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
+    prompts = session()
+    with bar:
+        whole = bar.add_task("starting Afterimage", total=len(prompts))
+        current = bar.add_task("", total=None)
+        async with embedded(settings) as process, AsyncClient(process.address) as client:
+            bar.update(whole, description="warming up")
+            await _draw(client, "a first picture that nobody measures", "", {**fields, "cache": "off"}, bar, current)
+            rows: list[Row] = []
+            images = True
+            for prompt in prompts:
+                bar.update(whole, description="drawing the session")
+                images = await _settled(process, {row.picture.job.id for row in rows if not row.exact}, images)
+                rows.append(await _both_ways(client, prompt, fields, bar, current))
+                bar.advance(whole)
+    return rows
+
+
+async def _both_ways(client: AsyncClient, prompt: Prompt, fields: dict[str, Any], bar: Bar, current: TaskID) -> Row:
+    """One prompt with the cache, then without it."""
+    bar.update(current, description=f"with cache: {prompt.text[:40]}")
+    with_cache, seconds = await _draw(client, prompt.text, prompt.user, fields, bar, current)
+    bar.update(current, description=f"without:    {prompt.text[:40]}")
+    without, seconds_without = await _draw(client, prompt.text, prompt.user, {**fields, "cache": "off"}, bar, current)
+    return Row(prompt, with_cache, seconds, without, seconds_without)
+
+
+async def _draw(
+    client: AsyncClient, text: str, user: str, fields: dict[str, Any], bar: Bar, current: TaskID
+) -> tuple[Picture, float]:
+    """The picture and the seconds from asking to having it, as the client sees them."""
+    start = time.monotonic()
+    async for event in client.generate_stream(text, user=user, **fields):
+        if isinstance(event, Step):
+            bar.update(current, completed=event.step, total=event.steps)
+        if isinstance(event, Picture):
+            return event, time.monotonic() - start
+    raise AfterimageError("the stream ended without a picture")
+
+
+async def _settled(process: Running, drawn: set[str], images: bool) -> bool:
+    """Wait until the cache has taken in what these jobs left, and lookups know of it; at most SETTLE_S.
+
+    images: whether to wait for the embeddings of images, too. Return whether that is worth it: where no model starts
+    from images none is ever embedded.
+    """
+    maintainer: Any = CacheMaintainerServiceStub(process.context.channel("cache_maintainer"))
+    predictor: Any = MatchPredictorServiceStub(process.context.channel("match_predictor"))
+    end, cached = time.monotonic() + SETTLE_S, False
+    while time.monotonic() < end:
+        page = await maintainer.Inspect(cache_maintainer_pb2.InspectRequest(page_size=1000), timeout=5.0)
+        known = await predictor.Stats(match_predictor_pb2.StatsRequest(), timeout=5.0)
+        searched = [entry for entry in page.entries if entry.states]
+        cached = drawn <= {entry.id for entry in page.entries} and known.entries >= len(searched)
+        if cached and not (images and await process.context.backends.catalog.entries.unembedded(1)):
+            return images
+        await asyncio.sleep(0.05)
+    return images and not cached
+
+
+def _write(out: Path, rows: Sequence[Row]) -> None:
+    for number, row in enumerate(rows, 1):
+        (out / f"{number:02}.png").write_bytes(row.picture.png)
+        (out / f"{number:02}-without-cache.png").write_bytes(row.without.png)
+    contact_sheet(rows).save(out / "contact-sheet.png")
+    (out / "report.html").write_text(report_html(rows), encoding="utf-8")
+    (out / "summary.json").write_text(summary(rows), encoding="utf-8")
+
+
+def session_table(rows: Sequence[Row], width: int = WIDE) -> Table:
+    """What each request of the session started from, and what it took both ways."""
+    columns = (
+        Column(""),
+        Column("user", leave=2),
+        Column("prompt", least=20),
+        Column("source"),
+        Column("by", leave=1),
+        *(Column(name, right=True) for name in ("similarity", "start K", "of T", "steps run", "seconds", "without")),
+    )
+    cells = [
+        (
+            str(number),
+            row.prompt.user,
+            Text(row.prompt.text),
+            row.picture.plan.source.value,
+            row.picture.model,
+            f"{similarity:.3f}" if (similarity := nearest(row.picture.plan)) is not None else "–",
+            str(row.picture.plan.start_step),
+            str(row.steps),
+            str(row.picture.steps_run),
+            f"{row.seconds:.2f}",
+            f"{row.seconds_without:.2f}",
+        )
+        for number, row in enumerate(rows, 1)
+    ]
+    return fitted(columns, cells, width, styles=["dim" if row.exact else "" for row in rows])
+
+
+def early_starts(rows: Sequence[Row]) -> str:
+    """Why a picture may start from one that has little in common with it; empty where none did."""
+    far = [row for row in rows if row.picture.plan.source is PlanSource.LATENT and row.picture.plan.similarity < FAR]
+    if not far:
+        return ""
+    row = min(far, key=lambda row: row.picture.plan.similarity)
+    plan = row.picture.plan
+    return (
+        f"A start after {plan.start_step} of {row.run_steps} steps at similarity {plan.similarity:.3f} is meant: the "
+        f"K table of {row.picture.model} allows it because with that many steps left pictures of other things were "
+        "measured to be about as good a start as noise (`afterimage profile`)."
+    )
+
+
+def _say_totals(console: Console, rows: Sequence[Row]) -> None:
+    drawn, repeats = totals(rows)
+    console.print(Text(_in_words(drawn, counted(drawn.pictures, "picture"))))
+    if drawn.doubt:
+        console.print(Text(drawn.doubt, style="yellow"))
+    if repeats.pictures:
+        console.print(
+            Text(_in_words(repeats, f"apart from those, {counted(repeats.pictures, 'exact repeat')}"), style="dim")
+        )
+
+
+def _in_words(total: Totals, what: str) -> str:
+    return (
+        f"{what}: {total.steps_run} of {total.steps_total} steps run ({total.steps_saved:.0%} saved), "
+        f"{total.seconds_with_cache:.1f} s with the cache, {total.seconds_without_cache:.1f} s without it "
+        f"({total.time_in_words})"
+    )

@@ -1,0 +1,269 @@
+"""What a demo leaves behind: totals, summary.json, a contact sheet, and a report that opens from disk."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from PIL import Image, ImageDraw, ImageFont
+
+from services.cli.demo.session import Prompt
+from services.cli.display.words import chosen_model, chosen_prompt, counted
+from shared.client import Picture
+from shared.domain.types import Plan, PlanSource
+
+UNEVEN = 0.1
+"""Share of the time that may be lost of what the steps saved before the seconds are doubted."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prompt, drawn with the cache and without it."""
+
+    prompt: Prompt
+    picture: Picture
+    seconds: float
+    without: Picture
+    seconds_without: float
+
+    @property
+    def exact(self) -> bool:
+        return self.picture.plan.source is PlanSource.EXACT
+
+    @property
+    def steps(self) -> int:
+        """T of the request, which the picture without the cache ran."""
+        return self.picture.job.request.steps
+
+    @property
+    def run_steps(self) -> int:
+        """T of the run with the cache."""
+        return self.picture.plan.run_steps(self.steps)
+
+
+@dataclass(frozen=True)
+class Totals:
+    pictures: int
+    steps_total: int
+    steps_run: int
+    seconds_with_cache: float
+    seconds_without_cache: float
+
+    @property
+    def steps_saved(self) -> float:
+        """Share of the steps."""
+        return 1 - self.steps_run / self.steps_total if self.steps_total else 0.0
+
+    @property
+    def seconds_saved(self) -> float:
+        """Share of the time; negative when the cache cost more than it saved."""
+        return 1 - self.seconds_with_cache / self.seconds_without_cache if self.seconds_without_cache else 0.0
+
+    @property
+    def time_in_words(self) -> str:
+        return f"{self.seconds_saved:.0%} saved" if self.seconds_saved >= 0 else f"{-self.seconds_saved:.0%} more"
+
+    @property
+    def doubt(self) -> str:
+        """Said where the time did not follow the steps; else empty."""
+        if self.steps_saved - self.seconds_saved < UNEVEN:
+            return ""
+        return (
+            "The seconds do not follow the steps: each picture was timed once each way, so whatever else the machine "
+            "did meanwhile is in them. Run it again when little else runs."
+        )
+
+
+def totals(rows: Sequence[Row]) -> tuple[Totals, Totals]:
+    """Of what was drawn, and of the exact repeats, which would flatter the rest."""
+    return _total(row for row in rows if not row.exact), _total(row for row in rows if row.exact)
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """summary.json: the totals of what was drawn, each request, and the exact repeats apart."""
+    drawn, repeats = totals(rows)
+    requests = [_request(number, row) for number, row in enumerate(rows, 1)]
+    return json.dumps({**asdict(drawn), "requests": requests, "exact_repeats": asdict(repeats)}, indent=2) + "\n"
+
+
+def contact_sheet(rows: Sequence[Row], columns: int = 4, side: int = 160) -> Image.Image:
+    """Every picture drawn with the cache, in order, with its prompt and where it started."""
+    cell_w, cell_h, font = side + 20, side + 84, ImageFont.load_default(12)
+    lines = -(-len(rows) // columns)
+    sheet = Image.new("RGB", (columns * cell_w + 20, lines * cell_h + 20), "white")
+    pen = ImageDraw.Draw(sheet)
+    for index, row in enumerate(rows):
+        x, y = 20 + index % columns * cell_w, 20 + index // columns * cell_h
+        with Image.open(io.BytesIO(row.picture.png)) as picture:
+            scaled = picture.convert("RGB")
+        scaled.thumbnail((side, side)) if max(scaled.size) > side else None
+        grown = scaled.resize((side, side * scaled.height // scaled.width), Image.Resampling.LANCZOS)
+        sheet.paste(grown.crop((0, 0, side, side)), (x, y))
+        pen.text((x, y + side + 4), f"{index + 1}. {started(row.picture.plan, row.run_steps)}", "black", font)
+        for line, text in enumerate(textwrap.wrap(row.prompt.text, 26)[:3]):
+            pen.text((x, y + side + 20 + 15 * line), text, "#555555", font)
+    return sheet
+
+
+def started(plan: Plan, steps: int) -> str:
+    match plan.source:
+        case PlanSource.EXACT:
+            return "exact repeat"
+        case PlanSource.NOISE:
+            return "from noise"
+        case PlanSource.IMAGE:
+            return f"from step {plan.start_step} of {steps}, from {chosen_model(plan)}'s picture"
+        case _:
+            return f"from step {plan.start_step} of {steps}"
+
+
+def nearest(plan: Plan) -> float | None:
+    """Similarity of what the picture started from, else of the nearest that it could not start from; None: nothing
+    was looked at."""
+    if plan.similarity:
+        return plan.similarity
+    return max((one.similarity for one in plan.candidates), default=None)
+
+
+def report_html(rows: Sequence[Row]) -> str:
+    """One page without scripts or outside files: totals, then every request with its plan and every candidate."""
+    drawn, repeats = totals(rows)
+    drawn_here = {row.picture.job.id: (number, row.picture) for number, row in reversed([*enumerate(rows, 1)])}
+    cards = "\n".join(_card(number, row, drawn_here) for number, row in enumerate(rows, 1))
+    apart = ""
+    if repeats.pictures:
+        apart = (
+            f"<p>Apart from those, {counted(repeats.pictures, 'exact repeat')} took {repeats.seconds_with_cache:.2f} s "
+            f"instead of {repeats.seconds_without_cache:.2f} s: the stored picture was returned.</p>"
+        )
+    return _PAGE.format(
+        pictures=drawn.pictures,
+        steps_run=drawn.steps_run,
+        steps_total=drawn.steps_total,
+        steps_saved=f"{drawn.steps_saved:.0%}",
+        with_cache=f"{drawn.seconds_with_cache:.1f}",
+        without=f"{drawn.seconds_without_cache:.1f}",
+        time=drawn.time_in_words,
+        doubt=f'<p class="note">{drawn.doubt}</p>' if drawn.doubt else "",
+        apart=apart,
+        cards=cards,
+    )
+
+
+def _total(rows: Iterable[Row]) -> Totals:
+    those = list(rows)
+    return Totals(
+        pictures=len(those),
+        steps_total=sum(row.steps for row in those),
+        steps_run=sum(row.picture.steps_run for row in those),
+        seconds_with_cache=sum(row.seconds for row in those),
+        seconds_without_cache=sum(row.seconds_without for row in those),
+    )
+
+
+def _request(number: int, row: Row) -> dict[str, Any]:
+    plan = row.picture.plan
+    return {
+        "file": f"{number:02}.png",
+        "user": row.prompt.user,
+        "prompt": row.prompt.text,
+        "change": row.prompt.change,
+        "source": plan.source.value,
+        "similarity": nearest(plan),
+        "start_step": plan.start_step,
+        "steps": row.steps,
+        "steps_run": row.picture.steps_run,
+        "seconds": row.seconds,
+        "seconds_without_cache": row.seconds_without,
+        "from_prompt": chosen_prompt(plan),
+        "from_model": chosen_model(plan),
+        "model": row.picture.model,
+        "reason": plan.reason,
+        "degraded": list(plan.degraded),
+        "seed": row.picture.seed,
+    }
+
+
+def _source(plan: Plan, drawn_here: Mapping[str, tuple[int, Picture]]) -> str:
+    """What the picture started from: its prompt, and itself where this session drew it; empty from noise."""
+    chosen = next((one for one in plan.candidates if one.chosen), None)
+    if chosen is None:
+        return ""
+    number, picture = drawn_here.get(chosen.entry_id, (0, None))
+    if picture is not None:
+        return _figure(picture, f"it started from {number}: “{html.escape(chosen.prompt)}”", "from")
+    return f'<p class="by">it started from “{html.escape(chosen.prompt or chosen.entry_id)}”</p>'
+
+
+def _card(number: int, row: Row, drawn_here: Mapping[str, tuple[int, Picture]]) -> str:
+    plan, e = row.picture.plan, html.escape
+    saved = row.run_steps if row.exact else plan.start_step
+    candidates = "".join(
+        f"<tr class='{'chosen' if one.chosen else ''}'><td>{e(one.prompt or one.entry_id)}</td><td>{e(one.model)}</td>"
+        f"<td>{one.kind}</td>"
+        f"<td>{one.similarity:.3f}</td><td>{one.wished_step}</td><td>{one.start_step}</td><td>{e(one.reason)}</td></tr>"
+        for one in plan.candidates
+    )
+    heads = "<tr>" + "".join(f"<th>{name}</th>" for name in _HEADS) + "</tr>"
+    count = f"<summary>{counted(len(plan.candidates), 'candidate')}</summary>"
+    details = f"<details>{count}<table>{heads}{candidates}</table></details>"
+    return f"""<article>
+<h2>{number}. {e(row.prompt.text)}</h2>
+<p class="by">{e(row.prompt.user)}: {e(row.prompt.change)}</p>
+<div class="pair">{_figure(row.picture, f"with cache, {row.seconds:.2f} s")}
+{_figure(row.without, f"without, {row.seconds_without:.2f} s")}
+{_source(plan, drawn_here)}
+<div class="plan"><p><b>{started(plan, row.run_steps)}</b>{f", similarity {plan.similarity:.3f}" if saved else ""}</p>
+<div class="bar"><i style="width:{100 * saved / row.run_steps:.0f}%"></i></div>
+<p>{row.picture.steps_run} of {row.run_steps} steps run. {e(plan.reason)}</p>
+{"".join(f"<p class='note'>{e(note)}</p>" for note in (*plan.degraded, *row.picture.job.warnings))}
+{details if plan.candidates else ""}</div></div>
+</article>"""
+
+
+_HEADS = ("prompt", "by", "kind", "similarity", "K allowed", "K there", "why")
+
+
+def _figure(picture: Picture, caption: str, kind: str = "") -> str:
+    data = base64.b64encode(picture.png).decode()
+    text = html.escape(picture.job.request.prompt, quote=True)
+    image = f'<img src="data:image/png;base64,{data}" alt="{text}">'
+    return f'<figure class="{kind}">{image}<figcaption>{caption}</figcaption></figure>'
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Afterimage: a demo session</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }}
+h1 {{ margin-bottom: 0; }} h2 {{ font-size: 1.1rem; margin: 0; }}
+article {{ border-top: 1px solid #8886; padding: 1rem 0; }}
+.by, figcaption {{ opacity: .7; margin: 0 0 .5rem; font-size: .9rem; }}
+.pair {{ display: flex; gap: 1rem; flex-wrap: wrap; }}
+figure {{ margin: 0; }} img {{ width: 192px; border-radius: 6px; display: block; }}
+.from {{ width: 112px; }} .from img {{ width: 96px; }}
+.plan {{ flex: 1 1 18rem; }} .plan p {{ margin: .3rem 0; }}
+.bar {{ height: .6rem; background: #8884; border-radius: .3rem; overflow: hidden; }}
+.bar i {{ display: block; height: 100%; background: #2a9d5c; }}
+.note {{ color: #b36b00; }}
+table {{ border-collapse: collapse; font-size: .85rem; }} td, th {{ padding: .15rem .5rem; text-align: left; }}
+.chosen {{ font-weight: 600; }}
+.totals {{ font-size: 1.2rem; }}
+</style></head><body>
+<h1>Afterimage</h1>
+<p>Each picture starts from what was drawn before. The green bar is the part of the steps that was not run again.</p>
+<p class="totals">{pictures} pictures: <b>{steps_run} of {steps_total} steps</b> run ({steps_saved} saved),
+<b>{with_cache} s</b> with the cache, {without} s without it ({time}).</p>
+{doubt}{apart}
+<p class="by">Same prompts, same seed, one request at a time both ways, both warm, in one run; the cache was empty at
+the start. Seconds are from asking to having the picture.</p>
+{cards}
+</body></html>
+"""

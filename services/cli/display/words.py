@@ -1,0 +1,204 @@
+"""Plans and jobs in words and tables, for people."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, ProgressColumn
+from rich.table import Table
+from rich.text import Text
+
+from services.cli.display.tables import WIDE, Column, fitted
+from shared.client import JobView, Picture
+from shared.domain.errors import AfterimageError, InvalidRequestError
+from shared.domain.types import JobState, Plan, PlanSource
+
+
+def wide() -> Console:
+    """A console that wraps at the terminal's width, and not at all where there is no terminal (pipes, logs)."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDE)
+
+
+class Bar(Progress):
+    """A progress bar that is gone at its end; where there is no terminal it says nothing, not even an empty line."""
+
+    def __init__(self, *columns: str | ProgressColumn, console: Console) -> None:
+        super().__init__(*columns, console=console, transient=True)
+
+    def start(self) -> None:
+        if self.console.is_interactive:
+            super().start()
+
+    def stop(self) -> None:
+        if self.console.is_interactive:
+            super().stop()
+
+
+def where_it_started(view: JobView) -> str:
+    """One sentence: where the picture started, and what that saved."""
+    plan, steps = view.job.plan, view.job.plan.run_steps(view.job.request.steps)
+    seconds = f" in {view.timings.total_s:.2f} s" if view.timings.total_s else ""
+    if plan.source is PlanSource.EXACT:
+        return f"Drawn before, exactly so: the stored picture{seconds}, no step run."
+    if plan.source is PlanSource.NOISE:
+        return f"Started from noise: {counted(view.steps_run, 'step')}{seconds}{_resumed(view)}."
+    source, model = chosen_prompt(plan), chosen_model(plan)
+    said = f" from “{source}”" if source else ""
+    if plan.source is PlanSource.IMAGE:
+        said = f" from {model or 'another'}'s picture{f' of “{source}”' if source else ''}, by {view.model}"
+    return (
+        f"Started after step {plan.start_step} of {steps}{said} (similarity {plan.similarity:.3f}): "
+        f"{counted(view.steps_run, 'step')}{seconds}, {plan.start_step} saved{_resumed(view)}."
+    )
+
+
+def counted(number: int, what: str) -> str:
+    """1 step, 2 steps; 1 entry, 2 entries."""
+    plural = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
+    return f"{number} {what if number == 1 else plural}"
+
+
+def hint(plan: Plan) -> str:
+    """What to try, where a hit's picture looks too much like the one it started from; else empty."""
+    if plan.source is not PlanSource.LATENT or plan.fresh_noise:
+        return ""
+    return "Another seed looks much the same: --fresh-noise 1 varies details, --cache write draws it anew."
+
+
+def chosen_prompt(plan: Plan) -> str:
+    """The prompt of the picture that this one started from; empty from noise."""
+    return next((candidate.prompt for candidate in plan.candidates if candidate.chosen), "")
+
+
+def chosen_model(plan: Plan) -> str:
+    """Who drew the picture that this one started from; empty from noise."""
+    return next((candidate.model for candidate in plan.candidates if candidate.chosen), "")
+
+
+def keep_picture(picture: Picture, path: Path, where: str = "") -> Path | None:
+    """Write the file in its ending's format; return the folder that had to be made for it, None when it was there.
+
+    Raises AfterimageError saying how to get the picture all the same; `where`: the options that find its job.
+    """
+    folder = path.parent
+    made = None if folder.is_dir() else folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        picture.save(path)
+    except OSError as error:
+        again = f"afterimage jobs show {picture.job.id} --out FILE{where}"
+        raise AfterimageError(f"out: cannot write {path} ({error.strerror}); while it runs: {again}") from error
+    return made
+
+
+def made_folder(out: Path) -> None:
+    """Makes it, before anything takes long; raises InvalidRequestError where that cannot be."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequestError("out", f"must be a folder ({error.strerror})", out) from error
+
+
+def candidates_table(plan: Plan, width: int = WIDE) -> Table:
+    """Everything the planner looked at, best first, and why it was or was not chosen."""
+    columns = (
+        Column(""),
+        Column("prompt", least=12),
+        Column("by", leave=2),
+        Column("kind", leave=1),
+        *(Column(name, right=True) for name in ("similarity", "K allowed", "K there")),
+        Column("why", least=12),
+    )
+    rows = [
+        (
+            "→" if one.chosen else "",
+            Text(one.prompt or one.entry_id),
+            one.model,
+            one.kind,
+            f"{one.similarity:.3f}",
+            str(one.wished_step or "–"),
+            str(one.start_step or "–"),
+            Text(one.reason),
+        )
+        for one in plan.candidates
+    ]
+    return fitted(columns, rows, width, title="What the planner looked at")
+
+
+def jobs_table(views: list[JobView], width: int = WIDE) -> Table:
+    """One line a job, with its whole id; why it ended without a picture has a column where that happened."""
+    ended_badly = any(view.job.error for view in views)
+    columns = (
+        Column("job"),
+        Column("state"),
+        Column("created", leave=7),
+        Column("source", leave=4),
+        Column("start K", leave=3, right=True),
+        Column("steps run", leave=5, right=True),
+        Column("seconds", leave=6, right=True),
+        Column("prompt", least=12, leave=2, one_line=True),
+        *([Column("because", least=16, leave=1)] if ended_badly else []),
+    )
+    rows = [
+        (
+            view.job.id,
+            view.job.state.value,
+            datetime.fromtimestamp(view.job.created_at).strftime("%m-%d %H:%M:%S"),
+            view.job.plan.source.value,
+            f"{view.job.plan.start_step}/{view.job.plan.run_steps(view.job.request.steps)}",
+            str(view.steps_run),
+            f"{view.timings.total_s:.2f}" if view.timings.total_s else "",
+            Text(view.job.request.prompt),
+            *([Text(view.job.error)] if ended_badly else []),
+        )
+        for view in views
+    ]
+    return fitted(columns, rows, width)
+
+
+def job_sheet(view: JobView) -> Table:
+    """Everything a client may know of one job."""
+    job, request, plan = view.job, view.job.request, view.job.plan
+    table = Table(show_header=False, box=None)
+    table.add_column(style="bold")
+    table.add_column()
+    seed = f"{request.seed}" + ("" if request.seed_given else " (drawn)")
+    total = plan.run_steps(request.steps)
+    own = "" if total == request.steps else f" of {total}"
+    rows = {
+        "job": job.id,
+        "state": job.state.value + (f": {job.error}" if job.error else ""),
+        "prompt": request.prompt,
+        "negative prompt": request.negative_prompt,
+        "size · steps · guidance · seed": f"{request.size} · {request.steps} · {request.guidance:g} · {seed}",
+        "model": view.model,
+        "plan": f"{plan.source.value}, start after step {plan.start_step}{own}: {plan.reason}",
+        "degraded": "; ".join(plan.degraded),
+        "steps run": f"{view.steps_run}{_resumed(view)}",
+        "attempts": str(job.attempt),
+        "warnings": "; ".join(job.warnings),
+        "picture": f"{view.picture_bytes} bytes, sha256 {view.picture_sha256}" if view.picture_bytes else "",
+        "seconds": seconds_by_stage(view),
+    }
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, Text(value))
+    return table
+
+
+def _resumed(view: JobView) -> str:
+    """Where the attempt that finished went on from a checkpoint; empty when it began where the plan says."""
+    job, steps = view.job, view.job.plan.run_steps(view.job.request.steps)
+    if job.state is not JobState.SUCCEEDED or job.plan.source is PlanSource.EXACT or job.attempt < 2:
+        return ""
+    after = steps - view.steps_run
+    return f", resumed after step {after} of {steps}" if after > job.plan.start_step else ""
+
+
+def seconds_by_stage(view: JobView) -> str:
+    stages = ("embed", "predict", "plan", "accept", "queue", "fetch", "encode", "denoise", "decode", "store", "total")
+    spent = [(stage, getattr(view.timings, f"{stage}_s")) for stage in stages]
+    return " · ".join(f"{stage} {seconds:.4f}" for stage, seconds in spent if seconds)

@@ -1,0 +1,1 @@
+"""`afterimage replay`: one trace, any policy, the decisions that serving would make."""

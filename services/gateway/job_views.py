@@ -1,0 +1,149 @@
+"""Jobs as clients see them: the row, its picture, and where the time went; the log line of each that ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from cachetools import FIFOCache
+
+from protos import common_pb2 as pb
+from protos import gateway_pb2
+from services.gateway.deadlines import dropped_because, late_because
+from services.gateway.fanout import Rows
+from shared.blobs import Blobs
+from shared.blobs.ahead import ReadAhead
+from shared.domain.errors import AfterimageError, BlobMissingError, NotFoundError
+from shared.domain.messages import JobSucceeded, Progress
+from shared.domain.types import Job, Timings
+from shared.runtime.rpc_types import job_to_proto, plan_to_proto
+from shared.runtime.telemetry import log
+
+_KEPT = 4096
+_OURS = ("embed_s", "predict_s", "plan_s", "accept_s")
+
+
+class Answers:
+    """Adds to each row what only this gateway knows: the seconds before acceptance, and in all."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self._timings: FIFOCache[str, Timings] = FIFOCache(_KEPT)
+
+    def timed(self, job_id: str, timings: Timings) -> None:
+        """Remembers the seconds of a job's stages in the gateway; only the last few thousand jobs' are kept."""
+        self._timings[job_id] = timings
+
+    def ended(self, job_id: str, total_s: float) -> None:
+        if job_id in self._timings:
+            self._timings[job_id] = replace(self._timings[job_id], total_s=total_s)
+
+    def job(self, job: Job) -> pb.Job:
+        message, known = job_to_proto(job), self._timings.get(job.id)
+        message.error = job.error or dropped_because(job)
+        if late := late_because(job):
+            message.warnings.append(late)
+        if known is not None and job.result is not None:
+            _add(known, message.timings)
+        return message
+
+    def ahead(self, fact: JobSucceeded) -> ReadAhead:
+        """Begins to read the picture that the fact names, while the row is read."""
+        return ReadAhead(self._blobs, fact.picture_key, fact.picture_sha256)
+
+    async def picture(self, job: Job, ahead: ReadAhead | None = None) -> bytes:
+        """The job's PNG; NotFoundError when it is not there (any more)."""
+        if job.result is None or not job.result.picture_key:
+            raise NotFoundError(f"job {job.id} is {job.state} and has no picture")
+        try:
+            return await (ahead or self._blobs).get(job.result.picture_key, job.result.picture_sha256)
+        except BlobMissingError as error:
+            raise NotFoundError(f"the picture of job {job.id} is gone; results are kept results_keep_s") from error
+
+
+class FinishedLog:
+    """One log line for each job that was accepted or taken up here, once its row is final."""
+
+    def __init__(self, rows: Rows, waited_for: Callable[[str], bool], *, prompts: bool) -> None:
+        """waited_for: whether a call that waits for the job will read its row anyway; prompts: whether to log them."""
+        self._rows, self._waited_for, self._prompts = rows, waited_for, prompts
+        self._open: FIFOCache[str, None] = FIFOCache(_KEPT)
+        self._looking: set[asyncio.Task[None]] = set()
+
+    def accepted(self, job_id: str) -> None:
+        self._open[job_id] = None
+
+    def look(self, job_id: str) -> None:
+        """Read the row of a job that may have ended, where no waiting call does."""
+        if job_id in self._open and not self._waited_for(job_id):
+            task = asyncio.create_task(self._look(job_id))
+            self._looking.add(task)
+            task.add_done_callback(self._looking.discard)
+
+    def ended(self, job: Job) -> None:
+        if not job.state.final or job.id not in self._open:
+            return
+        del self._open[job.id]
+        request, plan = job.request, job.plan
+        facts: dict[str, Any] = {"job": job.id, "tenant": request.tenant, "status": job.state.value}
+        facts |= {"source": plan.source.value, "start_step": plan.start_step, "steps": plan.run_steps(request.steps)}
+        facts |= {"model": job.result.model if job.result else plan.model}
+        facts |= {"seconds": round(job.updated_at - job.created_at, 3)}  # both by the catalog's clock
+        facts |= {"prompt": request.prompt} if self._prompts else {}
+        facts |= {"error": error} if (error := job.error or dropped_because(job)) else {}
+        log("gateway").info("request finished", **facts)
+
+    async def close(self) -> None:
+        for task in self._looking:
+            task.cancel()
+        await asyncio.gather(*self._looking, return_exceptions=True)
+
+    async def _look(self, job_id: str) -> None:
+        with contextlib.suppress(AfterimageError):  # a line less; the row stays as it is
+            self.ended(await self._rows.get(job_id))
+
+
+def _add(gateway: Timings, run: pb.Timings) -> None:
+    """The gateway's own stages beside the worker's seconds, and its total where it knows one."""
+    for name in _OURS:
+        setattr(run, name, getattr(gateway, name))
+    run.total_s = gateway.total_s or run.total_s
+
+
+def accepted_event(job: Job, position: int) -> gateway_pb2.GenerateStreamResponse:
+    return gateway_pb2.GenerateStreamResponse(
+        accepted=gateway_pb2.Accepted(job_id=job.id, queue_position=position, plan=plan_to_proto(job.plan))
+    )
+
+
+def progress_event(progress: Progress, preview: bytes = b"") -> gateway_pb2.GenerateStreamResponse:
+    return gateway_pb2.GenerateStreamResponse(
+        progress=gateway_pb2.Progress(job_id=progress.job_id, step=progress.step, steps=progress.steps, preview=preview)
+    )
+
+
+def waiting_event(job: Job, position: int) -> gateway_pb2.GenerateStreamResponse:
+    steps = job.plan.run_steps(job.request.steps)
+    if job.checkpoint_step >= steps:  # another model than the plan's first began the run, with more steps
+        steps = max(one.run_steps(job.request.steps) for one in job.plan.may_run)
+    return gateway_pb2.GenerateStreamResponse(
+        progress=gateway_pb2.Progress(
+            job_id=job.id,
+            step=job.checkpoint_step,
+            steps=steps,
+            queue_position=position,
+            waits_again=_waits_again(job),
+        )
+    )
+
+
+def _waits_again(job: Job) -> str:
+    """Why a queued job that was begun is queued; empty where it never was."""
+    if not job.attempt:
+        return ""
+    if job.crashes:
+        return "its worker is gone, another one goes on"
+    return "it failed and is tried again" if job.failures else "its worker handed it back, another one goes on"

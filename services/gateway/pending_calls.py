@@ -1,0 +1,186 @@
+"""One call that waits for its job: the job is accepted, followed until its row is final, and answered."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from protos import common_pb2
+from protos import gateway_pb2 as pb
+from services.gateway.deadlines import DropTimers, outcome_error
+from services.gateway.fanout import Fanout, Watch
+from services.gateway.intake import Intake
+from services.gateway.job_views import Answers, FinishedLog, accepted_event, progress_event, waiting_event
+from services.gateway.validation import caller_of
+from shared.blobs.ahead import ReadAhead
+from shared.bus.hints import Hints
+from shared.domain.errors import AfterimageError, UnavailableError
+from shared.domain.ids import new_id
+from shared.domain.messages import JobCancelled, JobSucceeded, PreviewsRequested, Progress
+from shared.domain.types import Job, JobState
+from shared.runtime.telemetry import METRICS
+from shared.service import Context
+
+PREVIEWS_AGAIN_S = 1.0
+"""Seconds between two requests of one stream for previews that do not come."""
+
+
+@dataclass
+class PendingCall:
+    """One waiting call."""
+
+    watch: Watch
+    start: float
+    job: Job | None = None
+    picture: bytes = b""
+    confirmed: bool = True
+    ahead: ReadAhead | None = None
+    """The picture, read from the moment that its event arrives."""
+
+    def close(self) -> None:
+        if self.ahead is not None:
+            self.ahead.close()
+
+
+class Calls:
+    """All calls that wait at this gateway, and what happens to a job when its call leaves or its deadline passes."""
+
+    def __init__(self, context: Context, intake: Intake, hints: Hints) -> None:
+        self._jobs, self._clock, self._intake, self._hints = context.backends.catalog.jobs, context.clock, intake, hints
+        self._process_local = context.backends.catalog.process_local
+        self.timers = DropTimers(self.cancel)
+        self.answers = Answers(context.backends.blobs)
+        self.fanout = Fanout(context.backends.bus, self._ended)
+        self._finished = FinishedLog(self._jobs, self.fanout.waited_for, prompts=context.settings.log_prompts)
+
+    async def close(self) -> None:
+        await self._finished.close()
+        await self.fanout.stop()
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[PendingCall]:
+        """Watch the coming job before it exists. A caller that leaves early may take its job along."""
+        if self.fanout.draining:
+            raise UnavailableError("shutting down; try another replica, or again in a moment", retry_after_s=2.0)
+        with contextlib.ExitStack() as after, self.fanout.watch(new_id()) as watch:
+            call = PendingCall(watch, self._clock.monotonic())
+            after.callback(self._unwatched, call)
+            try:
+                yield call
+            except (asyncio.CancelledError, GeneratorExit):
+                if not self.fanout.draining:  # else it is us who leave
+                    self._left(call)
+                raise
+            finally:
+                call.close()
+
+    async def accept(
+        self, call: PendingCall, request: common_pb2.Request, context: Any, *, told_now: bool, previews: bool = False
+    ) -> Job:
+        try:
+            accepted = await self._intake.accept(
+                request, caller_of(context), call.watch.job_id, told_now=told_now, previews=previews
+            )
+        except AfterimageError as error:
+            METRICS.refused.labels(type(error).__name__).inc()
+            raise
+        job = call.job = accepted.job
+        call.picture, call.confirmed = accepted.picture, accepted.confirmed
+        if job.id != call.watch.job_id:  # a retry: the first job of this idempotency key
+            self.fanout.redirect(call.watch, job.id)
+            if not job.state.final:
+                self._finished.accepted(job.id)
+        else:
+            self._finished.accepted(job.id)
+            self.answers.timed(job.id, accepted.timings)
+            self._arm(job)
+        return job
+
+    async def result(self, call: PendingCall) -> pb.GenerateResponse:
+        """The answer, once the job's row is final. Raises the error that the job ended with."""
+        assert call.job is not None
+        job = call.job
+        async for event in self._follow(call, job):
+            if isinstance(event, Job):
+                job = event
+        return await self._answer(job, call)  # its final row, with which following ends
+
+    async def stream(self, call: PendingCall, *, previews: bool) -> AsyncIterator[pb.GenerateStreamResponse]:
+        """Acceptance, once the broker has the task; then progress, and last the result."""
+        assert call.job is not None
+        job, ask_at = call.job, 0.0
+        if call.confirmed:
+            yield accepted_event(job, 0 if job.state.final else await self._jobs.position(job.id))
+        async for event in self._follow(call, job):
+            if not call.confirmed:
+                if isinstance(event, Job) and not event.promised:  # its task is to be sent
+                    continue
+                call.confirmed = True
+                yield accepted_event(job, await self._jobs.position(job.id))
+            if isinstance(event, Progress):
+                preview = base64.b64decode(event.preview) if previews else b""
+                now = self._clock.monotonic()
+                if previews and not preview and now >= ask_at:  # of each worker that takes the job up
+                    self._hints.tell(PreviewsRequested(event.job_id))
+                    ask_at = now + PREVIEWS_AGAIN_S
+                yield progress_event(event, preview)
+            elif event.state.final:
+                yield pb.GenerateStreamResponse(result=await self._answer(event, call))
+            elif event.state is JobState.QUEUED:
+                yield waiting_event(event, await self._jobs.position(event.id))
+
+    async def cancel(self, job_id: str) -> Job:
+        job = await self._jobs.cancel(job_id)
+        if job.state is JobState.CANCELLED:
+            self._hints.tell(JobCancelled(job_id))  # a worker that misses it finds out at its next write
+        return job
+
+    def requeued(self, job: Job) -> None:
+        """The sweeper sent the job's task again."""
+        self._arm(job)
+        if self._process_local:  # the gateway that accepted it is gone
+            self._finished.accepted(job.id)
+
+    async def _follow(self, call: PendingCall, job: Job) -> AsyncIterator[Progress | Job]:
+        """Every event of the job until its row is final, and that row last."""
+        if job.state.final:
+            yield job
+            return
+
+        def read_ahead(event: JobSucceeded) -> None:
+            call.close()  # a duplicate's event: one read is enough
+            call.ahead = self.answers.ahead(event)
+
+        async for event in self.fanout.follow(call.watch, self._jobs, read_ahead):
+            yield event
+
+    async def _answer(self, job: Job, call: PendingCall) -> pb.GenerateResponse:
+        model, error = job.result.model if job.result else job.plan.model, outcome_error(job)
+        self._finished.ended(job)
+        METRICS.requests.labels(job.state, job.plan.source, model).inc()
+        if error is not None:
+            raise error
+        picture = call.picture or await self.answers.picture(job, call.ahead)
+        self.answers.ended(job.id, self._clock.monotonic() - call.start)
+        return pb.GenerateResponse(job=self.answers.job(job), picture=picture)
+
+    def _left(self, call: PendingCall) -> None:
+        job = call.job
+        if job and job.request.drop_if_late and not self.fanout.waited_for(job.id, besides=call.watch):
+            self.timers.drop_soon(job.id)
+
+    def _unwatched(self, call: PendingCall) -> None:
+        if call.job is not None:
+            self._finished.look(call.job.id)
+
+    def _arm(self, job: Job) -> None:
+        self.timers.arm(job, now=job.updated_at)  # just written: this is the catalog's clock
+
+    def _ended(self, job_id: str) -> None:
+        self.timers.disarm(job_id)
+        self._finished.look(job_id)
+        self._intake.rate.finished(self._clock.monotonic())

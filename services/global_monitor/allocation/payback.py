@@ -1,0 +1,50 @@
+"""Whether a switch is worth what it costs: a worker that changes its model draws nothing meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.global_monitor.allocation.fleet import Capacity
+from services.global_monitor.allocation.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What can be done in so many seconds, and whether large models refine hits in them."""
+
+    seconds: float
+    has: Capacity
+    large_refines: bool
+
+
+def expected_s(wanted_s: float, period_s: float, catch_up_s: float) -> float:
+    """Return for how long a state is expected to last that decisions have wanted for `wanted_s` seconds.
+
+    A demand is expected to last as long as it has lasted, one period at first. No switch may need more than
+    `catch_up_s` to pay back (or one period, if that is longer): the work that waits meanwhile is due by then.
+    """
+    return min(wanted_s + period_s, max(catch_up_s, period_s))
+
+
+def pays_back(before: Stage, during: Stage, after: Stage, work: Workload, *, better: bool) -> bool:
+    """Whether a switch gets more done in the seconds of `before`, or as much of it and in a `better` way.
+
+    before: those seconds (`expected_s`) without a switch; during and after: the switch, and the seconds left after it.
+    """
+    if during.seconds >= before.seconds:
+        return False
+    kept, switched = done((before,), work), done((during, after), work)
+    return switched >= kept * (1 - 1e-9) if better else switched > kept * (1 + 1e-9)
+
+
+def done(stages: tuple[Stage, ...], work: Workload) -> float:
+    """Full generations of `work` that are drawn, no kind of it at the cost of another: an equal share of each. What one
+    stage leaves undone may be caught up in the next."""
+    seconds = sum(stage.seconds for stage in stages)
+    large = sum(stage.seconds * stage.has.large for stage in stages)
+    small = sum(stage.seconds * stage.has.small for stage in stages)
+    refining = sum(stage.seconds * stage.has.large for stage in stages if stage.large_refines)
+    of_large = refining / large if large else 0.0  # what large models do beyond their misses they do for hits
+    limits = ((large, work.miss), (small, work.small), (small + refining, work.hit + work.small + of_large * work.miss))
+    share = min((has / (wanted * seconds) for has, wanted in limits if wanted), default=0.0)
+    return min(share, 1.0) * work.total * seconds

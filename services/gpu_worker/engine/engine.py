@@ -1,0 +1,297 @@
+"""The engine: step-level continuous batching, where every step decides, runs and folds (design §6)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from services.gpu_worker.engine.events import (
+    Advanced,
+    BatchRan,
+    Checkpointed,
+    Event,
+    Finished,
+    Joined,
+    LatentCaptured,
+    Left,
+)
+from services.gpu_worker.engine.family import Family
+from services.gpu_worker.engine.rows import (
+    FromCheckpoint,
+    FromNoise,
+    FromPicture,
+    FromState,
+    Latent,
+    Pixels,
+    Row,
+    Stepped,
+    Task,
+)
+from services.gpu_worker.engine.scheduler import Decision, decide
+from services.gpu_worker.engine.threads import StepThreads
+from shared.domain.errors import CancelledError, DeadlineError, ModelError
+from shared.runtime.telemetry import log
+
+Outcome = list[tuple[Row, Stepped | Exception]]
+
+
+class Engine:
+    """Rows of any of `families`, at most `max_rows` at a time; not thread-safe: one thread owns it.
+
+    Requests at different timesteps, with different guidance, sizes and seeds, hits and misses, join and leave between
+    steps. What a row becomes does not depend on who rides along (design §6: within 1e-4; to the bit where the families
+    were loaded with `batch_invariant`). `tell_every_s`: seconds between two Advanced of one row, so that fast steps do
+    not wake the event loop. `threads`: finds the thread count that each amount of work is fastest on; None: torch's
+    setting stays.
+    """
+
+    def __init__(
+        self,
+        families: Mapping[str, Family],
+        *,
+        max_rows: int = 8,
+        tell_every_s: float = 0.2,
+        clock: Callable[[], float] = time.monotonic,
+        threads: StepThreads | None = None,
+    ) -> None:
+        self.families = dict(families)
+        self._threads = threads
+        self.max_rows = max_rows
+        self._clock = clock
+        self._tell_every_s = tell_every_s
+        self._waiting: dict[str, Task] = {}
+        self._running: dict[str, Row] = {}
+        self._cancelled: set[str] = set()
+        self._arrived = 0
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting and not self._running
+
+    @property
+    def rows(self) -> int:
+        return len(self._running)
+
+    def submit(self, task: Task) -> None:
+        """Queues a task; its id must not be in the engine yet (raises ModelError)."""
+        if task.id in self._waiting or task.id in self._running:
+            raise ModelError(f"task {task.id!r} is in the engine already")
+        self._arrived += 1
+        self._waiting[task.id] = replace(task, arrived=self._arrived)
+
+    def cancel(self, task_id: str) -> None:
+        """The task leaves before the next step; an unknown id is ignored (it may just have finished)."""
+        if task_id in self._waiting or task_id in self._running:
+            self._cancelled.add(task_id)
+
+    def preview(self, task_id: str) -> None:
+        """From its next step on the task is told with previews; an unknown id is ignored."""
+        if task_id in self._waiting:
+            self._waiting[task_id] = replace(self._waiting[task_id], preview=True)
+        elif (row := self._running.get(task_id)) is not None:
+            row.task = replace(row.task, preview=True)
+
+    def abandon(self, error: Exception) -> list[Event]:
+        """Everyone leaves, because the engine itself is in trouble."""
+        return [self._leave(task_id, error) for task_id in [*self._waiting, *self._running]]
+
+    def step(self) -> list[Event]:
+        """One denoising step for everyone aboard; what happened to whom."""
+        if not torch.is_inference_mode_enabled():  # the engine's thread never leaves it: each time costs 5 µs
+            with torch.inference_mode():
+                return self.step()
+        decision = self._decide()
+        changed, outcome = self._run(decision)
+        return [*changed, *self._fold(outcome)]
+
+    # decide
+
+    def _decide(self) -> Decision:
+        riding = [row.task for row in self._running.values()]
+        cancelled = frozenset(self._cancelled)
+        return decide(list(self._waiting.values()), riding, cancelled, self._clock(), self.max_rows)
+
+    # run
+
+    def _run(self, decision: Decision) -> tuple[list[Event], Outcome]:
+        events = [self._leave(task_id, CancelledError("cancelled")) for task_id in decision.cancel]
+        events += [self._leave(task_id, DeadlineError("the deadline passed")) for task_id in decision.late]
+        events += [self._join(self._waiting.pop(task_id)) for task_id in decision.join]
+        outcome: Outcome = []
+        for name, rows in self._rows_by_model().items():
+            stepped, seconds = self._timed(name, rows)
+            outcome += stepped
+            events.append(BatchRan(name, len(rows), seconds))
+        return events, outcome
+
+    def _timed(self, name: str, rows: list[Row]) -> tuple[Outcome, float]:
+        elements = sum(row.latent.numel() for row in rows)
+        if self._threads:
+            self._threads.before(name, elements)
+        begun = self._clock()
+        family = self.families[name]
+        outcome = self._forward(family, rows)
+        if family.device.type == "cuda":  # which has been told what to do, and has not done it yet
+            torch.cuda.synchronize(family.device)
+        seconds = self._clock() - begun
+        if self._threads:
+            self._threads.after(name, elements, seconds)
+        return outcome, seconds
+
+    def _leave(self, task_id: str, error: Exception) -> Event:
+        self._waiting.pop(task_id, None)
+        row = self._running.pop(task_id, None)
+        self._cancelled.discard(task_id)
+        return Left(task_id, error, row.done - row.started if row else 0)
+
+    def _join(self, task: Task) -> Event:
+        begun = self._clock()
+        try:
+            row = self._row(task)
+        except Exception as error:  # a task that cannot start fails alone
+            return Left(task.id, error)
+        row.joined_at = row.told_at = row.saved_at = self._clock()
+        self._running[task.id] = row
+        return Joined(task.id, row.done, row.joined_at, row.joined_at - begun, row.warnings)
+
+    def _row(self, task: Task) -> Row:
+        if task.model not in self.families:
+            raise ModelError(f"model {task.model!r} is not loaded here (there are: {', '.join(self.families)})")
+        return make_row(self.families[task.model], task)
+
+    def _rows_by_model(self) -> dict[str, list[Row]]:
+        found: dict[str, list[Row]] = {}
+        for row in self._running.values():
+            found.setdefault(row.task.model, []).append(row)
+        return found
+
+    def _forward(self, family: Family, rows: list[Row]) -> Outcome:
+        try:
+            return list(zip(rows, family.step(rows), strict=True))
+        except Exception as error:
+            if len(rows) == 1:
+                return [(rows[0], error)]
+        # one row's trouble is not the others': alone, only the culprit fails
+        return [pair for row in rows for pair in self._forward(family, [row])]
+
+    # fold
+
+    def _fold(self, outcome: Outcome) -> list[Event]:
+        return [event for row, stepped in outcome for event in self._folded(row, stepped)]
+
+    def _folded(self, row: Row, stepped: Stepped | Exception) -> Iterable[Event]:
+        try:
+            return self._fold_row(row, stepped)
+        except Exception as error:  # a latent that cannot be read off the device is this row's trouble alone
+            return [self._leave(row.task.id, error)]
+
+    def _fold_row(self, row: Row, stepped: Stepped | Exception) -> Iterable[Event]:
+        task = row.task
+        if isinstance(stepped, Exception):
+            return [self._leave(task.id, stepped)]
+        row.latent, row.renew, row.done = stepped.latent, 0.0, row.done + 1
+        events: list[Event] = []
+        if self._clock() - row.told_at >= self._tell_every_s:
+            events.append(self._advanced(row, stepped))
+        if row.done in task.capture_steps:
+            events.append(LatentCaptured(task.id, row.done, off_device(row.latent)))
+        if not row.left:
+            return [*events, self._finish(row)]
+        if self._worth_saving(row):
+            row.saved_at = self._clock()
+            events.append(Checkpointed(task.id, row.done, off_device(row.latent), row.generator_state))
+        return events
+
+    def _worth_saving(self, row: Row) -> bool:
+        task = row.task
+        due = task.checkpoint_every and (row.done - row.started) % task.checkpoint_every == 0
+        return bool(due) and self._clock() - row.saved_at >= task.checkpoint_gap_s
+
+    def _advanced(self, row: Row, stepped: Stepped) -> Advanced:
+        row.told_at = self._clock()
+        return Advanced(
+            row.task.id, row.done, row.task.steps, self._preview(row, stepped) if row.task.preview else None
+        )
+
+    def _preview(self, row: Row, stepped: Stepped) -> Pixels | None:
+        try:
+            return self.families[row.task.model].preview(stepped.clean)
+        except Exception as error:  # nobody loses a picture over its preview
+            log("gpu_worker").warning("no preview", task=row.task.id, error=repr(error))
+            return None
+
+    def _finish(self, row: Row) -> Event:
+        del self._running[row.task.id]
+        self._cancelled.discard(row.task.id)
+        denoised = self._clock()
+        try:
+            return self._picture(row, denoised)
+        except Exception as error:
+            return Left(row.task.id, error)
+
+    def _picture(self, row: Row, denoised: float) -> Finished:
+        latent = off_device(row.latent)
+        if not np.isfinite(latent).all():
+            raise ModelError(f"model {row.task.model!r} drew numbers that are not finite")
+        pixels = self.families[row.task.model].decode(row.latent)
+        return Finished(
+            id=row.task.id,
+            latent=latent,
+            pixels=pixels,
+            steps_run=row.done - row.started,
+            denoise_s=denoised - row.joined_at,
+            decode_s=self._clock() - denoised,
+        )
+
+
+def make_row(family: Family, task: Task) -> Row:
+    """The row a task starts as: encoded prompt, schedule, generator, and the latent its start says.
+
+    Raises ModelError when the start does not fit the task (shape, K outside 0 … T−1).
+    """
+    generator = torch.Generator().manual_seed(task.seed % 2**63)
+    noise = family.initial_noise(task.size, generator)
+    schedule = family.sampler.schedule(task.steps, (noise.shape[-2], noise.shape[-1]))
+    latent, done, renew = noise, 0, 0.0
+    match task.start:
+        case FromNoise():
+            pass
+        case FromState(latent=state, step=step, fresh_noise=fresh, noise_seed=seed):
+            latent, done, renew = _on_device(state, family), step, fresh
+            if fresh:
+                generator = torch.Generator().manual_seed(seed % 2**63)
+        case FromPicture(pixels=pixels, step=step):
+            latent, done = family.add_noise(family.encode_picture(pixels), noise, schedule, step), step
+        case FromCheckpoint(latent=state, step=step, generator_state=saved):
+            latent, done = _on_device(state, family), step
+            generator.set_state(torch.frombuffer(bytearray(saved), dtype=torch.uint8))
+    if latent.shape != noise.shape:
+        rule = f"its latent is {tuple(latent.shape)}, {task.size} needs {tuple(noise.shape)}"
+        raise ModelError(f"task {task.id!r} cannot start from {type(task.start).__name__}: {rule}")
+    if not 0 <= done < task.steps or not 0 <= renew <= 1:
+        raise ModelError(f"task {task.id!r} cannot start after {done} of {task.steps} steps with fresh noise {renew}")
+    guided = task.guidance > 1 and not family.guidance_embedded
+    return Row(
+        task=task,
+        schedule=schedule,
+        latent=latent,
+        done=done,
+        started=done,
+        encoding=family.encode_prompt(task.prompt),
+        negative=family.encode_prompt(task.negative_prompt, negative=True) if guided else None,
+        generator=generator,
+        renew=renew,
+    )
+
+
+def _on_device(latent: Latent, family: Family) -> torch.Tensor:
+    return torch.from_numpy(np.array(latent, dtype=np.float32)).to(family.device)
+
+
+def off_device(latent: torch.Tensor) -> Latent:
+    """A copy nobody on the engine's thread will change."""
+    return latent.float().cpu().numpy().copy()

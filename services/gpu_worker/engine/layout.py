@@ -1,0 +1,69 @@
+"""How rows are put together for one forward: one group per size, padded where results must not depend on company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from services.gpu_worker.engine.rows import PromptEncoding, Row, Stepped, fresh_noise
+from services.gpu_worker.engine.samplers import Sampler
+
+Forward = Callable[[Tensor, Tensor, Sequence[PromptEncoding], Sequence[Row]], Tensor]
+"""(latents (B, C, h, w), timesteps (B,), encodings, rows) → the denoiser's output (B, C, h, w), float32."""
+
+
+def step_by_size(rows: Sequence[Row], forward: Forward, sampler: Sampler, batch_invariant: int = 0) -> list[Stepped]:
+    """One step for rows of any sizes, each at its own timestep: the same rows come back, in order."""
+    stepped: dict[int, Stepped] = {}
+    for members in groups([tuple(row.latent.shape) for row in rows]):
+        group = [rows[i] for i in members]
+        stepped.update(zip(members, _step_group(group, forward, sampler, batch_invariant), strict=True))
+    return [stepped[i] for i in range(len(rows))]
+
+
+def groups(shapes: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    """Indices of rows with equal latent shape, shapes in order of first appearance."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for index, shape in enumerate(shapes):
+        found.setdefault(shape, []).append(index)
+    return list(found.values())
+
+
+def chunks(count: int, batch_invariant: int) -> list[list[int]]:
+    """Which of `count` forward rows ride together, padding included.
+
+    Without `batch_invariant` all of them; with it, pieces of exactly that many, the last one filled up with copies of
+    its first row, so that the forward always has one shape (design §6, How equal).
+    """
+    if not batch_invariant:
+        return [list(range(count))]
+    pieces = [list(range(at, min(at + batch_invariant, count))) for at in range(0, count, batch_invariant)]
+    return [piece + piece[:1] * (batch_invariant - len(piece)) for piece in pieces]
+
+
+def _step_group(rows: Sequence[Row], forward: Forward, sampler: Sampler, batch_invariant: int) -> list[Stepped]:
+    latents = torch.stack([row.latent for row in rows])
+    output = _guided(rows, latents, forward, batch_invariant)
+    moved, clean = sampler.step(latents, output, [row.position for row in rows], fresh_noise(rows))
+    return [Stepped(latent, seen) for latent, seen in zip(moved.unbind(), clean.unbind(), strict=True)]
+
+
+def _guided(rows: Sequence[Row], latents: Tensor, forward: Forward, batch_invariant: int) -> Tensor:
+    """Classifier-free guidance per row: rows without it bring no unconditional half."""
+    guided = [i for i, row in enumerate(rows) if row.negative is not None]
+    owners = [*range(len(rows)), *guided]
+    encodings = [row.encoding for row in rows] + [row.negative for row in rows if row.negative is not None]
+    timesteps = torch.stack([rows[i].position.timestep for i in owners]).to(latents.device)
+    outputs = torch.empty((len(owners), *latents.shape[1:]), dtype=latents.dtype, device=latents.device)
+    for piece in chunks(len(owners), batch_invariant):
+        riders = [owners[i] for i in piece]
+        batch = forward(latents[riders], timesteps[piece], [encodings[i] for i in piece], [rows[i] for i in riders])
+        real = len(dict.fromkeys(piece))  # padding repeats a row: its result is the same and is dropped
+        outputs[piece[:real]] = batch[:real]
+    conditional, unconditional = outputs[: len(rows)], outputs[len(rows) :]
+    if guided:
+        scale = torch.tensor([rows[i].task.guidance for i in guided], device=latents.device).view(-1, 1, 1, 1)
+        conditional[guided] = unconditional + scale * (conditional[guided] - unconditional)
+    return conditional

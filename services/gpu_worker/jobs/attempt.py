@@ -1,0 +1,268 @@
+"""One attempt at one job: from its plan through the engine to a stored image, with events on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from services.gpu_worker.engine.events import Advanced, Checkpointed, Event, Finished, Joined, LatentCaptured, Left
+from services.gpu_worker.engine.family import Family
+from services.gpu_worker.engine.rows import FromCheckpoint, Pixels, Task
+from services.gpu_worker.engine.runner import EngineThread
+from services.gpu_worker.jobs.codecs import encode_png
+from services.gpu_worker.jobs.crash_evidence import CRASHES_TOGETHER
+from services.gpu_worker.jobs.outputs import Outputs
+from services.gpu_worker.jobs.plan_resolution import prepare
+from shared.blobs.ahead import ReadAhead
+from shared.domain.errors import AfterimageError, CancelledError
+from shared.domain.messages import Progress, StateUsed
+from shared.domain.types import PICTURE_STEP, Job, Plan, PlanSource, Result, Timings
+from shared.models import ModelCard
+from shared.runtime.clock import Clock
+from shared.runtime.settings import Settings
+from shared.runtime.telemetry import METRICS, log
+from shared.service.backends import Backends
+
+FIRST_S = 0.1
+"""How long a picture is being drawn before anyone is told that it is."""
+CACHED = (PlanSource.LATENT, PlanSource.IMAGE)
+"""Sources whose first steps someone else ran."""
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What every attempt of this worker works with."""
+
+    settings: Settings
+    backends: Backends
+    clock: Clock
+    families: Mapping[str, Family]
+    """By name, the one that draws misses first."""
+    engine: EngineThread
+    preferred: tuple[str, ...] = ()
+    """The models that are to draw what several may."""
+    assigned: frozenset[str] | None = None
+    """The models that some worker runs; None: any may be."""
+
+    @property
+    def card(self) -> ModelCard:
+        """Of the first."""
+        return next(iter(self.families.values())).card
+
+
+class ElsewhereError(AfterimageError):
+    """Only a model that is not here may draw it."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(f"model {plan.model!r} draws it, which is not here")
+        self.plan = plan
+
+
+class Attempt:
+    """A claimed job in this worker's hands."""
+
+    def __init__(self, place: Workplace, job: Job, ahead: ReadAhead, *, previews: bool = False) -> None:
+        """`ahead`: what its task named, being read since before the claim."""
+        self.job = job
+        self._ahead, self._previews = ahead, previews
+        self.id = f"{job.id}-{job.attempt}"
+        """What the engine calls it: after a suspend this worker may hold two attempts at one job."""
+        self.unheard = False
+        """Whether the catalog did not answer when its lease was last to be renewed."""
+        self.outputs = Outputs(place.backends, job, place.settings.state_codec)
+        self.plan = job.plan
+        self._place = place
+        self._card = place.families[job.plan.model].card if job.plan.model in place.families else place.card
+        """Of the model that draws it; settled when it is prepared."""
+        self._ended: asyncio.Future[Finished | Left] = asyncio.get_running_loop().create_future()
+        self._joined: Joined | None = None
+        self._claimed_at = place.clock.monotonic()
+        self._age_s = job.updated_at - job.created_at  # at the claim, and by the catalog's clock alone
+        self._queue_s = self._fetch_s = 0.0
+        self._told: set[asyncio.Task[None]] = set()
+        self._first: asyncio.TimerHandle | None = None
+        """Tells that the row rides, unless there is more to tell by then."""
+        self._submitted = self._cancelled = self._from_cache = False
+        self._steps_run = 0
+        """Of an attempt that left without a picture."""
+
+    # what the engine says; called on the event loop, in order
+
+    def hear(self, event: Event) -> None:
+        match event:
+            case Joined():
+                self._on_joined(event)
+            case Advanced():
+                self._on_advanced(event)
+            case LatentCaptured():
+                self.outputs.capture(event)
+            case Checkpointed():
+                self.outputs.checkpoint(event, self.plan)
+            case Finished() | Left() if not self._ended.done():
+                self._nothing_to_add()
+                self._ended.set_result(event)
+
+    def _on_joined(self, event: Joined) -> None:
+        self._joined = event
+        # the row's times are the catalog's, the engine's are monotonic
+        in_hand_s = event.at - self._claimed_at - self._fetch_s - event.encode_s
+        self._queue_s = max(self._age_s + in_hand_s, 0.0)
+        METRICS.queue_seconds.observe(self._queue_s)
+        # what is drawn within a moment is told by its end: a message less for the broker and every gateway
+        self._first = asyncio.get_running_loop().call_later(FIRST_S, self._tell, event.step, None)
+        if self._from_cache:
+            # under the K of its own run, which may have had another T; a picture under step 0
+            of_picture = self.plan.source is PlanSource.IMAGE
+            step = PICTURE_STEP if of_picture else _step_of(self.plan.state_key, self.plan.start_step)
+            used = StateUsed(self.plan.entry_id, step)
+            self._in_background(self._place.backends.bus.publish(used))
+
+    def _on_advanced(self, event: Advanced) -> None:
+        if event.step < event.steps:
+            self._nothing_to_add()
+            self._tell(event.step, event.preview)
+
+    def _nothing_to_add(self) -> None:
+        if self._first is not None:
+            self._first.cancel()
+
+    def _tell(self, step: int, preview: Pixels | None) -> None:
+        picture = "" if preview is None else base64.b64encode(encode_png(preview)).decode()
+        message = Progress(self.job.id, step, self.plan.run_steps(self.job.request.steps), picture)
+        self._in_background(self._place.backends.bus.publish(message))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(_logged(work))
+        self._told.add(task)
+        task.add_done_callback(self._told.discard)
+
+    # drawing
+
+    def cancel(self) -> None:
+        """The row leaves before the engine's next step, or never joins."""
+        self._cancelled = True
+        self._nothing_to_add()
+        if self._submitted:
+            self._place.engine.cancel(self.id)
+
+    def send_previews(self) -> None:
+        """From the next step on: a stream asked for them."""
+        self._previews = True
+        if self._submitted:
+            self._place.engine.preview(self.id)
+
+    async def draw(self) -> Result:
+        """Runs the plan and stores what came of it; raises what the engine says, or what storing raises."""
+        clock, backends, settings = self._place.clock, self._place.backends, self._place.settings
+        begun = clock.monotonic()
+        prepared = await prepare(
+            self.job,
+            self._place.families,
+            backends.blobs,
+            backends.catalog.entries,
+            settings.fetch_timeout_s,
+            self._ahead,
+            preferred=self._place.preferred,
+            assigned=self._place.assigned,
+        )
+        self._fetch_s = clock.monotonic() - begun
+        for hole in prepared.lost:
+            self._in_background(backends.bus.publish(hole))
+        if prepared.family is None or prepared.task is None:
+            raise ElsewhereError(prepared.plan)
+        self.plan, self._card = prepared.plan, prepared.family.card
+        self._submit(prepared.task)
+        ended = await self._ended
+        if isinstance(ended, Left):
+            self._steps_run = ended.steps_run
+            raise ended.error
+        return await self._store(ended)
+
+    def _submit(self, task: Task) -> None:
+        if self._cancelled:
+            raise CancelledError("cancelled")
+        if isinstance(task.start, FromCheckpoint):
+            log("gpu_worker").info("job resumed", job=self.job.id, attempt=self.job.attempt, step=task.start.step)
+        else:
+            self._from_cache = self.plan.source in CACHED
+        limit = self.job.request.deadline_s
+        self._submitted = True
+        self._place.engine.submit(
+            replace(
+                task,
+                id=self.id,
+                preview=self._previews,
+                checkpoint_every=self._place.settings.checkpoint_every_steps,
+                checkpoint_gap_s=self._place.settings.checkpoint_gap_s,
+                deadline_at=None if limit is None else self._claimed_at + limit - self._age_s,
+                alone=self.job.crashes >= CRASHES_TOGETHER,
+            )
+        )
+
+    async def _store(self, done: Finished) -> Result:
+        begun = self._place.clock.monotonic()
+        picture_bytes, sha256 = await self.outputs.put_picture(done.pixels)
+        captured = await self.outputs.captured()  # each is being stored since its step
+        card, request, joined = self._card, self.job.request, self._joined
+        timings = Timings(
+            queue_s=self._queue_s,
+            fetch_s=self._fetch_s,
+            encode_s=joined.encode_s if joined else 0.0,
+            denoise_s=done.denoise_s,
+            decode_s=done.decode_s,
+            store_s=self._place.clock.monotonic() - begun,
+            total_s=max(self._age_s + self._place.clock.monotonic() - self._claimed_at, 0.0),
+        )
+        _observe(timings)
+        return Result(
+            picture_key=self.outputs.picture_key,
+            picture_sha256=sha256,
+            picture_bytes=picture_bytes,
+            model=card.name,
+            weights_hash=card.weights_hash,
+            steps_run=done.steps_run,
+            timings=timings,
+            warnings=joined.warnings if joined else (),
+            captured=captured,
+            compat=card.compat(request.size, self.plan.run_steps(request.steps)),
+        )
+
+    @property
+    def steps_saved(self) -> int:
+        """Steps of the picture that a cached state stood for, whether or not a crash came in between."""
+        return self.plan.start_step if self.plan.source in CACHED else 0
+
+    @property
+    def plan_as_run(self) -> Plan | None:
+        """None when it is the plan on the row."""
+        return self.plan if self.plan != self.job.plan else None
+
+    @property
+    def cost(self) -> Result:
+        """The seconds and steps of an attempt that left without an image."""
+        card, now = self._card, self._place.clock.monotonic()
+        timings = Timings(
+            queue_s=self._queue_s, fetch_s=self._fetch_s, total_s=max(self._age_s + now - self._claimed_at, 0.0)
+        )
+        return Result("", "", 0, card.name, card.weights_hash, self._steps_run, timings)
+
+
+def _step_of(state_key: str, otherwise: int) -> int:
+    """The step that a captured state was captured after, as its key says."""
+    step = state_key.removesuffix(".safetensors").rpartition("-")[2]
+    return int(step) if step.isdecimal() else otherwise
+
+
+async def _logged(work: Coroutine[Any, Any, object]) -> None:
+    try:
+        await work
+    except Exception as error:  # a fact that is lost is polled for; it must not fail the picture
+        log("gpu_worker").warning("could not tell", error=repr(error))
+
+
+def _observe(timings: Timings) -> None:
+    for stage in ("fetch", "encode", "denoise", "decode", "store"):
+        METRICS.stage_seconds.labels(stage).observe(getattr(timings, f"{stage}_s"))

@@ -1,0 +1,52 @@
+"""A model's first steps on this device, before any request: to load and warm it, and to measure its step seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import BatchRan
+from services.gpu_worker.engine.family import Family
+from services.gpu_worker.engine.rows import Task
+from services.gpu_worker.families import load_family
+from shared.models import ModelCard
+from shared.models.devices import chosen_device
+from shared.runtime.settings import Settings
+
+STEPS = 4
+"""The first of them is warmer for the second; the median of the others counts."""
+
+
+def load_warm(card: ModelCard, settings: Settings) -> Family:
+    """The model on its device, warm; to be run on a thread of its own, because weights take seconds."""
+    device, padded = chosen_device(settings.device), settings.batch_invariant
+    family = load_family(card, device=device, batch_invariant=padded, offload=settings.offload)
+    warm_up(family)
+    return family
+
+
+def warm_up(family: Family) -> None:
+    """Two steps, a preview and a picture of the model's default size."""
+    card = family.card
+    engine = Engine({card.name: family}, tell_every_s=0.0)
+    guidance = card.default_guidance
+    engine.submit(Task("warm", card.name, "", card.default_size, 2, guidance, seed=0, preview=True))
+    while not engine.idle:
+        engine.step()
+
+
+def measure(family: Family, batches: Sequence[int]) -> dict[int, float]:
+    """Seconds of one step by rows in the batch, at the model's default size and guidance; on the calling thread
+    (MoDM §5.3: profiled throughput)."""
+    return {rows: _step_s(family, rows) for rows in sorted(set(batches))}
+
+
+def _step_s(family: Family, rows: int) -> float:
+    card, engine = family.card, Engine({family.card.name: family}, max_rows=rows, tell_every_s=float("inf"))
+    task = Task("", card.name, "", card.default_size, max(card.default_steps, STEPS), card.default_guidance, seed=0)
+    for row in range(rows):
+        engine.submit(replace(task, id=f"measured {row}", seed=row))
+    ran = [event for _ in range(STEPS) for event in engine.step() if isinstance(event, BatchRan)]
+    return median(event.seconds for event in ran[1:])

@@ -1,0 +1,289 @@
+"""A whole replay on real models: each policy as the services serve it, one after the other, and one summary."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.cache_maintainer.pictures import pictures_start
+from services.embedder.encoder import Encoder, encoder_folder
+from services.gpu_worker.jobs.codecs import encode_state
+from services.replay.policy import PolicySettings
+from services.replay.real.figures import NOT_HERE, against_none, real_figures, run_of
+from services.replay.real.kept import Kept
+from services.replay.real.serving import Load, Sitting, Start, serve
+from services.replay.real.settings import Stand, refuse, stand_for
+from services.replay.results.real_page import shown
+from services.replay.run import STEPS
+from services.replay.simulated.thresholds import k_table
+from services.replay.study import (
+    Asked,
+    about_steps,
+    about_table,
+    about_trace,
+    of_requests,
+    trace_of,
+    warmup_of,
+    where_and_when,
+)
+from services.replay.traces.trace import Trace
+from shared.domain.errors import ConfigurationError, InvalidRequestError
+from shared.domain.types import Size, vector_from
+from shared.models.card import ModelCard, served_card
+from shared.models.k_table import KTable, NoProfiles, latent_table, load_k_tables, named_table, profile_command
+from shared.runtime.loop import run
+from shared.runtime.progress import Advance, Bar
+from shared.runtime.settings import Settings
+
+AS_NAMED = "The table counts as it was named, whatever model and encoder it was measured with."
+AT_A_TIME = 32
+"""Pictures scored together."""
+
+
+@dataclass(frozen=True)
+class Real:
+    """What draws."""
+
+    base: Settings
+    """Models, device and batching; what is the policy's own is set for each."""
+    start: Start
+    out: Path
+    one_at_a_time: bool = False
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a replay on real models leaves."""
+
+    summary: dict[str, Any]
+    decisions: dict[str, npt.NDArray[Any]]
+    """Of decisions.npz."""
+    left: Sequence[str]
+    """Policies (with their budgets) that were not finished when it was broken off."""
+
+
+@dataclass
+class _Served:
+    """What was served so far."""
+
+    sittings: dict[tuple[int, str], Sitting] = field(default_factory=dict)
+    """By budget in states, and policy."""
+    pictures: dict[str, Path] = field(default_factory=dict)
+    """Of the first budget's policies, the folder of their pictures."""
+    taken_over: list[dict[str, Any]] = field(default_factory=list)
+    """Policies at budgets that an earlier run had finished."""
+
+
+def real_study(asked: Asked, real: Real, bar: Bar) -> Made:
+    """Serves every policy that is not finished on disk. Broken off (Ctrl-C), it says what is there, and what is left.
+
+    Raises ConfigurationError, ModelError and InvalidRequestError for what cannot be served, before anything is drawn.
+    """
+    refuse(asked.policies, real.base)
+    card = served_card(real.base)
+    encoder = Encoder(encoder_folder(real.base.encoder))
+    _pictures_can_start(asked, real.base, encoder)
+    bar(f"preparing: the trace {asked.trace.name}", None)
+    offered, arrivals = trace_of(asked)
+    if asked.schedule is None and not card.draws(card.default_size, STEPS):
+        raise ConfigurationError(f"model {card.name!r} draws in {card.max_steps} steps at most, and not in {STEPS}")
+    trace = replace(offered, sizes=_sizes(offered, card, honoured=asked.honour_sizes))
+    table, thresholds = k_table(asked.table, asked.encoder, asked.alpha) if asked.table else (None, "")
+    load = Load(trace, warmup_of(asked, trace), card, STEPS, asked.seed, real.one_at_a_time, table)
+    served, left = _Served(), [(states, name) for states in asked.states for name, _ in asked.policies]
+    with suppress(KeyboardInterrupt):
+        for states, (name, policy) in ((states, one) for states in asked.states for one in asked.policies):
+            stand = stand_for(name, policy, real.base, states * state_bytes_of(card))
+            kept = Kept(real.out, name, load, stand, encoder.hash)
+            if (found := None if asked.anew else kept.found()) is not None:
+                served.sittings[states, name] = found
+                served.taken_over.append({"policy": name, "states": states})
+            else:
+                served.sittings[states, name] = _sitting(name, load, stand, kept, real.start, encoder, bar)
+            served.pictures.setdefault(name, kept.pictures)
+            left.remove((states, name))
+    if not served.sittings:
+        raise KeyboardInterrupt
+    in_force = named_table(table) if table else _in_force(asked, real.base, card, encoder)
+    said = {
+        "trace": about_trace(asked, offered, load.warmup, _in_turn(arrivals) if real.one_at_a_time else arrivals),
+        "encoder": {"name": real.base.encoder, "hash": encoder.hash, "dim": encoder.dim},
+        "thresholds": f"{thresholds} {AS_NAMED}"
+        if table
+        else f"Thresholds: {in_force.source}, as the services take it for {card.name}.",
+        "table": about_table(in_force),
+    }
+    return _made(asked, real, load, served, said, [f"{name} ({states:,} states)" for states, name in left])
+
+
+def state_bytes_of(card: ModelCard) -> int:
+    """What the services keep of a latent of the model's own size, as fp16."""
+    size, scale = card.default_size, card.vae_scale
+    latent = np.zeros((card.latent_channels, size.height // scale, size.width // scale), np.float32)
+    return len(encode_state(latent, "fp16"))
+
+
+def _in_turn(arrivals: str) -> str:
+    return f"one at a time, each once what the one before left is indexed; the cache's clock shows {arrivals}"
+
+
+def _sizes(trace: Trace, card: ModelCard, *, honoured: bool) -> tuple[Size, ...]:
+    """The model's own size for all, or the trace's, each of which it must draw."""
+    if not honoured:
+        return (card.default_size,) * len(trace)
+    for size in dict.fromkeys(trace.sizes):
+        if not card.sizes.allows(size):
+            rule = f"model {card.name!r} draws {card.sizes}; without honour_sizes its own"
+            raise InvalidRequestError("honour_sizes", rule, size)
+    return trace.sizes
+
+
+def _in_force(asked: Asked, base: Settings, card: ModelCard, encoder: Encoder) -> KTable:
+    """The services' table for the model's own latents; without a level, and with the reason as source, for none."""
+    tables = asyncio.run(load_k_tables(NoProfiles(), card, asked.alpha))
+    command = profile_command(base.large, base.encoder, asked.alpha)
+    table, notes = latent_table(tables, card, encoder.id, asked.alpha, command)
+    return table or KTable((), source="; ".join(notes))
+
+
+def _pictures_can_start(asked: Asked, base: Settings, encoder: Encoder) -> None:
+    """ConfigurationError where a policy starts from pictures and no table says what may be done with them."""
+    named = [name for name, policy in asked.policies if policy.reuses == "refine"]
+    if not named or asyncio.run(pictures_start(NoProfiles(), base, encoder.id)):
+        return
+    raise ConfigurationError(
+        f"policy {named[0]!r}: cannot be served on real models: no table beside {base.large}'s weights, or those "
+        "of `small`, says what may start from a finished picture of theirs (`afterimage profile --images-from`)"
+    )
+
+
+def _sitting(name: str, load: Load, stand: Stand, kept: Kept, start: Start, encoder: Encoder, bar: Bar) -> Sitting:
+    """Served and scored, and written down."""
+    bar(f"{name}: starting its services", None)
+    advance = bar(name, len(load.trace))
+    kept.begin()
+    sitting = run(serve(load, stand, start, kept.keep, advance))
+    gc.collect()  # the next one loads its models anew
+    return kept.done(sitting, _clips(sitting, load, kept, encoder, bar(f"{name}: scores", len(sitting.answers))))
+
+
+def _clips(sitting: Sitting, load: Load, kept: Kept, encoder: Encoder, advance: Advance) -> dict[int, float]:
+    """The cosine of each picture with its prompt."""
+    drawn = [one.request for one in sitting.answers if not one.error]
+    found: dict[int, float] = {}
+    for first in range(0, len(drawn), AT_A_TIME):
+        some = drawn[first : first + AT_A_TIME]
+        texts = encoder.texts([load.trace.prompts[request] for request in some])
+        pictures = encoder.images([kept.picture(request).read_bytes() for request in some])
+        for request, text, picture in zip(some, texts, pictures, strict=True):
+            found[request] = float(vector_from(text.vector) @ vector_from(picture.vector))
+        advance(len(some))
+    return found
+
+
+def _made(asked: Asked, real: Real, load: Load, served: _Served, said: Mapping[str, Any], left: Sequence[str]) -> Made:
+    """`policies` are those of the first budget."""
+    each, policy_of = state_bytes_of(load.card), dict(asked.policies)
+    alone_s, step_s = (
+        statistics.median(getattr(one, name) for one in served.sittings.values()) for name in ("alone_s", "step_s")
+    )
+    each_alone_s = alone_s + step_s * (load.trace.asked(load.steps) - load.usual_steps)
+    budgets: list[dict[str, Any]] = []
+    for states in asked.states:
+        sittings = {name: served.sittings[states, name] for name in policy_of if (states, name) in served.sittings}
+        if budgets and len(sittings) < len(policy_of):
+            break  # plots over budgets need every policy at each
+        policies = {
+            name: real_figures(run_of(name, policy_of[name].title, states * each, one), one, load, each_alone_s)
+            for name, one in sittings.items()
+        }
+        _compare_with_none(policies, sittings, policy_of, load)
+        budgets.append(
+            {"states": states, "of": "states", "max_bytes": states * each, "bound": None, "policies": policies}
+        )
+    decisions = _decisions(load, budgets, served)
+    summary = {
+        "policies": budgets[0]["policies"],
+        **said,
+        "budgets": budgets,
+        "settings": _settings(asked, real, load, alone_s),
+        "not_here": NOT_HERE,
+        "left": list(left),
+        "pictures": {name: str(folder.relative_to(real.out)) for name, folder in served.pictures.items()},
+        "shown": _shown(load, decisions),
+        "taken_over": served.taken_over,
+        "timings": None,
+        **where_and_when(),
+    }
+    return Made(summary, decisions, left)
+
+
+def _shown(load: Load, decisions: Mapping[str, npt.NDArray[Any]]) -> list[dict[str, Any]]:
+    """The requests on the page's sheet of pictures."""
+    starts = {key: starts for key, starts in decisions.items() if key != "users"}
+    requests = [load.warmup + row for row in shown(starts)]
+    return [{"request": request, "prompt": load.trace.prompts[request]} for request in requests]
+
+
+def _compare_with_none(
+    policies: dict[str, dict[str, Any]],
+    sittings: Mapping[str, Sitting],
+    of: Mapping[str, PolicySettings],
+    load: Load,
+) -> None:
+    """Where a policy without a cache was served too, pictures are held against its."""
+    plain = next((name for name in sittings if of[name].lookup == "none"), None)
+    if plain is None:
+        return
+    others = {name: one for name, one in sittings.items() if name != plain}
+    for name, differs in against_none(others, sittings[plain], load).items():
+        policies[name]["real"]["clip_against"] = {"policy": plain, **differs}
+
+
+def _decisions(load: Load, budgets: Sequence[Mapping[str, Any]], served: _Served) -> dict[str, npt.NDArray[Any]]:
+    kept = {
+        f"{budget['states']}/{name}": np.array(
+            [one.start_step for one in served.sittings[budget["states"], name].answers[load.warmup :]], np.int16
+        )
+        for budget in budgets
+        for name in budget["policies"]
+    }
+    return of_requests(load.trace, load.warmup) | kept
+
+
+def _settings(asked: Asked, real: Real, load: Load, alone_s: float) -> dict[str, Any]:
+    base, card = real.base, load.card
+    return {
+        "policies": {name: policy.model_dump(mode="json") for name, policy in asked.policies},
+        "sizes_honoured": asked.honour_sizes,
+        **about_steps(asked),
+        "skip": asked.skip,
+        "limit": asked.limit,
+        "seed": asked.seed,
+        "fleet": None,
+        "surrogate": None,
+        "real": {
+            "model": card.name,
+            "weights_hash": card.weights_hash,
+            "small": base.small,
+            "guidance": card.default_guidance,
+            "size": {"width": card.default_size.width, "height": card.default_size.height},
+            "state_bytes": state_bytes_of(card),
+            "one_at_a_time": real.one_at_a_time,
+            "workers": base.workers,
+            "max_rows": base.max_rows,
+            "device": base.device,
+            "torch_threads": base.torch_threads,
+            "alone_s": alone_s,
+            "alone_steps": load.usual_steps,
+        },
+    }

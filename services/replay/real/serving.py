@@ -1,0 +1,313 @@
+"""One policy served for real: an Afterimage of its own, warm and with an empty cache, is asked as any client asks."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protos import cache_maintainer_pb2, match_predictor_pb2
+from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
+from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
+from services.replay.real.settings import Stand
+from services.replay.traces.trace import Trace
+from shared.catalog import open_catalog
+from shared.client import AsyncClient, Picture
+from shared.domain.errors import AfterimageError, NotFoundError
+from shared.domain.types import PlanSource
+from shared.models import added
+from shared.models.card import ModelCard
+from shared.models.k_table import KTable, named_table, profile_kind, table_to_json
+from shared.runtime.clock import Clock, ManualClock
+from shared.runtime.settings import Settings
+from shared.runtime.telemetry import METRICS
+from shared.service import Running
+
+ALONE = 2
+"""Pictures drawn alone on the warm service: the faster is what SLOs are multiples of."""
+WAIT_S = 7 * 24 * 3600.0
+"""A request waits for its picture, however long the queue is."""
+SETTLE_S = 60.0
+
+Start = Callable[[Settings, Clock | None], AbstractAsyncContextManager[Running]]
+"""Starts every service in this process."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What every policy is offered alike."""
+
+    trace: Trace
+    """With the sizes and steps that are asked for."""
+    warmup: int
+    card: ModelCard
+    steps: int = 50
+    """T of every request, where the trace does not give each its own."""
+    seed: int = 0
+    """Request n is drawn with this seed plus n: the same noise under every policy, and no exact repeats."""
+    one_at_a_time: bool = False
+    """Each is asked once what the one before left is indexed, on a clock that stands at its arrival."""
+    table: KTable | None = None
+    """None: the model's own."""
+
+    @property
+    def usual_steps(self) -> int:
+        """The median T."""
+        return int(np.median(self.trace.asked(self.steps)))
+
+    @property
+    def unusual_steps(self) -> int:
+        """The T that is farthest from it."""
+        asked = self.trace.asked(self.steps)
+        return int(asked[np.argmax(np.abs(asked - self.usual_steps))])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One request of the trace, served."""
+
+    request: int
+    latency_s: float
+    """From its arrival, whenever it was sent, to the picture."""
+    job: str = ""
+    start_step: int = 0
+    entry: str = ""
+    """The job whose state or picture it started from."""
+    similarity: float = 0.0
+    steps_run: int = 0
+    queue_s: float = 0.0
+    predicted: bool | None = None
+    """Whether the match predictor let it through; None: it was not asked."""
+    degraded: tuple[str, ...] = ()
+    error: str = ""
+    """Why there is no picture."""
+    clip: float | None = None
+    """Cosine of picture and prompt."""
+
+
+@dataclass(frozen=True)
+class Sitting:
+    """A policy's whole run."""
+
+    answers: tuple[Answer, ...]
+    """In the trace's order."""
+    alone_s: float
+    """Of a picture drawn alone, in the usual steps."""
+    wall_s: float
+    """From the first arrival to the last picture, warm-up included."""
+    processor_s: float
+    """Of this process meanwhile: services, models and client."""
+    evicted: int
+    """After the warm-up."""
+    states: int
+    bytes: int
+    step_s: float = 0.0
+    """What each step more of a picture drawn alone takes; 0 where all take the same."""
+
+
+Keep = Callable[[int, bytes], None]
+"""Is given each request's PNG."""
+
+
+async def serve(load: Load, stand: Stand, start: Start, keep: Keep, advance: Callable[[int], None]) -> Sitting:
+    """Every request of the trace, in an Afterimage that is gone afterwards. AfterimageError where it cannot be started
+    or draws nothing; a single request that fails is an answer that says so."""
+    clock = ManualClock() if load.one_at_a_time else None
+    with _settings(load, stand) as settings:
+        await _put_table(settings, load)
+        async with start(settings, clock) as process, AsyncClient(process.address) as client:
+            one = _Serving(load, stand, process, client, keep, advance)
+            await one.warm()
+            return await (one.in_turn(clock) if clock else one.at_their_arrivals())
+
+
+@contextmanager
+def _settings(load: Load, stand: Stand) -> Iterator[Settings]:
+    """The policy's, on an empty data directory with the same names of models."""
+    at_once = {"cache_batch_s": 0.0, "picture_batch_s": 0.0} if load.one_at_a_time else {}
+    given = stand.settings.model_dump()
+    with tempfile.TemporaryDirectory(prefix="afterimage-replay-") as folder:
+        added.copy(stand.settings.data_dir, Path(folder))
+        own = {"data_dir": Path(folder), "catalog_url": "", "blobs_url": "", **at_once}
+        yield Settings(**(given | own | {"max_queued": max(given["max_queued"], len(load.trace) + 1)}))
+
+
+async def _put_table(settings: Settings, load: Load) -> None:
+    """Store the table that was named, if any, in the catalog: it counts for any weights and encoder."""
+    if load.table is None:
+        return
+    catalog = await open_catalog(settings.catalog_url)
+    try:
+        kind, card = profile_kind(settings.k_table_alpha), load.card
+        await catalog.profiles.put(kind, card.name, card.weights_hash, table_to_json(named_table(load.table)))
+    finally:
+        await catalog.close()
+
+
+class _Serving:
+    def __init__(
+        self,
+        load: Load,
+        stand: Stand,
+        process: Running,
+        client: AsyncClient,
+        keep: Keep,
+        advance: Callable[[int], None],
+    ) -> None:
+        self._load, self._stand, self._process, self._client = load, stand, process, client
+        self._keep, self._advance = keep, advance
+        self._maintainer: Any = CacheMaintainerServiceStub(process.context.channel("cache_maintainer"))
+        self._predictor: Any = MatchPredictorServiceStub(process.context.channel("match_predictor"))
+        self._steps: list[int] = load.trace.asked(load.steps).tolist()
+        self._answers: dict[int, Answer] = {}
+        self._alone_s = self._step_s = self._evicted_in_warmup = 0.0
+
+    async def warm(self) -> None:
+        """Measures a picture drawn alone, once the models are loaded and a first one is drawn."""
+        usual, unusual = self._load.usual_steps, self._load.unusual_steps
+        await self._ask(0, usual, "off")
+        self._alone_s = await self._alone(usual)
+        if unusual != usual:
+            self._step_s = max(0.0, (await self._alone(unusual) - self._alone_s) / (unusual - usual))
+
+    async def _alone(self, steps: int) -> float:
+        """Seconds of a picture of so many steps."""
+        seconds = []
+        for _ in range(ALONE):
+            begun = time.monotonic()
+            await self._ask(0, steps, "off")
+            seconds.append(time.monotonic() - begun)
+        return min(seconds)
+
+    async def at_their_arrivals(self) -> Sitting:
+        """Open loop: nobody waits for anybody else's picture before asking. The first request comes at once."""
+        arrival_s = (self._load.trace.arrival_s - self._load.trace.arrival_s[0]).tolist()
+        begun, processor = time.monotonic(), time.process_time()
+        async with asyncio.TaskGroup() as group:
+            for number, at in enumerate(arrival_s):
+                await asyncio.sleep(max(0.0, begun + at - time.monotonic()))
+                self._count_from(number)
+                group.create_task(self._answer(number, begun + at))
+        spent = time.monotonic() - begun, time.process_time() - processor
+        await self._settled()
+        return self._sitting(*spent, await self._stats())
+
+    async def in_turn(self, clock: ManualClock) -> Sitting:
+        """Each once the one before is in the cache; the cache's clock shows its arrival."""
+        arrival_s = self._load.trace.arrival_s.tolist()
+        begun, processor = time.monotonic(), time.process_time()
+        for number, (before, at) in enumerate(itertools.pairwise([arrival_s[0], *arrival_s])):
+            clock.advance(at - before)
+            self._count_from(number)
+            await self._answer(number, time.monotonic())
+            await self._settled()
+        spent = time.monotonic() - begun, time.process_time() - processor
+        return self._sitting(*spent, await self._stats())
+
+    def _count_from(self, number: int) -> None:
+        if number == self._load.warmup:
+            self._evicted_in_warmup = _evicted()
+
+    def _ask(self, number: int, steps: int, cache: Any) -> Awaitable[Picture]:
+        load = self._load
+        size = load.trace.sizes[number]
+        return self._client.generate(
+            load.trace.prompts[number], timeout_s=WAIT_S, width=size.width, height=size.height, steps=steps,
+            seed=load.seed + number, user=str(load.trace.users[number]), cache=cache,
+        )  # fmt: skip
+
+    async def _answer(self, number: int, due: float) -> None:
+        try:
+            picture = await self._ask(number, self._steps[number], self._stand.cache)
+        except AfterimageError as error:
+            answer = Answer(number, time.monotonic() - due, error=str(error))
+        else:
+            answer = answer_of(number, picture, time.monotonic() - due)
+            self._keep(number, picture.png)
+        self._answers[number] = answer
+        self._advance(1)
+
+    async def _settled(self) -> None:
+        """Until lookups know what was answered last (in turn), or all of it (at their arrivals).
+
+        AfterimageError where that takes too long, and the next request would find another cache than it should.
+        """
+        if self._stand.cache == "off":
+            return
+        jobs = [one.job for one in self._answers.values() if one.job]
+        waiting = jobs[-1:] if self._load.one_at_a_time else jobs
+        end = time.monotonic() + SETTLE_S
+        while time.monotonic() < end:
+            waiting = [job for job in waiting if not await self._is_in(job)]
+            if not waiting and await self._all_know():
+                return
+            await asyncio.sleep(0.01)
+        if self._load.one_at_a_time:
+            raise AfterimageError(f"the cache did not take in what was drawn within {SETTLE_S:g} s (job {jobs[-1]})")
+
+    async def _is_in(self, job: str) -> bool:
+        """In the catalog, and where it can be started from in the index."""
+        backends = self._process.context.backends
+        try:
+            await backends.catalog.entries.get(job)
+        except NotFoundError:
+            return False
+        live = await backends.catalog.entries.live([job])
+        return not await backends.index.missing(list(live))
+
+    async def _all_know(self) -> bool:
+        """Whether the match predictor has heard of all latents, and every picture is embedded."""
+        backends, settings = self._process.context.backends, self._process.context.settings
+        if settings.image_tier != "off":
+            return not await backends.catalog.entries.unembedded(1)
+        known = await self._predictor.Stats(match_predictor_pb2.StatsRequest(), timeout=SETTLE_S)
+        return bool(known.entries == await backends.index.count())
+
+    def _sitting(self, wall_s: float, processor_s: float, stats: Any) -> Sitting:
+        answers = tuple(self._answers[number] for number in range(len(self._load.trace)))
+        if all(one.error for one in answers[self._load.warmup :]):
+            raise AfterimageError(f"no counted request was served; the last one: {answers[-1].error}")
+        return Sitting(
+            answers=answers,
+            alone_s=self._alone_s,
+            step_s=self._step_s,
+            wall_s=wall_s,
+            processor_s=processor_s,
+            evicted=round(_evicted() - self._evicted_in_warmup),
+            states=stats.states + stats.pictures,
+            bytes=stats.bytes + stats.picture_bytes,
+        )
+
+    async def _stats(self) -> Any:
+        return await self._maintainer.Stats(cache_maintainer_pb2.StatsRequest(), timeout=SETTLE_S)
+
+
+def answer_of(number: int, picture: Picture, latency_s: float) -> Answer:
+    """What a replay keeps of a picture."""
+    plan = picture.plan
+    return Answer(
+        request=number,
+        latency_s=latency_s,
+        job=picture.job.id,
+        start_step=plan.start_step,
+        entry=plan.entry_id if plan.source is not PlanSource.NOISE else "",
+        similarity=plan.similarity if plan.source is not PlanSource.NOISE else 0.0,
+        steps_run=picture.steps_run,
+        queue_s=picture.timings.queue_s,
+        predicted=plan.predicted_hit,
+        degraded=plan.degraded,
+    )
+
+
+def _evicted() -> float:
+    """States and pictures that left caches of this process."""
+    samples = [sample for metric in METRICS.evicted.collect() for sample in metric.samples]
+    return sum(sample.value for sample in samples if sample.name.endswith("_total"))

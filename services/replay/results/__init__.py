@@ -1,0 +1,1 @@
+"""What a replay found: figures, intervals, plots and the page that opens from disk."""

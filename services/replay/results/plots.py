@@ -1,0 +1,142 @@
+"""The plots of a replay, drawn from its summary alone; they need matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from services.replay.results.compare import label
+from services.replay.results.figures import AGES_S
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
+STYLES = ("-", "--", ":", "-.")
+BAND = ("#d9d9d9", "#c6dbef", "#9ecae1", "#6baed6", "#3182bd", "#08519c", "#fdae6b", "#e6550d")
+
+Summary = Mapping[str, Any]
+Budget = Mapping[str, Any]
+
+
+def plots(folder: Path, summary: Summary) -> list[Path]:
+    """The PNGs; ImportError without matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    made = [
+        _against_budget(folder / "steps_saved.png", summary, "steps_saved", "share of steps saved"),
+        _against_budget(folder / "hit_rate.png", summary, "hit_rate", "share of requests that hit"),
+        _against_budget(folder / "evictions.png", summary, "evictions", "states evicted"),
+        _against_budget(folder / "bytes.png", summary, "bytes", "bytes held at the end"),
+    ]
+    for budget in summary["budgets"]:
+        made.append(_k_histogram(folder / f"k_{budget['states']}.png", budget))
+        if any(one["timed"] for one in budget["policies"].values()):
+            made.append(_latencies(folder / f"latency_{budget['states']}.png", budget))
+        made.append(_ages(folder / f"reuse_age_{budget['states']}.png", budget))
+        if any(one["fairness"]["users"] for one in budget["policies"].values()):
+            made.append(_fairness(folder / f"fairness_{budget['states']}.png", budget))
+    return made
+
+
+def _looks(policies: Mapping[str, Any]) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each policy's figures, and how its line is drawn: alike in every plot."""
+    for number, (name, one) in enumerate(policies.items()):
+        style, colour = STYLES[number // len(COLOURS) % len(STYLES)], COLOURS[number % len(COLOURS)]
+        yield one, {"label": label(name, one["surrogate"]), "linestyle": style, "color": colour}
+
+
+def _axes() -> tuple[Figure, Axes]:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def _saved(path: Path, figure: Figure, axes: Axes) -> Path:
+    from matplotlib import pyplot
+
+    if axes.get_legend_handles_labels()[0]:  # nothing is drawn of ages where nobody hit
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path
+
+
+def _against_budget(path: Path, summary: Summary, what: str, words: str) -> Path:
+    budgets = summary["budgets"]
+    figure, axes = _axes()
+    at = [budget["states"] for budget in budgets]
+    for name, (_, look) in zip(budgets[0]["policies"], _looks(budgets[0]["policies"]), strict=True):
+        axes.plot(at, [budget["policies"][name][what] for budget in budgets], marker="o", **look)
+    if what == "steps_saved" and all(budget["bound"] for budget in budgets):
+        upper = [budget["bound"]["steps_saved"] for budget in budgets]
+        axes.plot(at, upper, color="black", linestyle="--", marker="_", label="offline bound")
+    if len(at) > 1:
+        axes.set_xscale("log")
+    axes.set(xlabel=f"budget, {budgets[0]['of']}", ylabel=words, ylim=(0, None))
+    return _saved(path, figure, axes)
+
+
+def _k_histogram(path: Path, budget: Budget) -> Path:
+    """Requests by K, from noise at the left, as shares."""
+    from matplotlib import pyplot
+
+    policies = budget["policies"]
+    ks = sorted({int(k) for one in policies.values() for k in one["k_histogram"]})
+    figure, axes = pyplot.subplots(figsize=(9, 1 + 0.35 * len(policies)), layout="constrained")
+    left, names = [0.0] * len(policies), [label(name, one["surrogate"]) for name, one in policies.items()]
+    for place, k in enumerate(ks):
+        part = [one["k_histogram"].get(str(k), 0) / max(one["requests"], 1) for one in policies.values()]
+        axes.barh(names, part, left=left, color=BAND[place % len(BAND)], label=f"K = {k}")
+        left = [so_far + more for so_far, more in zip(left, part, strict=True)]
+    axes.invert_yaxis()
+    axes.set(xlabel=f"share of requests, {_room(budget)}", xlim=(0, 1))
+    return _saved(path, figure, axes)
+
+
+def _ages(path: Path, budget: Budget) -> Path:
+    """Share of the hits whose state is at most so old (MoDM §A.1)."""
+    figure, axes = _axes()
+    for one, look in _looks(budget["policies"]):
+        counts, total = one["reuse_age_histogram"], sum(one["reuse_age_histogram"])
+        if total:
+            axes.plot(AGES_S, np.cumsum(counts[: len(AGES_S)]) / total, marker=".", **look)
+    axes.set_xscale("log")
+    axes.set(xlabel="seconds since the state was made", ylabel=f"share of hits, {_room(budget)}", ylim=(0, 1))
+    return _saved(path, figure, axes)
+
+
+def _fairness(path: Path, budget: Budget) -> Path:
+    """Users from the one who saves least to the one who saves most."""
+    figure, axes = _axes()
+    for one, look in _looks(budget["policies"]):
+        curve = one["fairness"]["curve"]
+        axes.plot(np.linspace(0, 1, len(curve)), curve, **look)
+    few = one["fairness"]["least_requests"]
+    words = f"share of the users with at least {few} requests, {_room(budget)}"
+    axes.set(xlabel=words, ylabel="share of its own steps that a user saves at most", xlim=(0, 1), ylim=(0, None))
+    return _saved(path, figure, axes)
+
+
+def _latencies(path: Path, budget: Budget) -> Path:
+    """Share of the requests served within so many seconds of virtual time, and the SLOs."""
+    figure, axes = _axes()
+    for one, look in _looks(budget["policies"]):
+        curve = one["timed"]["curve"]
+        axes.plot(curve, np.linspace(0, 1, len(curve)), **look)
+    for limit in filter(None, one["timed"]["slo_s"].values()):
+        axes.axvline(limit, color="black", linewidth=0.8, linestyle=":")
+    axes.set_xscale("log")
+    axes.set(xlabel="seconds", ylabel=f"share of requests, {_room(budget)}", ylim=(0, 1))
+    return _saved(path, figure, axes)
+
+
+def _room(budget: Budget) -> str:
+    return f"{budget['states']:,} {budget['of']}"

@@ -1,0 +1,356 @@
+"""One policy over one trace: the serving code decides; the denoiser is left out, and time where nobody asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from services.cache_maintainer.contents import Holdings
+from services.cache_maintainer.eviction.policies import Knobs, plain
+from services.cache_maintainer.eviction.scored import Fifo, Offer, Shelf
+from services.cache_maintainer.eviction.window import Limits, Window
+from services.replay.policy import CODEC_SHARE, PolicySettings
+from services.replay.simulated.general import open_shelf
+from services.replay.simulated.own_steps import OwnSteps
+from services.replay.simulated.predicted import gate_of
+from services.replay.traces.load import LiveRows, Load
+from services.replay.traces.neighbours import Neighbours
+from services.retriever.selection import (
+    Ladder,
+    Weighed,
+    best,
+    kept_in_mind,
+    others_may_do_better,
+    weigh,
+)
+from shared.domain.errors import ConfigurationError
+from shared.domain.plans import capture_steps
+from shared.domain.types import PICTURE_STEP, State, Vector
+from shared.models.k_table import KTable, Level, raised
+
+UNLIMITED = 2**62
+NOTHING = Weighed(0, 0.0, "", 0)
+Row = tuple[Sequence[int], Sequence[float], bool]
+"""A request's listed neighbours, their similarities, and whether the list was cut."""
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What was decided for each request, in order."""
+
+    start_step: npt.NDArray[np.int16]
+    """K of T; T for a picture handed out as it is."""
+    source: npt.NDArray[np.int32]
+    """The request whose state or picture it started from; −1 from noise."""
+    similarity: npt.NDArray[np.float32]
+    evicted: npt.NDArray[np.int32]
+    """States that left for this request's."""
+    states: npt.NDArray[np.int32]
+    """States held afterwards."""
+    bytes: npt.NDArray[np.int64]
+    predicted: npt.NDArray[np.bool_]
+    """Whether the match predictor said that a lookup is worth it; all true where none is asked."""
+    score: npt.NDArray[np.float32]
+    """The match predictor's score; 1 where none is asked."""
+    found: npt.NDArray[np.bool_]
+    """Whether a lookup would have found a state to start from."""
+    searched: int = 0
+    """Requests whose listed neighbours did not decide, so that all live entries were compared."""
+
+
+def nothing_decided(count: int) -> Decisions:
+    """To be filled in."""
+    return Decisions(
+        np.zeros(count, np.int16), np.full(count, -1, np.int32), np.zeros(count, np.float32),
+        np.zeros(count, np.int32), np.zeros(count, np.int32), np.zeros(count, np.int64),
+        np.ones(count, np.bool_), np.ones(count, np.float32), np.zeros(count, np.bool_),
+    )  # fmt: skip
+
+
+class Looked(NamedTuple):
+    """What the lookup of one request decided."""
+
+    start_step: int
+    similarity: float
+    entry_id: str
+    predicted: bool
+    score: float
+    found: bool
+    thought_of: Sequence[Weighed]
+    """Every candidate of a lookup that was made."""
+
+
+class Seen(NamedTuple):
+    """What a lookup found among listed neighbours, or among all live entries."""
+
+    chosen: Weighed | None
+    thought_of: Sequence[Weighed]
+    ended: bool = False
+    """Whether more would have been looked at, had there been more."""
+
+
+class Replay:
+    """A cache that holds nothing but the names of states.
+
+    `entries`: the budget counts entries, each with all that was kept of it (MoDM §7.1, Fig. 9), and not bytes.
+    """
+
+    def __init__(self, load: Load, policy: PolicySettings, room: int, *, entries: bool = False) -> None:
+        self._load, self._policy = load, policy
+        self.room = UNLIMITED if policy.unlimited else room
+        """Bytes, or entries."""
+        self._pictures = policy.reuses != "latent"
+        self._whole = entries and not self._pictures
+        table, self._neighbours = _by(load, policy)
+        self._table = raised(table, policy.raised_by)
+        self._held = _holdings(policy, self.room, whole=self._whole)
+        self._shelf = self._held.of(PICTURE_STEP)
+        """The one that is filled."""
+        self._names = [f"{request:09d}" for request in range(len(load.trace))]
+        self._users = list(map(str, load.trace.users.tolist()))
+        self._texts = load.text_of.tolist()
+        self._present: dict[int, list[int]] = {}
+        """Request → the steps that its picture is there for."""
+        self._state_bytes = [1] * len(load.trace) if entries else _bytes(load, policy)
+        self._live = LiveRows(load, any_group=policy.is_surrogate) if policy.lookup == "similar" else None
+        self._of_text: dict[tuple[int, int, int], int] = {}
+        """(text, group, T) → the latest live request for it."""
+        self._gate = gate_of(policy, self._vector, load.table)
+        self._steps: list[int] = load.trace.asked(load.steps).tolist()
+        """T of each request."""
+        self._ladder = Ladder(self._table, load.steps)
+        self._own = self._own_steps()
+        """None: all take the same T."""
+        self.searched = 0
+        self._captured: Callable[[int, int], tuple[int, ...]] = cache(self._steps_kept)
+
+    def run(self, advance: Callable[[int], None] = lambda _: None) -> Decisions:
+        """Every request in order, each kept before the next one comes; `advance` hears of every 1,024."""
+        count = len(self._load.trace)
+        made = nothing_decided(count)
+        times = self._load.trace.arrival_s.tolist()
+        for request, row in enumerate(self.rows()):
+            looked = self.look(request, row, times[request])
+            self.note(made, request, looked)
+            made.evicted[request] = self.keep(request, looked, times[request])
+            made.states[request], made.bytes[request] = len(self._shelf), self._shelf.bytes
+            if request % 1024 == 1023:
+                advance(1024)
+        advance(count % 1024)
+        return replace(made, searched=self.searched)
+
+    def rows(self) -> Iterator[Row]:
+        """Each request's listed neighbours."""
+        return self._neighbours.rows()
+
+    def look(self, request: int, row: Row, now: float) -> Looked:
+        """What this request starts from, of what is there now; that is used."""
+        chosen, thought_of, _ = self._start(request, row)
+        predicted, score = (True, 1.0) if self._gate is None else self._gate.opens(self._group(request), request)
+        found = chosen is not None
+        if not predicted:
+            chosen, thought_of = None, ()
+        start, similarity, name, _ = chosen or NOTHING
+        if start:
+            self._held.use(name, self._shelved(int(name), request, start), now)
+        return Looked(start, similarity, name, predicted, score, found, thought_of)
+
+    def keep(self, request: int, looked: Looked, now: float) -> int:
+        """Inserts the states of its picture, as the cache maintainer does; how many had to leave for them."""
+        name, size, total = self._names[request], self._state_bytes[request], self._steps[request]
+        there = self._captured(looked.start_step, total)
+        latents = () if self._pictures else there[-1:] if self._whole else there
+        offer = Offer(
+            name,
+            self._users[request],
+            looked.start_step,
+            latents,
+            (size,) * len(latents),
+            now,
+            total,
+            looked.thought_of,
+            size if self._pictures and there else None,
+        )
+        (steps,), victims = self._held.take_in((offer,), now)
+        if victims:
+            self._drop(victims)
+        for step in steps:
+            self._held.put(State(name, step, "", size, "", "", 0, now, now))
+        self._held.settled(name)
+        if steps:
+            self._appeared(request, there if self._pictures or self._whole else steps)
+        return len(victims)
+
+    def _shelved(self, source: int, request: int, start: int) -> int:
+        """The step under which what starts a request after `start` is on its shelf: one of the source's own T."""
+        if self._pictures:
+            return PICTURE_STEP
+        return self._present[source][-1] if self._whole else start * self._steps[source] // self._steps[request]
+
+    def _appeared(self, request: int, steps: Sequence[int]) -> None:
+        """It can be started from."""
+        self._present[request] = list(steps)
+        if self._live is not None:
+            self._live.add(request)
+        self._of_text[self._text(request)] = request
+        if self._gate is not None:
+            self._gate.came(self._group(request), self._names[request], request)
+
+    def note(self, made: Decisions, request: int, looked: Looked) -> None:
+        """Writes one request's row."""
+        if looked.start_step:
+            made.start_step[request], made.similarity[request] = looked.start_step, looked.similarity
+            made.source[request] = int(looked.entry_id)
+        made.predicted[request], made.score[request] = looked.predicted, looked.score
+        made.found[request] = looked.found
+
+    @property
+    def holds(self) -> tuple[int, int]:
+        """States (or entries) and bytes."""
+        return len(self._shelf), self._shelf.bytes
+
+    def held(self) -> dict[str, list[int]]:
+        """The steps whose states each entry holds."""
+        return {self._names[request]: list(steps) for request, steps in self._present.items()}
+
+    def _start(self, request: int, row: Row) -> Seen:
+        if self._policy.lookup == "none":
+            return Seen(None, ())
+        if self._policy.lookup == "text":
+            return Seen(self._repeat(request), ())
+        near, cosines, cut = row
+        seen = self._weighed(request, zip(near, cosines, strict=True))
+        beyond = cosines[-1] if cosines else 1.0  # of what is not listed; nothing is known of a list without pictures
+        if cut and seen.ended and self._wished(request, beyond) > (seen.chosen.start_step if seen.chosen else 0):
+            self.searched += 1
+            limit = max(self._policy.candidates, self._policy.further_candidates)
+            seen = self._weighed(request, self._nearest(request, limit))
+        return seen
+
+    def _weighed(self, request: int, near: Iterable[tuple[int, float]]) -> Seen:
+        """Of these in order of similarity the nearest, and as many more as may do better (ADR 10)."""
+        limit, further, names = self._policy.candidates, self._policy.further_candidates, self._names
+        ladder, present = (self._ladder, self._present) if self._own is None else self._own.of(request)
+        left, weighed = iter(near), list[Weighed]()
+        for other, cosine in left:
+            steps = present.get(other)
+            if steps is not None:
+                weighed.append(weigh(ladder, names[other], cosine, steps))
+                if len(weighed) == limit:
+                    break
+        if further <= limit or not others_may_do_better(weighed, limit):
+            return Seen(best(weighed), weighed, len(weighed) < limit)
+        latest, ended = max(one.start_step for one in weighed), True
+        for other, cosine in left:
+            steps = present.get(other)
+            if steps is None:
+                continue
+            one = weigh(ladder, names[other], cosine, steps)
+            if one.wished_step < latest or len(weighed) == further:
+                ended = False  # no one after it starts as late, or is looked at
+                break
+            weighed.append(one)
+            latest = max(latest, one.start_step)
+        chosen = best(weighed)
+        return Seen(chosen, kept_in_mind(weighed, limit, chosen), ended and len(weighed) < further)
+
+    def _wished(self, request: int, similarity: float) -> int:
+        ladder = self._ladder if self._own is None else self._own.of(request)[0]
+        return ladder.wished(similarity)
+
+    def _nearest(self, request: int, limit: int) -> list[tuple[int, float]]:
+        assert self._live is not None
+        pictures = self._load.pictures
+        if not self._policy.is_surrogate or pictures is None:
+            return self._live.nearest(request, limit, self._neighbours.floor)
+        near = self._live.nearest(request, self._neighbours.indices.shape[1], pictures.text_floor)
+        return pictures.best(request, near)[:limit]
+
+    def _repeat(self, request: int) -> Weighed | None:
+        """The same words again: the stored picture."""
+        same = self._of_text.get(self._text(request))
+        return None if same is None else Weighed(self._steps[request], 1.0, self._names[same], self._steps[request])
+
+    def _vector(self, request: int) -> Vector:
+        row: Vector = self._load.vectors[self._texts[request]]
+        return row
+
+    def _text(self, request: int) -> tuple[int, int, int]:
+        return self._texts[request], self._group(request), self._steps[request]
+
+    def _group(self, request: int) -> int:
+        groups = self._load.group_of
+        return -1 if groups is None else int(groups[request])
+
+    def _own_steps(self) -> OwnSteps | None:
+        if self._load.trace.steps is None:
+            return None
+        assert self._load.card is not None
+        return OwnSteps(self._steps, self._load.card, self._table, self._present, pictures=self._pictures)
+
+    def _steps_kept(self, start: int, total: int) -> tuple[int, ...]:
+        """What is there of a picture of `total` steps that started after `start` of them."""
+        if self._policy.reuses == "picture":
+            return () if start else (total,)
+        if self._policy.reuses == "refine":  # a finished picture can be brought to any noise level
+            return () if start and not self._policy.insert_on_hit else self._ladder.steps
+        ks = self._policy.capture_steps
+        return capture_steps(ks, total, start, insert_on_hit=self._policy.insert_on_hit)
+
+    def _drop(self, victims: Sequence[State]) -> None:
+        spent = []
+        for victim in victims:
+            request = int(victim.entry_id)
+            left = self._present[request]
+            if self._whole or self._pictures:
+                left.clear()
+            else:
+                left.remove(victim.step)
+            if not left:
+                self._vanished(request)
+                spent.append((self._group(request), victim.entry_id))
+        if self._gate is not None:
+            self._gate.left(spent)
+
+    def _vanished(self, request: int) -> None:
+        """Nothing of it is left."""
+        del self._present[request]
+        if self._live is not None:
+            self._live.remove(request)
+        if self._of_text.get(self._text(request)) == request:
+            del self._of_text[self._text(request)]
+
+
+def _by(load: Load, policy: PolicySettings) -> tuple[KTable, Neighbours]:
+    """The table, and the lists of what it is asked about."""
+    table, near = load.table, load.neighbours
+    if policy.is_surrogate:
+        if load.pictures is None:
+            raise ConfigurationError(f"policy {policy.title!r}: similarities to pictures were not prepared")
+        table, near = load.pictures.table, load.pictures.neighbours
+    if policy.reuses != "picture":
+        return table, near
+    if policy.is_surrogate and load.group_of is not None:  # its lists know no sizes, since a refined one takes any
+        raise ConfigurationError(f"policy {policy.title!r}: hands out pictures of every size; leave out honour_sizes")
+    return KTable((Level(load.steps, policy.min_similarity),), load.steps), near
+
+
+def _bytes(load: Load, policy: PolicySettings) -> list[int]:
+    """Of one state of each request; of its picture, whether that is handed out as it is or refined."""
+    if policy.reuses != "latent":
+        return load.picture_bytes.tolist()
+    share = CODEC_SHARE[policy.state_codec]
+    return [max(1, round(size * share)) for size in load.state_bytes.tolist()]
+
+
+def _holdings(policy: PolicySettings, room: int, *, whole: bool) -> Holdings:
+    """A shelf of latents with so much room, or a window of pictures; whole: latents come and leave by entries."""
+    knobs = Knobs(policy.initial_uses, capture_steps=policy.capture_steps, whole=whole)
+    if policy.reuses == "latent":
+        return Holdings(open_shelf(policy.evict, knobs), None, room)
+    return Holdings(Shelf(Fifo()), Window(plain(policy.evict, knobs), Limits(UNLIMITED, room)), 0)

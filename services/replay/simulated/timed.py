@@ -1,0 +1,118 @@
+"""One policy over one trace in virtual time: what is kept is there once its picture is finished, and not before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.replay.simulated.pace import Profile, slo_s
+from services.replay.simulated.simulation import Decisions, Looked, Replay, nothing_decided
+from services.replay.simulated.workers import Done, Request, Workers
+from services.replay.traces.trace import Trace
+from shared.domain.types import Plan, PlanSource
+
+SLO_TIMES = (2.0, 4.0)
+"""Of a picture drawn alone from noise (MoDM §6)."""
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Who draws."""
+
+    profile: Profile
+    workers: int
+    max_rows: int
+
+
+@dataclass(frozen=True)
+class Served:
+    """When each request began and ended; seconds of virtual time."""
+
+    joined_at: Floats
+    done_at: Floats
+    busy_s: float
+    row_s: float
+    ended_at: float
+    longest_queue: int
+
+
+class TimedReplay:
+    """The same decisions as `Replay`, each at the time of its arrival, on workers that take their time."""
+
+    def __init__(self, replay: Replay, trace: Trace, steps: int, fleet: Fleet) -> None:
+        self._replay, self._trace = replay, trace
+        self._steps: list[int] = trace.asked(steps).tolist()
+        count = len(trace)
+        self._made = nothing_decided(count)
+        self._joined, self._done = np.zeros(count), np.zeros(count)
+        self._in_hand: dict[int, Looked] = {}
+        model = fleet.profile.model
+        # with one model served all waits in its own lane, hits as misses, and a broker pushes it
+        self._workers = Workers(
+            (model,), {model: fleet.profile}, fleet.workers, self._finished, max_rows=fleet.max_rows, in_turns=True
+        )
+        self._plan = cache(partial(_plan, model))
+
+    def run(self, advance: Callable[[int], None] = lambda _: None) -> tuple[Decisions, Served]:
+        """Until the last picture is drawn; `advance` hears of every 1,024 arrivals."""
+        times = self._trace.arrival_s.tolist()
+        for request, row in enumerate(self._replay.rows()):
+            self._workers.until(times[request])
+            looked = self._in_hand[request] = self._replay.look(request, row, times[request])
+            self._replay.note(self._made, request, looked)
+            plan, steps = self._plan(looked.start_step), self._steps[request]
+            self._workers.arrive(Request(request, times[request], plan, steps))
+            if request % 1024 == 1023:
+                advance(1024)
+        self._workers.finish()
+        advance(len(times) % 1024)
+        workers = self._workers.workers
+        served = Served(
+            self._joined, self._done, sum(one.busy_s for one in workers), sum(one.row_s for one in workers),
+            self._workers.now, self._workers.longest,
+        )  # fmt: skip
+        return replace(self._made, searched=self._replay.searched), served
+
+    def _finished(self, done: Done) -> None:
+        request, at = done.request.number, done.at
+        self._joined[request], self._done[request] = done.joined_at, at
+        self._made.evicted[request] = self._replay.keep(request, self._in_hand.pop(request), at)
+        self._made.states[request], self._made.bytes[request] = self._replay.holds
+
+
+def _plan(model: str, start_step: int) -> Plan:
+    """A picture that is refined starts as a latent does: bringing it into one takes no time here."""
+    return Plan(PlanSource.LATENT if start_step else PlanSource.NOISE, model, start_step)
+
+
+def timed_figures(served: Served, trace: Trace, warmup: int, steps: int, fleet: Fleet) -> dict[str, Any]:
+    """Latency, queueing, throughput and SLO of the requests that count; each is held against a picture of its own T
+    drawn alone, and `slo_s` has the seconds where all take `steps`."""
+    arrived, done = trace.arrival_s[warmup:], served.done_at[warmup:]
+    latency, queued = done - arrived, served.joined_at[warmup:] - arrived
+    alone = trace.asked(steps)[warmup:] * fleet.profile.of(1) + fleet.profile.decode_s
+    limits = slo_s(fleet.profile, steps, SLO_TIMES) if trace.steps is None else [None] * len(SLO_TIMES)
+    lasted = max(float(done.max() - arrived[0]), 1e-9)
+    return {
+        "latency_s": quantiles(latency),
+        "queued_s": quantiles(queued),
+        "served_per_s": len(done) / lasted,
+        "offered_per_s": len(arrived) / max(float(arrived[-1] - arrived[0]), 1e-9),
+        "slo": {f"{times:g}": float((latency <= times * alone).mean()) for times in SLO_TIMES},
+        "slo_s": {f"{times:g}": limit for times, limit in zip(SLO_TIMES, limits, strict=True)},
+        "busy": served.busy_s / (fleet.workers * served.ended_at),
+        "rows": served.row_s / max(served.busy_s, 1e-9),
+        "longest_queue": served.longest_queue,
+        "curve": [float(value) for value in np.quantile(latency, np.linspace(0, 1, 101))],
+    }
+
+
+def quantiles(values: Floats) -> dict[str, float]:
+    """Mean and p50, p95, p99."""
+    return {"mean": float(values.mean()), **{f"p{q}": float(np.quantile(values, q / 100)) for q in (50, 95, 99)}}

@@ -1,0 +1,320 @@
+"""Workers in virtual time: which row is in which step when, and who takes what from which lane, on measured latencies.
+
+Nothing is drawn, and only time is made up: lanes, duties, who draws what several may and who joins a batch are decided
+by the code that serves (shared/domain/plans.py; gpu_worker/duty.py and scheduler.py). Replays run them with one
+model, bench/virtual_time/virtual_systems.py with several and the global monitor.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from services.gpu_worker.engine.scheduler import decide
+from services.gpu_worker.models.model_assignment import Duty, lanes, preferred, used
+from services.replay.simulated.pace import STEPS, Profile
+from shared.domain.messages import lane_of
+from shared.domain.plans import choose_model, hand_over, lane_for, use_fallback
+from shared.domain.types import Plan, PlanSource, Size
+from shared.domain.types import Request as Asked
+
+ASKED = Asked(prompt="", size=Size(64, 64), steps=STEPS, guidance=1.0, seed=0)
+"""What a request says of itself as far as its lane goes: it names no model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`plan` of `steps` steps."""
+
+    number: int
+    at: float
+    plan: Plan
+    steps: int = STEPS
+
+    @property
+    def left(self) -> int:
+        """Steps of the model that draws it, after the start."""
+        return self.plan.run_steps(self.steps) - self.plan.start_step
+
+    @property
+    def is_hit(self) -> bool:
+        return self.plan.source is not PlanSource.NOISE
+
+
+@dataclass(slots=True)
+class Row:
+    """A request in a worker's hands, with the plan as it is run; the scheduler reads it as it reads a task."""
+
+    request: Request
+    lane: str
+    arrived: int
+    joined_at: float = -1.0
+    id: str = ""
+    priority: int = 0
+    deadline_at: float | None = None
+    drop_if_late: bool = False
+    alone: bool = False
+
+
+@dataclass(slots=True)
+class Worker:
+    """One batch; between two changes of its rows all steps take equally long."""
+
+    name: str
+    duty: Duty
+    wanted: Duty
+    lanes: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    """That draw here …"""
+    first: tuple[str, ...] = ()
+    """… and which of them what several may."""
+    rows: dict[str, list[tuple[int, int, Row]]] = field(default_factory=dict)
+    """By model, a heap of (the worker's step after which it ends, number, row)."""
+    ran: int = 0
+    """Steps so far."""
+    in_hand: int = 0
+    begun_at: float = 0.0
+    step_s: float = 0.0
+    planned: int = 0
+    """Steps of the present stretch."""
+    stretch: int = 0
+    """Its number: events of an earlier one are void."""
+    running: bool = False
+    shut: bool = False
+    """While pictures are decoded, and while it looks through its lanes."""
+    busy_s: float = 0.0
+    row_s: float = 0.0
+    """Seconds times rows."""
+
+    @property
+    def switches(self) -> bool:
+        """It is to draw with another model, and takes nothing new before."""
+        return self.wanted.model != self.duty.model
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A request that was served."""
+
+    request: Request
+    at: float
+    worker: str
+    model: str
+    steps_run: int
+    joined_at: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.at - self.request.at
+
+
+@dataclass
+class Workers:
+    """Each steps all its rows together and lets requests join and leave between steps, as the engine does; all models
+    are loaded everywhere. on_done hears what was served, on_model a worker that has changed its model.
+
+    `in_turns`: what waits in the one lane goes to those with a free row in turns, as a broker pushes it; else each
+    worker with a free row takes it, idle ones first, as those do that listen to several lanes
+    (shared/bus/rabbitmq/receiving.py).
+    """
+
+    served: tuple[str, ...]
+    """Models, the large one first."""
+    profiles: Mapping[str, Profile]
+    count: int
+    on_done: Callable[[Done], None]
+    on_model: Callable[[Worker, float], None] = lambda worker, at: None
+    max_rows: int = 8
+    mode: str = "quality"
+    in_turns: bool = False
+    now: float = 0.0
+    workers: list[Worker] = field(init=False)
+    waiting: dict[str, deque[Row]] = field(default_factory=lambda: defaultdict(deque))
+    longest: int = 0
+    """Queue there ever was."""
+    moved: int = 0
+    """Requests that went on to another lane, because whoever took them from `refine` may not draw them."""
+    _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _order: Iterator[int] = field(default_factory=itertools.count)
+    _turn: int = 0
+
+    def __post_init__(self) -> None:
+        first = Duty(self.served[0], frozenset({self.served[0]}), self.mode)
+        self.workers = [Worker(f"w{number:02}", first, first) for number in range(self.count)]
+        for worker in self.workers:
+            self._set(worker, first)
+
+    # ---- time ----
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._order), what))
+
+    def until(self, when: float) -> None:
+        """Everything that happens up to then."""
+        while self._events and self._events[0][0] <= when:
+            self.now, _, what = heapq.heappop(self._events)
+            what()
+        self.now = max(self.now, when)
+
+    def finish(self) -> None:
+        """Until nobody waits."""
+        while self._events:
+            self.until(self._events[0][0])
+
+    def run(self, requests: Iterable[Request], arrived: Callable[[Request, str], None], until: float) -> None:
+        """`arrived` hears of every request and its lane before anyone can take it."""
+        for request in requests:
+            self.until(request.at)
+            self.arrive(request, arrived)
+        self.until(until)
+
+    # ---- what comes, and who is to take it ----
+
+    def arrive(self, request: Request, arrived: Callable[[Request, str], None] = lambda request, lane: None) -> None:
+        """Now; of one with no steps to run there is nothing to draw."""
+        if request.left <= 0:
+            self.on_done(Done(request, self.now, "", "", 0, self.now))
+            return
+        plan = request.plan
+        if plan.fallback is not None:
+            plan = use_fallback(plan, {worker.duty.model for worker in self.workers})
+            request = request if plan is request.plan else replace(request, plan=plan)
+        lane = lane_for(ASKED, plan, self.served)
+        arrived(request, lane)
+        self._put(lane, request)
+
+    def assign(self, duties: Mapping[str, Duty]) -> None:
+        """What each worker is to do; who changes its model finishes what it has first."""
+        for worker in self.workers:
+            worker.wanted = duties[worker.name]
+            if not worker.switches:
+                self._set(worker, worker.wanted)
+        self._offer()
+
+    def _put(self, lane: str, request: Request) -> None:
+        self.waiting[lane].append(Row(request, lane, request.number, id=str(request.number)))
+        self.longest = max(self.longest, len(self.waiting[lane]))
+        if self.in_turns:
+            self._deliver()
+        else:
+            self._offer()
+
+    def _deliver(self) -> None:
+        """To the next with a free row (prefetch: as many as there are rows)."""
+        for _ in range(self.count):
+            worker = self.workers[self._turn]
+            self._turn = (self._turn + 1) % self.count
+            if worker.in_hand < self.max_rows:
+                self._wake(worker)
+                return
+
+    def _offer(self) -> None:
+        """To those with nothing in hand, small models first, as they can do nothing else; then to whoever has room."""
+        idle = [worker for worker in self.workers if not worker.running]
+        for worker in sorted(idle, key=lambda one: one.duty.model == self.served[0]):
+            self._wake(worker)
+        for worker in self.workers:
+            if worker.running and worker.in_hand < self.max_rows and any(self.waiting[lane] for lane in worker.lanes):
+                self._wake(worker)
+
+    def _wake(self, worker: Worker) -> None:
+        if not worker.running:
+            self._join(worker)
+        elif not worker.shut and not worker.switches:  # newcomers join before the next step: the stretch ends there
+            steps = max(1, math.ceil((self.now - worker.begun_at) / worker.step_s - 1e-9))
+            if steps < worker.planned:
+                self._end_after(worker, steps)
+
+    # ---- steps ----
+
+    def _join(self, worker: Worker) -> None:
+        """Takes what there is room for, and runs until a row is done; an empty worker that is to switch does."""
+        worker.running = worker.shut = True
+        if worker.switches and not worker.in_hand:
+            self._set(worker, worker.wanted)
+            self.on_model(worker, self.now)
+        encode_s = 0.0 if worker.switches else self._board(worker)
+        worker.shut = False
+        worker.running = worker.in_hand > 0
+        if worker.running:
+            worker.begun_at = self.now + encode_s
+            worker.step_s = sum(self.profiles[model].of(len(heap)) for model, heap in worker.rows.items() if heap)
+            self._end_after(worker, min(heap[0][0] for heap in worker.rows.values() if heap) - worker.ran)
+
+    def _board(self, worker: Worker) -> float:
+        """Brings rows in; the seconds that pictures among them need before."""
+        here: list[Row] = []
+        while worker.in_hand + len(here) < self.max_rows and (row := self._taken(worker)) is not None:
+            here.append(row)
+        riding = [row for heap in worker.rows.values() for *_, row in heap] if here else []
+        joining = set(decide(here, riding, frozenset(), self.now, self.max_rows).join) if here else set()
+        encode_s = 0.0
+        for row in here:
+            plan = row.request.plan
+            if row.id not in joining:
+                self.waiting[row.lane].append(row)
+                continue
+            row.joined_at = self.now
+            ends = worker.ran + row.request.left
+            heapq.heappush(worker.rows.setdefault(plan.model, []), (ends, row.request.number, row))
+            worker.in_hand += 1
+            if plan.source is PlanSource.IMAGE:
+                encode_s += self.profiles[plan.model].decode_s
+        return encode_s
+
+    def _end_after(self, worker: Worker, steps: int) -> None:
+        worker.stretch += 1
+        worker.planned = steps
+        self.at(worker.begun_at + steps * worker.step_s, partial(self._stretched, worker, worker.stretch))
+
+    def _stretched(self, worker: Worker, stretch: int) -> None:
+        """Pictures that are ready are decoded one after the other, and the batch waits."""
+        if stretch != worker.stretch:
+            return
+        lasted = worker.planned * worker.step_s
+        worker.busy_s += lasted
+        worker.row_s += lasted * worker.in_hand
+        worker.ran += worker.planned
+        at = self.now
+        for model, heap in worker.rows.items():
+            while heap and heap[0][0] <= worker.ran:
+                row = heapq.heappop(heap)[2]
+                worker.in_hand -= 1
+                at += self.profiles[model].decode_s
+                done = Done(row.request, at, worker.name, model, row.request.left, row.joined_at)
+                self.at(at, partial(self.on_done, done))
+                worker.shut = True
+        if not worker.shut:
+            self._join(worker)
+            return
+        worker.busy_s += at - self.now
+        self.at(at, partial(self._join, worker))
+
+    def _taken(self, worker: Worker) -> Row | None:
+        """The next from its lanes, with the plan of whoever draws it here; None: they are empty."""
+        while (lane := next((lane for lane in worker.lanes if self.waiting[lane]), None)) is not None:
+            row = self.waiting[lane].popleft()
+            plan = choose_model(row.request.plan, worker.models, worker.first)
+            if plan.model in worker.models:
+                if plan is not row.request.plan:
+                    row.request = replace(row.request, plan=plan)
+                return row
+            self._move(row.request, worker.duty)
+        return None
+
+    def _set(self, worker: Worker, duty: Duty) -> None:
+        worker.duty = duty
+        worker.lanes = lanes(duty, self.served, self.served)
+        worker.models = used(duty, self.served, self.served)
+        worker.first = preferred(duty, self.served, self.served)
+
+    def _move(self, request: Request, duty: Duty) -> None:
+        """To the lane of a model that may draw it and that some worker runs, else a miss."""
+        self.moved += 1
+        plan = hand_over(request.plan, duty.assigned)
+        self._put(lane_of(plan.model), replace(request, plan=plan))

@@ -1,0 +1,147 @@
+"""A trace: who asked for what, in which order; read from parquet, csv or jsonl."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.replay.traces.columns import Columns, read_columns
+from shared.domain.errors import ConfigurationError, InvalidRequestError
+from shared.domain.types import Size
+
+DEFAULT_SIZE = Size(512, 512)
+"""Of a trace that names none."""
+TIMES = ("arrival_s", "arrival")
+HALF_PAIR = re.compile("[\ud800-\udfff]")
+ORDER = ("timestamp", "channel", "seq")
+SIDES = ("width", "height")
+LARGEST = 65_536
+"""Pixels of a side that can be meant."""
+PIXELS = f"must be a whole number of pixels from 1 to {LARGEST:,}"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Requests in order of arrival, one row each."""
+
+    prompts: tuple[str, ...]
+    users: npt.NDArray[np.int64]
+    """0 … users − 1, in order of their first request."""
+    arrival_s: npt.NDArray[np.float64]
+    """Seconds from the first request on; never goes back."""
+    sizes: tuple[Size, ...]
+    steps: npt.NDArray[np.int64] | None = None
+    """T of each; None: all take the same."""
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __getitem__(self, rows: slice) -> Trace:
+        steps = None if self.steps is None else self.steps[rows]
+        return Trace(self.prompts[rows], self.users[rows], self.arrival_s[rows], self.sizes[rows], steps)
+
+    def asked(self, steps: int) -> npt.NDArray[np.int64]:
+        """(requests,): T of each; `steps` where none has its own."""
+        return np.full(len(self), steps, np.int64) if self.steps is None else self.steps
+
+    @cached_property
+    def digest(self) -> str:
+        """16 hex digits over prompts and sizes in order: what neighbour lists depend on."""
+        total = hashlib.blake2b(digest_size=8)
+        for prompt, size in zip(self.prompts, self.sizes, strict=True):
+            total.update(f"{size}\0{prompt}\0".encode())
+        return total.hexdigest()
+
+    @property
+    def mean_rate_per_s(self) -> float:
+        """Requests a second; 1 where the trace has no times."""
+        lasts = float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0
+        return (len(self) - 1) / lasts if lasts > 0 else 1.0
+
+
+def poisson(trace: Trace, rate_per_s: float, seed: int = 0) -> Trace:
+    """The same requests in the same order, with arrivals of a Poisson process."""
+    if not 0 < rate_per_s < np.inf:
+        raise InvalidRequestError("rate", "positive and finite", rate_per_s)
+    gaps = np.random.default_rng(seed).exponential(1 / rate_per_s, len(trace))
+    return replace(trace, arrival_s=np.cumsum(gaps))
+
+
+def read_trace(path: Path, most_steps: int | None = None) -> Trace:
+    """Columns `prompt` and `user`, and where there are: `arrival_s` (else `timestamp`, `channel`, `seq`; else the
+    order of the file), `width` and `height`, both or neither. `most_steps`: `steps` must be there too, each T from 1 to
+    so many; None: it is not read.
+
+    Raises ConfigurationError for a file that is not there or holds no such table; it names the line and the field.
+    """
+    columns = read_columns(path)
+    for name in ("prompt", "user", *(("steps",) if most_steps else ())):
+        if name not in columns:
+            names = ", ".join(columns.values) or "none"
+            raise ConfigurationError(f"trace {path}: needs a column {name!r}; it has {names}")
+    prompts = columns.checked("prompt", "must be text that says something", _is_prompt)
+    asked_by = columns.checked("user", "must be a name or a whole number", _is_user)
+    if not prompts:
+        raise ConfigurationError(f"trace {path}: no request in it")
+    order, arrival_s = _in_time(columns, len(prompts))
+    codes: dict[Any, int] = {}
+    users = [asked_by[row] for row in order]
+    sizes = _sizes(columns)
+    steps = _steps(columns, most_steps) if most_steps else None
+    return Trace(
+        prompts=tuple(prompts[row] for row in order),
+        users=np.array([codes.setdefault(user, len(codes)) for user in users], np.int64),
+        arrival_s=arrival_s,
+        sizes=tuple(sizes[row] for row in order) if sizes else (DEFAULT_SIZE,) * len(prompts),
+        steps=None if steps is None else steps[order],
+    )
+
+
+def _is_prompt(value: Any) -> bool:
+    """As the gateway takes it; half a surrogate pair is no text."""
+    return isinstance(value, str) and bool(value.strip()) and not HALF_PAIR.search(value)
+
+
+def _is_user(value: Any) -> bool:
+    """A blank one would make one user of all whom a table does not name."""
+    if isinstance(value, str):
+        return bool(value.strip())
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return whole and not isinstance(value, bool)
+
+
+def _in_time(columns: Columns, count: int) -> tuple[Sequence[int], npt.NDArray[np.float64]]:
+    """The rows' order, and the arrivals in that order."""
+    name = next((name for name in TIMES if name in columns), "")
+    if name:
+        times = columns.numbers(name, "must be a number of seconds")
+        order = np.argsort(times, kind="stable")
+    elif ORDER[0] in columns:
+        times = columns.times(ORDER[0])
+        keys = [columns.numbers(key) for key in reversed(ORDER[1:]) if key in columns]
+        order = np.lexsort([*keys, times])
+    else:
+        times, order = np.zeros(count), np.arange(count)
+    return order.tolist(), times[order] - times[order[0]]
+
+
+def _sizes(columns: Columns) -> list[Size]:
+    if not any(name in columns for name in SIDES):
+        return []
+    columns.together(SIDES)
+    widths, heights = (columns.numbers(name, PIXELS, 1, LARGEST, whole=True).astype(int).tolist() for name in SIDES)
+    known: dict[tuple[int, int], Size] = {}
+    return [known.setdefault(pair, Size(*pair)) for pair in zip(widths, heights, strict=True)]
+
+
+def _steps(columns: Columns, most: int) -> npt.NDArray[np.int64]:
+    rule = f"must be a whole number of steps from 1 to {most:,}"
+    return columns.numbers("steps", rule, 1, most, whole=True).astype(np.int64)

@@ -1,0 +1,1 @@
+"""Says what the bundled models' images show: templates, a classifier, and how sure both must be."""

@@ -1,0 +1,98 @@
+"""Template matching: how much better an object's own rendering explains a picture than other objects' or a blur do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
+from PIL import Image, ImageFilter
+
+from services.trainer.rendering.backgrounds import VARIANTS
+from services.trainer.rendering.renderer import HEIGHTS, Box, Pixels, Renderer, boxes
+from shared.models.scenes import VALUES, Scene
+
+MARGIN = 2
+"""Pixels about an object's box that are compared too."""
+SHIFT = 1
+"""Pixels by which an object may stand beside its place."""
+BLUR = 1 / 8
+"""Deviation of the blur that stands for "none of them", of the object's side: an outline is left, its inside is not."""
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How a picture compares with the templates of a scene: correlations −1…1, averaged over the scene's objects."""
+
+    name: str
+    """The object that fits best."""
+    margin: float
+    """By how much the scene's object fits better than the best other one; below 0 where another one fits better."""
+    sharpness: float
+    """By how much it fits better than its own blurred rendering."""
+
+
+def match(picture: Pixels, scene: Scene, renderer: Renderer) -> Match:
+    """Compare a picture (height, width, 3) with every object's rendering, everything else being as `scene` says.
+
+    The background's variant is chosen outside the objects' boxes; inside, the better of both heights counts, each
+    object where it fits best within `SHIFT` pixels.
+    """
+    height, width = picture.shape[:2]
+    names = [str(name) for name in VALUES["object"]]
+    own = names.index(scene.object)
+    variant = _variant(picture, scene, renderer)
+    best: Floats | None = None
+    for layout in range(variant, len(HEIGHTS) * VARIANTS, VARIANTS):
+        places = boxes(scene, width, height, layout)
+        drawn = [renderer.render(replace(scene, object=name), width, height, layout).pixels for name in names]
+        scores = _scores(picture, np.stack([*drawn, blurred(drawn[own], scene)]), places)
+        if best is None or scores[:-1].max() > best[:-1].max():
+            best = scores
+    assert best is not None
+    others = np.delete(best[:-1], own)
+    return Match(names[int(best[:-1].argmax())], float(best[own] - others.max()), float(best[own] - best[-1]))
+
+
+def blurred(picture: Pixels, scene: Scene) -> Pixels:
+    """A picture (height, width, 3) of a scene, its objects' outlines left and what is in them gone."""
+    x0, _, x1, _ = boxes(scene, picture.shape[1], picture.shape[0])[0]
+    return np.asarray(Image.fromarray(picture).filter(ImageFilter.GaussianBlur((x1 - x0) * BLUR)))
+
+
+def _variant(picture: Pixels, scene: Scene, renderer: Renderer) -> int:
+    height, width = picture.shape[:2]
+    outside = np.ones((height, width), dtype=np.bool_)
+    for layout in range(0, len(HEIGHTS) * VARIANTS, VARIANTS):
+        for x0, y0, x1, y1 in boxes(scene, width, height, layout):
+            outside[y0:y1, x0:x1] = False
+    found = picture.astype(np.float32)
+    drawn = (renderer.render(scene, width, height, v).pixels.astype(np.float32) for v in range(VARIANTS))
+    return int(np.argmin([np.square(found - one)[outside].sum() for one in drawn]))
+
+
+def _scores(picture: Pixels, templates: Pixels, places: tuple[Box, ...]) -> Floats:
+    """The correlation of each of T templates (T, height, width, 3) with a picture, best shift, mean over the places."""
+    padded = [(MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)]
+    wide = [(MARGIN + SHIFT, MARGIN + SHIFT)] * 2 + [(0, 0)]
+    framed = np.pad(picture.astype(np.float32), wide, mode="edge")
+    drawn = np.pad(templates.astype(np.float32), [(0, 0), *padded], mode="edge")
+    found = []
+    for x0, y0, x1, y1 in places:
+        w, h = x1 - x0 + 2 * MARGIN, y1 - y0 + 2 * MARGIN
+        windows = sliding_window_view(framed[y0 : y0 + h + 2 * SHIFT, x0 : x0 + w + 2 * SHIFT], (h, w), axis=(0, 1))
+        shifted = windows.transpose(0, 1, 3, 4, 2).reshape(-1, h * w, 3)  # one row per shift
+        cut = drawn[:, y0 : y0 + h, x0 : x0 + w].reshape(len(drawn), h * w, 3)
+        found.append((_unit(cut) @ _unit(shifted).T).max(axis=1))
+    scores: Floats = np.mean(found, axis=0)
+    return scores
+
+
+def _unit(patches: Floats) -> Floats:
+    """Patches (N, pixels, 3) as vectors of length 1, each channel about its mean."""
+    flat = (patches - patches.mean(axis=1, keepdims=True)).reshape(len(patches), -1)
+    found: Floats = flat / (np.linalg.norm(flat, axis=1, keepdims=True) + 1e-3)
+    return found

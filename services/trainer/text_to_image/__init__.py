@@ -1,0 +1,1 @@
+"""The text-to-image models: autoencoder, denoisers, distillation and their training data."""

@@ -1,0 +1,1 @@
+"""What every training run shares: checkpoints, progress, sittings, the optimizer."""

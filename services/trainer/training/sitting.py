@@ -1,0 +1,116 @@
+"""One sitting of a training run: takes up its weights, optimizers and clock where the last one left them."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from services.trainer.training import runs
+
+SETTLED = 1000
+"""Updates that an average begun from exported weights counts as having seen: it does not forget them at once."""
+
+
+class Sitting:
+    """What a run is made of while it trains; `step` counts over all sittings, `done` goes from 0 to 1.
+
+    The run is taken up from `work/<name>.pt`. Without one, `start` may give the model's weights as they were exported
+    (on another machine, say), which then train on with fresh optimizers; without either, it begins with the modules as
+    they are.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Path,
+        modules: Mapping[str, nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        steps: int,
+        rate: float,
+        seconds: float = math.inf,
+        decay: float = 0.995,
+        every: int = 50,
+        start: Callable[[], Mapping[str, torch.Tensor]] | None = None,
+    ) -> None:
+        self._path, self._modules, self._optimizers = work / f"{name}.pt", modules, optimizers
+        self._steps, self._seconds, self._rate = steps, seconds, rate
+        self.step, self._used_s = 0, 0.0
+        state = runs.load_checkpoint(self._path)
+        if state is None and start is not None:
+            modules["model"].load_state_dict(start())
+        self.average = runs.Average([modules["model"]], decay=decay)
+        if state is not None:
+            for key, module in modules.items():
+                module.load_state_dict(state[key])
+            for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
+            self.average.load_state_dict(state["average"])
+            self.step, self._used_s = state["step"], state["used_s"]
+        elif start is not None:
+            self.average.updates = SETTLED
+        self._began = time.monotonic()
+        self._progress = runs.Progress(
+            work, name, every=every, used_s=self._used_s, steps=steps, done=self.step, share=self.share
+        )
+
+    @property
+    def used_s(self) -> float:
+        """Seconds of all sittings together."""
+        return self._used_s + time.monotonic() - self._began
+
+    @property
+    def share(self) -> float:
+        """The share of the run that is done, of its steps or of its time."""
+        return max(self.step / self._steps, self.used_s / self._seconds)
+
+    def report(self, samples: int, **losses: float) -> None:
+        """Fold the losses of the step that ended into the run's progress."""
+        self._progress.add(self.step, samples, share=self.share, **losses)
+
+    def plot(self) -> None:
+        self._progress.plot()
+
+    def begin_step(self, seed: int) -> tuple[float, random.Random] | None:
+        """The share of the run that is done, and the step's own random state; None when its steps or its time are over.
+
+        Sets the rate: a warm-up of 100 steps, then half a cosine over the run.
+        """
+        done = self.share
+        if done >= 1:
+            return None
+        rate = self._rate * min(1.0, (self.step + 1) / 100) * (0.51 + 0.5 * math.cos(math.pi * done))
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+        return done, random.Random(seed * 1_000_003 + self.step)
+
+    def end_step(self, loss: torch.Tensor, *, clip: bool = True) -> None:
+        """One descent along `loss`; gradients of the model are clipped to norm 1 where `clip` says so."""
+        torch.autograd.backward(loss)
+        if clip:
+            nn.utils.clip_grad_norm_(self._modules["model"].parameters(), 1.0)
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        self.average.update()
+        self.step += 1
+
+    def save(self) -> None:
+        """Write all that a killed run needs to go on."""
+        runs.save_checkpoint(
+            self._path,
+            {
+                **{key: module.state_dict() for key, module in self._modules.items()},
+                "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+                "average": self.average.state_dict(),
+                "step": self.step,
+                "used_s": self.used_s,
+            },
+        )

@@ -1,0 +1,1 @@
+"""SQLite and PostgreSQL behind one narrow waist: a function over a connection, read or written."""

@@ -1,0 +1,220 @@
+"""Cache entries, their states and their vectors: what can be rebuilt, committed lazily."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from shared.catalog.engines.database import Database, among, chunks
+from shared.catalog.entries.entry_rows import IS_READABLE, entry_of, row_of, state_of
+from shared.catalog.entries.indexed import ADD_VECTORS, BY_IDS, Indexed, with_states
+from shared.catalog.jobs.repeats import EXACT, EXACT_OF, just_drawn
+from shared.catalog.tables import captured, entries, insert, jobs, now_s, states
+from shared.domain.errors import NotFoundError
+from shared.domain.types import PICTURE_STEP, Entry, State
+from shared.runtime.unreadable import readable
+
+e, s = entries.c, states.c
+_NOW: Any = now_s()
+_USED = (
+    sa.update(states)
+    .where(s.entry_id == sa.bindparam("of_entry"), s.step == sa.bindparam("of_step"))
+    .values(
+        uses=s.uses + 1,
+        used_at=sa.case((s.used_at < sa.bindparam("at"), sa.bindparam("at")), else_=s.used_at),
+    )
+)
+_ALIVE = sa.exists().where(s.entry_id == e.id)
+_ADD_STATES = sa.insert(states)
+_adding = insert(entries).values(
+    created_at=sa.func.coalesce(sa.bindparam("given_at", type_=e.created_at.type), _NOW)  # None: now
+)
+_ADD = _adding.on_conflict_do_nothing().returning(e.created_at)
+_ANSWERED = sa.delete(captured).where(captured.c.job_id == sa.bindparam("of_job"))
+_COUNT_ENTRIES = sa.select(sa.func.count()).select_from(entries)
+_COUNT_STATES = sa.select(
+    *(
+        counted.filter(is_kind)
+        for is_kind in (s.step > PICTURE_STEP, s.step == PICTURE_STEP)
+        for counted in (sa.func.count(), sa.func.sum(s.bytes))
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    entries: int
+    states: int
+    """Latents."""
+    bytes: int
+    """Of the latents."""
+    pictures: int = 0
+    """That can be started from."""
+    picture_bytes: int = 0
+
+
+def _add(connection: sa.Connection, entry: Entry, named: Mapping[str, bytes]) -> bool:
+    given = {"given_at": entry.created_at or None, **row_of(entry)}
+    at = connection.execute(_ADD, given).scalar()
+    if at is None:
+        return False
+    if entry.states:
+        rows = [
+            {
+                "entry_id": entry.id,
+                "step": state.step,
+                "key": state.key,
+                "bytes": state.bytes,
+                "codec": state.codec,
+                "sha256": state.sha256,
+                "uses": state.uses,
+                "created_at": state.created_at or at,
+                "used_at": state.used_at or at,
+            }
+            for state in entry.states
+        ]
+        connection.execute(_ADD_STATES, rows)
+    if named:
+        rows = [{"entry_id": entry.id, "name": name, "data": data} for name, data in named.items()]
+        connection.execute(ADD_VECTORS, rows)
+    if entry.job_id:
+        # the entry answers for the job's latents from here on
+        connection.execute(_ANSWERED, {"of_job": entry.job_id})
+    return True
+
+
+def _by_ids(connection: sa.Connection, ids: Sequence[str]) -> dict[str, Entry]:
+    rows = [row for some in chunks(ids) for row in connection.execute(BY_IDS, {"ids": some})]
+    return {entry.id: entry for entry in with_states(connection, rows)}
+
+
+def _get(connection: sa.Connection, entry_id: str) -> Entry:
+    found = _by_ids(connection, [entry_id])
+    if entry_id not in found:
+        for row in connection.execute(BY_IDS, {"ids": [entry_id]}):
+            entry_of(row, ())  # which says why it is left out
+        raise NotFoundError(f"entry {entry_id!r}: not in the cache")
+    return found[entry_id]
+
+
+def _exact(connection: sa.Connection, exact_key: str, owners: Sequence[str], weights: Collection[str]) -> Entry | None:
+    if entry := just_drawn(connection, exact_key, owners, weights):
+        return entry
+    by = {"by_key": exact_key, "owners": list(owners)}
+    row = connection.execute(EXACT_OF, by | {"weights": list(weights)}) if weights else connection.execute(EXACT, by)
+    found = with_states(connection, row.all())
+    return found[0] if found else None
+
+
+def _use(connection: sa.Connection, uses: Sequence[tuple[str, int, float]]) -> None:
+    if uses:
+        rows = [{"of_entry": entry_id, "of_step": step, "at": at} for entry_id, step, at in uses]
+        connection.execute(_USED, rows)
+
+
+def _drop_states(connection: sa.Connection, pairs: Sequence[tuple[str, int]]) -> list[State]:
+    dropped: list[State] = []
+    for some in chunks(pairs):
+        gone = sa.delete(states).where(sa.tuple_(s.entry_id, s.step).in_(some)).returning(states)
+        dropped.extend(state_of(row) for row in connection.execute(gone))
+    return sorted(dropped, key=lambda state: (state.entry_id, state.step))
+
+
+def _drop_entries(connection: sa.Connection, ids: Sequence[str]) -> list[Entry]:
+    dropped = _by_ids(connection, ids)
+    for some in chunks(dropped):
+        connection.execute(sa.delete(entries).where(e.id.in_(some)))
+    return list(dropped.values())
+
+
+def _states(connection: sa.Connection) -> list[State]:
+    readable(connection.execute(sa.select(entries).where(~IS_READABLE)), lambda row: entry_of(row, ()))
+    query = sa.select(states).join(entries, e.id == s.entry_id).where(IS_READABLE).order_by(s.entry_id, s.step)
+    return [state_of(row) for row in connection.execute(query)]
+
+
+def _page(connection: sa.Connection, limit: int, after: str) -> tuple[list[Entry], str]:
+    query = sa.select(entries).order_by(e.id.desc()).limit(limit + 1)
+    while True:
+        rows = connection.execute(query.where(e.id < after) if after else query).all()
+        found, after = with_states(connection, rows[:limit]), rows[limit - 1].id if len(rows) > limit else ""
+        if found or not after:
+            return found, after
+
+
+def _spent(connection: sa.Connection, limit: int) -> list[str]:
+    job = sa.exists().where(jobs.c.id == e.job_id)
+    return list(
+        connection.execute(sa.select(e.id).where(~_ALIVE, ~job, IS_READABLE).order_by(e.id).limit(limit)).scalars()
+    )
+
+
+def _totals(connection: sa.Connection) -> Totals:
+    count = int(connection.execute(_COUNT_ENTRIES).scalar_one())
+    states, size, pictures, picture_size = (int(one or 0) for one in connection.execute(_COUNT_STATES).one())
+    return Totals(count, states=states, bytes=size, pictures=pictures, picture_bytes=picture_size)
+
+
+def _referenced(connection: sa.Connection, keys: Sequence[str]) -> set[str]:
+    columns = (e.picture_key, s.key, captured.c.key, jobs.c.picture_key, jobs.c.checkpoint_key)
+    given = [key for key in keys if key]
+    return set().union(*(among(connection, column, given) for column in columns))
+
+
+class Entries(Indexed):
+    """The cache entries of a catalog; those that only another version can read are left out, and left as they are."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, entry: Entry, vectors: Mapping[str, bytes]) -> bool:
+        """The entry with its states and named vectors (float32, little endian); False, and nothing written, when the
+        entry or another of the same job is already there. A `created_at` or `used_at` of 0 becomes now."""
+        return await self._database.write(_add, entry, vectors, durable=False)
+
+    async def by_ids(self, ids: Sequence[str]) -> dict[str, Entry]:
+        """Those that are there, with their live states by step."""
+        return await self._database.read(_by_ids, ids)
+
+    async def get(self, entry_id: str) -> Entry:
+        return await self._database.read(_get, entry_id)
+
+    async def exact(self, exact_key: str, owners: Sequence[str], weights: Collection[str] = ()) -> Entry | None:
+        """The newest entry of the same request that one of these scope keys may see; of a job that is not yet cached,
+        the entry that it will be, without states. weights: hashes of the models that may have generated it; empty:
+        any."""
+        return await self._database.read(_exact, exact_key, owners, weights)
+
+    async def used(self, uses: Sequence[tuple[str, int, float]]) -> None:
+        """(entry id, step, Unix seconds) each; states that are gone are skipped."""
+        await self._database.write(_use, uses, durable=False)
+
+    async def drop_states(self, pairs: Sequence[tuple[str, int]]) -> list[State]:
+        """Removes (entry id, step) each; returns the rows that were there, so that their blobs can go."""
+        return await self._database.write(_drop_states, pairs, durable=False)
+
+    async def drop_entries(self, ids: Sequence[str]) -> list[Entry]:
+        """Removes entries with their states and vectors; returns what was there."""
+        return await self._database.write(_drop_entries, ids, durable=False)
+
+    async def states(self) -> list[State]:
+        """Every live state; not those of entries that only another version can read, which are not its to evict."""
+        return await self._database.read(_states)
+
+    async def spent(self, limit: int = 1000) -> list[str]:
+        """Ids of entries with no state left whose job expired: nothing can be had from them any more."""
+        return await self._database.read(_spent, limit)
+
+    async def page(self, limit: int, after: str = "") -> tuple[list[Entry], str]:
+        """Newest first, and the token of the next page (empty at the end)."""
+        return await self._database.read(_page, limit, after)
+
+    async def totals(self) -> Totals:
+        return await self._database.read(_totals)
+
+    async def referenced(self, keys: Sequence[str]) -> set[str]:
+        """Which of these blob keys a job, an entry, a state or an uncached capture still names."""
+        return await self._database.read(_referenced, keys)

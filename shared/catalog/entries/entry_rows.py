@@ -1,0 +1,78 @@
+"""A cache entry and its states as rows, and back; an entry that this version cannot read is set aside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shared.catalog.tables import entries
+from shared.domain.types import CompatKey, Entry, Scope, Size, State, owner_key
+from shared.runtime.unreadable import unreadable
+
+IS_READABLE = entries.c.scope.in_([scope.value for scope in Scope])
+"""Whether `entry_of` can read a row."""
+
+
+def state_of(row: Any) -> State:
+    return State(
+        entry_id=row.entry_id,
+        step=row.step,
+        key=row.key,
+        bytes=row.bytes,
+        codec=row.codec,
+        sha256=row.sha256,
+        uses=row.uses,
+        created_at=row.created_at,
+        used_at=row.used_at,
+    )
+
+
+def compat_of(row: Any) -> CompatKey:
+    return CompatKey(row.weights_hash, row.sampler, row.dtype, Size(row.width, row.height), row.steps)
+
+
+def entry_of(row: Any, live: Sequence[State]) -> Entry:
+    """The row as a value; UnreadableRowError for one that this version cannot read."""
+    try:
+        scope = Scope(row.scope)
+    except ValueError as error:
+        raise unreadable(entries.name, row.id, error, row.tenant) from error
+    return Entry(
+        id=row.id,
+        job_id=row.job_id or "",
+        prompt=row.prompt,
+        tenant=row.tenant,
+        user=row.user,
+        scope=scope,
+        model=row.model,
+        compat=compat_of(row),
+        exact_key=row.exact_key,
+        picture_key=row.picture_key,
+        picture_sha256=row.picture_sha256,
+        encoder_hash=row.encoder_hash,
+        created_at=row.created_at,
+        states=tuple(live),
+    )
+
+
+def row_of(entry: Entry) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "job_id": entry.job_id or None,
+        "prompt": entry.prompt,
+        "tenant": entry.tenant,
+        "user": entry.user,
+        "scope": entry.scope.value,
+        "owner": owner_key(entry.scope, entry.tenant, entry.user),
+        "model": entry.model,
+        "weights_hash": entry.compat.weights_hash,
+        "sampler": entry.compat.sampler,
+        "dtype": entry.compat.dtype,
+        "width": entry.compat.size.width,
+        "height": entry.compat.size.height,
+        "steps": entry.compat.steps,
+        "exact_key": entry.exact_key,
+        "picture_key": entry.picture_key,
+        "picture_sha256": entry.picture_sha256,
+        "encoder_hash": entry.encoder_hash,
+    }

@@ -1,0 +1,149 @@
+"""Entries as the index must hold them: what each is found by, its prompt or its picture, and those vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from shared.catalog.engines.database import Database, chunks
+from shared.catalog.entries.entry_rows import IS_READABLE, compat_of, entry_of, state_of
+from shared.catalog.tables import entries, states, vectors
+from shared.domain.types import PICTURE_STEP, Entry, IndexItem, State, Vector, vector_from
+from shared.runtime.unreadable import readable, unreadable
+
+IMAGE = "image"
+"""The named vector of an entry's picture; the others belong to its prompt, and so to its latents."""
+
+PROMPT = "prompt"
+"""Stands for all of the latter where it is said what an entry is found by."""
+
+e, s, v = entries.c, states.c, vectors.c
+_HAS_LATENT = sa.exists().where(s.entry_id == e.id, s.step > PICTURE_STEP)
+_HAS_PICTURE = sa.exists().where(s.entry_id == e.id, s.step == PICTURE_STEP)
+_IS_EMBEDDED = sa.exists().where(v.entry_id == e.id, v.name == IMAGE)
+_FOUND = sa.or_(_HAS_LATENT, sa.and_(_HAS_PICTURE, _IS_EMBEDDED))
+"""What the index must hold: an entry with a latent, found by its prompt, or with a picture, found by what it shows."""
+# built once: building a statement costs more than running it
+_IDS: Any = sa.bindparam("ids", expanding=True)
+BY_IDS = sa.select(entries).where(e.id.in_(_IDS))
+_STATES_OF = sa.select(states).where(s.entry_id.in_(_IDS)).order_by(s.entry_id, s.step)
+_LIVE_OF = sa.select(e.id, _HAS_LATENT, sa.and_(_HAS_PICTURE, _IS_EMBEDDED)).where(e.id.in_(_IDS), _FOUND)
+_VECTORS_OF = sa.select(vectors).where(v.entry_id.in_(_IDS))
+_ENCODERS_OF = sa.select(e.id, e.encoder_hash).where(e.id.in_(_IDS), _HAS_PICTURE)
+_SET_ENCODER = sa.update(entries).where(e.id.in_(_IDS)).values(encoder_hash=sa.bindparam("by"))
+_DROP_IMAGES = sa.delete(vectors).where(v.entry_id.in_(_IDS), v.name == IMAGE)
+ADD_VECTORS = sa.insert(vectors)
+
+
+def with_states(connection: sa.Connection, rows: Sequence[Any]) -> list[Entry]:
+    """The entries that this version can read, in the rows' order, each with its live states by step."""
+    live: dict[str, list[State]] = {row.id: [] for row in rows}
+    for ids in chunks(live):
+        for row in connection.execute(_STATES_OF, {"ids": ids}):
+            live[row.entry_id].append(state_of(row))
+    return readable(rows, lambda row: entry_of(row, live[row.id]))
+
+
+def _items(connection: sa.Connection, after: str, limit: int) -> list[IndexItem]:
+    rows = connection.execute(sa.select(entries).where(e.id > after, _FOUND).order_by(e.id).limit(limit)).all()
+    return _as_items(connection, rows, _live(connection, [row.id for row in rows]))
+
+
+def _items_of(connection: sa.Connection, ids: Sequence[str]) -> list[IndexItem]:
+    return _placed(connection, ids)[0]
+
+
+def _live_ids(connection: sa.Connection, after: str, limit: int) -> list[str]:
+    query = sa.select(e.id).where(e.id > after, _FOUND).order_by(e.id).limit(limit)
+    return list(connection.execute(query).scalars())
+
+
+def _live(connection: sa.Connection, ids: Sequence[str]) -> dict[str, frozenset[str]]:
+    found: dict[str, frozenset[str]] = {}
+    for some in chunks(ids):
+        for entry_id, latent, picture in connection.execute(_LIVE_OF, {"ids": some}):
+            found[entry_id] = frozenset({PROMPT} if latent else ()) | frozenset({IMAGE} if picture else ())
+    return found
+
+
+def _placed(connection: sa.Connection, ids: Sequence[str]) -> tuple[list[IndexItem], dict[str, frozenset[str]]]:
+    live = _live(connection, ids)
+    rows = [row for some in chunks(sorted(live)) for row in connection.execute(BY_IDS, {"ids": some})]
+    return _as_items(connection, rows, live), live
+
+
+def _as_items(connection: sa.Connection, rows: Sequence[Any], live: Mapping[str, frozenset[str]]) -> list[IndexItem]:
+    named: dict[str, dict[str, Any]] = {row.id: {} for row in rows}
+    for ids in chunks(named):
+        for row in connection.execute(_VECTORS_OF, {"ids": ids}):
+            if (IMAGE if row.name == IMAGE else PROMPT) in live.get(row.entry_id, ()):
+                named[row.entry_id] |= _vector_of(row)
+    return [
+        IndexItem(row.id, named[row.id], compat=str(compat_of(row)), owner=row.owner, encoder_hash=row.encoder_hash)
+        for row in rows
+    ]
+
+
+def _vector_of(row: Any) -> dict[str, Vector]:
+    """The row's vector by its name; empty for one that this version cannot read."""
+    try:
+        return {row.name: vector_from(row.data)}
+    except (ValueError, TypeError) as error:
+        unreadable(vectors.name, row.entry_id, error)
+        return {}
+
+
+def _unembedded(connection: sa.Connection, limit: int, after: str) -> list[Entry]:
+    query = sa.select(entries).where(e.id > after, _HAS_PICTURE, ~_IS_EMBEDDED, IS_READABLE).order_by(e.id).limit(limit)
+    return with_states(connection, connection.execute(query).all())
+
+
+def _embedded(connection: sa.Connection, named: Mapping[str, bytes], encoder_hash: str) -> dict[str, bool]:
+    rows = (row for some in chunks(named) for row in connection.execute(_ENCODERS_OF, {"ids": some}))
+    by = {row.id: row.encoder_hash for row in rows}
+    kept = [entry_id for entry_id in named if by.get(entry_id) in ("", encoder_hash)]
+    for some in chunks(entry_id for entry_id in kept if not by[entry_id]):
+        connection.execute(_SET_ENCODER, {"ids": some, "by": encoder_hash})
+    for some in chunks(kept):
+        connection.execute(_DROP_IMAGES, {"ids": some})
+        images = [{"entry_id": entry_id, "name": IMAGE, "data": named[entry_id]} for entry_id in some]
+        connection.execute(ADD_VECTORS, images)
+    return {entry_id: entry_id in kept for entry_id in by}
+
+
+class Indexed:
+    """What the index must hold of a catalog's entries."""
+
+    _database: Database
+
+    async def items(self, after: str = "", limit: int = 1000) -> list[IndexItem]:
+        """A page, by entry id, of what the index must hold: the entries with a live latent, or a picture that was
+        embedded; each with the vectors of what it has."""
+        return await self._database.read(_items, after, limit)
+
+    async def items_of(self, ids: Sequence[str]) -> list[IndexItem]:
+        """The same for these entries; those that are found by nothing are left out."""
+        return await self._database.read(_items_of, ids)
+
+    async def placed(self, ids: Sequence[str]) -> tuple[list[IndexItem], dict[str, frozenset[str]]]:
+        """`items_of` these entries, and what was `live` of them just before."""
+        return await self._database.read(_placed, ids)
+
+    async def live_ids(self, after: str = "", limit: int = 1000) -> list[str]:
+        """A page, in order, of the ids of what the index must hold."""
+        return await self._database.read(_live_ids, after, limit)
+
+    async def live(self, ids: Sequence[str]) -> dict[str, frozenset[str]]:
+        """Those of these entries that the index must hold, and what they are found by: `prompt`, `image`."""
+        return await self._database.read(_live, ids)
+
+    async def unembedded(self, limit: int = 100, after: str = "") -> list[Entry]:
+        """A page, by entry id, of those whose picture can be started from but is not embedded yet."""
+        return await self._database.read(_unembedded, limit, after)
+
+    async def embedded(self, vectors: Mapping[str, bytes], encoder_hash: str) -> dict[str, bool]:
+        """Keeps the embeddings of these entries' pictures, id → float32, little endian. False, and nothing kept, where
+        the prompt was embedded by another encoder; those whose entry or picture is gone are left out."""
+        return await self._database.write(_embedded, vectors, encoder_hash, durable=False)

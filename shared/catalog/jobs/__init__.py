@@ -1,0 +1,1 @@
+"""Job rows: accepted, claimed, moved, finished, swept and expired."""

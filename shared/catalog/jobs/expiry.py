@@ -1,0 +1,78 @@
+"""The expiry of jobs that ended and of idempotency keys, in transactions that others need not wait for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from shared.catalog.engines.database import Database, among
+from shared.catalog.jobs.idempotency import forget_expired
+from shared.catalog.jobs.job_rows import jobs_of
+from shared.catalog.tables import ENDED, entries, jobs, now_s
+from shared.domain.types import JobState
+
+EXPIRED_AT_ONCE = 500
+"""Jobs, and idempotency keys, that one transaction of the expiry deletes: other writers need not wait for long."""
+
+c = jobs.c
+_NOW: Any = now_s()
+_before, _after_at = sa.bindparam("before", type_=sa.Double), sa.bindparam("after_at", type_=sa.Double)
+_EXPIRABLE = (
+    sa.select(jobs)
+    .where(
+        sa.text(ENDED),
+        c.updated_at < _before,
+        c.updated_at >= _after_at,
+        sa.or_(c.updated_at > _after_at, c.id > sa.bindparam("after_id", type_=sa.Text)),
+    )
+    .order_by(c.updated_at, c.id)
+    .limit(EXPIRED_AT_ONCE)
+)
+_EXPIRE = (
+    sa.delete(jobs)
+    # said again: one that is reopened meanwhile stays
+    .where(
+        c.id.in_(sa.bindparam("ids", expanding=True)),
+        c.state.in_([state.value for state in JobState if state.final]),
+        c.updated_at < _before,
+    )
+    .returning(c.picture_key)
+)
+Place = tuple[float, str]
+"""(updated_at, id) of the last job that an expiry looked at."""
+
+
+def _expire(connection: sa.Connection, older_than_s: float, after: Place = (0.0, "")) -> tuple[list[str], Place | None]:
+    """Delete what this version can read of the next ended jobs; return picture keys, and where to go on, if at all."""
+    # a value, not an expression: PostgreSQL uses no index for a comparison with a clock that runs
+    now = connection.execute(sa.select(_NOW)).scalar_one()
+    forgotten = forget_expired(connection, now, EXPIRED_AT_ONCE)
+    before = now - older_than_s
+    rows = connection.execute(_EXPIRABLE, {"before": before, "after_at": after[0], "after_id": after[1]}).all()
+    ids = [job.id for job in jobs_of(rows)]  # no other is ours to delete
+    expired = connection.execute(_EXPIRE, {"ids": ids, "before": before}).scalars().all()
+    keys = {key for key in expired if key}
+    unnamed = keys - among(connection, c.picture_key, keys) - among(connection, entries.c.picture_key, keys)
+    more = EXPIRED_AT_ONCE in (forgotten, len(rows))
+    last = (rows[-1].updated_at, rows[-1].id) if rows else after
+    return sorted(unnamed), last if more else None
+
+
+class Expiry:
+    """The end of the jobs of a catalog."""
+
+    _database: Database
+
+    async def expire(self, older_than_s: float) -> list[str]:
+        """Delete final jobs that this version can read, some in each transaction; return the picture keys that no job
+        and no entry names any more.
+
+        The collector finds the pictures of an expiry that was interrupted.
+        """
+        found: list[str] = []
+        after: Place | None = (0.0, "")
+        while after is not None:
+            keys, after = await self._database.write(_expire, older_than_s, after)
+            found += keys
+        return found

@@ -1,0 +1,104 @@
+"""A caller's key names one job for as long as it lives, and only with one body (design §8)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from shared.catalog.engines.prepared import Prepared
+from shared.catalog.jobs.job_rows import row_of
+from shared.catalog.tables import idempotency_keys, insert, jobs, now_s
+from shared.domain.errors import ConflictError
+from shared.domain.types import Job
+
+_NOW: Any = now_s()
+_KEY = sa.select(idempotency_keys).where(
+    idempotency_keys.c.caller == sa.bindparam("by_caller"), idempotency_keys.c.key == sa.bindparam("by_key")
+)
+_LIVE_KEY = _KEY.where(idempotency_keys.c.expires_at > _NOW)
+
+_new = insert(idempotency_keys).values(
+    caller=sa.bindparam("by_caller"),
+    key=sa.bindparam("by_key"),
+    body_hash=sa.bindparam("of_body"),
+    job_id=sa.bindparam("id"),
+    expires_at=_NOW + sa.bindparam("lifetime_s", type_=sa.Double),
+)
+_TAKE = _new.on_conflict_do_update(
+    index_elements=["caller", "key"],
+    set_={name: _new.excluded[name] for name in ("body_hash", "job_id", "expires_at")},
+    where=idempotency_keys.c.expires_at <= _NOW,
+).returning(idempotency_keys.c.job_id)
+_TAKE_ALONE = Prepared(_TAKE)
+_GIVEN = [one for one in jobs.c if one.name not in ("created_at", "updated_at") and one.server_default is None]
+"""What `job_rows.row_of` says of a new job."""
+_ACCEPT = Prepared(
+    sa.insert(jobs)
+    .from_select(
+        [*(column.name for column in _GIVEN), "created_at", "updated_at"],
+        sa.select(*(sa.bindparam(column.name, type_=column.type) for column in _GIVEN), _NOW, _NOW).select_from(
+            _TAKE.cte("taken")
+        ),
+    )
+    .returning(jobs.c.created_at, jobs.c.updated_at)
+)
+"""The key and its job, or neither, in one statement of PostgreSQL: one round trip in place of four (BEGIN, both rows,
+COMMIT). Two replicas with the same key meet on its row: the second waits, then finds it taken."""
+_INSERT = Prepared(
+    sa.insert(jobs).values(created_at=_NOW, updated_at=_NOW).returning(jobs.c.created_at, jobs.c.updated_at)
+)
+
+
+_old = idempotency_keys.alias("old")
+_FORGET = sa.delete(idempotency_keys).where(
+    sa.tuple_(idempotency_keys.c.caller, idempotency_keys.c.key).in_(
+        sa.select(_old.c.caller, _old.c.key)
+        .where(_old.c.expires_at <= sa.bindparam("now", type_=sa.Double))
+        .limit(sa.bindparam("at_most", type_=sa.Integer))
+    ),
+    # said again: one that is taken anew meanwhile stays
+    idempotency_keys.c.expires_at <= sa.bindparam("now", type_=sa.Double),
+)
+
+
+def insert_job(connection: sa.Connection, job: Job, caller: str, key: str, body_hash: str, lifetime_s: float) -> Any:
+    """The two times of the job's new row, whose key (if not empty) is taken in the same transaction; None, and nothing
+    written, when another job has the key."""
+    row = row_of(job)
+    if not key:
+        return _INSERT.first(connection, row)
+    wished = {"by_caller": caller, "by_key": key, "of_body": body_hash, "lifetime_s": lifetime_s}
+    if connection.dialect.name == "postgresql":
+        return _ACCEPT.first(connection, {**row, **wished})
+    # SQLite, which knows no changes within a WITH, has no round trips
+    taken = _TAKE_ALONE.first(connection, {**wished, "id": job.id})
+    return None if taken is None else _INSERT.first(connection, row)
+
+
+def named_by(connection: sa.Connection, caller: str, key: str, body_hash: str) -> str:
+    """The id of the job that a key names which was found taken; ConflictError for another body."""
+    row = connection.execute(_KEY, {"by_caller": caller, "by_key": key}).one()
+    _same_body(row, caller, key, body_hash)
+    return str(row.job_id)
+
+
+def job_of_key(connection: sa.Connection, caller: str, key: str, body_hash: str) -> str:
+    """The id of the job that a live key names, empty for none; ConflictError for another body."""
+    row = connection.execute(_LIVE_KEY, {"by_caller": caller, "by_key": key}).first()
+    if row is None:
+        return ""
+    _same_body(row, caller, key, body_hash)
+    return str(row.job_id)
+
+
+def _same_body(row: Any, caller: str, key: str, body_hash: str) -> None:
+    if row.body_hash != body_hash:
+        raise ConflictError(
+            f"idempotency-key {key!r}: tenant {caller or 'default'} has used it for another request (job {row.job_id})"
+        )
+
+
+def forget_expired(connection: sa.Connection, now: float, at_most: int) -> int:
+    """Delete keys whose lifetime is over, `at_most` of them; return how many."""
+    return connection.execute(_FORGET, {"now": now, "at_most": at_most}).rowcount

@@ -1,0 +1,105 @@
+"""A job as a row, and back; a row that this version cannot read is set aside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from shared.catalog.engines.database import chunks
+from shared.catalog.tables import jobs
+from shared.domain.types import Job, JobState, Plan, Request, Result, from_json, to_json
+from shared.runtime.unreadable import readable, unreadable
+
+_read = lru_cache(maxsize=256)(from_json)
+"""A picture's row is read when it is claimed, answered and cached; what it says is frozen, and parsed once."""
+
+
+def job_of(row: Any) -> Job:
+    """The row as a value; UnreadableRowError for one that this version cannot read."""
+    try:
+        return _job_of(row)
+    except (ValueError, TypeError) as error:
+        raise unreadable(jobs.name, row.id, error, row.tenant) from error
+
+
+def jobs_of(rows: Iterable[Any]) -> list[Job]:
+    """Those of the rows that this version can read."""
+    return readable(rows, job_of)
+
+
+def update_readable(connection: sa.Connection, update: Any, parameters: dict[str, Any]) -> list[Job]:
+    """Runs an update that returns jobs on those rows that this version can read; the jobs as they are then."""
+    ids = [job.id for job in jobs_of(connection.execute(sa.select(jobs).where(update.whereclause), parameters))]
+    mine = update.where(jobs.c.id.in_(sa.bindparam("ids", expanding=True)))
+    changed: list[Any] = []
+    for some in chunks(ids):
+        changed += connection.execute(mine, {**parameters, "ids": some})
+    return jobs_of(changed)
+
+
+def update_one(connection: sa.Connection, update: sa.Update, parameters: dict[str, Any]) -> bool:
+    """Runs an update of one row; whether there was such a row."""
+    return connection.execute(update, parameters).rowcount == 1
+
+
+def _job_of(row: Any) -> Job:
+    return Job(
+        id=row.id,
+        request=_read(Request, row.request),
+        plan=_read(Plan, row.plan),
+        state=JobState(row.state),
+        attempt=row.attempt,
+        failures=row.failures,
+        crashes=row.crashes,
+        crashes_alone=row.crashes_alone,
+        exposed_from=row.exposed_from,
+        exposed_s=row.exposed_s,
+        alone_s=row.alone_s,
+        worker=row.worker,
+        lane=row.lane,
+        error=row.error,
+        result=_read(Result, row.result) if row.result else None,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        lease_until=row.lease_until,
+        vector=bytes(row.vector),
+        encoder_hash=row.encoder_hash,
+        exact_key=row.exact_key,
+        checkpoint_key=row.checkpoint_key or "",
+        checkpoint_step=row.checkpoint_step,
+        warnings=tuple(json.loads(row.warnings)) if row.warnings else (),
+        confirmed=bool(row.confirmed),
+        buried=bool(row.buried),
+    )
+
+
+def row_of(job: Job) -> dict[str, Any]:
+    """The value as a row's columns, but for the two times, which the database's clock gives."""
+    return {
+        "id": job.id,
+        "tenant": job.request.tenant,
+        "state": job.state.value,
+        "lane": job.lane,
+        "priority": job.request.priority,
+        "attempt": job.attempt,
+        "failures": job.failures,
+        "crashes": job.crashes,
+        "worker": job.worker,
+        "error": job.error,
+        "confirmed": job.state.final,  # nothing is sent for a job that is born finished
+        "lease_until": job.lease_until,
+        "encoder_hash": job.encoder_hash,
+        "exact_key": job.exact_key,
+        "checkpoint_key": job.checkpoint_key or None,
+        "checkpoint_step": job.checkpoint_step,
+        "picture_key": job.result.picture_key if job.result else None,
+        "request": to_json(job.request).decode(),
+        "plan": to_json(job.plan).decode(),
+        "result": to_json(job.result).decode() if job.result else "",
+        "warnings": json.dumps(job.warnings) if job.warnings else "",
+        "vector": job.vector,
+    }

@@ -1,0 +1,288 @@
+"""Job rows: accepted once, claimed and finished by one-row compare-and-set on (state, attempt)."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY
+
+from shared.catalog.engines.database import Database, chunks
+from shared.catalog.engines.prepared import Prepared
+from shared.catalog.jobs.expiry import Expiry
+from shared.catalog.jobs.exposure import CRASHED, FORGIVEN, HANDED_BACK, SEEN, claimed
+from shared.catalog.jobs.idempotency import insert_job, job_of_key, named_by
+from shared.catalog.jobs.job_rows import job_of, jobs_of, update_one
+from shared.catalog.jobs.lanes import Lanes
+from shared.catalog.jobs.sweeping import Sweeping
+from shared.catalog.tables import captured, jobs, now_s
+from shared.domain.errors import NotFoundError, UnreadableRowError
+from shared.domain.types import Job, JobState, Plan, Result, to_json
+from shared.runtime.unreadable import was_reported
+
+QUEUED, RUNNING, SUCCEEDED, FAILED, CANCELLED = (state.value for state in JobState)
+
+c = jobs.c
+_ID = c.id == sa.bindparam("job_id")
+_MINE = sa.and_(_ID, c.state == RUNNING, c.attempt == sa.bindparam("of_attempt"))
+_NOW: Any = now_s()
+_ENDED = {"updated_at": _NOW, "lease_until": 0.0, "checkpoint_key": None, "checkpoint_step": 0}
+
+_GET = Prepared(sa.select(jobs).where(_ID))
+_CLAIM = Prepared(
+    sa.update(jobs)
+    .where(_ID, sa.or_(c.state == QUEUED, sa.and_(c.state == RUNNING, c.lease_until < _NOW)))
+    .values(
+        state=RUNNING,
+        worker=sa.bindparam("by_worker"),
+        attempt=c.attempt + 1,
+        **claimed(CRASHED),  # a running job's holder, whose lease ran out, counts as crashed
+        lease_until=_NOW + sa.bindparam("lease_s", type_=sa.Double),
+        updated_at=_NOW,
+    )
+    .returning(jobs)
+)
+_UPDATE = sa.update(jobs).where(_MINE)
+_RENEW = _UPDATE.values(lease_until=_NOW + sa.bindparam("lease_s", type_=sa.Double), **SEEN)
+_CHECKPOINT = _UPDATE.values(checkpoint_key=sa.bindparam("key"), checkpoint_step=sa.bindparam("step"), updated_at=_NOW)
+_FINISH = _UPDATE.values(
+    state=SUCCEEDED,
+    error="",
+    result=sa.bindparam("json"),
+    plan=sa.func.coalesce(sa.bindparam("as_run", type_=sa.Text), c.plan),
+    picture_key=sa.bindparam("picture"),
+    **_ENDED,
+).returning(c.id)
+_done = _FINISH.cte("done")
+_keys: Any = sa.func.unnest(sa.bindparam("keys", type_=ARRAY(sa.Text)))
+_FINISH_AND_CAPTURE = Prepared(
+    sa.insert(captured).from_select(["key", "job_id"], sa.select(_keys, _done.c.id)).returning(captured.c.key)
+)
+"""The end of a job and, if that hit its row, what it captured, in one statement of PostgreSQL."""
+_FINISH_ALONE, _CAPTURE = Prepared(_FINISH), Prepared(sa.insert(captured))
+_NO_LATENTS = "none:"
+"""Begins what stands in place of a blob key for a job that captured nothing."""
+_BACK = {"state": QUEUED, "worker": "", "lease_until": 0.0, "updated_at": _NOW}
+_BACK_FROM_A_WORKER = {**_BACK, **HANDED_BACK}
+_FAIL = _UPDATE.values(state=FAILED, error=sa.bindparam("said"), failures=c.failures + 1, **_ENDED)
+_RETRY = _UPDATE.values(error=sa.bindparam("said"), failures=c.failures + 1, **_BACK_FROM_A_WORKER)
+_RELEASE = _UPDATE.values(**_BACK_FROM_A_WORKER)
+_CANCEL = (
+    sa.update(jobs).where(_ID, c.state.in_((QUEUED, RUNNING))).values(state=CANCELLED, **_ENDED).returning(jobs)
+)  # fmt: skip
+_STOPPED = (
+    sa.update(jobs)
+    .where(_ID, c.state == CANCELLED, c.attempt == sa.bindparam("of_attempt"))
+    .values(result=sa.bindparam("json"))
+)  # fmt: skip
+_REOPEN = (
+    sa.update(jobs)
+    .where(_ID, c.state == FAILED)
+    .values(error="", failures=0, confirmed=False, buried=False, **FORGIVEN, **_BACK)
+)  # fmt: skip
+_BURIED = sa.update(jobs).where(_ID, c.state == FAILED).values(buried=True)
+_CONFIRM = sa.update(jobs).where(c.id.in_(sa.bindparam("ids", expanding=True))).values(confirmed=True)
+
+
+def _accept(
+    connection: sa.Connection, job: Job, caller: str, key: str, body_hash: str, key_lifetime_s: float
+) -> tuple[Job, bool]:
+    at = insert_job(connection, job, caller, key, body_hash, key_lifetime_s)
+    if at is None:
+        return _get(connection, named_by(connection, caller, key, body_hash)), False
+    times = {"created_at": at.created_at, "updated_at": at.updated_at}
+    return dataclasses.replace(job, **times, confirmed=job.state.final), True
+
+
+def _first(connection: sa.Connection, caller: str, key: str, body_hash: str) -> Job | None:
+    job_id = job_of_key(connection, caller, key, body_hash)
+    return _get(connection, job_id) if job_id else None
+
+
+def _get(connection: sa.Connection, job_id: str) -> Job:
+    row = _GET.first(connection, {"job_id": job_id})
+    if row is None:
+        raise NotFoundError(f"job {job_id!r}: no such job; it never existed or its result expired")
+    return job_of(row)
+
+
+def _list(
+    connection: sa.Connection, tenant: str | None, state: JobState | None, limit: int, after: str
+) -> tuple[list[Job], str]:
+    query = sa.select(jobs).order_by(c.id.desc()).limit(limit + 1)
+    if tenant is not None:
+        query = query.where(c.tenant == tenant)
+    if state is not None:
+        query = query.where(c.state == state.value)
+    while True:
+        rows = connection.execute(query.where(c.id < after) if after else query).all()
+        found, after = jobs_of(rows[:limit]), rows[limit - 1].id if len(rows) > limit else ""
+        if found or not after:
+            return found, after
+
+
+def _claim(connection: sa.Connection, job_id: str, worker: str, lease_s: float, alone: bool) -> Job | None:
+    if was_reported(jobs.name, job_id):  # else each try would change what stays unreadable
+        with suppress(NotFoundError):
+            _get(connection, job_id)
+    row = _CLAIM.first(connection, {"job_id": job_id, "by_worker": worker, "lease_s": lease_s, "by_itself": alone})
+    try:
+        return None if row is None else job_of(row)
+    except UnreadableRowError:
+        if connection.dialect.name == "postgresql":  # where a claim is committed by itself; SQLite rolls it back
+            update_one(connection, _RELEASE, {"job_id": job_id, "of_attempt": row.attempt})
+        raise
+
+
+def _finish(connection: sa.Connection, job_id: str, attempt: int, result: Result, plan: Plan | None) -> bool:
+    parameters: dict[str, Any] = {
+        "job_id": job_id,
+        "of_attempt": attempt,
+        "json": to_json(result).decode(),
+        "as_run": None if plan is None else to_json(plan).decode(),
+        "picture": result.picture_key or None,
+    }
+    # a job without latents is listed as uncached too: its entry answers exact repeats
+    keys = [latent.key for latent in result.captured] or [_NO_LATENTS + job_id]
+    if connection.dialect.name == "postgresql":
+        return _FINISH_AND_CAPTURE.first(connection, {**parameters, "keys": keys}) is not None
+    if _FINISH_ALONE.first(connection, parameters) is None:
+        return False
+    for key in keys:
+        _CAPTURE.first(connection, {"key": key, "job_id": job_id})
+    return True
+
+
+def _cancel(connection: sa.Connection, job_id: str) -> Job:
+    row = connection.execute(_CANCEL, {"job_id": job_id}).first()
+    return _get(connection, job_id) if row is None else job_of(row)
+
+
+def _confirm(connection: sa.Connection, job_ids: Sequence[str]) -> None:
+    for some in chunks(job_ids):
+        connection.execute(_CONFIRM, {"ids": some})
+
+
+def _to_cache(connection: sa.Connection, limit: int, after: str) -> list[str]:
+    query = sa.select(captured.c.job_id).distinct().where(captured.c.job_id > after)
+    query = query.order_by(captured.c.job_id).limit(limit)
+    return list(connection.execute(query).scalars())
+
+
+def _drop_captured(connection: sa.Connection, job_ids: Sequence[str]) -> list[str]:
+    keys: list[str] = []
+    for some in chunks(job_ids):
+        dropped = sa.delete(captured).where(captured.c.job_id.in_(some)).returning(captured.c.key)
+        keys.extend(connection.execute(dropped).scalars())
+    return sorted(key for key in keys if not key.startswith(_NO_LATENTS))
+
+
+class Jobs(Expiry, Lanes, Sweeping):
+    """The jobs of a catalog. `attempt` is a fencing token: it only grows, and only the newest may write."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def accept(
+        self,
+        job: Job,
+        *,
+        idempotency_key: str = "",
+        caller: str = "",
+        body_hash: str = "",
+        key_lifetime_s: float = 86_400.0,
+        durable: bool = True,
+    ) -> tuple[Job, bool]:
+        """(the job, whether it is new): the first job of a key that the caller used before; ConflictError when that
+        one had another body.
+
+        `durable` False leaves the sync to the next durable write of an embedded catalog, which a job's end is: enough
+        where nobody is told of the job before that.
+        """
+        key = (caller, idempotency_key, body_hash)
+        return await self._database.write(_accept, job, *key, key_lifetime_s, durable=durable, row=True)
+
+    async def first(self, caller: str, idempotency_key: str, body_hash: str) -> Job | None:
+        """The job that this caller's key already names; ConflictError when that one had another body."""
+        return await self._database.read(_first, caller, idempotency_key, body_hash, row=True)
+
+    async def get(self, job_id: str) -> Job:
+        return await self._database.read(_get, job_id, row=True)
+
+    async def list(
+        self, *, tenant: str | None = None, state: JobState | None = None, limit: int = 50, after: str = ""
+    ) -> tuple[builtins.list[Job], str]:
+        """Newest first, and the token of the next page (empty at the end); without the rows that only another version
+        can read, so a page may be short."""
+        return await self._database.read(_list, tenant, state, limit, after)
+
+    async def confirm(self, job_ids: Sequence[str]) -> None:
+        """The broker has their tasks."""
+        # if this is lost the sweeper sends them again, and the duplicate loses the claim
+        await self._database.write(_confirm, job_ids, durable=False)
+
+    async def claim(self, job_id: str, worker: str, lease_s: float, alone: bool = False) -> Job | None:
+        """The job, now running under the next attempt; None when it is final or another's lease is alive.
+        UnreadableRowError, and nothing claimed, when only another version can read its row.
+
+        alone: the worker's process holds no other job until the attempt ends.
+        """
+        # a power cut that undoes a claim on SQLite took the worker with it; a server must never give an attempt twice
+        return await self._database.write(_claim, job_id, worker, lease_s, alone, durable=False, row=True)
+
+    async def renew(self, job_id: str, attempt: int, lease_s: float) -> bool:
+        """False when the job is no longer this attempt's: stop drawing."""
+        parameters = {"job_id": job_id, "of_attempt": attempt, "lease_s": lease_s}
+        # undone by a power cut, the lease only ends earlier
+        return await self._database.write(update_one, _RENEW, parameters, durable=False)
+
+    async def checkpoint(self, job_id: str, attempt: int, key: str, step: int) -> bool:
+        """Names a checkpoint whose blob is already stored."""
+        parameters = {"job_id": job_id, "of_attempt": attempt, "key": key, "step": step}
+        return await self._database.write(update_one, _CHECKPOINT, parameters, durable=False)
+
+    async def finish(self, job_id: str, attempt: int, result: Result, plan: Plan | None = None) -> bool:
+        """Running → succeeded, with the plan as it was really run; False when this attempt lost."""
+        return await self._database.write(_finish, job_id, attempt, result, plan, row=True)
+
+    async def fail(self, job_id: str, attempt: int, error: str, *, final: bool) -> bool:
+        """Running → failed, or back to queued when not `final`; counts a failure."""
+        parameters = {"job_id": job_id, "of_attempt": attempt, "said": error}
+        return await self._database.write(update_one, _FAIL if final else _RETRY, parameters)
+
+    async def buried(self, job_id: str) -> None:
+        """The failed job's task lies among the dead letters; `reopen` takes that back."""
+        # if this is lost a late duplicate is buried beside it
+        await self._database.write(update_one, _BURIED, {"job_id": job_id}, durable=False)
+
+    async def release(self, job_id: str, attempt: int) -> bool:
+        """Handed back undone: running → queued, neither a failure nor a crash."""
+        return await self._database.write(update_one, _RELEASE, {"job_id": job_id, "of_attempt": attempt})
+
+    async def cancel(self, job_id: str) -> Job:
+        """The row afterwards: cancelled, or as it already had ended."""
+        return await self._database.write(_cancel, job_id)
+
+    async def stopped(self, job_id: str, attempt: int, result: Result) -> bool:
+        """What a cancelled job had cost when its worker let go of it: a result without a picture; False when it is
+        not cancelled, or was last another attempt's."""
+        parameters = {"job_id": job_id, "of_attempt": attempt, "json": to_json(result).decode()}
+        return await self._database.write(update_one, _STOPPED, parameters, durable=False)
+
+    async def reopen(self, job_id: str) -> bool:
+        """A failed job is queued again with nothing held against it; False when it is in another state. Its task is to
+        be sent, and `confirm` called then."""
+        return await self._database.write(update_one, _REOPEN, {"job_id": job_id})
+
+    async def to_cache(self, limit: int = 100, after: str = "") -> builtins.list[str]:
+        """Ids of succeeded jobs that are not settled yet: neither an entry of the cache nor refused; oldest first,
+        beginning behind the id `after`."""
+        return await self._database.read(_to_cache, limit, after)
+
+    async def drop_captured(self, job_ids: Sequence[str]) -> builtins.list[str]:
+        """These jobs' latents will not be cached; their blob keys, for deletion."""
+        return await self._database.write(_drop_captured, job_ids, durable=False)

@@ -1,0 +1,121 @@
+"""Jobs that wait in their lane, or change it and the plan that they are drawn by there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from shared.catalog.engines.database import Database
+from shared.catalog.jobs.exposure import HANDED_BACK
+from shared.catalog.jobs.job_rows import jobs_of, update_one
+from shared.catalog.tables import jobs, now_s
+from shared.domain.types import URGENT, Job, JobState, Plan, to_json
+
+LOOKED_AT = 10
+"""Rows of one read that looks for a lane's oldest job."""
+
+QUEUED, RUNNING = JobState.QUEUED.value, JobState.RUNNING.value
+c = jobs.c
+_OF = sa.and_(c.id == sa.bindparam("job_id"), c.attempt == sa.bindparam("of_attempt"))
+_NOW: Any = now_s()
+_THERE = {
+    "lane": sa.bindparam("to_lane"),
+    "plan": sa.bindparam("as_planned"),
+    "confirmed": False,
+    "updated_at": _NOW,
+}
+_REROUTE = sa.update(jobs).where(_OF, c.state == QUEUED).values(**_THERE)
+_MOVE = (
+    sa.update(jobs)
+    .where(_OF, c.state == RUNNING)
+    .values(state=QUEUED, worker="", lease_until=0.0, **HANDED_BACK, **_THERE)
+)
+_WAITING = (
+    sa.select(jobs)
+    .where(c.state == QUEUED, c.lane == sa.bindparam("in_lane"), c.id > sa.bindparam("behind"))
+    .order_by(c.id)
+    .limit(sa.bindparam("most"))
+)
+
+_LANES = sa.select(c.lane).where(c.state == QUEUED).distinct()
+_COUNT_QUEUED = sa.select(sa.func.count()).select_from(jobs).where(c.state == QUEUED)
+_PLACE = sa.select(c.state, c.lane, c.priority).where(c.id == sa.bindparam("job_id"))
+_OLDEST = _WAITING.add_columns((_NOW - c.created_at).label("waits_s"))
+
+
+def _pages(connection: sa.Connection, query: sa.Select[Any], lane: str, limit: int, after: str) -> Iterator[list[Any]]:
+    while rows := connection.execute(query, {"in_lane": lane, "most": limit, "behind": after}).all():
+        yield list(rows)
+        after = rows[-1].id
+
+
+def _waiting(connection: sa.Connection, lane: str, limit: int, after: str) -> list[Job]:
+    return next((found for rows in _pages(connection, _WAITING, lane, limit, after) if (found := jobs_of(rows))), [])
+
+
+def _waits(connection: sa.Connection, lanes: Sequence[str]) -> dict[str, float]:
+    waits = {}
+    for lane in lanes:
+        rows = (row for page in _pages(connection, _OLDEST, lane, LOOKED_AT, "") for row in page)
+        if (seconds := next((row.waits_s for row in rows if jobs_of([row])), None)) is not None:
+            waits[lane] = max(float(seconds), 0.0)
+    return waits
+
+
+def _lanes(connection: sa.Connection) -> set[str]:
+    return set(connection.execute(_LANES).scalars())
+
+
+def _queued(connection: sa.Connection, lane: str | None) -> int:
+    query = _COUNT_QUEUED if lane is None else _COUNT_QUEUED.where(c.lane == lane)
+    return int(connection.execute(query).scalar_one())
+
+
+def _position(connection: sa.Connection, job_id: str) -> int:
+    row = connection.execute(_PLACE, {"job_id": job_id}).first()
+    if row is None or row.state != QUEUED:
+        return 0
+    urgent, before = c.priority >= URGENT, c.id < job_id
+    ahead = sa.and_(urgent, before) if row.priority >= URGENT else sa.or_(urgent, before)
+    return int(connection.execute(_COUNT_QUEUED.where(c.lane == row.lane, ahead)).scalar_one())
+
+
+class Lanes:
+    """The lanes of the catalog's jobs: who waits there, and who moves."""
+
+    _database: Database
+
+    async def waiting(self, lane: str, limit: int = 100, after: str = "") -> list[Job]:
+        """Queued jobs of this lane, oldest first, beginning behind the id `after`; none only when none is left."""
+        return await self._database.read(_waiting, lane, limit, after)
+
+    async def lanes(self) -> set[str]:
+        """Lanes with queued jobs, also of models that are served no more."""
+        return await self._database.read(_lanes)
+
+    async def waits(self, lanes: Sequence[str]) -> dict[str, float]:
+        """Lane → seconds since the oldest of its queued jobs was accepted; lanes without any are left out. A job that
+        only another version can read does not count: no worker here can draw it."""
+        return await self._database.read(_waits, lanes)
+
+    async def queued(self, lane: str | None = None) -> int:
+        return await self._database.read(_queued, lane)
+
+    async def position(self, job_id: str) -> int:
+        """Queued jobs that its lane serves before it; 0 when it is not queued."""
+        return await self._database.read(_position, job_id)
+
+    async def reroute(self, job_id: str, attempt: int, lane: str, plan: Plan) -> bool:
+        """A queued job waits in another lane, by another plan; False when it was claimed meanwhile. Its task is to be
+        sent, and `confirm` called then."""
+        return await self._database.write(update_one, _REROUTE, _to(job_id, attempt, lane, plan))
+
+    async def move(self, job_id: str, attempt: int, lane: str, plan: Plan) -> bool:
+        """Handed back by this attempt, neither failed nor crashed, to another lane; else as `reroute`."""
+        return await self._database.write(update_one, _MOVE, _to(job_id, attempt, lane, plan))
+
+
+def _to(job_id: str, attempt: int, lane: str, plan: Plan) -> dict[str, Any]:
+    return {"job_id": job_id, "of_attempt": attempt, "to_lane": lane, "as_planned": to_json(plan).decode()}

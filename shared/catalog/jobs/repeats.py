@@ -1,0 +1,43 @@
+"""Finds the stored picture of the same request (design §2: an exact repeat), from the moment its job is finished."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from shared.catalog.jobs.job_rows import jobs_of
+from shared.catalog.tables import captured, entries, jobs
+from shared.domain.exact_repeats import entry_of
+from shared.domain.types import Entry, owner_key
+
+JUST_DRAWN = 256
+"""Rows of `captured` to look through: some fifty jobs, far more than finish while one of them is being cached."""
+
+_KEY: Any = sa.bindparam("by_key")
+_NEWEST = sa.select(captured.c.job_id).order_by(captured.c.job_id.desc()).limit(JUST_DRAWN)
+_JUST_DRAWN = sa.select(jobs).where(jobs.c.id.in_(_NEWEST), jobs.c.exact_key == _KEY).order_by(jobs.c.id.desc())
+EXACT = (
+    sa.select(entries)
+    .where(entries.c.exact_key == _KEY, entries.c.owner.in_(sa.bindparam("owners", expanding=True)))
+    .order_by(entries.c.id.desc())
+    .limit(1)
+)
+EXACT_OF = EXACT.where(entries.c.weights_hash.in_(sa.bindparam("weights", expanding=True)))
+
+
+def just_drawn(
+    connection: sa.Connection, exact_key: str, owners: Sequence[str], weights: Collection[str] = ()
+) -> Entry | None:
+    """The entry, still without states, that a finished job is about to become.
+
+    Looked for before the entries are: the maintainer writes the entry and takes the job from this list together.
+    """
+    for job in jobs_of(connection.execute(_JUST_DRAWN, {"by_key": exact_key})):
+        entry = entry_of(job)
+        if entry is None or (weights and entry.compat.weights_hash not in weights):
+            continue
+        if owner_key(entry.scope, entry.tenant, entry.user) in owners:
+            return entry
+    return None

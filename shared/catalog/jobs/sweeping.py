@@ -1,0 +1,164 @@
+"""What the sweeper finds: jobs whose task must be sent again, and what counts as a crash of theirs (design §8)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from shared.catalog.engines.database import Database
+from shared.catalog.jobs.exposure import CRASHED, RENEWALS
+from shared.catalog.jobs.job_rows import update_one, update_readable
+from shared.catalog.tables import jobs, now_s, workers
+from shared.domain.types import Job, JobState
+
+NEVER_S = 1e12
+
+QUEUED, RUNNING = JobState.QUEUED.value, JobState.RUNNING.value
+c = jobs.c
+_NOW: Any = now_s()
+_CRASHED = {
+    "state": QUEUED,
+    "worker": "",
+    "lease_until": 0.0,
+    "updated_at": _NOW,
+    "confirmed": False,
+    **CRASHED,
+}
+_EXPIRED_LEASES = sa.update(jobs).where(c.state == RUNNING, c.lease_until < _NOW).values(**_CRASHED).returning(jobs)
+_UNCONFIRMED = (
+    sa.update(jobs)
+    .where(
+        c.state == QUEUED,
+        sa.or_(
+            sa.and_(sa.not_(c.confirmed), c.updated_at < _NOW - sa.bindparam("after_s", type_=sa.Double)),
+            c.updated_at < _NOW - sa.bindparam("anyhow_s", type_=sa.Double),
+        ),
+    )
+    # not confirmed either: if this sending fails as well, the next sweep tries again, however long resending waits
+    .values(updated_at=_NOW, confirmed=False)
+    .returning(jobs)
+)
+_RUNNING = sa.update(jobs).where(c.state == RUNNING).values(**_CRASHED).returning(jobs)
+# whatever a bus that died with its process had been told, it has forgotten
+_WAITING = sa.update(jobs).where(c.state == QUEUED).values(confirmed=False, updated_at=_NOW).returning(jobs)
+_SURVIVED = (
+    sa.update(jobs)
+    .where(
+        c.id == sa.bindparam("job_id"),
+        c.state.in_((QUEUED, RUNNING)),
+        c.crashes > sa.bindparam("crashes_before", type_=sa.Integer),
+    )
+    .values(
+        crashes=c.crashes - 1,
+        crashes_alone=c.crashes_alone
+        - sa.case((c.crashes_alone > sa.bindparam("alone_before", type_=sa.Integer), 1), else_=0),
+    )
+)
+
+KEPT_S = 86400.0
+"""Workers are remembered for so long after their last report; what they did earlier does not count."""
+w = workers.c
+_REPORT = (
+    sa.update(workers)
+    .where(w.holder == sa.bindparam("by_holder"))
+    .values(
+        busy_s=w.busy_s + sa.bindparam("more_s", type_=sa.Double),
+        seen_at=_NOW,
+        until=sa.case(
+            (sa.bindparam("holds", type_=sa.Boolean), _NOW + sa.bindparam("lease_s", type_=sa.Double)), else_=0.0
+        ),
+    )
+)
+_BEGIN = sa.insert(workers).values(begun_at=_NOW, seen_at=_NOW, until=0.0, busy_s=0.0)
+_OLD_WORKERS = sa.delete(workers).where(w.seen_at < _NOW - KEPT_S)
+_FROM: Any = sa.bindparam("since", type_=sa.Double)
+_SINCE: Any = sa.case((_FROM > _NOW - KEPT_S, _FROM), else_=_NOW - KEPT_S)
+# two reports did not come: by then the lease of no job that it held has run out
+_SILENT: Any = sa.and_(w.until > 0.0, _NOW - w.seen_at > (w.until - w.seen_at) * (RENEWALS - 1.0) / RENEWALS)
+_WITHIN_S: Any = w.seen_at - sa.case((w.begun_at > _SINCE, w.begun_at), else_=_SINCE)
+_SHARE: Any = sa.case((w.seen_at > w.begun_at, _WITHIN_S / (w.seen_at - w.begun_at)), else_=1.0)
+_FLEET = sa.select(
+    sa.func.coalesce(sa.func.sum(sa.case((_SILENT, 1), else_=0)), 0).label("crashes"),
+    sa.func.coalesce(sa.func.sum(w.busy_s * _SHARE), 0.0).label("busy_s"),
+).where(w.seen_at > _SINCE)
+_ALL_SILENT = sa.update(workers).where(w.until > 0.0).values(until=w.seen_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What all workers did in a time: a crash is one, however many jobs the worker held."""
+
+    crashes: int
+    """Of workers that held a job."""
+    busy_s: float
+    """Seconds of workers that held a job."""
+
+
+def _in_order(found: Sequence[Job]) -> list[Job]:
+    return sorted(found, key=lambda job: job.id)
+
+
+def _to_requeue(connection: sa.Connection, unconfirmed_after_s: float, anyhow_after_s: float) -> list[Job]:
+    after = {"after_s": unconfirmed_after_s, "anyhow_s": anyhow_after_s}
+    lost = update_readable(connection, _UNCONFIRMED, after)
+    return _in_order([*update_readable(connection, _EXPIRED_LEASES, {}), *lost])
+
+
+def _recover(connection: sa.Connection) -> list[Job]:
+    update_readable(connection, _RUNNING, {})
+    connection.execute(_ALL_SILENT)
+    return _in_order(update_readable(connection, _WAITING, {}))
+
+
+def _survived(connection: sa.Connection, job_id: str, crashes_before: int, alone_before: int) -> bool:
+    before = {"crashes_before": crashes_before, "alone_before": alone_before}
+    return update_one(connection, _SURVIVED, {"job_id": job_id, **before})
+
+
+def _report(connection: sa.Connection, holder: str, more_s: float, lease_s: float) -> None:
+    said = {"by_holder": holder, "more_s": more_s, "lease_s": lease_s, "holds": lease_s > 0}
+    if connection.execute(_REPORT, said).rowcount == 0:
+        connection.execute(_OLD_WORKERS)
+        connection.execute(_BEGIN, {"holder": holder})
+        connection.execute(_REPORT, said)
+
+
+def _fleet(connection: sa.Connection, since: float) -> Fleet:
+    row = connection.execute(_FLEET, {"since": since}).one()
+    return Fleet(int(row.crashes), float(row.busy_s))
+
+
+class Sweeping:
+    """What the catalog's jobs can do about workers and brokers that died, or seemed to. A row that only another
+    version can read stays as it is: queued, or running under its lease."""
+
+    _database: Database
+
+    async def to_requeue(self, *, unconfirmed_after_s: float, anyhow_after_s: float = NEVER_S) -> list[Job]:
+        """Jobs whose task must be sent again: never confirmed, or running under a lease that ran out (now queued
+        again, crashes + 1), or waiting for `anyhow_after_s` since they were last sent, whose task a broker may have
+        lost or buried. Only one caller gets each; call `confirm` when sent."""
+        return await self._database.write(_to_requeue, unconfirmed_after_s, anyhow_after_s)
+
+    async def recover(self) -> list[Job]:
+        """Embedded start: every running job back to queued (crashes + 1); all queued jobs, oldest first."""
+        return await self._database.write(_recover)
+
+    async def survived(self, job_id: str, crashes_before: int, alone_before: int = 0) -> bool:
+        """A worker that was taken for dead lives: the crash that was counted since its claim, which saw
+        `crashes_before` and `alone_before`, was none. To be said once for an attempt; False when nothing was counted,
+        or the job has ended."""
+        return await self._database.write(_survived, job_id, crashes_before, alone_before)
+
+    async def report_worker(self, holder: str, more_s: float, lease_s: float) -> None:
+        """The worker lives, and held jobs for `more_s` seconds since its last report. Without another report within
+        `lease_s` it has crashed; 0: it holds no job, and its end is no crash."""
+        await self._database.write(_report, holder, more_s, lease_s, durable=False)
+
+    async def fleet(self, since: float) -> Fleet:
+        """Crashes and busy seconds of all workers since then (Unix seconds by the catalog's clock); of a worker that
+        began earlier, the same share of its busy seconds as of its life. At most KEPT_S back."""
+        return await self._database.read(_fleet, since)

@@ -1,0 +1,86 @@
+"""The fields of a request as Python has them, and the wire's message made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict, Unpack
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from protos import common_pb2
+from shared.domain.errors import InvalidRequestError
+from shared.domain.types import CacheMode, Modality, Scope
+
+_ENUMS: Mapping[str, tuple[type[Any], str]] = {
+    "cache": (CacheMode, "CACHE_MODE"),
+    "scope": (Scope, "SCOPE"),
+    "modality": (Modality, "MODALITY"),
+}
+_BOUNDS: Mapping[int, tuple[int, int]] = {
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
+}
+"""What a wire type holds, by protobuf's number for it."""
+
+
+class RequestFields(TypedDict, total=False):
+    """What a request may say beside its prompt (protos/common.proto's Request); None: as if it were not given."""
+
+    negative_prompt: str | None
+    width: int | None
+    """Pixels; the model's own without it."""
+    height: int | None
+    frames: int | None
+    steps: int | None
+    """Denoising steps T."""
+    guidance: float | None
+    seed: int | None
+    """Without it a random one is drawn, and reported on the picture."""
+    quality: str | None
+    """`auto`, `large`, `small` or a model's id."""
+    modality: Modality | Literal["image"] | None
+    cache: CacheMode | Literal["auto", "read", "write", "off"] | None
+    scope: Scope | Literal["private", "tenant", "public"] | None
+    priority: int | None
+    """Higher goes first."""
+    deadline_s: float | None
+    """Seconds from acceptance."""
+    drop_if_late: bool | None
+    """Give up when the deadline passes, waiting or between two steps, or when nobody waits for it any more."""
+    savings: float | None
+    """0 best quality … 1 most steps saved."""
+    fresh_noise: float | None
+    """Share of a reused latent's noise that is new, 0–1."""
+    user: str | None
+
+
+def request_message(prompt: str, **fields: Unpack[RequestFields]) -> common_pb2.Request:
+    """The wire's Request; raises InvalidRequestError naming a field that it does not have or cannot hold."""
+    message = common_pb2.Request(prompt=prompt)
+    for name, value in fields.items():
+        if value is None:
+            continue
+        if name not in common_pb2.Request.DESCRIPTOR.fields_by_name:
+            known = ", ".join(sorted(common_pb2.Request.DESCRIPTOR.fields_by_name))
+            raise InvalidRequestError(name, f"is not a field of a request; there are: {known}")
+        _check_range(name, value)
+        try:
+            setattr(message, name, _wire(name, value))
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError(name, f"cannot be sent: {error}", value) from error
+    return message
+
+
+def _check_range(name: str, value: object) -> None:
+    """Whole numbers that the wire cannot hold; what else is wrong with one the gateway says, which knows the models."""
+    bounds = _BOUNDS.get(common_pb2.Request.DESCRIPTOR.fields_by_name[name].cpp_type)
+    if bounds and isinstance(value, int) and not bounds[0] <= value <= bounds[1]:
+        raise InvalidRequestError(name, f"must be a whole number from {bounds[0]} to {bounds[1]}", value)
+
+
+def _wire(name: str, value: Any) -> Any:
+    if name not in _ENUMS or isinstance(value, int):
+        return value
+    kind, prefix = _ENUMS[name]
+    return getattr(common_pb2, f"{prefix}_{kind(value).name}")

@@ -1,0 +1,78 @@
+"""When two requests are the same picture, and whose picture then answers (design §2: an exact repeat)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+
+from shared.domain.types import CompatKey, Entry, Job, JobState, Plan, PlanSource, Request, Result
+
+
+def exact_key(request: Request, compat: CompatKey) -> str:
+    """32 hex digits over everything in a request that changes its image.
+
+    These are prompt, negative prompt, size, frames, seed, guidance, steps, savings, fresh noise, and the weights,
+    sampler and dtype of the model asked for (the large one for `auto`). `repeat_weights` says whose image may answer.
+    Nothing about the cache goes in: an image that started from another one answers a repeat too. A request whose seed
+    the gateway chose has a key (a later request may name that seed) but is never looked up by it.
+    """
+    same = [
+        request.modality.value,
+        request.prompt,
+        request.negative_prompt,
+        str(compat),
+        request.frames,
+        request.seed,
+        float(request.guidance),
+        request.steps,
+        float(request.savings),
+        float(request.fresh_noise),
+    ]
+    return hashlib.sha256(json.dumps(same).encode()).hexdigest()[:32]
+
+
+def repeat_weights(request: Request, asked: str, served: Iterable[str]) -> frozenset[str]:
+    """Weights hashes of the models whose image may answer the request.
+
+    `asked` is the hash of the model asked for. A request that names a model takes images of that model alone. One
+    that names none takes the image of any served model: each might be chosen for it.
+    """
+    return frozenset((asked,) if request.names_a_model else (asked, *served))
+
+
+def repeat_result(plan: Plan, picture_bytes: int) -> Result:
+    """The result of an exact repeat: the stored image, no step run."""
+    return Result(
+        picture_key=plan.state_key,
+        picture_sha256=plan.state_sha256,
+        picture_bytes=picture_bytes,
+        model=plan.model,
+        weights_hash=plan.weights_hash,
+        steps_run=0,
+    )
+
+
+def entry_of(job: Job) -> Entry | None:
+    """What the job's picture is to later requests, still without states; None for a job that did not finish, that its
+    client wants out of the cache, or that was itself answered with a stored picture. Its id is the job's."""
+    request, result = job.request, job.result
+    if job.state is not JobState.SUCCEEDED or result is None or result.compat is None:
+        return None
+    if not request.cache.writes or job.plan.source is PlanSource.EXACT:
+        return None
+    return Entry(
+        id=job.id,
+        job_id=job.id,
+        prompt=request.prompt,
+        tenant=request.tenant,
+        user=request.user,
+        scope=request.scope,
+        model=result.model,
+        compat=result.compat,
+        exact_key=job.exact_key,
+        picture_key=result.picture_key,
+        picture_sha256=result.picture_sha256,
+        encoder_hash=job.encoder_hash,
+        created_at=0.0,  # the catalog's clock says when
+    )

@@ -1,0 +1,204 @@
+"""Rules for plans: the lane of a plan, the models that may run it, and what becomes of a plan that cannot be run as it
+was made (MoDM §4.2; NIRVANA §5.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from shared.domain.messages import lane_of, refine_lane
+from shared.domain.types import Entry, ModelPlan, Plan, PlanSource, Request
+from shared.models.card import ModelCard
+
+DRAWN = "; drawn from noise"
+"""End of a note in `Plan.degraded` that names why a plan lost its start."""
+
+# ---- new plans ----
+
+
+def noise_plan(
+    request: Request,
+    model: str,
+    weights_hash: str,
+    kept: Iterable[int],
+    reason: str,
+    *,
+    degraded: Sequence[str] = (),
+    predicted_hit: bool | None = None,
+) -> Plan:
+    """Return a plan that runs all T steps of `model` from noise. kept: `settings.capture_steps`, K of 50."""
+    return Plan(
+        source=PlanSource.NOISE,
+        model=model,
+        capture_steps=capture_steps(kept, request.steps) if request.cache.writes else (),
+        may_run=(ModelPlan(model, 0),),
+        noise_seed=request.seed,
+        weights_hash=weights_hash,
+        reason=reason,
+        degraded=tuple(degraded),
+        predicted_hit=predicted_hit,
+    )
+
+
+def scale_steps(ks: Iterable[int], steps: int, of: int = 50) -> tuple[int, ...]:
+    """Scale K of T = `of` to a run of `steps`, rounded down; each step once, without the start and the end."""
+    return tuple(sorted({k * steps // of for k in ks} - {0, steps}))
+
+
+def capture_steps(ks: Iterable[int], steps: int, start: int = 0, *, insert_on_hit: bool = True) -> tuple[int, ...]:
+    """Return the steps after which the latent is kept. A hit adds only states after its start (FlexCache §4.2.4).
+
+    ks: of 50; steps: T of the run; start: steps that the run skips.
+    """
+    if start and not insert_on_hit:
+        return ()
+    return tuple(step for step in scale_steps(ks, steps) if step > start)
+
+
+# ---- lanes ----
+
+
+def lane_for(request: Request, plan: Plan, served: Collection[str]) -> str:
+    """Return `refine` for an image hit that names no model, where several models are served; each model then starts at
+    its own k. All other plans wait in the lane of their model."""
+    shared = plan.source is PlanSource.IMAGE and not request.names_a_model and len(served) > 1
+    return refine_lane(request.modality) if shared else lane_of(plan.model)
+
+
+def only_model(plan: Plan) -> str:
+    """Return the one model that may run this image hit; empty for other plans and where several models may run it."""
+    return plan.may_run[0].model if plan.source is PlanSource.IMAGE and len(plan.may_run) == 1 else ""
+
+
+# ---- the model that runs a plan ----
+
+
+def choose_model(plan: Plan, loaded: Collection[str], preferred: Collection[str] = ()) -> Plan:
+    """Return the plan as a worker with the models `loaded` runs it (MoDM §4.2).
+
+    An image hit takes the cheapest of the `preferred` models that may run it, else the cheapest loaded one, and starts
+    at that model's own k. A latent hit of another model takes its fallback. The plan stays where no loaded model may
+    run it.
+    """
+    if (fallback := _fallback(plan, loaded)) is not None:
+        plan = replace(fallback, candidates=plan.candidates)
+    if plan.source is not PlanSource.IMAGE:
+        return plan
+    one = _first(plan, [model for model in preferred if model in loaded]) or _first(plan, loaded)
+    return plan if one is None else _run_by(plan, one)
+
+
+def use_fallback(plan: Plan, assigned: Collection[str] | None) -> Plan:
+    """Return the plan's fallback where no worker runs the plan's model but one may run the fallback; else the plan.
+
+    assigned: the models that some worker runs; None: unknown, and then any may be.
+    """
+    if assigned is None or (fallback := _fallback(plan, assigned)) is None:
+        return plan
+    why = f"workers: nobody runs {plan.model}, whose latent this would start from"
+    return replace(
+        fallback,
+        candidates=plan.candidates,
+        degraded=(*plan.degraded, why),
+        reason=f"{fallback.reason} Planned from a latent: {plan.reason}",
+        predicted_hit=plan.predicted_hit,
+        looked_up=plan.looked_up,
+        found=plan.found,
+        sampled=plan.sampled,
+    )
+
+
+def hand_over(plan: Plan, assigned: Collection[str] | None) -> Plan:
+    """Return the plan for the first model that may run it and that some worker runs. Without one an image hit becomes a
+    miss, unless the miss would wait for a model that may run the hit.
+
+    assigned: the models that some worker runs; None: unknown, and then any may be.
+    """
+    if one := _first(plan, assigned) or _first(plan, (plan.miss_model or plan.model,)):
+        return _run_by(plan, one)
+    if plan.source is not PlanSource.IMAGE:
+        return plan
+    return degrade(plan, f"workers: nobody runs {', '.join(one.model for one in plan.may_run)}{DRAWN}")
+
+
+def reroute_plan(request: Request, plan: Plan, assigned: Collection[str]) -> Plan | None:
+    """Return what a plan that waits in a lane without workers becomes, so that some worker may run it. None: it stays,
+    as no worker runs a model that may run it, and a miss would wait for the same model.
+
+    In `refine` such a plan would circle: the worker that takes it may not run it, and moves it back.
+    """
+    plan = use_fallback(plan, assigned)
+    if plan.source is not PlanSource.IMAGE or request.names_a_model:
+        return plan
+    plan = hand_over(plan, assigned)
+    return plan if plan.source is PlanSource.NOISE or plan.model in assigned else None
+
+
+def _first(plan: Plan, models: Collection[str] | None) -> ModelPlan | None:
+    """Return the cheapest of `models` that may run the plan; None for `models`: any may."""
+    return next((one for one in plan.may_run if models is None or one.model in models), None)
+
+
+def _fallback(plan: Plan, models: Collection[str]) -> Plan | None:
+    """Return the plan's fallback where `models` lacks the plan's own model but has one that may run the fallback."""
+    other = plan.fallback
+    return other if other is not None and plan.model not in models and _first(other, models) else None
+
+
+def _run_by(plan: Plan, one: ModelPlan) -> Plan:
+    same = (plan.model, plan.start_step) == (one.model, one.start_step)
+    return plan if same else replace(plan, model=one.model, start_step=one.start_step)
+
+
+# ---- degradation ----
+
+
+def revalidate(plan: Plan, weights_hash: str) -> Plan:
+    """Return the plan for the weights that its model has now. Other weights make a latent hit a miss."""
+    if plan.weights_hash == weights_hash:
+        return plan
+    if plan.source is PlanSource.LATENT and not plan.is_miss:
+        return degrade(plan, "weights: changed since the plan was made")
+    return replace(plan, weights_hash=weights_hash)
+
+
+def smaller_starts(plan: Plan, entry: Entry, card: ModelCard, request: Request, why: str) -> Iterator[Plan]:
+    """Yield plans from the entry's other states below the plan's K, largest K first, for when its own state is gone."""
+    if str(entry.compat) != str(card.compat(request.size, request.steps)):
+        return
+    at = {card.step_in(state.step, entry.compat.steps, request.steps): state for state in entry.states}
+    for step in sorted((step for step in at if 0 < step < plan.start_step), reverse=True):
+        instead = f"{why}; starts after {step} instead of {plan.start_step} steps"
+        yield replace(
+            plan,
+            start_step=step,
+            state_key=at[step].key,
+            state_sha256=at[step].sha256,
+            state_codec=at[step].codec,
+            degraded=(*plan.degraded, instead),
+            reason=f"Saves fewer steps than planned: {instead}. Planned: {plan.reason}",
+        )
+
+
+def degrade(plan: Plan, why: str) -> Plan:
+    """Return the hit as a miss: from noise, by the model that the plan names for a miss, with `why` as a note.
+
+    The worker that runs the miss sets `weights_hash`.
+    """
+    model = plan.miss_model or plan.model
+    return replace(
+        plan,
+        source=PlanSource.NOISE,
+        model=model,
+        may_run=(ModelPlan(model, 0),),
+        fallback=None,
+        start_step=0,
+        entry_id="",
+        state_key="",
+        state_sha256="",
+        state_codec="",
+        fresh_noise=0.0,
+        weights_hash="",
+        degraded=(*plan.degraded, why),
+        reason=f"Drawn from noise after all: {why.removesuffix(DRAWN)}. Planned: {plan.reason}",
+    )

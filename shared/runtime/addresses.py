@@ -1,0 +1,152 @@
+"""Addresses: of a service with replicas as one gRPC target, asked in turn, and why a client cannot reach one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import socket
+
+from shared.domain.errors import AfterimageError, ConfigurationError, InvalidRequestError, UnavailableError
+
+BALANCED = json.dumps(
+    {
+        "loadBalancingConfig": [{"round_robin": {}}],
+        # a replica that drains or does not serve yet says so through the health service, and gets no calls
+        "healthCheckConfig": {"serviceName": ""},
+        # a replica that was just killed: the call goes once more, to the next (all our internal calls may be repeated)
+        "methodConfig": [
+            {
+                "name": [{}],
+                "retryPolicy": {
+                    "maxAttempts": 2,
+                    "initialBackoff": "0.02s",
+                    "maxBackoff": "0.1s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE"],
+                },
+            }
+        ],
+    }
+)
+"""gRPC service config (grpc/doc/service_config.md) of every channel between services."""
+SCHEMES = ("unix:", "unix-abstract:", "vsock:", "ipv4:", "ipv6:", "dns:", "xds:")
+"""Schemes of gRPC targets that are no host:port (grpc/doc/naming.md)."""
+PROBE_S = 1.0
+SILENT_S = 3.0
+"""How long a command waits for the first byte of a server that takes connections."""
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""HTTP/2's connection preface with an empty SETTINGS frame (RFC 9113 §3.4); a server answers with its own SETTINGS."""
+_SETTINGS = 4
+
+
+class NothingListensError(UnavailableError):
+    """Nothing accepts connections at this address."""
+
+
+class SilentError(UnavailableError):
+    """A server takes connections at this address and does not answer."""
+
+
+def target_of(addresses: str, setting: str) -> str:
+    """The gRPC target of `host:port`, of several `ip:port` separated by commas, or of a gRPC name as it is.
+
+    A single host name is looked up with all its addresses (replicas behind one name, as Docker and Kubernetes give).
+    """
+    several = [address.strip() for address in addresses.split(",") if address.strip()]
+    if len(several) == 1:
+        return several[0]
+    families = {_family(address, setting) for address in several}
+    if len(families) != 1:
+        raise ConfigurationError(f"{setting}: several addresses must all be IPv4 or all IPv6 (got {addresses!r})")
+    return f"{families.pop()}:{','.join(several)}"
+
+
+def _family(address: str, setting: str) -> str:
+    host, _, port = address.rpartition(":")
+    try:
+        version = ipaddress.ip_address(host.strip("[]")).version
+        int(port)
+    except ValueError:
+        raise ConfigurationError(
+            f"{setting}: {address!r} is not ip:port; several replicas are listed by IP address, or share one host name"
+        ) from None
+    return f"ipv{version}"
+
+
+def check_address(address: str, setting: str) -> None:
+    """Raises ConfigurationError for what nobody could listen on, whatever else runs here."""
+    host, _, port = address.rpartition(":")
+    if address.startswith("unix:") and len(address) > len("unix:"):
+        return
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        rule = "must be host:port with a port from 0 (any that is free) to 65535, or unix:PATH"
+        raise ConfigurationError(f"{setting}: {rule} (got {address!r})")
+
+
+def check_target(target: str, setting: str = "target") -> str:
+    """The address that a client can call; raises InvalidRequestError where it names no port, or is no address."""
+    host, _, port = target.rpartition(":")
+    if target.startswith(SCHEMES):
+        return target
+    if target and ":" not in target:
+        raise InvalidRequestError(setting, f"must name a port too, as in {target}:50051", target)
+    named = bool(host) and "/" not in target and (":" not in host or host.startswith("["))
+    if not named or not (port.isascii() and port.isdigit()) or not 0 < int(port) <= 65535:
+        raise InvalidRequestError(
+            setting, "must be host:port, as in 127.0.0.1:50051 or [::1]:50051, or unix:PATH", target
+        )
+    return target
+
+
+async def unreachable(address: str, silent_s: float | None = None) -> AfterimageError | None:
+    """Why gRPC cannot reach `address`; None where it can, where nobody answers yet, and for gRPC's other names.
+
+    NothingListensError, UnavailableError where the host is unknown or silent, ConfigurationError where another protocol
+    answers. With `silent_s` also SilentError, where a server takes connections and sends nothing for so long.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        if address.startswith("unix:"):
+            opening = asyncio.open_unix_connection(address.removeprefix("unix:").removeprefix("//"))
+        elif address.startswith(SCHEMES):
+            return None
+        else:
+            opening = asyncio.open_connection(host.strip("[]"), int(port))
+        reader, writer = await asyncio.wait_for(opening, PROBE_S)
+    except (socket.gaierror, UnicodeError) as error:  # UnicodeError: a label that no host name can have
+        why = error.strerror if isinstance(error, OSError) else "not a host name"
+        return UnavailableError(f"{address}: the host {host!r} has no address ({why}); check its name")
+    except TimeoutError:
+        return UnavailableError(f"{address}: no connection within {PROBE_S:g} s; check the host, and firewalls between")
+    except OSError:
+        return NothingListensError(f"nothing listens on {address}")
+    try:
+        return await _another_protocol(address, reader, writer, silent_s)
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def _another_protocol(
+    address: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, silent_s: float | None
+) -> AfterimageError | None:
+    """Only an answer proves it: a process that starts is silent, one that ends closes the connection."""
+    answer = b""
+    try:
+        writer.write(_PREFACE)
+        answer = await asyncio.wait_for(reader.read(9), silent_s or PROBE_S)
+    except TimeoutError:
+        if silent_s:
+            rule = f"takes connections and has not answered within {silent_s:g} s"
+            return SilentError(f"{address}: {rule}: it is still starting, very busy, or not Afterimage; ask again")
+    except OSError:
+        return None
+    if len(answer) < 4 or answer[3] == _SETTINGS:
+        return None
+    return ConfigurationError(
+        f"{address}: something that is not Afterimage listens there: it does not speak gRPC (its answer begins with "
+        f"{answer!r}); name the gRPC port that `afterimage up` prints"
+    )

@@ -1,0 +1,105 @@
+"""The lock that keeps a second process out of a data directory, and modes that keep other users out of it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from shared.domain.errors import ConfigurationError, DataDirectoryLockedError
+
+LOCK_FILE = "lock"
+OWNER_FOLDER, OWNER_FILE = 0o700, 0o600
+OTHERS = 0o077
+
+
+def private_folder(path: Path | str, mode: int = OWNER_FOLDER, *, tighten: bool = True) -> Path:
+    """Make the folder and its missing parents with this mode, whatever the umask; return its absolute path.
+
+    `tighten`: a folder that is there, is ours and is open to others gets the mode too. The root, a home and a sticky
+    folder such as /tmp keep theirs: they have other uses.
+    """
+    folder = Path(path).absolute()
+    for one in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+        with suppress(FileExistsError):  # made meanwhile
+            one.mkdir(mode=mode)
+            if mode & ~one.stat().st_mode:  # the umask took it
+                _chmod(one, mode)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    shared = (Path("/"), Path(os.path.expanduser("~")))
+    if tighten and folder not in shared and not folder.stat().st_mode & stat.S_ISVTX:
+        _tighten(folder, mode)
+    return folder
+
+
+def private_file(path: Path | str) -> None:
+    """Give a file that is there and is ours the mode 0600. The file is not opened: closing it would end the locks that
+    SQLite has on it in this process."""
+    with suppress(FileNotFoundError):
+        _tighten(Path(path), OWNER_FILE)
+
+
+def private_opener(path: str, flags: int) -> int:
+    """`opener` of `open` for a file that only its owner may read and write."""
+    return os.open(path, flags, OWNER_FILE)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a text that only its owner may read."""
+    with open(path, "w", opener=private_opener) as file:
+        private_file(path)
+        file.write(text)
+
+
+def _tighten(path: Path, mode: int) -> None:
+    seen = path.stat()
+    if seen.st_uid == os.geteuid() and seen.st_mode & OTHERS & ~mode:
+        _chmod(path, mode)
+
+
+def _chmod(path: Path, mode: int) -> None:
+    with suppress(OSError):  # a file system without modes: EPERM, ENOSYS, EOPNOTSUPP, or a read-only one
+        path.chmod(mode)
+
+
+class DataDirLock:
+    """Held until `release()`, or until the process ends however it ends: the kernel drops it."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def lock_data_dir(path: Path | str) -> DataDirLock:
+    """Makes the directory when it is missing and takes its lock; DataDirectoryLockedError names who has it."""
+    directory = Path(path).absolute()
+    try:
+        private_folder(directory)
+        descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, OWNER_FILE)
+        private_file(directory / LOCK_FILE)
+    except OSError as error:
+        raise ConfigurationError(f"data_dir: {directory} cannot be used ({error.strerror}); choose another") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError as error:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(descriptor)
+        raise DataDirectoryLockedError(
+            f"data_dir: {directory} is in use by process {holder} (which may still be starting); use or stop that one, "
+            "or give this one another data_dir"
+        ) from error
+    except OSError:
+        # a full disk cannot take the pid, but the lock itself holds
+        pass
+    return DataDirLock(directory, descriptor)

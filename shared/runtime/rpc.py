@@ -1,0 +1,278 @@
+"""Errors ↔ gRPC status, in one shape for every service: status code, message, field, rule, retry delay."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from shared.domain.errors import (
+    AfterimageError,
+    CancelledError,
+    ConfigurationError,
+    ConflictError,
+    DeadlineError,
+    InvalidRequestError,
+    JobFailedError,
+    ModelError,
+    NotFoundError,
+    OverloadedError,
+    StorageFullError,
+    UnavailableError,
+)
+from shared.runtime.addresses import PROBE_S, unreachable
+from shared.runtime.telemetry import METRICS, log
+
+DOMAIN = "afterimage"
+_REASONS: dict[str, type[AfterimageError]] = {"STORAGE_FULL": StorageFullError, "JOB_FAILED": JobFailedError}
+"""ErrorInfo of errors that share their status code with others: a full disk is no full queue, and a job that failed is
+no gateway that fails."""
+AWAY = "does not answer"
+KEEPALIVE_S = 10.0
+"""A peer that says nothing for this long is pinged; one that does not answer for as long is gone. Without that a call
+over a connection that was cut, not closed, waits for its whole timeout."""
+OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", 1000),
+    # such pings are welcome, also while a long call has nothing to say
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        # a service that was restarted is found again within seconds (gRPC's own default waits up to two minutes)
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.min_reconnect_backoff_ms", 2000),
+        ("grpc.max_reconnect_backoff_ms", 2000),
+        ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
+        ("grpc.keepalive_timeout_ms", int(KEEPALIVE_S * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(KEEPALIVE_S * 1000)),  # this one decides (grpc 1.78); a minute by default
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def to_status(error: AfterimageError) -> Any:
+    """The error as a gRPC status with details: BadRequest: a field, RetryInfo: a delay, ErrorInfo: a reason."""
+    details = []
+    if isinstance(error, InvalidRequestError):
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.rule)
+        details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
+    if error.retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    if reason := next((name for name, kind in _REASONS.items() if isinstance(error, kind)), ""):
+        details.append(_packed(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN)))
+    code = getattr(grpc.StatusCode, error.code)
+    return rpc_status.to_status(status_pb2.Status(code=code.value[0], message=error.outside, details=details))
+
+
+def _packed(message: Any) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+_BY_CODE: dict[str, type[AfterimageError]] = {
+    "NOT_FOUND": NotFoundError,
+    "ALREADY_EXISTS": ConflictError,
+    "RESOURCE_EXHAUSTED": OverloadedError,
+    "UNAVAILABLE": UnavailableError,
+    "CANCELLED": CancelledError,
+    "DEADLINE_EXCEEDED": DeadlineError,
+    "FAILED_PRECONDITION": ModelError,
+}
+
+
+def from_rpc_error(error: grpc.RpcError) -> AfterimageError:
+    """The error a server raised, on the client's side of the call."""
+    status = rpc_status.from_call(error) if hasattr(error, "trailing_metadata") else None
+    retry_after_s: float | None = None
+    kind = _BY_CODE.get(error.code().name, AfterimageError)
+    for detail in status.details if status is not None else ():
+        bad, retry, info = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo(), error_details_pb2.ErrorInfo()
+        if detail.Unpack(bad) and bad.field_violations:
+            return _invalid(bad.field_violations[0].field, error.details())
+        if detail.Unpack(retry):
+            retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
+        if detail.Unpack(info) and info.domain == DOMAIN:
+            kind = _REASONS.get(info.reason, kind)
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        said = f"another service, or another version of this one, listens there ({error.details()})"
+        return ConfigurationError(said)
+    if status is None and "larger than max" in (error.details() or ""):
+        rule = (
+            "a message holds max_message_bytes at most, at both ends; send less, or raise AFTERIMAGE_MAX_MESSAGE_BYTES"
+        )
+        return OverloadedError(f"{error.details()}: {rule}")
+    # without a status of ours these are gRPC's own words, which name addresses
+    away = AWAY if status is None and kind is UnavailableError else ""
+    return kind(error.details() or error.code().name, retry_after_s=retry_after_s, outside=away)
+
+
+async def explained(error: AfterimageError, target: str) -> AfterimageError:
+    """The same error; where gRPC reached nobody, why (still an UnavailableError if another try may help)."""
+    if not isinstance(error, UnavailableError) or error.outside != AWAY:
+        return error
+    why = await unreachable(target, PROBE_S)
+    return UnavailableError(str(why), outside=AWAY) if isinstance(why, UnavailableError) else why or error
+
+
+def _invalid(field: str, message: str) -> InvalidRequestError:
+    error = InvalidRequestError(field, message.removeprefix(f"{field}: "))
+    error.args = (message,)
+    return error
+
+
+def server(options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Server:
+    """A server whose handlers turn AfterimageError into its status, log anything else once, and time every call.
+
+    They are wrapped as they are registered: an interceptor would be asked again at every call, which takes a sixth of
+    one as small as those between our services.
+    """
+    guarding: Any = _Guarding(grpc.aio.server(options=options))
+    made: grpc.aio.Server = guarding
+    return made
+
+
+class _Guarding:
+    """The server itself, but for what is registered."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
+
+    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        self._server.add_generic_rpc_handlers([_Guarded(one) for one in handlers])
+
+
+class _Guarded(grpc.GenericRpcHandler):
+    def __init__(self, handlers: grpc.GenericRpcHandler) -> None:
+        self._handlers = handlers
+        self._guarded: dict[str, Any] = {}
+        """By method: made at its first call, not at each."""
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        method = details.method
+        if method not in self._guarded:
+            handler = self._handlers.service(details)
+            if handler is None:  # nobody's method: its name is a caller's, and not kept
+                return None
+            self._guarded[method] = handler if method.startswith("/grpc.") else _guarded(handler, method)
+        return self._guarded[method]
+
+
+def _guarded(handler: Any, method: str) -> Any:
+    parse = _careful(handler.request_deserializer)
+    if handler.unary_unary:
+        guard = _guard_unary(handler.unary_unary, method)
+        return grpc.unary_unary_rpc_method_handler(guard, parse, handler.response_serializer)
+    if handler.unary_stream:
+        guard = _guard_stream(handler.unary_stream, method)
+        return grpc.unary_stream_rpc_method_handler(guard, parse, handler.response_serializer)
+    return handler
+
+
+class _Malformed:
+    """Stands for bytes that are no message until the handler's turn, where an error has a shape."""
+
+
+def _careful(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def parsed(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError:
+            return _Malformed()
+
+    return parsed
+
+
+def _check(request: Any) -> None:
+    if isinstance(request, _Malformed):
+        raise InvalidRequestError("message", "must be this method's request in protobuf's wire format")
+
+
+def _guard_unary(call: Callable[[Any, Any], Awaitable[Any]], method: str) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def guarded(request: Any, context: Any) -> Any:
+        with _timed(method) as timed:
+            try:
+                _check(request)
+                return await call(request, context)
+            except Exception as error:
+                await _abort(error, context, method, timed)
+
+    return guarded
+
+
+def _guard_stream(call: Callable[[Any, Any], AsyncIterator[Any]], method: str) -> Callable[[Any, Any], Any]:
+    async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
+        with _timed(method) as timed:
+            try:
+                _check(request)
+                async for response in call(request, context):
+                    yield response
+            except Exception as error:
+                await _abort(error, context, method, timed)
+
+    return guarded
+
+
+@dataclass
+class _Timed:
+    code: str = "OK"
+
+
+@contextlib.contextmanager
+def _timed(method: str) -> Iterator[_Timed]:
+    """Counts one call under the code it ends with."""
+    timed, start = _Timed(), time.monotonic()
+    try:
+        yield timed
+    except (asyncio.CancelledError, GeneratorExit):
+        timed.code = "CANCELLED"  # the client went away
+        raise
+    finally:
+        METRICS.rpc_seconds.labels(method.rsplit("/", 1)[-1], timed.code).observe(time.monotonic() - start)
+
+
+async def _abort(error: Exception, context: Any, method: str, timed: _Timed) -> None:
+    """Ends the call with the error's status; gRPC's own abort is passed through untouched."""
+    if isinstance(error, grpc.aio.AbortError):
+        timed.code = context.code().name if context.code() else "UNKNOWN"
+        raise error
+    if not isinstance(error, AfterimageError):
+        log("rpc").error("unexpected error", method=method, error=repr(error), exc_info=error)
+        error = AfterimageError(f"internal error: {type(error).__name__}")
+    elif error.outside != str(error):
+        log("rpc").warning("a call failed", method=method, error=str(error))
+    timed.code = error.code
+    status = to_status(error)
+    await context.abort(status.code, status.details, status.trailing_metadata)
+
+
+async def call(method: Callable[..., Any], request: Any, *, timeout_s: float) -> Any:
+    """One unary call to another service; raises the server's own AfterimageError, UnavailableError when it is away."""
+    try:
+        reply = await method(request, timeout=timeout_s)
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from error
+    except asyncio.InvalidStateError as error:  # the channel was closed under the call
+        raise UnavailableError(str(error)) from error
+    if reply is None:  # so grpc.aio says that it could not be parsed
+        raise AfterimageError("what it answered is no message of this method")
+    return reply

@@ -1,0 +1,204 @@
+"""The nouns of `shared.domain.types` as protobuf messages and back."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from enum import StrEnum
+from functools import cache
+from typing import Any, TypeVar
+
+from protos import common_pb2 as pb
+from shared.domain.truncation import told_once
+from shared.domain.types import (
+    CacheMode,
+    Candidate,
+    Job,
+    JobState,
+    Modality,
+    ModelPlan,
+    Plan,
+    PlanSource,
+    Request,
+    Scope,
+    Size,
+    Timings,
+)
+
+E = TypeVar("E", bound=StrEnum)
+
+_STATES = {state: getattr(pb, f"JOB_STATE_{state.name}") for state in JobState}
+_SOURCES = {source: getattr(pb, f"PLAN_SOURCE_{source.name}") for source in PlanSource}
+_CACHES = {mode: getattr(pb, f"CACHE_MODE_{mode.name}") for mode in CacheMode}
+_SCOPES = {scope: getattr(pb, f"SCOPE_{scope.name}") for scope in Scope}
+_MODALITIES = {modality: getattr(pb, f"MODALITY_{modality.name}") for modality in Modality}
+
+
+def _back(table: dict[E, int], value: int, default: E) -> E:
+    return next((key for key, number in table.items() if number == value), default)
+
+
+def state_from_proto(value: int) -> JobState | None:
+    """None for unspecified."""
+    return next((state for state, number in _STATES.items() if number == value), None)
+
+
+def cache_from_proto(value: int) -> CacheMode:
+    return _back(_CACHES, value, CacheMode.AUTO)
+
+
+def scope_from_proto(value: int) -> Scope:
+    return _back(_SCOPES, value, Scope.TENANT)
+
+
+def modality_from_proto(value: int) -> Modality:
+    return _back(_MODALITIES, value, Modality.IMAGE)
+
+
+def request_to_proto(request: Request) -> pb.Request:
+    message = pb.Request(
+        prompt=request.prompt,
+        negative_prompt=request.negative_prompt,
+        width=request.size.width,
+        height=request.size.height,
+        frames=request.frames,
+        steps=request.steps,
+        guidance=request.guidance,
+        seed=request.seed,
+        quality=request.quality,
+        modality=_MODALITIES[request.modality],
+        cache=_CACHES[request.cache],
+        scope=_SCOPES[request.scope],
+        priority=request.priority,
+        drop_if_late=request.drop_if_late,
+        savings=request.savings,
+        fresh_noise=request.fresh_noise,
+        user=request.user,
+    )
+    if request.deadline_s is not None:
+        message.deadline_s = request.deadline_s
+    return message
+
+
+def request_from_proto(message: pb.Request, *, tenant: str, seed_given: bool) -> Request:
+    """A request whose every field the gateway has set (clients' requests are validated there, not here)."""
+    return Request(
+        prompt=message.prompt,
+        negative_prompt=message.negative_prompt,
+        size=Size(message.width, message.height),
+        frames=message.frames or 1,
+        steps=message.steps,
+        guidance=message.guidance,
+        seed=message.seed,
+        seed_given=seed_given,
+        quality=message.quality or "auto",
+        modality=modality_from_proto(message.modality),
+        cache=cache_from_proto(message.cache),
+        scope=scope_from_proto(message.scope),
+        priority=message.priority,
+        deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
+        drop_if_late=message.drop_if_late,
+        savings=message.savings,
+        fresh_noise=message.fresh_noise,
+        tenant=tenant,
+        user=message.user,
+    )
+
+
+_PLAN_PLAIN = ("model", "start_step", "entry_id", "state_key", "state_sha256", "state_codec", "similarity")
+_PLAN_MORE = ("fresh_noise", "noise_seed", "weights_hash", "reason", "looked_up", "sampled", "miss_model")
+
+
+def plan_to_proto(plan: Plan) -> pb.Plan:
+    message = pb.Plan(
+        source=_SOURCES[plan.source],
+        capture_steps=plan.capture_steps,
+        may_run=[_plain(pb.ModelPlan, one) for one in plan.may_run],
+        candidates=[_plain(pb.Candidate, candidate) for candidate in plan.candidates],
+        degraded=plan.degraded,
+        **{name: getattr(plan, name) for name in (*_PLAN_PLAIN, *_PLAN_MORE)},
+    )
+    if plan.predicted_hit is not None:
+        message.predicted_hit = plan.predicted_hit
+    if plan.found is not None:
+        message.found = plan.found
+    if plan.fallback is not None:
+        message.fallback.CopyFrom(plan_to_proto(plan.fallback))
+    return message
+
+
+def plan_from_proto(message: pb.Plan) -> Plan:
+    return Plan(
+        source=_back(_SOURCES, message.source, PlanSource.NOISE),
+        capture_steps=tuple(message.capture_steps),
+        may_run=tuple(_model_plan(one) for one in message.may_run),
+        candidates=tuple(_value(Candidate, one) for one in message.candidates),
+        degraded=tuple(message.degraded),
+        predicted_hit=message.predicted_hit if message.HasField("predicted_hit") else None,
+        found=message.found if message.HasField("found") else None,
+        fallback=plan_from_proto(message.fallback) if message.HasField("fallback") else None,
+        **{name: getattr(message, name) for name in (*_PLAN_PLAIN, *_PLAN_MORE)},
+    )
+
+
+def _model_plan(message: pb.ModelPlan) -> ModelPlan:
+    guidance = message.guidance if message.HasField("guidance") else None
+    return ModelPlan(message.model, message.start_step, guidance, message.steps if message.HasField("steps") else None)
+
+
+def job_to_proto(job: Job) -> pb.Job:
+    message = pb.Job(
+        id=job.id,
+        state=_STATES[job.state],
+        request=request_to_proto(job.request),
+        plan=plan_to_proto(job.plan),
+        attempt=job.attempt,
+        error=job.error,
+        model=job.plan.model,
+        warnings=job.warnings,
+        created_at=job.created_at,
+        updated_at=job.updated_at,
+        seed_given=job.request.seed_given,
+    )
+    if job.result is not None:
+        message.model = job.result.model
+        message.steps_run = job.result.steps_run
+        message.timings.CopyFrom(_plain(pb.Timings, job.result.timings))
+        message.picture_bytes = job.result.picture_bytes
+        message.picture_sha256 = job.result.picture_sha256
+        del message.warnings[:]
+        message.warnings.extend(told_once((*job.warnings, *job.result.warnings)))
+    return message
+
+
+def job_from_proto(message: pb.Job) -> Job:
+    """What a client sees of a job (no tenant, no lease)."""
+    request = request_from_proto(message.request, tenant="", seed_given=message.seed_given)
+    return Job(
+        id=message.id,
+        request=request,
+        plan=plan_from_proto(message.plan),
+        state=_back(_STATES, message.state, JobState.QUEUED),
+        attempt=message.attempt,
+        error=message.error,
+        created_at=message.created_at,
+        updated_at=message.updated_at,
+        warnings=tuple(message.warnings),
+    )
+
+
+def timings_from_proto(message: pb.Timings) -> Timings:
+    return _value(Timings, message)
+
+
+def _plain(kind: Any, value: Any) -> Any:
+    """A message whose fields have the value's own names."""
+    return kind(**{name: getattr(value, name) for name in _names(value.__class__)})
+
+
+def _value(kind: Any, message: Any) -> Any:
+    return kind(**{name: getattr(message, name) for name in _names(kind)})
+
+
+@cache  # a plan has eight candidates of eight fields each, and is converted four times a request
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if not field.kw_only)  # `unknown` travels as JSON alone

@@ -1,0 +1,39 @@
+"""Every setting of Afterimage as one frozen value: read once from AFTERIMAGE_* variables and the command line."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from shared.runtime.settings.cache import Cache
+from shared.runtime.settings.jobs import Jobs
+from shared.runtime.settings.lookup import Lookup
+from shared.runtime.settings.maintenance import Maintenance
+from shared.runtime.settings.models import Models
+from shared.runtime.settings.monitor import Monitor
+from shared.runtime.settings.network import Network
+from shared.runtime.settings.storage import Storage
+from shared.runtime.settings.telemetry import Telemetry
+
+CLUSTER_CHECKPOINT_STEPS = 10
+"""Steps that a killed worker costs at most, where other workers can go on."""
+CLUSTER_CHECKPOINT_GAP_S = 1.0
+"""Seconds between checkpoints at least: steps faster than a checkpoint's write are run again instead."""
+
+
+class Settings(Lookup, Maintenance, Cache, Jobs, Monitor, Models, Telemetry, Network, Storage, BaseSettings):
+    """Every section's fields in one namespace: `settings.max_rows` is AFTERIMAGE_MAX_ROWS."""
+
+    model_config = SettingsConfigDict(env_prefix="AFTERIMAGE_", frozen=True, extra="forbid", populate_by_name=True)
+
+    @model_validator(mode="after")
+    def _fill_checkpoints(self) -> Self:
+        if self.checkpoint_gap_s < 0:
+            gap = CLUSTER_CHECKPOINT_GAP_S if self.checkpoint_every_steps < 0 else 0.0
+            object.__setattr__(self, "checkpoint_gap_s", gap)
+        if self.checkpoint_every_steps < 0:  # one process that ends takes its only worker along
+            every = 0 if self.bus_url.startswith("inprocess:") else CLUSTER_CHECKPOINT_STEPS
+            object.__setattr__(self, "checkpoint_every_steps", every)
+        return self

@@ -1,0 +1,60 @@
+"""Rows that only another version of Afterimage can read: reported once, set aside, and left as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from threading import Lock
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from shared.domain.errors import UnreadableRowError
+from shared.runtime.telemetry import METRICS, log
+
+T = TypeVar("T")
+
+REMEMBERED = 100_000
+"""Rows that this process reports one by one; more are set aside without a word, else each sweep would log them all."""
+_reported: dict[tuple[str, str], None] = {}
+_lock = Lock()
+"""Rows are read on several threads."""
+
+
+def readable(rows: Iterable[Any], read: Callable[[Any], T]) -> list[T]:
+    """The rows as values, without those for which `read` raises UnreadableRowError."""
+    values = []
+    for row in rows:
+        try:
+            values.append(read(row))
+        except UnreadableRowError:
+            continue
+    return values
+
+
+def unreadable(table: str, row_id: str, error: Exception, tenant: str = "") -> UnreadableRowError:
+    """The error to raise for a row; the first one of each row is logged and counted."""
+    why = _why(error)
+    with _lock:
+        if new := (table, row_id) not in _reported and len(_reported) < REMEMBERED:
+            _reported[table, row_id] = None
+    if new:
+        METRICS.unreadable_rows.labels(table).inc()
+        log("catalog").warning("row set aside: only a newer version can read it", table=table, row=row_id, why=why)
+    return UnreadableRowError(f"{_NOUNS.get(table, table)} {row_id!r}", why, tenant)
+
+
+def was_reported(table: str, row_id: str) -> bool:
+    """Whether this process could not read the row when it last tried, or some time before."""
+    return (table, row_id) in _reported
+
+
+_NOUNS = {"jobs": "job", "entries": "entry", "profiles": "profile", "vectors": "the vectors of entry"}
+
+
+def _why(error: Exception) -> str:
+    """The field, and what is wrong with it; never what a prompt says."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False)[0]
+    got = f" (got {str(first['input'])[:80]!r})" if first["type"] == "enum" else ""
+    return f"{'.'.join([error.title.lower(), *map(str, first['loc'])])}: {first['msg']}{got}"

@@ -1,0 +1,44 @@
+"""Dispatch of a job: first its row, then its task, then the row's note that the broker has the task (design §8)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from shared.bus import Bus
+from shared.domain.errors import AfterimageError
+from shared.domain.messages import GenerateImage
+from shared.domain.types import Job
+
+Confirm = Callable[[Sequence[str]], Awaitable[None]]
+"""Notes on the rows of these jobs that the broker has their tasks, at once or later in a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """What a dispatch did."""
+
+    written: bool = True
+    """False: another attempt or a cancellation has changed the row meanwhile, so no task was sent."""
+    error: AfterimageError | None = None
+    """Why the task was not sent or not confirmed. The sweeper sends it again."""
+
+
+async def dispatch(
+    bus: Bus, job: Job, confirm: Confirm, *, write: Awaitable[bool] | None = None, previews: bool = False
+) -> Dispatched:
+    """Write the job's row, send its task to the lane on the row, and confirm.
+
+    job: as its row says after `write`. write: False when the row is no longer the caller's; None: the row is written.
+    Raises what `write` raises. A process that stops in between leaves an unconfirmed row, and the sweeper sends its
+    task; of two tasks the second loses the claim.
+    """
+    if write is not None and not await write:
+        return Dispatched(written=False)
+    task = GenerateImage(job.id, job.plan.state_key, job.plan.state_sha256, previews)
+    try:
+        await bus.send(job.lane, task, priority=job.request.priority)
+        await confirm([job.id])
+    except AfterimageError as error:
+        return Dispatched(error=error)
+    return Dispatched()

@@ -1,0 +1,124 @@
+"""The expiry of jobs: in bounded transactions between which others write, and never through the whole table."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+
+from shared.catalog import Catalog
+from shared.catalog.engines.around import DatabaseAround
+from shared.catalog.engines.database import R, Ts
+from shared.catalog.jobs.expiry import EXPIRED_AT_ONCE, _expire
+from shared.catalog.jobs.job_rows import row_of
+from shared.catalog.tables import idempotency_keys, jobs
+from shared.domain.ids import new_id
+from shared.domain.types import JobState
+from tests.contracts.nouns import a_job, accepted
+
+DAY_S = 86_400.0
+OLD, RECENT = 1.0, 4e9
+"""Unix seconds: long ago, and long after any test."""
+
+
+def _ended(connection: sa.Connection, count: int, at: float, *, keys: bool = False) -> None:
+    """That many cancelled jobs, last changed then, each named by an expired idempotency key if wanted."""
+    row = row_of(dataclasses.replace(a_job(), state=JobState.CANCELLED))
+    rows = [{**row, "id": new_id(), "created_at": at, "updated_at": at} for _ in range(count)]
+    connection.execute(sa.insert(jobs), rows)
+    if keys:
+        named = [{"caller": "a", "key": one["id"], "body_hash": "", "job_id": one["id"]} for one in rows]
+        connection.execute(sa.insert(idempotency_keys), [{**one, "expires_at": at} for one in named])
+
+
+class Counting(DatabaseAround):
+    """Counts the transactions that write, and lets another writer in before each."""
+
+    def __init__(self, inner: Any, between: Callable[[], Any]) -> None:
+        super().__init__(inner)
+        self.writes = 0
+        self._between = between
+
+    async def write(
+        self, operation: Callable[[sa.Connection, *Ts], R], *args: *Ts, durable: bool = True, row: bool = False
+    ) -> R:
+        self.writes += 1
+        await self._between()
+        return await super().write(operation, *args, durable=durable, row=row)
+
+
+async def test_many_jobs_expire_in_several_transactions_between_which_others_write(catalog: Catalog) -> None:
+    await catalog._database.write(_ended, 2 * EXPIRED_AT_ONCE + 1, OLD)
+    left: list[int] = []
+
+    async def another_writer() -> None:
+        await accepted(catalog)
+        left.append(len((await catalog.jobs.list(state=JobState.CANCELLED, limit=10_000))[0]))
+
+    counting = Counting(catalog._database, another_writer)
+    async with asyncio.timeout(60):
+        assert await Catalog(counting).jobs.expire(DAY_S) == []
+    assert counting.writes == 3
+    assert left == [2 * EXPIRED_AT_ONCE + 1, EXPIRED_AT_ONCE + 1, 1]  # each was committed before the next began
+    assert (await catalog.jobs.list(state=JobState.CANCELLED))[0] == []
+    assert len((await catalog.jobs.list(limit=100))[0]) == 3
+
+
+async def test_an_expiry_goes_on_past_jobs_that_only_another_version_can_read(catalog: Catalog) -> None:
+    def spoil(connection: sa.Connection) -> None:
+        _ended(connection, EXPIRED_AT_ONCE + 1, OLD)
+        connection.execute(sa.update(jobs).values(request='{"newer": true}'))
+        _ended(connection, 1, OLD + 1.0)
+
+    def left(connection: sa.Connection) -> int:
+        return int(connection.execute(sa.select(sa.func.count()).select_from(jobs)).scalar_one())
+
+    await catalog._database.write(spoil)
+    await catalog.jobs.expire(DAY_S)
+    assert await catalog._database.read(left) == EXPIRED_AT_ONCE + 1
+
+
+async def test_many_keys_expire_in_several_transactions(catalog: Catalog) -> None:
+    def keys_left(connection: sa.Connection) -> int:
+        return int(connection.execute(sa.select(sa.func.count()).select_from(idempotency_keys)).scalar_one())
+
+    await catalog._database.write(lambda connection: _ended(connection, EXPIRED_AT_ONCE + 1, OLD, keys=True))
+    jobs_kept = 1e12  # seconds: no job is as old
+    assert await catalog._database.write(_expire, jobs_kept) == ([], (0.0, ""))  # there is more to do
+    assert await catalog._database.read(keys_left) == 1
+    assert await catalog.jobs.expire(jobs_kept) == []
+    assert await catalog._database.read(keys_left) == 0
+    assert len((await catalog.jobs.list(limit=10_000))[0]) == EXPIRED_AT_ONCE + 1
+
+
+async def test_expiry_finds_old_jobs_and_keys_by_an_index(catalog: Catalog) -> None:
+    def plans(connection: sa.Connection) -> list[str]:
+        """The database's own plan of each statement that an expiry runs on the two tables."""
+        _ended(connection, 3_000, RECENT, keys=True)
+        _ended(connection, 3, OLD, keys=True)
+        connection.exec_driver_sql("ANALYZE")
+        ran: list[tuple[str, Any]] = []
+
+        def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+            ran.append((statement, parameters))
+
+        sa.event.listen(connection, "before_cursor_execute", note)
+        _expire(connection, DAY_S)
+        explain = "EXPLAIN " if connection.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN "
+        searches = [one for one in ran if "updated_at" in one[0] or "expires_at" in one[0]]
+        assert len([statement for statement, _ in searches if statement.startswith("DELETE")]) == 2
+        return [
+            str(row[-1])
+            for statement, parameters in searches
+            for row in connection.exec_driver_sql(explain + statement, parameters)
+        ]
+
+    lines = await catalog._database.write(plans)
+    said = "\n".join(lines)
+    assert "ix_jobs_ended" in said, said
+    assert "ix_idempotency_keys_expires_at" in said, said
+    whole = [line for line in lines if "Seq Scan" in line or line.strip().startswith("SCAN")]
+    assert whole == [], said

@@ -1,0 +1,344 @@
+"""What the catalog promises about jobs, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shared.catalog import Catalog
+from shared.domain.errors import ConflictError, NotFoundError
+from shared.domain.ids import new_id
+from shared.domain.types import JobState, Plan, PlanSource
+from tests.contracts.nouns import EXPIRED_S, LEASE_S, a_job, a_result, accepted, finished
+
+
+async def test_an_accepted_job_is_read_back_whole(catalog: Catalog, replica: Catalog) -> None:
+    sent = dataclasses.replace(a_job("‘naïve’ 猫 \x01"), warnings=("embedder: late",))
+    job, created = await catalog.jobs.accept(sent, key_lifetime_s=60.0)
+    assert created
+    assert job == dataclasses.replace(sent, created_at=job.created_at, updated_at=job.updated_at)
+    assert job.created_at > 1.7e9
+    assert await replica.jobs.get(job.id) == job
+
+
+async def test_an_unknown_job(catalog: Catalog) -> None:
+    for call in (catalog.jobs.get("nope"), catalog.jobs.cancel("nope")):
+        with pytest.raises(NotFoundError, match="nope"):
+            await call
+    assert await catalog.jobs.claim("nope", "w1", LEASE_S) is None
+    assert not await catalog.jobs.finish("nope", 0, a_result("nope"))
+
+
+async def test_a_failed_job_may_begin_anew(catalog: Catalog) -> None:
+    job = await accepted(catalog)
+    assert not await catalog.jobs.reopen(job.id)
+    assert await catalog.jobs.claim(job.id, "w1", LEASE_S)
+    assert not await catalog.jobs.reopen(job.id)
+    assert await catalog.jobs.fail(job.id, 1, "no", final=True)
+    assert await catalog.jobs.reopen(job.id)
+    again = await catalog.jobs.get(job.id)
+    assert (again.state, again.attempt, again.failures, again.error) == (JobState.QUEUED, 1, 0, "")
+    assert [row.id for row in await catalog.jobs.to_requeue(unconfirmed_after_s=-1.0)] == [job.id]
+    claimed = await catalog.jobs.claim(job.id, "w1", LEASE_S)
+    assert claimed is not None
+    assert claimed.attempt == 2
+    assert await catalog.jobs.finish(job.id, 2, a_result(job.id))
+    assert not await catalog.jobs.reopen(job.id)
+
+
+async def test_a_job_may_be_born_finished(catalog: Catalog) -> None:
+    job = a_job()
+    born = dataclasses.replace(job, state=JobState.SUCCEEDED, result=a_result("another", steps=()))
+    await catalog.jobs.accept(born, key_lifetime_s=60.0)
+    assert (await catalog.jobs.get(job.id)).result == born.result
+    assert await catalog.jobs.claim(job.id, "w1", LEASE_S) is None
+    assert await catalog.jobs.to_requeue(unconfirmed_after_s=-1.0) == []
+
+
+async def test_a_key_returns_the_first_job(catalog: Catalog, replica: Catalog) -> None:
+    first = a_job()
+    key: dict[str, Any] = {"idempotency_key": "k", "caller": "alice", "body_hash": "h", "key_lifetime_s": 60.0}
+    await catalog.jobs.accept(first, **key)
+    again, created = await replica.jobs.accept(a_job(), **key)
+    assert (again.id, created) == (first.id, False)
+    with pytest.raises(ConflictError, match=r"'k': tenant .* has used it"):
+        await replica.jobs.accept(a_job(), **{**key, "body_hash": "other"})
+    _, created = await replica.jobs.accept(a_job(), **{**key, "caller": "bob", "body_hash": "other"})
+    assert created
+    assert len((await catalog.jobs.list(limit=10))[0]) == 2
+
+
+async def test_a_key_ends_with_its_lifetime(catalog: Catalog) -> None:
+    key: dict[str, Any] = {"idempotency_key": "k", "caller": "alice", "body_hash": "h"}
+    first, _ = await catalog.jobs.accept(a_job(), **key, key_lifetime_s=0.05)
+    await asyncio.sleep(0.1)
+    second, created = await catalog.jobs.accept(a_job(), **key, key_lifetime_s=60.0)
+    assert created
+    assert second.id != first.id
+    third, created = await catalog.jobs.accept(a_job(), **key, key_lifetime_s=60.0)
+    assert (third.id, created) == (second.id, False)
+
+
+async def test_one_key_at_many_replicas_makes_one_job(catalog: Catalog, replica: Catalog) -> None:
+    answers = await asyncio.gather(
+        *(
+            each.jobs.accept(a_job(), idempotency_key="k", caller="a", body_hash="h", key_lifetime_s=60.0)
+            for each in (catalog, replica) * 5
+        )
+    )
+    assert sum(created for _, created in answers) == 1
+    assert len({job.id for job, _ in answers}) == 1
+
+
+async def test_claiming_starts_an_attempt_once(catalog: Catalog) -> None:
+    job = await accepted(catalog)
+    mine = await catalog.jobs.claim(job.id, "w1", LEASE_S)
+    assert mine is not None
+    assert (mine.state, mine.attempt, mine.worker, mine.crashes) == (JobState.RUNNING, 1, "w1", 0)
+    assert mine.lease_until == pytest.approx(mine.updated_at + LEASE_S, abs=0.01)
+    assert (mine.request, mine.plan, mine.vector) == (job.request, job.plan, job.vector)
+    assert await catalog.jobs.claim(job.id, "w2", LEASE_S) is None
+
+
+async def test_many_claims_have_one_winner(catalog: Catalog, replica: Catalog) -> None:
+    job = await accepted(catalog)
+    claims = await asyncio.gather(
+        *(each.jobs.claim(job.id, f"w{n}", LEASE_S) for n, each in enumerate((catalog, replica) * 5))
+    )
+    assert sum(claim is not None for claim in claims) == 1
+
+
+async def test_many_endings_have_one_winner(catalog: Catalog, replica: Catalog) -> None:
+    for _ in range(5):
+        job = await accepted(catalog)
+        await catalog.jobs.claim(job.id, "w1", LEASE_S)
+        finish, fail, release, cancelled = await asyncio.gather(
+            catalog.jobs.finish(job.id, 1, a_result(job.id)),
+            replica.jobs.fail(job.id, 1, "no", final=True),
+            catalog.jobs.release(job.id, 1),
+            replica.jobs.cancel(job.id),
+        )
+        row = await catalog.jobs.get(job.id)
+        expected = {JobState.SUCCEEDED: (True, False), JobState.FAILED: (False, True)}
+        assert (finish, fail) == expected.get(row.state, (False, False))
+        assert finish + fail + release <= 1
+        # a release may be cancelled afterwards; nothing else may
+        assert release <= (row.state == JobState.CANCELLED)
+        assert cancelled.state.final
+
+
+async def test_an_expired_lease_can_be_claimed_and_fences_the_first_worker(catalog: Catalog) -> None:
+    job = await accepted(catalog)
+    await catalog.jobs.claim(job.id, "w1", LEASE_S)
+    assert await catalog.jobs.checkpoint(job.id, 1, "checkpoints/x", 20)
+    assert await catalog.jobs.claim(job.id, "w2", LEASE_S) is None
+    assert await catalog.jobs.renew(job.id, 1, 0.01)
+    await asyncio.sleep(0.05)
+    second = await catalog.jobs.claim(job.id, "w2", LEASE_S)
+    assert second is not None
+    assert (second.attempt, second.crashes, second.worker) == (2, 1, "w2")
+    assert (second.checkpoint_key, second.checkpoint_step) == ("checkpoints/x", 20)
+    assert not await catalog.jobs.renew(job.id, 1, LEASE_S)
+    assert not await catalog.jobs.checkpoint(job.id, 1, "checkpoints/late", 30)
+    assert not await catalog.jobs.finish(job.id, 1, a_result(job.id))
+    assert not await catalog.jobs.fail(job.id, 1, "late", final=True)
+    assert not await catalog.jobs.release(job.id, 1)
+    assert await catalog.jobs.finish(job.id, 2, a_result(job.id, 2))
+
+
+async def test_a_renewed_lease_is_alive(catalog: Catalog) -> None:
+    job = await accepted(catalog)
+    await catalog.jobs.claim(job.id, "w1", EXPIRED_S)
+    assert await catalog.jobs.renew(job.id, 1, LEASE_S)
+    assert await catalog.jobs.claim(job.id, "w2", LEASE_S) is None
+
+
+async def test_a_finished_job_keeps_result_and_the_plan_as_run(catalog: Catalog) -> None:
+    job = await accepted(catalog)
+    await catalog.jobs.claim(job.id, "w1", LEASE_S)
+    await catalog.jobs.checkpoint(job.id, 1, "checkpoints/x", 20)
+    as_run = Plan(PlanSource.LATENT, "tiny", 10, entry_id="e", similarity=0.9)
+    assert await catalog.jobs.finish(job.id, 1, a_result(job.id), as_run)
+    row = await catalog.jobs.get(job.id)
+    assert (row.state, row.result, row.plan) == (JobState.SUCCEEDED, a_result(job.id), as_run)
+    assert (row.checkpoint_key, row.checkpoint_step, row.lease_until) == ("", 0, 0.0)
+    assert not await catalog.jobs.finish(job.id, 1, a_result(job.id))
+    assert (await catalog.jobs.cancel(job.id)).state == JobState.SUCCEEDED
+
+
+async def test_failures_count_and_the_last_is_final(catalog: Catalog) -> None:
+    job = await accepted(catalog)
+    for attempt in (1, 2, 3):
+        await catalog.jobs.claim(job.id, "w1", LEASE_S)
+        assert await catalog.jobs.fail(job.id, attempt, f"error {attempt}", final=attempt == 3)
+        row = await catalog.jobs.get(job.id)
+        assert (row.failures, row.crashes, row.error) == (attempt, 0, f"error {attempt}")
+        assert row.state == (JobState.FAILED if attempt == 3 else JobState.QUEUED)
+    assert await catalog.jobs.claim(job.id, "w1", LEASE_S) is None
+
+
+async def test_a_released_job_counts_nothing_but_fences(catalog: Catalog) -> None:
+    job = await accepted(catalog)
+    await catalog.jobs.claim(job.id, "w1", LEASE_S)
+    assert await catalog.jobs.release(job.id, 1)
+    row = await catalog.jobs.get(job.id)
+    assert (row.state, row.failures, row.crashes, row.worker) == (JobState.QUEUED, 0, 0, "")
+    again = await catalog.jobs.claim(job.id, "w2", LEASE_S)
+    assert again is not None
+    assert again.attempt == 2
+    assert not await catalog.jobs.finish(job.id, 1, a_result(job.id))
+
+
+async def test_cancelling(catalog: Catalog) -> None:
+    queued, running = await accepted(catalog), await accepted(catalog)
+    await catalog.jobs.claim(running.id, "w1", LEASE_S)
+    for job in (queued, running):
+        assert (await catalog.jobs.cancel(job.id)).state == JobState.CANCELLED
+        assert (await catalog.jobs.cancel(job.id)).state == JobState.CANCELLED
+    assert await catalog.jobs.claim(queued.id, "w1", LEASE_S) is None
+    assert not await catalog.jobs.renew(running.id, 1, LEASE_S)
+    assert not await catalog.jobs.finish(running.id, 1, a_result(running.id))
+
+
+async def test_a_cancelled_job_says_what_it_had_cost(catalog: Catalog, replica: Catalog) -> None:
+    job, other = await accepted(catalog), await finished(catalog)
+    await catalog.jobs.claim(job.id, "w1", LEASE_S)
+    cost = dataclasses.replace(a_result(job.id, steps=()), picture_key="", picture_bytes=0, steps_run=7)
+    assert not await catalog.jobs.stopped(job.id, 1, cost)  # it runs
+    await catalog.jobs.cancel(job.id)
+    assert not await catalog.jobs.stopped(job.id, 2, cost)  # not that attempt's
+    assert await catalog.jobs.stopped(job.id, 1, cost)
+    assert (await replica.jobs.get(job.id)).result == cost
+    assert not await catalog.jobs.stopped(other.id, 1, cost)
+    assert (await replica.jobs.get(other.id)).result == other.result
+    assert await catalog.jobs.to_cache() == [other.id]
+    assert await catalog.jobs.expire(-1.0) == [f"pictures/{other.id}/1.png"]
+
+
+async def test_lists_are_newest_first_in_pages(catalog: Catalog) -> None:
+    ids = [f"job{n:02}" for n in range(7)]
+    for n, job_id in enumerate(ids):
+        await accepted(catalog, id=job_id, tenant="a" if n % 2 else "b")
+    await catalog.jobs.cancel("job03")
+    seen, after = [], ""
+    while True:
+        page, after = await catalog.jobs.list(limit=3, after=after)
+        seen += [job.id for job in page]
+        if not after:
+            break
+    assert seen == ids[::-1]
+    assert [job.id for job in (await catalog.jobs.list(tenant="a", limit=9))[0]] == ["job05", "job03", "job01"]
+    assert [job.id for job in (await catalog.jobs.list(state=JobState.CANCELLED, limit=9))[0]] == ["job03"]
+    assert await catalog.jobs.list(tenant="a", state=JobState.RUNNING, limit=9) == ([], "")
+
+
+async def test_queue_length_and_position(catalog: Catalog) -> None:
+    for n, priority in enumerate([0, 5, 0, 9]):
+        await accepted(catalog, id=f"job{n}", priority=priority, lane="a")
+    await accepted(catalog, id="job9", lane="b")
+    assert (await catalog.jobs.queued(), await catalog.jobs.queued("a"), await catalog.jobs.queued("c")) == (5, 4, 0)
+    positions = [await catalog.jobs.position(f"job{n}") for n in (0, 1, 2, 3, 9)]
+    assert positions == [2, 0, 3, 1, 0]
+    await catalog.jobs.claim("job1", "w1", LEASE_S)
+    assert [await catalog.jobs.position(f"job{n}") for n in (0, 1, 2, 3)] == [1, 0, 2, 0]
+    assert await catalog.jobs.position("nope") == 0
+
+
+@dataclass
+class Model:
+    """What a job's row must say, in the fewest words."""
+
+    state: JobState = JobState.QUEUED
+    attempt: int = 0
+    failures: int = 0
+    crashes: int = 0
+    lease_alive: bool = False
+
+    def end(self, state: JobState) -> None:
+        self.state, self.lease_alive = state, False
+
+
+WORKERS = st.integers(0, 2)
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("claim"), WORKERS, st.booleans()),
+        st.tuples(st.just("renew"), WORKERS, st.booleans()),
+        st.tuples(st.sampled_from(["finish", "fail", "retry", "release", "checkpoint"]), WORKERS, st.just(True)),
+        st.tuples(st.sampled_from(["cancel", "sweep"]), st.just(0), st.just(True)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=OPERATIONS)
+async def test_any_interleaving_has_one_winner(catalog: Catalog, operations: list[tuple[str, int, bool]]) -> None:
+    job_id = new_id()
+    await catalog.jobs.accept(a_job(id=job_id), key_lifetime_s=60.0)
+    await catalog.jobs.confirm([job_id])
+    model, attempts, endings = Model(), [0, 0, 0], 0
+    for name, worker, alive in operations:
+        attempt = attempts[worker]
+        mine = model.state == JobState.RUNNING and attempt == model.attempt
+        lease_s = LEASE_S if alive else EXPIRED_S
+        match name:
+            case "claim":
+                wins = model.state == JobState.QUEUED or (model.state == JobState.RUNNING and not model.lease_alive)
+                claimed = await catalog.jobs.claim(job_id, f"w{worker}", lease_s)
+                assert (claimed is not None) == wins
+                if claimed is not None:
+                    model.crashes += model.state == JobState.RUNNING
+                    model.state, model.lease_alive = JobState.RUNNING, alive
+                    model.attempt += 1
+                    attempts[worker] = claimed.attempt
+            case "renew":
+                assert await catalog.jobs.renew(job_id, attempt, lease_s) == mine
+                model.lease_alive = alive if mine else model.lease_alive
+            case "checkpoint":
+                assert await catalog.jobs.checkpoint(job_id, attempt, "checkpoints/k", 3) == mine
+            case "finish":
+                done = await catalog.jobs.finish(job_id, attempt, a_result(job_id, attempt))
+                assert done == mine
+                endings += done
+                if done:
+                    model.end(JobState.SUCCEEDED)
+            case "fail" | "retry":
+                done = await catalog.jobs.fail(job_id, attempt, "no", final=name == "fail")
+                assert done == mine
+                if done:
+                    endings += name == "fail"
+                    model.failures += 1
+                    model.end(JobState.FAILED if name == "fail" else JobState.QUEUED)
+            case "release":
+                assert await catalog.jobs.release(job_id, attempt) == mine
+                if mine:
+                    model.end(JobState.QUEUED)
+            case "cancel":
+                before = model.state
+                row = await catalog.jobs.cancel(job_id)
+                if not before.final:
+                    endings += 1
+                    model.end(JobState.CANCELLED)
+                assert row.state == model.state
+            case "sweep":
+                dead = model.state == JobState.RUNNING and not model.lease_alive
+                swept = [job.id for job in await catalog.jobs.to_requeue(unconfirmed_after_s=60.0)]
+                assert (job_id in swept) == dead
+                if dead:
+                    model.crashes += 1
+                    model.end(JobState.QUEUED)
+        row = await catalog.jobs.get(job_id)
+        assert (row.state, row.attempt, row.failures, row.crashes) == (
+            model.state,
+            model.attempt,
+            model.failures,
+            model.crashes,
+        )
+    assert endings == model.state.final
+    await catalog.jobs.cancel(job_id)  # so that other examples' sweeps leave it alone

@@ -1,0 +1,84 @@
+"""What bench/replay says: its tables are made of the summaries beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.measuring.marks import places
+from bench.replays.replay_days import keep
+from bench.replays.replay_tables import COMMAND, README, written
+from services.replay.results.compare import DECISIONS
+
+USERS = np.repeat(np.arange(20), 5)
+STARTS = {"flexcache": np.tile([0, 0, 10, 10, 20], 20), "afterimage": np.tile([0, 10, 10, 20, 20], 20)}
+
+
+def place(name: str) -> str:
+    return f"<!-- {name}: written by {COMMAND} -->\nof old\n<!-- end of {name} -->\n"
+
+
+def figures(starts: np.ndarray) -> dict[str, object]:
+    saved = float(starts.mean() / 50)
+    return {
+        "surrogate": False, "bounded": True, "steps_saved": saved, "steps_saved_95": [saved, saved],
+        "hit_rate": float((starts > 0).mean()), "parts": [saved, saved], "decisions_per_processor_s": 12_345.6,
+        "fairness": {"jain": 1.0, "without_any": 0.0},
+    }  # fmt: skip
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A folder as `afterimage replay` leaves it, in which ours saves six steps a request more."""
+    folder = tmp_path / "made"
+    folder.mkdir()
+    latents = {"reuses": "latent", "unlimited": False}
+    summary = {
+        "trace": {"digest": "0", "requests": 100, "warmup": 0},
+        "settings": {"steps": 50, "policies": dict.fromkeys(STARTS, latents)},
+        "budgets": [
+            {
+                "states": 1000,
+                "of": "states",
+                "bound": {"steps_saved": 0.5, "infinite": 0.6},
+                "policies": {name: figures(starts) for name, starts in STARTS.items()},
+            }
+        ],
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    arrays: dict[str, Any] = {"users": USERS, **{f"1000/{name}": starts for name, starts in STARTS.items()}}
+    np.savez(folder / DECISIONS, **arrays)
+    return folder
+
+
+def test_tables_say_what_was_replayed(made: Path, tmp_path: Path) -> None:
+    keep("days", list(STARTS), made, tmp_path / "kept")
+    text = "".join(map(place, ("steps_days", "ahead_days", "tenths_days", "speed_days")))
+    said = written(text, tmp_path / "kept")
+    assert "of old" not in said
+    assert "| `afterimage` | 24.00 % (24.0–24.0; 80 %; 48 %) |" in said
+    assert "| offline bound | 50.00 % |" in said
+    assert "| `afterimage` beside `flexcache`* | 1.500×, +8.00 (+8.00 to +8.00) |" in said
+    assert "| `flexcache` | 16.0 | 16.0 |" in said
+    assert "| `afterimage` | 12,346 |" in said
+    assert written(said, tmp_path / "kept") == said
+
+
+def test_text_around_a_table_stays(tmp_path: Path) -> None:
+    assert written("no table <!-- here -->\n", tmp_path) == "no table <!-- here -->\n"
+
+
+def test_an_unknown_table_is_an_error(made: Path, tmp_path: Path) -> None:
+    keep("days", list(STARTS), made, tmp_path)
+    with pytest.raises(KeyError, match="prices"):
+        written(place("prices_days"), tmp_path)
+
+
+def test_the_readme_is_of_its_summaries() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(places(text, COMMAND)) >= 10
+    assert written(text) == text, "run python -m bench.replays.replay_tables"

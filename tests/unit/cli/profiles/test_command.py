@@ -1,0 +1,176 @@
+"""A profile on the tiny models: measured, resumed after a kill, stored where lookups read it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from services.cli.app import app
+from services.cli.profiles.measure import profile_row
+from services.cli.profiles.pairs import ScenePair, scene_pairs
+from services.embedder.encoder import Encoder
+from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import Finished
+from services.gpu_worker.engine.rows import FromNoise, FromPicture, Pixels, Start, Task
+from services.gpu_worker.families import load_family
+from services.gpu_worker.jobs.codecs import encode_png
+from shared.catalog import open_catalog
+from shared.domain.errors import ConfigurationError, InvalidRequestError
+from shared.domain.types import vector_from
+from shared.models import find_card
+from shared.models.k_table import table_from_json
+from shared.runtime import progress as remaining
+from tests import tiny
+
+RECORD: dict[str, Any] = {
+    "pair": 0, "kind": "colour", "k": 5, "similarity": 0.9, "score": 0.27, "score_from_noise": 0.3,
+    "right": {"colour": True, "object": False}, "right_from_noise": {"colour": False, "object": True},
+    "asked_for": ["colour"],
+}  # fmt: skip
+
+
+def test_a_record_becomes_a_row_of_algorithm_2() -> None:
+    row = profile_row(RECORD)
+    assert (row.score, row.score_from_noise) == (0.27, 0.3)
+    assert (row.kept, row.kept_from_noise) == (True, False)
+    both = profile_row(RECORD | {"asked_for": ["colour", "object"]})
+    assert (both.kept, both.kept_from_noise) == (False, False)
+    unjudged = profile_row(RECORD | {"right": {}, "right_from_noise": {}})
+    assert unjudged.kept is None
+    assert profile_row(RECORD | {"score": -0.1, "score_from_noise": -0.2}).score_from_noise == 0.0  # CLIPScore
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tiny.build(tmp_path_factory.mktemp("models"), seed=1)  # its encoder scores pictures above nothing
+    return tiny.build(folder, seed=5, name="small", clip=False)
+
+
+def profile(models: Path, tmp_path: Path, *more: str) -> Any:
+    arguments = ["--model", models / "large", "--encoder", models / "clip", "--steps", "10", "--device", "cpu"]
+    arguments += ["--out", tmp_path / "profile", "--data-dir", tmp_path / "data", *more]
+    return CliRunner().invoke(app, ["profile", *map(str, arguments)], catch_exceptions=True)
+
+
+async def test_a_profile_is_measured_resumed_and_stored(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remaining, "EVERY_S", 0.0)
+    first = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4", "--alphas", "0.5")
+    assert first.exit_code == 0, first.output + repr(first.exception)
+    rows = tmp_path / "profile" / "rows.jsonl"
+    lines = rows.read_text().splitlines()
+    assert len(lines) == 1 + 4 * 5
+    about = json.loads(lines[0])
+    assert about.pop("dtype") == "float32"
+    lines[0] = json.dumps(about)  # as runs began before they said it
+    rows.write_text("\n".join(lines[:13]) + "\n" + lines[13][:20])  # killed in the middle of the third pair
+    second = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4", "--alphas", "0.5")
+    assert second.exit_code == 0, second.output + repr(second.exception)
+    said = "".join(second.output.split())  # lines are folded anywhere
+    assert "α=0.5:noKissafebythese4pairs,sothistableletsnopicturestartfromanother;sofewpairsprovelittle" in said
+    assert f"Storedforlargein{tmp_path}/data/catalog.sqlite3" in said
+    # as many steps a pair: 5 of the first, 10 from noise, and what is left after each K; two pairs were there
+    each = 5 + 10 + sum(10 - k for k in (1, 2, 3, 4, 5))
+    lines_said = [line for line in second.output.splitlines() if line.startswith("denoising steps: ")]
+    assert lines_said[0].startswith(f"denoising steps: {2 * each + 1} of {4 * each} (")
+    assert all(line.endswith(" left") and " a " in line for line in lines_said)
+    resumed = rows.read_text().splitlines()
+    assert resumed[:11] == lines[:11]
+    assert _scores(resumed) == pytest.approx(_scores(lines), abs=1e-4)
+
+    table = table_from_json(json.loads((tmp_path / "profile" / "k_table_0.5.json").read_text()))
+    assert table.steps == 10
+    assert sum(cell.count for cell in table.cells) == 20
+    assert {"kinds", "right", "pairs", "alpha"} <= json.loads(
+        (tmp_path / "profile" / "quality.json").read_text()
+    ).keys()
+    latency = json.loads((tmp_path / "profile" / "latency.json").read_text())
+    assert latency["step_s"]["1"] > 0
+    assert (latency["size"], latency["device"]) == ("64x64", "cpu")
+    catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/data/catalog.sqlite3")
+    stored = await catalog.profiles.get("k_table_0.5", "large", table.weights_hash)
+    assert await catalog.profiles.get("latency", "large", table.weights_hash) == latency
+    await catalog.close()
+    assert stored is not None
+    assert table_from_json(stored).levels == table.levels
+
+    rows.write_text(rows.read_text().replace("{", '{"dtype": "float16", ', 1))
+    half = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4")
+    assert "other settings" in str(half.exception)
+
+    other = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4", "--seed", "9")
+    assert isinstance(other.exception, ConfigurationError)
+    assert "other settings" in str(other.exception)
+
+
+async def test_a_profile_from_pictures_of_another_model(models: Path, tmp_path: Path) -> None:
+    small = models / "small"
+    more = ["--images-from", models / "large", "--pairs", "2", "--alphas", "0.5", "--steps", "10", "--device", "cpu"]
+    arguments = ["--model", small, "--encoder", models / "clip", "--out", tmp_path / "out", "--data-dir", tmp_path]
+    found = await asyncio.to_thread(CliRunner().invoke, app, ["profile", *map(str, [*arguments, *more])])
+    assert found.exit_code == 0, found.output + repr(found.exception)
+    about, *records = map(json.loads, (tmp_path / "out" / "rows.jsonl").read_text().splitlines())
+    assert about["ks"] == [1, 2, 3, 4, 5, 6]  # of 10, as 5 to 30 are of 50
+    assert (about["model"], about["images_from"], about["against"]) == ("small", "large", "large")
+    assert [about[name] for name in ("dtype", "images_dtype", "against_dtype")] == ["float32"] * 3
+    table = table_from_json(json.loads((tmp_path / "out" / "image_k_table_large_0.5.json").read_text()))
+    assert (table.images_from, table.images_weights_hash) == ("large", find_card(str(models / "large")).weights_hash)
+    catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/catalog.sqlite3")
+    assert await catalog.profiles.get("image_k_table_0.5", "small from large", table.weights_hash) is not None
+    assert await catalog.profiles.get("k_table_0.5", "small", table.weights_hash) is None  # latents have their own
+    await catalog.close()
+    pair = next(scene_pairs(1, seed=0))
+    score, score_from_noise, similarity = await asyncio.to_thread(_by_hand, models, pair)
+    record = next(record for record in records if record["pair"] == 0 and record["k"] == 3)
+    assert record["score"] == pytest.approx(score, abs=1e-3)
+    assert record["score_from_noise"] == pytest.approx(score_from_noise, abs=1e-3)
+    assert record["similarity"] == pytest.approx(similarity, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--against", "large"], "against: goes with --images-from"),
+        (["--images-from", "large", "--fresh-noise", "0.3"], "fresh_noise: is for latents"),
+        (["--images-from", "copy"], "images_from: another model here is called 'small'"),
+    ],
+)
+def test_what_pictures_cannot_be_profiled_with(models: Path, tmp_path: Path, more: list[str], said: str) -> None:
+    tiny.build(tmp_path / "other", seed=6, name="small", clip=False)
+    places = {"large": str(models / "large"), "copy": str(tmp_path / "other" / "small")}
+    arguments = ["--model", models / "small", "--encoder", models / "clip", "--out", tmp_path / "out", "--steps", "10"]
+    found = CliRunner().invoke(app, ["profile", *map(str, arguments), *(places.get(word, word) for word in more)])
+    assert isinstance(found.exception, InvalidRequestError)
+    assert said in str(found.exception)
+
+
+def _by_hand(models: Path, pair: ScenePair) -> tuple[float, float, float]:
+    """Large's picture of the first prompt, small's of the second from it at step 3, large's of the second."""
+    families = {name: load_family(find_card(str(models / name))) for name in ("large", "small")}
+    engine, eye = Engine(families), Encoder(models / "clip")
+
+    def draw(model: str, prompt: str, seed: int, start: Start) -> Pixels:
+        card = families[model].card
+        engine.submit(Task(model, model, prompt, card.default_size, 10, card.default_guidance, seed, start=start))
+        while True:
+            for event in engine.step():
+                if isinstance(event, Finished):
+                    return event.pixels
+
+    before = draw("large", pair.before_text, pair.before_seed, FromNoise())
+    after = draw("small", pair.after_text, pair.after_seed, FromPicture(before, 3))
+    from_noise = draw("large", pair.after_text, pair.after_seed, FromNoise())
+    text = vector_from(eye.texts([pair.after_text])[0].vector)
+    scores = [float(vector_from(one.vector) @ text) for one in eye.images([encode_png(p) for p in (after, from_noise)])]
+    return scores[0], scores[1], float(vector_from(eye.images([encode_png(before)])[0].vector) @ text)
+
+
+def _scores(lines: list[str]) -> list[float]:
+    records = sorted((json.loads(line) for line in lines[1:]), key=lambda record: (record["pair"], record["k"]))
+    return [record["score"] for record in records]

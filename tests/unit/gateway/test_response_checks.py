@@ -1,0 +1,72 @@
+"""Answers that cannot be true are told from those that can."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from services.gateway.response_checks import NonsenseError, check_plan, check_vector
+from shared.domain.types import ModelPlan, Plan, PlanSource, Request, Size, vector_bytes
+from shared.models.card import ModelCard
+
+CARD = ModelCard(name="noop", path="noop:")
+REQUEST = Request(prompt="a fox", size=Size(64, 64), steps=25, guidance=2.0, seed=1)
+PLAN = Plan(PlanSource.LATENT, "noop", start_step=5, state_key="states/1", capture_steps=(10,))
+
+
+def test_unit_vectors_pass_and_others_do_not() -> None:
+    vector = np.zeros(8, dtype=np.float32)
+    vector[0] = 1
+    assert check_vector(vector_bytes(vector)) == vector_bytes(vector)
+    for wrong in (b"", b"abc", vector_bytes(vector * 2), vector_bytes(vector * 0), vector_bytes(vector * np.nan)):
+        with pytest.raises(NonsenseError):
+            check_vector(wrong)
+
+
+def test_plans_that_cannot_be_drawn_are_refused() -> None:
+    assert check_plan(PLAN, REQUEST, CARD) is PLAN
+    for wrong in (
+        replace(PLAN, model="other"),
+        replace(PLAN, start_step=25),
+        replace(PLAN, start_step=-1),
+        replace(PLAN, state_key=""),
+        replace(PLAN, start_step=0),
+        replace(PLAN, source=PlanSource.NOISE),
+        replace(PLAN, source=PlanSource.STITCHED),
+        replace(PLAN, capture_steps=(25,)),
+        replace(PLAN, miss_model="nobody's"),
+        replace(PLAN, fresh_noise=float("nan")),
+        replace(PLAN, may_run=(ModelPlan("noop", 5, guidance=float("nan")),)),
+        replace(PLAN, fallback=replace(PLAN, start_step=25)),
+    ):
+        with pytest.raises(NonsenseError):
+            check_plan(wrong, REQUEST, CARD)
+
+
+def test_a_refiner_may_have_a_t_of_its_own_and_the_model_that_was_asked_for_may_not() -> None:
+    able = (ModelPlan("turbo", 3, 1.0, 10), ModelPlan("noop", 7))
+    plan = Plan(PlanSource.IMAGE, "turbo", start_step=3, state_key="pictures/1", may_run=able)
+    assert check_plan(plan, REQUEST, CARD, ("noop", "turbo")) is plan
+    assert check_plan(replace(plan, model="noop", start_step=24), REQUEST, CARD, ("noop", "turbo"))
+    for wrong in (
+        replace(plan, start_step=10),
+        replace(plan, may_run=(replace(able[0], start_step=10),)),
+        replace(plan, model="noop", may_run=(replace(able[1], steps=50),)),
+    ):
+        with pytest.raises(NonsenseError):
+            check_plan(wrong, REQUEST, CARD, ("noop", "turbo"))
+
+
+def test_a_stored_picture_answers_only_where_it_may() -> None:
+    exact = Plan(PlanSource.EXACT, "noop", start_step=25, state_key="pictures/1")
+    assert check_plan(exact, REQUEST, CARD) is exact
+    with pytest.raises(NonsenseError):
+        check_plan(exact, REQUEST, CARD, exact=False)  # its picture could not be read a moment ago
+    with pytest.raises(NonsenseError):
+        check_plan(replace(PLAN, fallback=exact), REQUEST, CARD)
+    anothers = replace(exact, model="served once")
+    assert check_plan(anothers, REQUEST, CARD) is anothers
+    with pytest.raises(NonsenseError):
+        check_plan(anothers, replace(REQUEST, quality="large"), CARD)

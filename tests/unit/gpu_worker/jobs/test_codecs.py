@@ -1,0 +1,99 @@
+"""Bytes that leave the engine come back as what they were, or as a clear error."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.gpu_worker.jobs.codecs import (
+    CODECS,
+    decode_checkpoint,
+    decode_png,
+    decode_state,
+    encode_checkpoint,
+    encode_png,
+    encode_state,
+)
+from shared.domain.errors import BlobCorruptError, ConfigurationError
+from shared.domain.types import Plan, PlanSource
+
+
+def latent(seed: int = 0, scale: float = 1.0) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal((4, 16, 24)) * scale).astype(np.float32)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1000), scale=st.floats(1e-3, 50))
+def test_codecs_are_as_exact_as_they_say(seed: int, scale: float) -> None:
+    values = latent(seed, scale)
+    peak = np.abs(values).max(axis=(1, 2), keepdims=True)
+    assert np.array_equal(decode_state(encode_state(values, "fp32"), "fp32"), values)
+    np.testing.assert_allclose(decode_state(encode_state(values, "fp16"), "fp16"), values, rtol=1e-3, atol=1e-6)
+    for codec, levels in (("int8", 127), ("int6", 31), ("int4", 7)):
+        off = np.abs(decode_state(encode_state(values, codec), codec) - values)
+        assert (off <= peak / levels * 0.51).all()
+    off = np.abs(decode_state(encode_state(values, "fp8"), "fp8") - values)
+    assert (off <= np.maximum(np.abs(values) / 16, peak / 448 * 2.0**-9) * 1.01).all()  # half of three bits' last
+
+
+def test_smaller_codecs_are_smaller() -> None:
+    sizes = {codec: len(encode_state(latent(), codec)) for codec in CODECS}
+    assert sizes["fp16"] < 0.6 * sizes["fp32"]
+    assert sizes["int8"] < 0.7 * sizes["fp16"]
+    assert sizes["int4"] < sizes["int6"] < sizes["fp8"] < sizes["int8"]
+
+
+@pytest.mark.parametrize("codec", sorted(CODECS))
+def test_a_channel_of_zeros_survives(codec: str) -> None:
+    values = latent()
+    values[2] = 0
+    kept = decode_state(encode_state(values, codec), codec)
+    assert not kept[2].any()
+    assert kept.dtype == np.float32
+
+
+def test_fp8_holds_its_own_values_exactly() -> None:
+    whole = np.array([448, -448, 0, 1.125, -0.0625, 2**-9], np.float32).reshape(1, 2, 3)
+    assert np.array_equal(decode_state(encode_state(whole, "fp8"), "fp8"), whole)
+
+
+@pytest.mark.parametrize("codec", sorted(CODECS))
+def test_bytes_that_are_no_state_are_corrupt(codec: str) -> None:
+    whole = encode_state(latent(), codec)
+    for data in (b"", b"not safetensors", whole[: len(whole) // 2], encode_png(np.zeros((4, 4, 3), np.uint8))):
+        with pytest.raises(BlobCorruptError):
+            decode_state(data, codec)
+
+
+def test_a_state_that_is_not_finite_is_corrupt() -> None:
+    values = latent()
+    values[0, 0, 0] = np.inf
+    with pytest.raises(BlobCorruptError, match="not finite"):
+        decode_state(encode_state(values, "fp32"), "fp32")
+
+
+def test_an_unknown_codec_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="'mp3'"):
+        encode_state(latent(), "mp3")
+
+
+def test_checkpoints_are_lossless() -> None:
+    plan = Plan(source=PlanSource.LATENT, model="large", start_step=5, degraded=("blobs: gone",))
+    start, planned = decode_checkpoint(encode_checkpoint(latent(), 12, bytes(range(256)) * 3, plan))
+    assert planned == plan
+    assert start.step == 12
+    assert np.array_equal(start.latent, latent())
+    assert start.generator_state == bytes(range(256)) * 3
+    with pytest.raises(BlobCorruptError):
+        decode_checkpoint(encode_state(latent(), "fp32"))
+
+
+def test_pictures_survive_png_and_garbage_does_not() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    assert np.array_equal(decode_png(encode_png(pixels)), pixels)
+    assert encode_png(pixels) == encode_png(pixels.copy())
+    for data in (b"", b"GIF89a", encode_png(pixels)[:60]):
+        with pytest.raises(BlobCorruptError):
+            decode_png(data)

@@ -1,0 +1,55 @@
+"""A job's row is written before its task is sent, and confirmed after that; an error stops the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from shared.bus.inprocess import InProcessBus
+from shared.domain.errors import UnavailableError
+from shared.domain.messages import GenerateImage
+from shared.domain.types import Job, JobState, Plan, PlanSource, Request, Size
+from shared.service.dispatch import dispatch
+
+PLAN = Plan(PlanSource.LATENT, "large", 5, state_key="s", state_sha256="f00d")
+JOB = Job("a", Request("a fox", Size(64, 64), 50, 2.5, 7), PLAN, JobState.QUEUED, lane="generate.large")
+
+
+@pytest.mark.parametrize(
+    ("mine", "broker", "effects"),
+    [
+        (True, True, ["row", "task", "confirmed"]),
+        (True, False, ["row"]),
+        (False, True, ["row"]),
+    ],
+)
+async def test_first_the_row_then_the_task_then_the_confirmation(
+    mine: bool, broker: bool, effects: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, seen = InProcessBus(), list[str]()
+    send = bus.send
+
+    async def noted(lane: str, message: GenerateImage, *, priority: int = 0) -> None:
+        if not broker:
+            raise UnavailableError("the broker is away")
+        seen.append("task")
+        await send(lane, message, priority=priority)
+
+    async def row() -> bool:
+        seen.append("row")
+        return mine
+
+    async def confirm(job_ids: Sequence[str]) -> None:
+        assert job_ids == ["a"]
+        seen.append("confirmed")
+
+    monkeypatch.setattr(bus, "send", noted)
+    done = await dispatch(bus, JOB, confirm, write=row(), previews=True)
+    assert seen == effects
+    assert (done.written, done.error is None) == (mine, broker)
+    if "task" in effects:
+        receiver = await bus.receive(["generate.large"], prefetch=1)
+        assert (await receiver.get()).message == GenerateImage("a", "s", "f00d", True)
+        await receiver.close()
+    await bus.close()
