@@ -98,7 +98,7 @@ def summary(samples: Sequence[Sample], floors_ms: float) -> dict[str, Any]:
     }
 
 
-class Bench:
+class ClusterUnderTest:
     """A running stack, its clients, and what was measured on it."""
 
     def __init__(self, stack: Stack, client: AsyncClient, backends: Backends, options: argparse.Namespace) -> None:
@@ -165,7 +165,7 @@ def _mean(before: Counted, after: Counted, histogram: str, **labels: str) -> flo
     return grown(before, after, f"{histogram}_sum", **labels) / count if count else 0.0
 
 
-async def figures(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
+async def figures(bench: ClusterUnderTest, options: argparse.Namespace) -> dict[str, Any]:
     await bench.closed_loop(4, count=options.warm)
     await asyncio.sleep(1.0)
     stack = bench.stack
@@ -220,7 +220,7 @@ def _handlers(before: dict[str, Counted], after: dict[str, Counted]) -> dict[str
     }
 
 
-async def sustained(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
+async def sustained(bench: ClusterUnderTest, options: argparse.Namespace) -> dict[str, Any]:
     """Requests a second in a closed loop, and what each process spends on one."""
     await bench.closed_loop(options.clients, seconds=2.0)
     cpu, own, begun = cpu_of(bench.stack), _own_s(), time.monotonic()
@@ -287,7 +287,7 @@ async def measure(stack: Stack, options: argparse.Namespace) -> dict[str, Any]:
     backends = await open_backends(Settings(**urls))
     try:
         async with AsyncClient(stack.gateways[0]) as client:
-            return await figures(Bench(stack, client, backends, options), options)
+            return await figures(ClusterUnderTest(stack, client, backends, options), options)
     finally:
         await backends.close()
 

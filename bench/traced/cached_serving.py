@@ -12,7 +12,7 @@ import grpc
 from protos import retriever_pb2
 from protos.retriever_pb2_grpc import RetrieverServiceStub
 from services.cache_maintainer.cache import Cache
-from services.cache_maintainer.eviction.policies import shelf_of, window_of
+from services.cache_maintainer.eviction.policies import state_store_of, window_of
 from services.embedder.encoder import Encoder
 from services.retriever.service import RetrieverService
 from shared.domain.exact_repeats import exact_key
@@ -58,7 +58,7 @@ class CachedServing:
         self.cards = served_cards(settings)
         self._cache = Cache(
             backends,
-            shelf_of(settings, [one for one in kept if not one.is_picture]),
+            state_store_of(settings, [one for one in kept if not one.is_picture]),
             SystemClock(),
             max_bytes=settings.cache_max_bytes,
             grace_s=settings.blob_grace_s,

@@ -22,7 +22,7 @@ from shared.runtime.settings import Settings
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedImage:
     """A request and its plan, with what the plan starts from."""
 
     name: str
@@ -35,7 +35,7 @@ class Paints(Protocol):
     """Who draws: Painter, or Blank."""
 
     def claimed(self, request: Request, plan: Plan) -> Plan: ...
-    def draw(self, planned: Sequence[Planned]) -> dict[str, Drawing]: ...
+    def draw(self, planned: Sequence[PlannedImage]) -> dict[str, Drawing]: ...
 
 
 class Painter:
@@ -50,7 +50,7 @@ class Painter:
     def claimed(self, request: Request, plan: Plan) -> Plan:
         return claimed_by_small(self._families, request, plan)
 
-    def draw(self, planned: Sequence[Planned]) -> dict[str, Drawing]:
+    def draw(self, planned: Sequence[PlannedImage]) -> dict[str, Drawing]:
         """By name; raises what the engine says of one that left."""
         engine, codec = Engine(self._families, max_rows=self._settings.max_rows), self._settings.state_codec
         for one in planned:
@@ -76,10 +76,10 @@ class Blank:
     def claimed(self, request: Request, plan: Plan) -> Plan:
         return plan
 
-    def draw(self, planned: Sequence[Planned]) -> dict[str, Drawing]:
+    def draw(self, planned: Sequence[PlannedImage]) -> dict[str, Drawing]:
         return {one.name: self._drawing(one) for one in planned}
 
-    def _drawing(self, one: Planned) -> Drawing:
+    def _drawing(self, one: PlannedImage) -> Drawing:
         states = {step: bytes([step]) for step in one.plan.capture_steps}
         return Drawing(one.plan.model, b"blank", states, one.plan.run_steps(one.request.steps) - one.plan.start_step)
 

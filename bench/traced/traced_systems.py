@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bench.traced.cached_serving import CachedServing, Drawing, cached_serving
-from bench.traced.painting import Paints, Planned
+from bench.traced.painting import Paints, PlannedImage
 from load.sessions import MAIN_SIZE, Prompt
 from services.embedder.encoder import Encoder
 from services.replay.policy import read_policy
@@ -203,7 +203,7 @@ class _Turn:
         for index, one in planned.items():
             await self._keep(index, one, drawn[one.name])
 
-    async def _planned(self, index: int) -> Planned | None:
+    async def _planned(self, index: int) -> PlannedImage | None:
         """None: answered already, with a picture as it is."""
         system, card = self._run.system, self._serving.cards[self._run.system.model]
         request = request_of(index, self._rows[index], card, system)
@@ -211,13 +211,13 @@ class _Turn:
         if not system.cached or index < self._warm:
             capture = self._capture(request) if system.cached else ()
             plan = Plan(PlanSource.NOISE, card.name, capture_steps=capture, weights_hash=card.weights_hash)
-            return Planned(name, request, plan)
+            return PlannedImage(name, request, plan)
         if self._shelf is not None:
-            return self._handed_out(index, Planned(name, request, Plan(PlanSource.NOISE, card.name)))
+            return self._handed_out(index, PlannedImage(name, request, Plan(PlanSource.NOISE, card.name)))
         plan = self._painter.claimed(request, await self._serving.plan(request, self._vectors[index]))
-        return Planned(name, request, plan, await self._serving.state(plan))
+        return PlannedImage(name, request, plan, await self._serving.state(plan))
 
-    def _handed_out(self, index: int, drawn: Planned) -> Planned | None:
+    def _handed_out(self, index: int, drawn: PlannedImage) -> PlannedImage | None:
         assert self._shelf is not None
         found = self._shelf.nearest(index)
         if found is None:
@@ -230,7 +230,7 @@ class _Turn:
     def _capture(self, request: Request) -> tuple[int, ...]:
         return self._serving.capture_steps(request)
 
-    async def _keep(self, index: int, one: Planned, drawing: Drawing) -> None:
+    async def _keep(self, index: int, one: PlannedImage, drawing: Drawing) -> None:
         plan = one.plan
         if self._shelf is not None:
             self._shelf.add(index)

@@ -10,7 +10,7 @@ from itertools import cycle
 from bench.trace_plans import Hits
 from bench.traced.traced_systems import Served
 from services.global_monitor.monitor import Decision, GlobalMonitor, Rules
-from services.gpu_worker.models.model_assignment import Duty
+from services.gpu_worker.models.model_assignment import ModelAssignment
 from services.replay.simulated.pace import STEPS, Profile, read_profile
 from services.replay.simulated.workers import Done, Request, Worker, Workers
 from shared.domain.messages import JobQueued, JobSucceeded, WorkerReported, WorkersAssigned
@@ -201,7 +201,7 @@ class Modm:
         said = WorkersAssigned(tuple(decision.models.items()), decision.mode)
         self._workers.assign({one.name: self._after(one, said) for one in self._workers.workers})
 
-    def _after(self, worker: Worker, said: WorkersAssigned) -> Duty:
+    def _after(self, worker: Worker, said: WorkersAssigned) -> ModelAssignment:
         return worker.duty.after(said, worker.name)
 
 

@@ -8,12 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from services.cache_maintainer.admission import admit, keeping, left_out, offer_of
-from services.cache_maintainer.contents import Holdings
-from services.cache_maintainer.deferred_deletes import Doomed
-from services.cache_maintainer.eviction.scored import Shelf
+from services.cache_maintainer.contents import CacheContents
+from services.cache_maintainer.deferred_deletes import DeferredDeletes
+from services.cache_maintainer.eviction.scored import StateStore
 from services.cache_maintainer.eviction.window import Window
 from services.cache_maintainer.recent_entries import Fresh
-from services.cache_maintainer.retry_schedule import Setbacks
+from services.cache_maintainer.retry_schedule import RetrySchedule
 from shared.domain.errors import AfterimageError, NotFoundError, StorageFullError, UnreadableRowError, passes
 from shared.domain.messages import EntriesCached, EntriesEvicted
 from shared.domain.types import PICTURE_STEP, Entry, Job, State
@@ -51,7 +51,7 @@ class Cache:
     def __init__(
         self,
         backends: Backends,
-        shelf: Shelf,
+        shelf: StateStore,
         clock: Clock,
         *,
         max_bytes: int,
@@ -63,7 +63,7 @@ class Cache:
         """`check` raises when this process may not write any more; asked before what the catalog does not see.
         `max_bytes` is the latents' budget; `pictures`, if any, start every model; `pictures_of`: those of which models.
         """
-        self.held = Holdings(shelf, pictures, max_bytes)
+        self.held = CacheContents(shelf, pictures, max_bytes)
         self.shelf, self.pictures = shelf, pictures
         self._pictures_of = pictures_of
         self.counts = Counts()
@@ -71,13 +71,13 @@ class Cache:
         self._clock = clock
         self._check = check
         self._lock = asyncio.Lock()
-        self.setbacks = Setbacks()
+        self.setbacks = RetrySchedule()
         self._doubtful: set[str] = set()
         """Entries whose insertion failed, or was done and only lost its answer."""
         self._unindexed: set[str] = set()
         """Entries of which the index may not know what the catalog knows."""
         self._fresh = Fresh()
-        self.doomed = Doomed(backends, clock, grace_s, check)
+        self.doomed = DeferredDeletes(backends, clock, grace_s, check)
 
     async def insert(self, job_ids: Sequence[str]) -> list[Entry]:
         """Turns succeeded jobs into entries: room first, then catalog, then index (their blobs exist already).

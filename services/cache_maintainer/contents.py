@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from services.cache_maintainer.eviction.scored import Offer, Shelf
+from services.cache_maintainer.eviction.scored import Offer, StateStore
 from services.cache_maintainer.eviction.window import Window, last_that_fit
 from shared.domain.types import PICTURE_STEP, State
 
@@ -22,10 +22,10 @@ class Taken(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Holdings:
+class CacheContents:
     """`pictures` None: no picture starts another."""
 
-    latents: Shelf
+    latents: StateStore
     pictures: Window | None
     max_bytes: int
     """Of the latents."""
@@ -84,7 +84,7 @@ class Holdings:
     def take(self, state: State) -> None:
         self.of(state.step).remove((state.entry_id, state.step))
 
-    def of(self, step: int) -> Shelf:
+    def of(self, step: int) -> StateStore:
         """The shelf on which states of this step are."""
         return self.pictures.shelf if step == PICTURE_STEP and self.pictures is not None else self.latents
 

@@ -9,7 +9,7 @@ from shared.runtime.clock import Clock
 from shared.service.backends import Backends
 
 
-class Doomed:
+class DeferredDeletes:
     """Goes with the process: what it forgets by that, the orphan collector finds."""
 
     def __init__(self, backends: Backends, clock: Clock, grace_s: float, check: Callable[[], None]) -> None:

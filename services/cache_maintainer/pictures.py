@@ -9,7 +9,7 @@ from contextlib import suppress
 from protos import embedder_pb2 as pb
 from protos.embedder_pb2_grpc import EmbedderServiceStub
 from services.cache_maintainer.cache import Cache
-from services.cache_maintainer.retry_schedule import Setbacks
+from services.cache_maintainer.retry_schedule import RetrySchedule
 from shared.domain.errors import (
     AfterimageError,
     BlobCorruptError,
@@ -48,7 +48,7 @@ class Pictures:
         """Whether a picture can start anything here; None: not looked up yet."""
         self._encoder: EncoderId | None = None
         """None: not asked yet."""
-        self._setbacks = Setbacks()
+        self._setbacks = RetrySchedule()
         self._max_bytes = context.settings.max_message_bytes // 2
         self._heard: dict[str, Entry] = {}
         self.behind = True

@@ -7,7 +7,7 @@ from collections.abc import Collection
 FIRST_S, LONGEST_S = 60.0, 6 * 3600.0
 
 
-class Setbacks:
+class RetrySchedule:
     """The jobs that failed, each with how often, and from when on it is tried again (monotonic seconds)."""
 
     def __init__(self) -> None:

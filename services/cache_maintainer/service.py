@@ -14,7 +14,7 @@ from protos import cache_maintainer_pb2 as pb
 from protos import cache_maintainer_pb2_grpc as pb_grpc
 from services.cache_maintainer.cache import Cache
 from services.cache_maintainer.collector import Collector
-from services.cache_maintainer.eviction.policies import shelf_of, window_of
+from services.cache_maintainer.eviction.policies import state_store_of, window_of
 from services.cache_maintainer.pictures import Pictures
 from services.cache_maintainer.recent_entries import NEWEST
 from shared.bus import Subscription
@@ -76,7 +76,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         # asked once: a card may have to be looked for
         self._large = (await asyncio.to_thread(served_card, settings)).name if settings.image_tier == "large" else ""
         states = await context.backends.catalog.entries.states()
-        shelf = shelf_of(settings, [one for one in states if not one.is_picture])
+        shelf = state_store_of(settings, [one for one in states if not one.is_picture])
         self._pictures = Pictures(context, self._backends)
         self.cache = Cache(
             self._backends,

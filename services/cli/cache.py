@@ -21,7 +21,7 @@ from protos import cache_maintainer_pb2 as pb
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from services.cli.connection import options, say_asked, server_of, service_address
 from services.cli.display.tables import WIDE, Column, fitted
-from services.cli.display.words import Bar, counted, wide
+from services.cli.display.words import ProgressBars, counted, wide
 from services.cli.embedded import alone, settings_from
 from shared.domain.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from shared.runtime import rpc, telemetry
@@ -260,7 +260,7 @@ async def _repaired(settings: Settings, console: Console) -> Repaired:
     from shared.index.rebuild import repair_index
     from shared.service.backends import index_of
 
-    bar = Bar(
+    bar = ProgressBars(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
     )
     async with contextlib.AsyncExitStack() as opened:

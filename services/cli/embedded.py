@@ -26,13 +26,13 @@ def all_services(workers: int = 1) -> list[Service]:
     from services.embedder.service import EmbedderService
     from services.gateway.service import GatewayService
     from services.global_monitor.service import GlobalMonitorService
-    from services.gpu_worker.jobs.process import Process
+    from services.gpu_worker.jobs.process import WorkerProcess
     from services.gpu_worker.service import GpuWorkerService
     from services.match_predictor.service import MatchPredictorService
     from services.retriever.service import RetrieverService
 
     _quiet_libraries()
-    process = Process()
+    process = WorkerProcess()
     return [
         GatewayService(),
         *(GpuWorkerService(number + 1, process) for number in range(workers)),

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from services.cli.connection import connected_or_embedded, options
-from services.cli.display.words import Bar, candidates_table, hint, keep_picture, where_it_started, wide
+from services.cli.display.words import ProgressBars, candidates_table, hint, keep_picture, where_it_started, wide
 from services.cli.embedded import settings_from
 from shared.client import Accepted, AsyncClient, Picture, Waiting
 from shared.client import Progress as Step
@@ -124,7 +124,7 @@ async def draw(
     Interrupted, it cancels the job: nobody else waits for it. Raises UnavailableError saying where the picture will be,
     once there is a job; `where`: the options that find it.
     """
-    bar = Bar(
+    bar = ProgressBars(
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.fields[at]}"),
@@ -156,7 +156,7 @@ class Waits:
     """Says why nothing is drawn yet and when it is asked for again: in the bar; where there is none, on stderr, once
     per reason."""
 
-    def __init__(self, bar: Bar, task: TaskID) -> None:
+    def __init__(self, bar: ProgressBars, task: TaskID) -> None:
         self._bar, self._task = bar, task
         self._told: set[str] = set()
 

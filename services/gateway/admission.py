@@ -37,7 +37,7 @@ def retry_delay_s(queued: int, max_queued: int, finished_per_s: float) -> float:
     return min(max(ahead / finished_per_s, _MIN_DELAY_S), _MAX_DELAY_S)
 
 
-class SentAway:
+class RetryAfter:
     """Those who were refused, each told to come back when a place is free behind those who were refused before.
 
     Told the same short delay, hundreds would come back together again and again for one place, and refusing them would
@@ -58,7 +58,7 @@ class SentAway:
         return delay_s
 
 
-def check_queue(queued: int, max_queued: int, finished_per_s: float, sent_away: SentAway, now: float) -> None:
+def check_queue(queued: int, max_queued: int, finished_per_s: float, sent_away: RetryAfter, now: float) -> None:
     """Raises OverloadedError with a retry delay when the queue is full."""
     if queued >= max_queued:
         delay = sent_away.delay_s(queued, max_queued, finished_per_s, now)

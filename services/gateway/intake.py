@@ -8,7 +8,7 @@ import shutil
 from dataclasses import dataclass, replace
 
 from protos import common_pb2 as pb
-from services.gateway.admission import FinishRate, QueueLength, SentAway, check_disk, check_queue
+from services.gateway.admission import FinishRate, QueueLength, RetryAfter, check_disk, check_queue
 from services.gateway.lookup import Lookup, Planned
 from services.gateway.roster import Roster
 from services.gateway.sweeper import Confirmer
@@ -59,7 +59,7 @@ class Intake:
         self._models, self._hints = models, hints
         self._lookup = Lookup(context, models.cards)
         self._roster = roster
-        self._queue, self._sent_away = QueueLength(), SentAway()
+        self._queue, self._sent_away = QueueLength(), RetryAfter()
         scheme, _, folder = context.settings.blobs_url.partition(":")
         self._local_disk = folder if scheme == "file" else ""
         # long before the sweeper asks, and seldom while a picture is being drawn or stored
@@ -67,11 +67,11 @@ class Intake:
         self.rate = FinishRate()
 
     async def accept(
-        self, message: pb.Request, caller: Caller, job_id: str, *, told_now: bool, previews: bool = False
+        self, message: pb.Request, caller: Caller, job_id: str, *, durable: bool, previews: bool = False
     ) -> Accepted:
         """The job of this request: a new one named `job_id`, or the first one of the caller's idempotency key.
 
-        It is on disk when this returns where the client is `told_now`; else at its end, which the client waits for.
+        It is on disk when this returns where the client is `durable`; else at its end, which the client waits for.
         """
         start = self._clock.monotonic()
         request, card = validate(message, self._models, self._settings, caller.tenant)
@@ -92,7 +92,7 @@ class Intake:
                 caller=caller.tenant,
                 body_hash=body,
                 key_lifetime_s=self._settings.idempotency_keep_s,
-                durable=told_now or bool(picture),
+                durable=durable or bool(picture),
             )
         finally:
             self._queue.arrived()

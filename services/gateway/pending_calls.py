@@ -79,11 +79,11 @@ class Calls:
                 call.close()
 
     async def accept(
-        self, call: PendingCall, request: common_pb2.Request, context: Any, *, told_now: bool, previews: bool = False
+        self, call: PendingCall, request: common_pb2.Request, context: Any, *, durable: bool, previews: bool = False
     ) -> Job:
         try:
             accepted = await self._intake.accept(
-                request, caller_of(context), call.watch.job_id, told_now=told_now, previews=previews
+                request, caller_of(context), call.watch.job_id, durable=durable, previews=previews
             )
         except AfterimageError as error:
             METRICS.refused.labels(type(error).__name__).inc()

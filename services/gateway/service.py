@@ -92,14 +92,14 @@ class GatewayService(GatewayServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         with self._calls.open() as call:
-            await self._calls.accept(call, request.request, context, told_now=False)
+            await self._calls.accept(call, request.request, context, durable=False)
             return await self._calls.result(call)
 
     async def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: Any
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         with self._calls.open() as call:
-            await self._calls.accept(call, request.request, context, told_now=True, previews=request.previews)
+            await self._calls.accept(call, request.request, context, durable=True, previews=request.previews)
             async for response in self._calls.stream(call, previews=request.previews):
                 yield response
 

@@ -13,7 +13,7 @@ from services.global_monitor.allocation.modes import Fleet, Mode, Target, alloca
 from services.global_monitor.allocation.payback import Stage, expected_s, pays_back
 from services.global_monitor.allocation.pid import Gains, PidState, advance
 from services.global_monitor.allocation.placement import bands, place
-from services.global_monitor.allocation.starvation import AMORTISED, Stand, Waits, turns
+from services.global_monitor.allocation.starvation import AMORTISED, Waits, WorkerSlot, turns
 from services.global_monitor.allocation.workload import REFINE, Workload, workload
 from services.global_monitor.demand import Demand, DemandWindow, Generations
 from services.global_monitor.roster import Roster, Worker
@@ -365,8 +365,8 @@ class GlobalMonitor:
         told = replace(self._last, at=at, demand=demand, work=self._work(demand), workers=tuple(workers), kept="")
         return self._told(told, before)
 
-    def _stand(self, worker: Worker) -> Stand:
+    def _stand(self, worker: Worker) -> WorkerSlot:
         told, (runs, since) = self.models[worker.name], self._runs[worker.name]
         # what it has measured it can run, and while it has measured nothing, anything
         able = frozenset(worker.rates) if worker.rates else frozenset((self.rules.large, *self.rules.smalls))
-        return Stand(worker.name, self._home[worker.name], told, since if runs == told else None, able)
+        return WorkerSlot(worker.name, self._home[worker.name], told, since if runs == told else None, able)

@@ -19,11 +19,11 @@ from services.gpu_worker.engine.events import BatchRan, Event
 from services.gpu_worker.engine.family import Family
 from services.gpu_worker.engine.runner import EngineThread
 from services.gpu_worker.engine.threads import search
-from services.gpu_worker.jobs.attempt import Workplace
-from services.gpu_worker.jobs.process import Process
+from services.gpu_worker.jobs.attempt import AttemptContext
+from services.gpu_worker.jobs.process import WorkerProcess
 from services.gpu_worker.jobs.tasks import Tasks
 from services.gpu_worker.models.measuring import load_warm
-from services.gpu_worker.models.residency import Resident, cards_here
+from services.gpu_worker.models.residency import Resident, placed_cards
 from services.gpu_worker.models.switching import Assignment
 from shared.domain.messages import JobCancelled, Message, PreviewsRequested
 from shared.models.devices import placed
@@ -38,15 +38,15 @@ class GpuWorkerService(GpuWorkerServiceServicer):
     ports: ClassVar[frozenset[str]] = frozenset({"catalog", "blobs", "bus"})
     needs: ClassVar[frozenset[str]] = frozenset({"catalog", "bus"})
 
-    def __init__(self, number: int = 1, process: Process | None = None) -> None:
+    def __init__(self, number: int = 1, process: WorkerProcess | None = None) -> None:
         """number: of the workers in this process; the first answers for all of them over gRPC. process: what they
         share; None: this worker is the only one."""
-        self._number, self._process = number, process or Process()
+        self._number, self._process = number, process or WorkerProcess()
 
     async def start(self, context: Context) -> None:
         settings, self._context, bus = placed(context.settings), context, context.backends.bus
         self.worker = f"{socket.gethostname()}-{os.getpid()}" + (f"-{self._number}" if self._number > 1 else "")
-        cards, load = cards_here(context.settings, alone=bus.process_local), partial(load_warm, settings=settings)
+        cards, load = placed_cards(context.settings, alone=bus.process_local), partial(load_warm, settings=settings)
         self._models = Resident(cards, load, limit_bytes=settings.resident_bytes)
         self._tasks = Tasks(context, self.worker, self._process, lambda: self._place)
         self._assignment = Assignment(
@@ -135,10 +135,10 @@ class GpuWorkerService(GpuWorkerServiceServicer):
                 attempt.cancel() if isinstance(fact, JobCancelled) else attempt.send_previews()
 
     @property
-    def _place(self) -> Workplace:
+    def _place(self) -> AttemptContext:
         """As it is now; nobody else keeps the models, so that they can go."""
         context, assignment = self._context, self._assignment
-        return Workplace(
+        return AttemptContext(
             context.settings, context.backends, context.clock, assignment.families, self._thread,
             assignment.preferred, assignment.duty.assigned,
         )  # fmt: skip

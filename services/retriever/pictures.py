@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from services.retriever.cost import Offer, Pace, cost_of
-from services.retriever.selection import shifted, wished_step
+from services.retriever.selection import allowed_step, shifted
 from shared.domain.types import Candidate, Entry, Hit, ModelPlan, Request, owner_key, visible_owners
 from shared.models.k_table import ImageTable
 
@@ -87,9 +87,9 @@ def _start(request: Request, hit: Hit, refiner: Refiner, found: ImageTable) -> t
         return None
     own, table = refiner.own_run, found.table
     if own is None:
-        step = wished_step(table, hit.similarity, request.steps, request.savings)
+        step = allowed_step(table, hit.similarity, request.steps, request.savings)
     else:
-        k = wished_step(table, hit.similarity, table.steps, request.savings)
+        k = allowed_step(table, hit.similarity, table.steps, request.savings)
         step = own.step_near(k, table.steps) if k else 0
     if step == 0:
         return None

@@ -58,9 +58,9 @@ class Rules:
     """Who may go on from a finished picture: the named model alone, else every one that is served."""
 
 
-def lot(request: Request, purpose: str) -> float:
-    """A number in [0, 1) that depends on nothing but the request's seed and prompt: the same request draws the same
-    lot on every replica and in every replay."""
+def hash_uniform(request: Request, purpose: str) -> float:
+    """Return a number in [0, 1) from the request's seed and prompt alone. The same request gets the same number on
+    every replica and in every replay."""
     key = f"{purpose}\0{request.seed}\0{request.prompt}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") / 2**64
 
@@ -96,7 +96,7 @@ def from_repeat(question: Question, entry: Entry, degraded: Sequence[str] = ()) 
         entry_id=entry.id,
         kind="exact",
         similarity=1.0,
-        wished_step=question.request.steps,
+        allowed_step=question.request.steps,
         start_step=question.request.steps,
         prompt=entry.prompt,
         chosen=True,
@@ -146,14 +146,14 @@ def from_candidates(
         degraded=tuple(dict.fromkeys((*degraded, *doubts))),
         candidates=(*(one.candidate for one in latents), *(one.candidate for one in pictures)),
         looked_up=found.latents is not None,
-        found=any(one.candidate.wished_step for one in latents) if found.latents is not None else None,
+        found=any(one.candidate.allowed_step for one in latents) if found.latents is not None else None,
         sampled=question.sampled,
     )
     of_pictures = [one.offer for one in pictures if one.offer is not None]
     best = cheapest([*(one.offer for one in latents if one.offer is not None), *of_pictures])
     if best is None:
         return base
-    if lot(request, "epsilon") < rules.epsilon:
+    if hash_uniform(request, "epsilon") < rules.epsilon:
         reason = (
             f"Drawn from noise although it could start after {best.candidate.start_step} "
             f"of {best.may_run[0].run_steps(request.steps)} steps: "
@@ -297,8 +297,8 @@ def _hit_reason(best: Offer, steps: int, table: KTable) -> str:
             f"Starts after {one.start_step} of {first.run_steps(steps)} steps with {first.model}{others} "
             f"from a picture by {one.model} that has similarity {one.similarity:.3f} to the prompt."
         )
-    is_hole = one.start_step < one.wished_step
-    hole = f" ({one.wished_step} are allowed, but that state is not there)" if is_hole else ""
+    is_hole = one.start_step < one.allowed_step
+    hole = f" ({one.allowed_step} are allowed, but that state is not there)" if is_hole else ""
     assumed = f" K table: {table.source}." if table.assumed else ""
     return (
         f"Starts after {one.start_step} of {steps} steps{hole} from a picture whose prompt has similarity "
@@ -315,7 +315,7 @@ def _nothing(latents: Sequence[WeighedHit], pictures: Sequence[WeighedHit], rule
         nearest = max((one.candidate for one in pictures), key=lambda one: one.similarity)
         return f"Drawn from noise; of the nearest cached picture: {nearest.reason}."
     nearest_prompt = max(one.candidate.similarity for one in latents)
-    if any(one.candidate.wished_step for one in latents):
+    if any(one.candidate.allowed_step for one in latents):
         return f"Drawn from noise: similar prompts are cached ({nearest_prompt:.3f}), but no state they allow is there."
     return f"Drawn from noise: the nearest cached prompt is {_too_different(nearest_prompt, rules, request)}."
 

@@ -39,7 +39,7 @@ class Ladder:
         return self._k[bisect_left(self._above, similarity)]
 
 
-def wished_step(table: KTable, similarity: float, steps: int, savings: float = 0.5) -> int:
+def allowed_step(table: KTable, similarity: float, steps: int, savings: float = 0.5) -> int:
     """`Ladder.wished` for one similarity."""
     return Ladder(table, steps, savings).wished(similarity)
 
@@ -60,7 +60,7 @@ class Weighed(NamedTuple):
     """0: nothing."""
     similarity: float
     entry_id: str
-    wished_step: int
+    allowed_step: int
 
 
 class Startable(Protocol):
@@ -78,7 +78,7 @@ class Wishing(Startable, Protocol):
     """One that says what its similarity allowed, too."""
 
     @property
-    def wished_step(self) -> int: ...
+    def allowed_step(self) -> int: ...
 
 
 S = TypeVar("S", bound=Startable)
@@ -100,7 +100,7 @@ def _preference(one: Startable) -> tuple[int, float, str]:
     return one.start_step, one.similarity, one.entry_id
 
 
-def others_may_do_better(nearest: Sequence[Wishing], asked: int) -> bool:
+def should_widen_search(nearest: Sequence[Wishing], asked: int) -> bool:
     """Whether an entry less similar than those that were asked for may start a request later than all of these do: the
     last of them allows a later K than any of them holds a state for.
 
@@ -110,10 +110,10 @@ def others_may_do_better(nearest: Sequence[Wishing], asked: int) -> bool:
     if len(nearest) < asked:
         return False
     latest = best(nearest)
-    return nearest[-1].wished_step > (latest.start_step if latest else 0)
+    return nearest[-1].allowed_step > (latest.start_step if latest else 0)
 
 
-def kept_in_mind(weighed: Sequence[S], asked: int, chosen: S | None) -> Sequence[S]:
+def trim_candidates(weighed: Sequence[S], asked: int, chosen: S | None) -> Sequence[S]:
     """What a lookup that went further leaves on record: those it asked for at first, and the one it chose."""
     nearest = weighed[:asked]
     return nearest if chosen is None or chosen in nearest else [*nearest, chosen]

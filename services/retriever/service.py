@@ -25,11 +25,11 @@ from services.retriever.planning import (
     from_candidates,
     from_noise,
     from_repeat,
-    lot,
+    hash_uniform,
     nearest_latents,
 )
 from services.retriever.recent_entries import Remembered
-from services.retriever.selection import kept_in_mind, others_may_do_better
+from services.retriever.selection import should_widen_search, trim_candidates
 from services.retriever.tables import Known, Tables
 from shared.bus import Subscription
 from shared.domain.errors import AfterimageError, InvalidRequestError
@@ -178,7 +178,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             compat=known.card.compat(request.size, request.steps),
             encoder_hash=message.encoder_hash,
             predicted_hit=predicted,
-            sampled=predicted is False and lot(request, "sample") < self._settings.sample_predicted_misses,
+            sampled=predicted is False and hash_uniform(request, "sample") < self._settings.sample_predicted_misses,
         )
         vector, encoder = _vector(message.vector), EncoderId(message.encoder_hash, message.encoder_weights)
         table, notes = known.latent_table(encoder, self._settings)
@@ -261,7 +261,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             asked.degraded += asked.notes
         plan = self._chosen(asked, found)
         nearest = nearest_latents(asked.question, asked.rules, plan)
-        if settings.further_candidates > settings.candidates and others_may_do_better(nearest, settings.candidates):
+        if settings.further_candidates > settings.candidates and should_widen_search(nearest, settings.candidates):
             further = await self._further(asked, vector, found)
             wider = self._chosen(asked, found if further is None else further)
             METRICS.wider_searches.labels("failed" if further is None else _outcome(plan, wider)).inc()
@@ -299,7 +299,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         """The plan without the candidates from further away that were not chosen."""
         latents = [one for one in plan.candidates if one.kind == "latent"]
         others = [one for one in plan.candidates if one.kind != "latent"]
-        kept = kept_in_mind(latents, self._settings.candidates, next((one for one in latents if one.chosen), None))
+        kept = trim_candidates(latents, self._settings.candidates, next((one for one in latents if one.chosen), None))
         return replace(plan, candidates=(*kept, *others))
 
     async def _search(
@@ -371,6 +371,6 @@ def _own_run(one: Known, asked: Known, request: Request) -> OwnRun | None:
 def _count(plan: Plan, asked: Asked) -> None:
     steps = plan.run_steps(asked.question.request.steps)
     METRICS.lookups.labels(plan.source.value, str(round(plan.start_step * 50 / steps))).inc()
-    wished = max((one.wished_step for one in plan.candidates if one.kind == "latent"), default=0)
+    wished = max((one.allowed_step for one in plan.candidates if one.kind == "latent"), default=0)
     if plan.source in (PlanSource.LATENT, PlanSource.NOISE) and wished > plan.start_step and not plan.sampled:
         METRICS.holes.inc()

@@ -9,7 +9,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from shared.catalog.custody import Custody
-from shared.catalog.engines.bounded import BoundedDatabase
+from shared.catalog.engines.bounded import TimeoutDatabase
 from shared.catalog.engines.database import Database
 from shared.catalog.engines.opening import open_database, place_of
 from shared.catalog.entries.entries import Entries, Totals
@@ -42,7 +42,7 @@ class Catalog:
 
     def within(self, limit_s: float) -> Catalog:
         """The same rows, or UnavailableError after `limit_s`; an embedded catalog, which is never away, as it is."""
-        return self if self.process_local else Catalog(BoundedDatabase(self._database, limit_s))
+        return self if self.process_local else Catalog(TimeoutDatabase(self._database, limit_s))
 
     async def ping(self) -> None:
         """Returns when the database answers; UnavailableError when it is away."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from shared.domain.json_values import Stored
 from shared.domain.json_values import from_json as from_json
@@ -147,7 +149,7 @@ class Candidate(Stored):
     kind: str
     """latent | image | exact"""
     similarity: float
-    wished_step: int
+    allowed_step: Annotated[int, Field(alias="wished_step")]
     """K the table allows for this similarity (0: none)."""
     start_step: int
     """Largest K present and not above the wished one (0: a hole all the way down)."""

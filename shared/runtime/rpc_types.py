@@ -190,13 +190,17 @@ def timings_from_proto(message: pb.Timings) -> Timings:
     return _value(Timings, message)
 
 
+_ON_THE_WIRE = {"allowed_step": "wished_step"}
+"""Fields whose message has another name for them."""
+
+
 def _plain(kind: Any, value: Any) -> Any:
     """A message whose fields have the value's own names."""
-    return kind(**{name: getattr(value, name) for name in _names(value.__class__)})
+    return kind(**{_ON_THE_WIRE.get(name, name): getattr(value, name) for name in _names(value.__class__)})
 
 
 def _value(kind: Any, message: Any) -> Any:
-    return kind(**{name: getattr(message, name) for name in _names(kind)})
+    return kind(**{name: getattr(message, _ON_THE_WIRE.get(name, name)) for name in _names(kind)})
 
 
 @cache  # a plan has eight candidates of eight fields each, and is converted four times a request

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.cache_maintainer.cache import Cache
-from services.cache_maintainer.eviction.scored import Lcbfu, Shelf
+from services.cache_maintainer.eviction.scored import Lcbfu, StateStore
 from shared.blobs import open_blobs
 from shared.bus import open_bus
 from shared.catalog import Catalog
@@ -149,7 +149,7 @@ async def ports(catalog: Catalog, index: Index, tmp_path: Path) -> AsyncIterator
 
 def a_cache(backends: Backends, max_bytes: int = 200) -> Cache:
     """The maintainer's; an entry of `finished_job` with two states fills it."""
-    return Cache(backends, Shelf(Lcbfu(), []), SystemClock(), max_bytes=max_bytes, grace_s=60.0)
+    return Cache(backends, StateStore(Lcbfu(), []), SystemClock(), max_bytes=max_bytes, grace_s=60.0)
 
 
 async def a_job_of(backends: Backends, number: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from services.cache_maintainer.eviction.scored import Key, Policy, Score, Shelf
+from services.cache_maintainer.eviction.scored import Key, Policy, Score, StateStore
 from shared.domain.types import State
 
 
@@ -43,7 +43,7 @@ class Lrbu:
         return self.group(state) / max(age_s, 1e-9)
 
 
-class AgingShelf(Shelf):
+class AgingStateStore(StateStore):
     """A shelf for such a policy: one queue per group in order of last use, whose heads compete when room is made.
 
     Queue items of states that were used or removed meanwhile are dropped when they come up.

@@ -10,17 +10,17 @@ from typing import ClassVar
 import numpy as np
 
 from services.cache_maintainer.eviction.demand import Demand, Floats, Ints
-from services.cache_maintainer.eviction.scored import Key, Offer, Score, Shelf, Wish, Wished
+from services.cache_maintainer.eviction.scored import Key, Offer, Score, StateStore, Wish, Wished
 from shared.domain.types import State
 
 RANKS = (0, 1, 2, 3, 3, 4, 4, 4, 4, 5)
 """Rank by how many newer entries the user has, counted up to nine."""
-STARTS, USES, MOODS = 3, 3, 4
+STARTS, USES, START_EMA_BINS = 3, 3, 4
 """An entry was drawn from noise, from a small or from a large K; was used never, once, more often; and its user's
 recent pictures started, on average, from a K in one of four ranges."""
-MOOD_EDGES = (0.08, 0.3, 0.6)
-FIRST_MOOD = sum(MOOD_EDGES[:2]) / 2
-MOOD_WEIGHT = 0.3
+START_EMA_EDGES = (0.08, 0.3, 0.6)
+FIRST_START_EMA = sum(START_EMA_EDGES[:2]) / 2
+START_EMA_WEIGHT = 0.3
 """Of the last picture in its user's average."""
 FIT_EVERY = 2000
 """Lookups between two fits, once so many were heard."""
@@ -44,7 +44,7 @@ class _Users:
         """In the order in which they last asked."""
         self._free: list[int] = []
         self._most = REMEMBERED
-        self.mood = np.full(256, FIRST_MOOD)
+        self.start_ema = np.full(256, FIRST_START_EMA)
         """Running average of K over the highest level."""
         self.entries: list[list[int]] = []
         """Slots of their live entries, oldest first."""
@@ -63,7 +63,7 @@ class _Users:
         """Who has no entries left."""
         row = self._row.pop(name, None)
         if row is not None:
-            self.mood[row] = FIRST_MOOD
+            self.start_ema[row] = FIRST_START_EMA
             self._free.append(row)
 
     def _new(self) -> int:
@@ -73,8 +73,8 @@ class _Users:
             return self._free.pop()
         row = len(self.entries)
         self.entries.append([])
-        if row == len(self.mood):
-            self.mood = np.concatenate([self.mood, np.full(row, FIRST_MOOD)])
+        if row == len(self.start_ema):
+            self.start_ema = np.concatenate([self.start_ema, np.full(row, FIRST_START_EMA)])
         return row
 
     def _forget_idle(self) -> None:
@@ -133,7 +133,7 @@ class Expected:
         return (state.step / max(state.bytes, 1),)
 
 
-class ExpectedShelf(Shelf):
+class ExpectedStateStore(StateStore):
     """Worths of all states are computed together, now and then; the least are put in line and leave as room is needed.
 
     Similar entries share the requests they could serve: a lookup counts for an entry only as far as no other one has a
@@ -142,7 +142,7 @@ class ExpectedShelf(Shelf):
 
     def __init__(self, levels: Sequence[int], states: Iterable[State] = (), *, whole: bool = False) -> None:
         """`whole`: an entry is one thing that holds every level, shelved as its highest (equal entries, MoDM §7.1)."""
-        self.demand = Demand(levels, ranks=max(RANKS) + 1, kinds_per_rank=STARTS * USES * MOODS, whole=whole)
+        self.demand = Demand(levels, ranks=max(RANKS) + 1, kinds_per_rank=STARTS * USES * START_EMA_BINS, whole=whole)
         self._whole = whole
         self._entries, self._users = _Entries(), _Users()
         self._steps: dict[str, dict[int, list[int]]] = {}
@@ -161,7 +161,9 @@ class ExpectedShelf(Shelf):
 
     def looked_up(self, wishes: Sequence[Wished], at: float, total: int = OF) -> None:
         if total != OF:
-            wishes = [Wish(one.entry_id, of_50(one.wished_step, total), of_50(one.start_step, total)) for one in wishes]
+            wishes = [
+                Wish(one.entry_id, of_50(one.allowed_step, total), of_50(one.start_step, total)) for one in wishes
+            ]
         if self._counted_at is None:
             self._counted_at = at
         best, second = _two_best(wishes)
@@ -169,7 +171,7 @@ class ExpectedShelf(Shelf):
         for wish in wishes:
             slot = self._slot.get(wish.entry_id)
             otherwise = second if wish.start_step == best else best
-            could = wish.start_step if self._whole else wish.wished_step  # a whole entry has what it has
+            could = wish.start_step if self._whole else wish.allowed_step  # a whole entry has what it has
             if slot is not None and could > otherwise:
                 silent_s = at - self._entries.used_at[slot]
                 self.demand.asked(self._kind(slot), silent_s, could, otherwise)
@@ -190,8 +192,8 @@ class ExpectedShelf(Shelf):
         """Fewer levels where room is dear: a state that would be worth less than what leaves for it is left out."""
         user = self._users.of(offer.user or _nobody(offer.entry_id))
         highest = self.demand.levels[-1]
-        mood = min(offer.start_step * OF / offer.total / highest, 1.0)
-        self._users.mood[user] += MOOD_WEIGHT * (mood - self._users.mood[user])
+        start_ema = min(offer.start_step * OF / offer.total / highest, 1.0)
+        self._users.start_ema[user] += START_EMA_WEIGHT * (start_ema - self._users.start_ema[user])
         steps = super().admit(offer, max_bytes)
         if self.bytes + len(steps) * offer.state_bytes > max_bytes:
             if not self.demand.fits:
@@ -323,17 +325,17 @@ class ExpectedShelf(Shelf):
         )
 
     def _kind_of(self, newer: int, start: int, uses: int, user: int) -> int:
-        mood = bisect_right(MOOD_EDGES, self._users.mood[user])
-        return ((RANKS[newer] * STARTS + start) * USES + min(uses, USES - 1)) * MOODS + mood
+        start_ema = bisect_right(START_EMA_EDGES, self._users.start_ema[user])
+        return ((RANKS[newer] * STARTS + start) * USES + min(uses, USES - 1)) * START_EMA_BINS + start_ema
 
     def _live(self, now: float) -> tuple[Ints, Ints, Floats]:
         """Slots of the live entries, their kinds, and the seconds since each was last used."""
         entries = self._entries
         slots = np.fromiter(self._slot.values(), np.int64, len(self._slot))
         users = entries.user[slots]
-        moods = np.searchsorted(MOOD_EDGES, self._users.mood[users], side="right")
+        start_emas = np.searchsorted(START_EMA_EDGES, self._users.start_ema[users], side="right")
         kinds = np.array(RANKS)[entries.newer[slots]] * STARTS + entries.start[slots]
-        kinds = (kinds * USES + np.minimum(entries.uses[slots], USES - 1)) * MOODS + moods
+        kinds = (kinds * USES + np.minimum(entries.uses[slots], USES - 1)) * START_EMA_BINS + start_emas
         return slots, kinds, now - entries.used_at[slots]
 
     def _count_time(self, now: float) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from services.cache_maintainer.eviction.aging import AgingShelf, Lrbu
-from services.cache_maintainer.eviction.expected import OF, ExpectedShelf
-from services.cache_maintainer.eviction.scored import POLICIES, Lcbfu, Policy, Shelf
+from services.cache_maintainer.eviction.aging import AgingStateStore, Lrbu
+from services.cache_maintainer.eviction.expected import OF, ExpectedStateStore
+from services.cache_maintainer.eviction.scored import POLICIES, Lcbfu, Policy, StateStore
 from services.cache_maintainer.eviction.window import Limits, Window
 from shared.domain.types import State
 from shared.runtime.settings import Settings
@@ -25,17 +25,19 @@ class Knobs:
     """Whether an entry is one thing that holds every K."""
 
 
-_WEIGHED: dict[str, Callable[[Knobs, Iterable[State]], Shelf]] = {
-    "lrbu": lambda knobs, states: AgingShelf(Lrbu(knobs.initial_uses), states),
-    "afterimage": lambda knobs, states: ExpectedShelf(knobs.capture_steps or (OF // 2,), states, whole=knobs.whole),
+_WEIGHED: dict[str, Callable[[Knobs, Iterable[State]], StateStore]] = {
+    "lrbu": lambda knobs, states: AgingStateStore(Lrbu(knobs.initial_uses), states),
+    "afterimage": lambda knobs, states: ExpectedStateStore(
+        knobs.capture_steps or (OF // 2,), states, whole=knobs.whole
+    ),
 }
 SHELVES = (*POLICIES, *_WEIGHED)
 """Names of all policies; pictures leave by one of POLICIES."""
 
 
-def open_shelf(name: str, knobs: Knobs, states: Iterable[State] = ()) -> Shelf:
+def open_state_store(name: str, knobs: Knobs, states: Iterable[State] = ()) -> StateStore:
     """KeyError for a name that is not among SHELVES."""
-    return Shelf(plain(name, knobs), states) if name in POLICIES else _WEIGHED[name](knobs, states)
+    return StateStore(plain(name, knobs), states) if name in POLICIES else _WEIGHED[name](knobs, states)
 
 
 def plain(name: str, knobs: Knobs) -> Policy:
@@ -43,9 +45,9 @@ def plain(name: str, knobs: Knobs) -> Policy:
     return Lcbfu(knobs.initial_uses) if name == "lcbfu" else POLICIES[name]()
 
 
-def shelf_of(settings: Settings, states: Sequence[State]) -> Shelf:
+def state_store_of(settings: Settings, states: Sequence[State]) -> StateStore:
     """The latents' shelf under the policy of the settings."""
-    return open_shelf(settings.eviction_policy, _knobs(settings), states)
+    return open_state_store(settings.eviction_policy, _knobs(settings), states)
 
 
 def window_of(settings: Settings, states: Sequence[State]) -> Window | None:

@@ -23,7 +23,7 @@ class Wished(Protocol):
     @property
     def entry_id(self) -> str: ...
     @property
-    def wished_step(self) -> int: ...
+    def allowed_step(self) -> int: ...
     @property
     def start_step(self) -> int: ...
 
@@ -32,7 +32,7 @@ class Wish(NamedTuple):
     """The same, and nothing else."""
 
     entry_id: str
-    wished_step: int
+    allowed_step: int
     start_step: int
 
 
@@ -127,7 +127,7 @@ class Fifo:
 POLICIES: dict[str, Callable[[], Policy]] = {"lcbfu": Lcbfu, "lru": Lru, "lfu": Lfu, "fifo": Fifo}
 
 
-class Shelf:
+class StateStore:
     """Every live state, its bytes, and a min-heap of scores kept as they change.
 
     A changed score pushes a new heap item; the old one is skipped when it comes up, because it no longer equals the

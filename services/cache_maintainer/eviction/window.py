@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from services.cache_maintainer.eviction.scored import Key, Policy, Shelf
+from services.cache_maintainer.eviction.scored import Key, Policy, StateStore
 from shared.domain.types import State
 
 
@@ -28,7 +28,7 @@ class Window:
     """
 
     def __init__(self, policy: Policy, limits: Limits, states: Iterable[State] = ()) -> None:
-        self.shelf = Shelf(policy)
+        self.shelf = StateStore(policy)
         self.limits = limits
         self._arrived: list[tuple[float, Key]] = []
         """A heap; what left the shelf otherwise is skipped when it comes up. Empty while no picture is too old."""

@@ -21,7 +21,7 @@ from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
 from services.cli.demo.report import Row, Totals, contact_sheet, nearest, report_html, summary, totals
 from services.cli.demo.session import Prompt, session
 from services.cli.display.tables import WIDE, Column, fitted
-from services.cli.display.words import Bar, counted, made_folder, wide
+from services.cli.display.words import ProgressBars, counted, made_folder, wide
 from services.cli.embedded import embedded, settings_from
 from shared.client import AsyncClient, Picture
 from shared.client import Progress as Step
@@ -85,7 +85,9 @@ def demo(
 
 async def _draw_session(settings: Any, seed: int, steps: int | None, console: Console) -> list[Row]:
     fields = {"seed": seed, "steps": steps}
-    bar = Bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
+    bar = ProgressBars(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
     prompts = session()
     with bar:
         whole = bar.add_task("starting Afterimage", total=len(prompts))
@@ -103,7 +105,9 @@ async def _draw_session(settings: Any, seed: int, steps: int | None, console: Co
     return rows
 
 
-async def _both_ways(client: AsyncClient, prompt: Prompt, fields: dict[str, Any], bar: Bar, current: TaskID) -> Row:
+async def _both_ways(
+    client: AsyncClient, prompt: Prompt, fields: dict[str, Any], bar: ProgressBars, current: TaskID
+) -> Row:
     """One prompt with the cache, then without it."""
     bar.update(current, description=f"with cache: {prompt.text[:40]}")
     with_cache, seconds = await _draw(client, prompt.text, prompt.user, fields, bar, current)
@@ -113,7 +117,7 @@ async def _both_ways(client: AsyncClient, prompt: Prompt, fields: dict[str, Any]
 
 
 async def _draw(
-    client: AsyncClient, text: str, user: str, fields: dict[str, Any], bar: Bar, current: TaskID
+    client: AsyncClient, text: str, user: str, fields: dict[str, Any], bar: ProgressBars, current: TaskID
 ) -> tuple[Picture, float]:
     """The picture and the seconds from asking to having it, as the client sees them."""
     start = time.monotonic()

@@ -207,7 +207,7 @@ def _card(number: int, row: Row, drawn_here: Mapping[str, tuple[int, Picture]]) 
     candidates = "".join(
         f"<tr class='{'chosen' if one.chosen else ''}'><td>{e(one.prompt or one.entry_id)}</td><td>{e(one.model)}</td>"
         f"<td>{one.kind}</td>"
-        f"<td>{one.similarity:.3f}</td><td>{one.wished_step}</td><td>{one.start_step}</td><td>{e(one.reason)}</td></tr>"
+        f"<td>{one.similarity:.3f}</td><td>{one.allowed_step}</td><td>{one.start_step}</td><td>{e(one.reason)}</td></tr>"
         for one in plan.candidates
     )
     heads = "<tr>" + "".join(f"<th>{name}</th>" for name in _HEADS) + "</tr>"

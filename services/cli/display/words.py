@@ -22,7 +22,7 @@ def wide() -> Console:
     return console if console.is_terminal else Console(width=WIDE)
 
 
-class Bar(Progress):
+class ProgressBars(Progress):
     """A progress bar that is gone at its end; where there is no terminal it says nothing, not even an empty line."""
 
     def __init__(self, *columns: str | ProgressColumn, console: Console) -> None:
@@ -119,7 +119,7 @@ def candidates_table(plan: Plan, width: int = WIDE) -> Table:
             one.model,
             one.kind,
             f"{one.similarity:.3f}",
-            str(one.wished_step or "–"),
+            str(one.allowed_step or "–"),
             str(one.start_step or "–"),
             Text(one.reason),
         )

@@ -16,7 +16,7 @@ Waits = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class WorkerSlot:
     """How a worker stands."""
 
     name: str
@@ -30,7 +30,7 @@ class Stand:
     """Models that it can run."""
 
 
-def turns(stands: Sequence[Stand], waits: Waits, bound_s: float, at: float, large: str) -> dict[str, str]:
+def turns(stands: Sequence[WorkerSlot], waits: Waits, bound_s: float, at: float, large: str) -> dict[str, str]:
     """Worker → model of those that are not to run their home's.
 
     Work that has waited for `bound_s` in a lane whose model nobody runs gets a worker: one whose own model another runs
@@ -52,7 +52,7 @@ def _starving(models: Models, waits: Waits, bound_s: float) -> list[str]:
     return [model for model, waited_s in waits.items() if waited_s >= bound_s and model not in models.values()]
 
 
-def _stays(one: Stand, stands: Sequence[Stand], waits: Waits, bound_s: float, at: float) -> bool:
+def _stays(one: WorkerSlot, stands: Sequence[WorkerSlot], waits: Waits, bound_s: float, at: float) -> bool:
     """Whether a worker's turn goes on."""
     arrived = (other.told for other in stands if other.home == other.told and other.since is not None)
     if one.told not in one.able or one.told in arrived:
@@ -63,7 +63,7 @@ def _stays(one: Stand, stands: Sequence[Stand], waits: Waits, bound_s: float, at
     return one.told in waits and not (others_wait and at - one.since >= bound_s)
 
 
-def _may_go(one: Stand, model: str, models: Models, waits: Waits, bound_s: float, at: float) -> bool:
+def _may_go(one: WorkerSlot, model: str, models: Models, waits: Waits, bound_s: float, at: float) -> bool:
     """Whether a worker that is at home, or comes from a turn, may begin one with this model."""
     if model not in one.able or one.since is None:
         return False
@@ -76,11 +76,11 @@ def _may_go(one: Stand, model: str, models: Models, waits: Waits, bound_s: float
     return at - one.since >= bound_s
 
 
-def _shared(one: Stand, models: Models) -> bool:
+def _shared(one: WorkerSlot, models: Models) -> bool:
     """Whether another worker runs its home's model."""
     return any(model == one.home for name, model in models.items() if name != one.name)
 
 
-def _cost(one: Stand, models: Models, waits: Waits, large: str) -> tuple[bool, float, bool, str]:
+def _cost(one: WorkerSlot, models: Models, waits: Waits, large: str) -> tuple[bool, float, bool, str]:
     """Of leaving home: whose lane others serve first, then whose work has waited least, a small one's first."""
     return not _shared(one, models), waits.get(one.home, 0.0), one.home == large, one.name

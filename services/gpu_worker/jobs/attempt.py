@@ -33,7 +33,7 @@ CACHED = (PlanSource.LATENT, PlanSource.IMAGE)
 
 
 @dataclass(frozen=True)
-class Workplace:
+class AttemptContext:
     """What every attempt of this worker works with."""
 
     settings: Settings
@@ -64,7 +64,7 @@ class ElsewhereError(AfterimageError):
 class Attempt:
     """A claimed job in this worker's hands."""
 
-    def __init__(self, place: Workplace, job: Job, ahead: ReadAhead, *, previews: bool = False) -> None:
+    def __init__(self, place: AttemptContext, job: Job, ahead: ReadAhead, *, previews: bool = False) -> None:
         """`ahead`: what its task named, being read since before the claim."""
         self.job = job
         self._ahead, self._previews = ahead, previews

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.gpu_worker.jobs.lane_consumer import Taking
+from services.gpu_worker.jobs.lane_consumer import LaneConsumer
 from shared.catalog import Catalog
 from shared.domain.errors import AfterimageError
 from shared.runtime.telemetry import log
@@ -13,11 +13,11 @@ ANSWER_S, AGAIN_S = 2.0, 1.0
 """A catalog that takes longer to say that it is there is away; and between two questions."""
 
 
-class StandingAside:
+class CatalogGate:
     """Without it such a worker would draw tasks from their lane as fast as the others, and hold each for as long as a
     claim waits for its answer. What it has in hand it goes on drawing; its leases are the renewal's business."""
 
-    def __init__(self, catalog: Catalog, taking: Taking) -> None:
+    def __init__(self, catalog: Catalog, taking: LaneConsumer) -> None:
         self._catalog, self._taking = catalog.within(ANSWER_S), taking
         self._aside: asyncio.Task[None] | None = None
         self._closed = False

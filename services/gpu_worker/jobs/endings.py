@@ -27,7 +27,7 @@ RETRY_S = 1.0
 CATALOG_RETRY_S = 5.0
 """Longest pause between two tries to commit a finished job while the catalog is away or full: shorter than a sweep, so
 that with room again the commit comes first."""
-BURIAL_S = 5.0
+DEAD_LETTER_GRACE_S = 5.0
 """How long a failed job's dead letter is left to the worker that failed it; its other tasks wait so long."""
 
 
@@ -135,7 +135,7 @@ class Endings:
         job = attempt.job
         if await self.patiently(lambda: self._jobs.fail(job.id, job.attempt, said, final=True)):
             await self._bus.publish(JobFailed(job.id, job.attempt, said))
-            await self._bury(job, delivery, reason)
+            await self._dead_letter(job, delivery, reason)
             await attempt.outputs.clean_up(succeeded=False, ended=True)
         else:
             await self._lost(attempt, delivery)
@@ -193,18 +193,18 @@ class Endings:
         The sweeper sends a task at each crash, and each comes back once it has waited under a lease. own: this worker's
         attempt is the one that failed.
         """
-        left_s = job.updated_at + BURIAL_S - self._clock.now()
+        left_s = job.updated_at + DEAD_LETTER_GRACE_S - self._clock.now()
         if left_s > 0 and not own:
-            await delivery.reject(delay_s=min(left_s, BURIAL_S), counts=False)
+            await delivery.reject(delay_s=min(left_s, DEAD_LETTER_GRACE_S), counts=False)
             return
         async with self._one_dead_letter:
             if (await self._jobs.get(job.id)).buried:
                 await delivery.ack()
             else:
                 await self._bus.publish(JobFailed(job.id, job.attempt, job.error))
-                await self._bury(job, delivery, job.error)
+                await self._dead_letter(job, delivery, job.error)
 
-    async def _bury(self, job: Job, delivery: Delivery, reason: str) -> None:
+    async def _dead_letter(self, job: Job, delivery: Delivery, reason: str) -> None:
         """First the dead letter, then the note on the row: where the worker dies in between, a second dead letter may
         be written, but one always is. While the broker is away neither is written, and the task comes back."""
         if not await delivery.bury(reason):

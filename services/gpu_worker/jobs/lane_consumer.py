@@ -12,7 +12,7 @@ from shared.domain.errors import UnavailableError
 from shared.runtime.telemetry import log
 
 
-class Taking:
+class LaneConsumer:
     """`handle` is run once per task, as a task of its own; it settles its delivery."""
 
     def __init__(self, bus: Bus, most: int, handle: Callable[[Delivery], Coroutine[Any, Any, None]]) -> None:

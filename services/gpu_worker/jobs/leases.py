@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from services.gpu_worker.jobs.attempt import Attempt
 from services.gpu_worker.jobs.claims import Claims
-from services.gpu_worker.jobs.process import Process
+from services.gpu_worker.jobs.process import WorkerProcess
 from shared.catalog import Catalog
 from shared.catalog.jobs.exposure import RENEWALS
 from shared.runtime.telemetry import log
@@ -64,7 +64,7 @@ class Renewal:
 class Presence:
     """One small write as the first job comes, then one every third of a lease while the worker holds a job."""
 
-    def __init__(self, catalog: Catalog, claims: Claims, lease_s: float, process: Process) -> None:
+    def __init__(self, catalog: Catalog, claims: Claims, lease_s: float, process: WorkerProcess) -> None:
         process.claims.add(claims)
         self._process = process
         self._claims, self._lease_s, self._every_s = claims, lease_s, lease_s / RENEWALS

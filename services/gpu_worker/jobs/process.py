@@ -10,12 +10,12 @@ from services.gpu_worker.jobs.claims import Claims
 from shared.domain.ids import new_id
 
 
-class Process:
+class WorkerProcess:
     """What the workers of one process share, because they crash together: which job runs alone, and one row in the
     catalog. With a row each, a job that kills the process would look like one of several that crash alike."""
 
     def __init__(self) -> None:
-        self.id, self.turns = new_id(), Turns()
+        self.id, self.turns = new_id(), SharedExclusiveLock()
         self.claims: set[Claims] = set()
 
     @property
@@ -24,7 +24,7 @@ class Process:
         return any(claims.holds for claims in self.claims)
 
 
-class Turns:
+class SharedExclusiveLock:
     """Those who must be alone come first, else they would wait for ever; each waits for those in hand to be done."""
 
     def __init__(self) -> None:

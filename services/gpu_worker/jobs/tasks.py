@@ -8,13 +8,13 @@ from collections.abc import Callable
 from functools import partial
 
 from services.gpu_worker.jobs import endings
-from services.gpu_worker.jobs.attempt import Attempt, Workplace
-from services.gpu_worker.jobs.catalog_gate import StandingAside
+from services.gpu_worker.jobs.attempt import Attempt, AttemptContext
+from services.gpu_worker.jobs.catalog_gate import CatalogGate
 from services.gpu_worker.jobs.claims import Claims
 from services.gpu_worker.jobs.crash_evidence import CRASHES_TOGETHER, condemned
-from services.gpu_worker.jobs.lane_consumer import Taking
+from services.gpu_worker.jobs.lane_consumer import LaneConsumer
 from services.gpu_worker.jobs.leases import Presence, Renewal
-from services.gpu_worker.jobs.process import Process
+from services.gpu_worker.jobs.process import WorkerProcess
 from shared.blobs.ahead import ReadAhead
 from shared.bus import Delivery
 from shared.catalog.jobs.exposure import RENEWALS
@@ -28,7 +28,9 @@ from shared.service import Context
 class Tasks:
     """The tasks of this worker's lanes, and the attempts in hand."""
 
-    def __init__(self, context: Context, worker: str, process: Process, place: Callable[[], Workplace]) -> None:
+    def __init__(
+        self, context: Context, worker: str, process: WorkerProcess, place: Callable[[], AttemptContext]
+    ) -> None:
         """place: the models as they are when an attempt begins; only attempts in hand keep a model loaded."""
         settings, catalog = context.settings, context.backends.catalog
         self._process, self._place = process, place
@@ -38,8 +40,8 @@ class Tasks:
         prompt = catalog.within(settings.lease_s / RENEWALS)  # a claim's lease runs before its answer
         self.claims = Claims(prompt.jobs, worker, settings.lease_s)
         self.endings = endings.Endings(context, worker, self.claims)
-        self.lanes = Taking(context.backends.bus, settings.max_rows, self.handle)
-        self.gate = StandingAside(catalog, self.lanes)
+        self.lanes = LaneConsumer(context.backends.bus, settings.max_rows, self.handle)
+        self.gate = CatalogGate(catalog, self.lanes)
         self._loops = (
             Renewal(catalog, self.claims, self.attempts, settings.lease_s),
             Presence(catalog, self.claims, settings.lease_s, process),

@@ -62,7 +62,7 @@ class Resident:
             torch.cuda.empty_cache()
 
 
-def cards_here(settings: Settings, *, alone: bool) -> dict[str, ModelCard]:
+def placed_cards(settings: Settings, *, alone: bool) -> dict[str, ModelCard]:
     """By name, the large model's first. alone: every service is in this process, and knows this device.
 
     Other processes cannot see it: where `dtype` and `device` are left to it, and it takes another dtype than the card's

@@ -10,9 +10,9 @@ from statistics import median
 import torch
 
 from services.gpu_worker.engine.family import Family
-from services.gpu_worker.jobs.lane_consumer import Taking
+from services.gpu_worker.jobs.lane_consumer import LaneConsumer
 from services.gpu_worker.models.measuring import measure
-from services.gpu_worker.models.model_assignment import Duty, lanes, preferred, used
+from services.gpu_worker.models.model_assignment import ModelAssignment, lanes, preferred, used
 from services.gpu_worker.models.residency import Resident
 from shared.bus import Bus, Subscription
 from shared.domain.errors import AfterimageError
@@ -35,13 +35,21 @@ class Assignment:
     """
 
     def __init__(
-        self, worker: str, bus: Bus, models: Resident, taking: Taking, *, max_rows: int, report_s: float, mode: str
+        self,
+        worker: str,
+        bus: Bus,
+        models: Resident,
+        taking: LaneConsumer,
+        *,
+        max_rows: int,
+        report_s: float,
+        mode: str,
     ) -> None:
         self.worker, self._bus, self._models, self._taking = worker, bus, models, taking
         self._serve: Serve | None = None
         self._max_rows, self._report_s = max_rows, report_s
         self.served: tuple[str, ...] = tuple(models.cards)
-        self.duty = self._wanted = Duty(self.served[0], frozenset({self.served[0]}), mode)
+        self.duty = self._wanted = ModelAssignment(self.served[0], frozenset({self.served[0]}), mode)
         self.step_s: dict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=KEPT_STEPS))
         """Seconds of a step by (model, rows)."""
         self._cannot: set[str] = set()
@@ -124,7 +132,7 @@ class Assignment:
             if self._wanted != self.duty:
                 log("gpu_worker").warning("monitor not heard; taking from every lane it can", model=self.duty.model)
 
-    async def _change(self, duty: Duty) -> None:
+    async def _change(self, duty: ModelAssignment) -> None:
         before = self.duty.model
         if duty.model != before and not await self._switched(duty.model):
             duty = duty.with_model(before)
@@ -152,7 +160,7 @@ class Assignment:
         await self._tell_engine(self._models.families)
         return name not in self._cannot
 
-    def _lanes(self, duty: Duty) -> tuple[str, ...]:
+    def _lanes(self, duty: ModelAssignment) -> tuple[str, ...]:
         return lanes(duty, self.served, self._models.families)
 
     async def _loaded(self, name: str) -> bool:

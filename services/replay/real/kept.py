@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from services.replay.real.serving import Answer, Load, Sitting
-from services.replay.real.settings import Stand
+from services.replay.real.settings import ServedPolicy
 
 NOT_ASKED = {
     "data_dir", "catalog_url", "blobs_url", "blobs_access_key", "blobs_secret_key", "listen", "metrics_listen",
@@ -22,7 +22,7 @@ NOT_ASKED = {
 class Kept:
     """One policy at one budget: `served/NAME-KEY.json`, and its pictures in `pictures/NAME-KEY`."""
 
-    def __init__(self, out: Path, name: str, load: Load, stand: Stand, encoder_hash: str) -> None:
+    def __init__(self, out: Path, name: str, load: Load, stand: ServedPolicy, encoder_hash: str) -> None:
         asked = _asked(load, stand, encoder_hash)
         key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
         self._asked = asked
@@ -60,7 +60,7 @@ class Kept:
         return Sitting(answers=tuple(answers), **kept)
 
 
-def _asked(load: Load, stand: Stand, encoder_hash: str) -> dict[str, Any]:
+def _asked(load: Load, stand: ServedPolicy, encoder_hash: str) -> dict[str, Any]:
     """All that decides what is answered, and from where on it is counted."""
     return {
         "prompts": load.trace.digest,

@@ -21,7 +21,7 @@ from services.replay.policy import PolicySettings
 from services.replay.real.figures import NOT_HERE, against_none, real_figures, run_of
 from services.replay.real.kept import Kept
 from services.replay.real.serving import Load, Sitting, Start, serve
-from services.replay.real.settings import Stand, refuse, stand_for
+from services.replay.real.settings import ServedPolicy, refuse, stand_for
 from services.replay.results.real_page import shown
 from services.replay.run import STEPS
 from services.replay.simulated.thresholds import k_table
@@ -166,7 +166,9 @@ def _pictures_can_start(asked: Asked, base: Settings, encoder: Encoder) -> None:
     )
 
 
-def _sitting(name: str, load: Load, stand: Stand, kept: Kept, start: Start, encoder: Encoder, bar: Bar) -> Sitting:
+def _sitting(
+    name: str, load: Load, stand: ServedPolicy, kept: Kept, start: Start, encoder: Encoder, bar: Bar
+) -> Sitting:
     """Served and scored, and written down."""
     bar(f"{name}: starting its services", None)
     advance = bar(name, len(load.trace))

@@ -17,7 +17,7 @@ import numpy as np
 from protos import cache_maintainer_pb2, match_predictor_pb2
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
-from services.replay.real.settings import Stand
+from services.replay.real.settings import ServedPolicy
 from services.replay.traces.trace import Trace
 from shared.catalog import open_catalog
 from shared.client import AsyncClient, Picture
@@ -117,7 +117,7 @@ Keep = Callable[[int, bytes], None]
 """Is given each request's PNG."""
 
 
-async def serve(load: Load, stand: Stand, start: Start, keep: Keep, advance: Callable[[int], None]) -> Sitting:
+async def serve(load: Load, stand: ServedPolicy, start: Start, keep: Keep, advance: Callable[[int], None]) -> Sitting:
     """Every request of the trace, in an Afterimage that is gone afterwards. AfterimageError where it cannot be started
     or draws nothing; a single request that fails is an answer that says so."""
     clock = ManualClock() if load.one_at_a_time else None
@@ -130,7 +130,7 @@ async def serve(load: Load, stand: Stand, start: Start, keep: Keep, advance: Cal
 
 
 @contextmanager
-def _settings(load: Load, stand: Stand) -> Iterator[Settings]:
+def _settings(load: Load, stand: ServedPolicy) -> Iterator[Settings]:
     """The policy's, on an empty data directory with the same names of models."""
     at_once = {"cache_batch_s": 0.0, "picture_batch_s": 0.0} if load.one_at_a_time else {}
     given = stand.settings.model_dump()
@@ -156,7 +156,7 @@ class _Serving:
     def __init__(
         self,
         load: Load,
-        stand: Stand,
+        stand: ServedPolicy,
         process: Running,
         client: AsyncClient,
         keep: Keep,

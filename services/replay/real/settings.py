@@ -29,7 +29,7 @@ UNHURRIED: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Stand:
+class ServedPolicy:
     """What serves as a policy says."""
 
     settings: Settings
@@ -37,7 +37,7 @@ class Stand:
     """What its requests may do with the cache."""
 
 
-def stand_for(name: str, policy: PolicySettings, base: Settings, room_bytes: int) -> Stand:
+def stand_for(name: str, policy: PolicySettings, base: Settings, room_bytes: int) -> ServedPolicy:
     """The services' settings for a policy with a budget in bytes; `base`: models, devices and batching.
 
     ConfigurationError says why the services cannot serve it, and names those that they can.
@@ -45,7 +45,7 @@ def stand_for(name: str, policy: PolicySettings, base: Settings, room_bytes: int
     refuse([(name, policy)], base)
     cached = policy.lookup != "none"
     changes = OWN | UNHURRIED | _changes(policy, UNLIMITED_BYTES if policy.unlimited else room_bytes)
-    return Stand(Settings(**(base.model_dump() | changes)), "auto" if cached else "off")
+    return ServedPolicy(Settings(**(base.model_dump() | changes)), "auto" if cached else "off")
 
 
 def refuse(policies: Iterable[tuple[str, PolicySettings]], base: Settings) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from services.cache_maintainer.eviction import policies as shelves
-from services.cache_maintainer.eviction.scored import Key, Score, Shelf
+from services.cache_maintainer.eviction.scored import Key, Score, StateStore
 from shared.domain.types import State
 
 
@@ -57,7 +57,7 @@ class WTinyLfu:
         return (state.uses, state.used_at)
 
 
-class GdsfShelf(Shelf):
+class GdsfStateStore(StateStore):
     """Scores are fixed when a state is used or inserted; L has moved on by the time others are."""
 
     def __init__(self, policy: Gdsf, states: Iterable[State] = ()) -> None:
@@ -85,7 +85,7 @@ class GdsfShelf(Shelf):
                 yield self._states[key]
 
 
-class S3FifoShelf(Shelf):
+class S3FifoStateStore(StateStore):
     """States used at least twice while they wait go on to the main queue; there a use is another round."""
 
     def __init__(self, policy: S3Fifo, states: Iterable[State] = ()) -> None:
@@ -129,7 +129,7 @@ class S3FifoShelf(Shelf):
             self._main.move_to_end(key)
 
 
-class WTinyLfuShelf(Shelf):
+class WTinyLfuStateStore(StateStore):
     """Window → candidates → probation ⇄ protected, each in order of last use."""
 
     def __init__(self, policy: WTinyLfu, states: Iterable[State] = ()) -> None:
@@ -191,15 +191,15 @@ class WTinyLfuShelf(Shelf):
             yield weakest
 
 
-_GENERAL: dict[str, Callable[[shelves.Knobs, Iterable[State]], Shelf]] = {
-    "gdsf": lambda knobs, states: GdsfShelf(Gdsf(knobs.initial_uses), states),
-    "s3fifo": lambda _, states: S3FifoShelf(S3Fifo(), states),
-    "wtinylfu": lambda _, states: WTinyLfuShelf(WTinyLfu(), states),
+_GENERAL: dict[str, Callable[[shelves.Knobs, Iterable[State]], StateStore]] = {
+    "gdsf": lambda knobs, states: GdsfStateStore(Gdsf(knobs.initial_uses), states),
+    "s3fifo": lambda _, states: S3FifoStateStore(S3Fifo(), states),
+    "wtinylfu": lambda _, states: WTinyLfuStateStore(WTinyLfu(), states),
 }
 SHELVES = (*shelves.SHELVES, *_GENERAL)
 """Names of the policies that a replay can run: those of the cache maintainer, and these."""
 
 
-def open_shelf(name: str, knobs: shelves.Knobs, states: Iterable[State] = ()) -> Shelf:
+def open_state_store(name: str, knobs: shelves.Knobs, states: Iterable[State] = ()) -> StateStore:
     """Open the shelf of one of SHELVES; KeyError for another name."""
-    return _GENERAL[name](knobs, states) if name in _GENERAL else shelves.open_shelf(name, knobs, states)
+    return _GENERAL[name](knobs, states) if name in _GENERAL else shelves.open_state_store(name, knobs, states)

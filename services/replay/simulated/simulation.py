@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from services.cache_maintainer.contents import Holdings
+from services.cache_maintainer.contents import CacheContents
 from services.cache_maintainer.eviction.policies import Knobs, plain
-from services.cache_maintainer.eviction.scored import Fifo, Offer, Shelf
+from services.cache_maintainer.eviction.scored import Fifo, Offer, StateStore
 from services.cache_maintainer.eviction.window import Limits, Window
 from services.replay.policy import CODEC_SHARE, PolicySettings
-from services.replay.simulated.general import open_shelf
+from services.replay.simulated.general import open_state_store
 from services.replay.simulated.own_steps import OwnSteps
 from services.replay.simulated.predicted import gate_of
 from services.replay.traces.load import LiveRows, Load
@@ -24,8 +24,8 @@ from services.retriever.selection import (
     Ladder,
     Weighed,
     best,
-    kept_in_mind,
-    others_may_do_better,
+    should_widen_search,
+    trim_candidates,
     weigh,
 )
 from shared.domain.errors import ConfigurationError
@@ -243,7 +243,7 @@ class Replay:
                 weighed.append(weigh(ladder, names[other], cosine, steps))
                 if len(weighed) == limit:
                     break
-        if further <= limit or not others_may_do_better(weighed, limit):
+        if further <= limit or not should_widen_search(weighed, limit):
             return Seen(best(weighed), weighed, len(weighed) < limit)
         latest, ended = max(one.start_step for one in weighed), True
         for other, cosine in left:
@@ -251,13 +251,13 @@ class Replay:
             if steps is None:
                 continue
             one = weigh(ladder, names[other], cosine, steps)
-            if one.wished_step < latest or len(weighed) == further:
+            if one.allowed_step < latest or len(weighed) == further:
                 ended = False  # no one after it starts as late, or is looked at
                 break
             weighed.append(one)
             latest = max(latest, one.start_step)
         chosen = best(weighed)
-        return Seen(chosen, kept_in_mind(weighed, limit, chosen), ended and len(weighed) < further)
+        return Seen(chosen, trim_candidates(weighed, limit, chosen), ended and len(weighed) < further)
 
     def _wished(self, request: int, similarity: float) -> int:
         ladder = self._ladder if self._own is None else self._own.of(request)[0]
@@ -348,9 +348,9 @@ def _bytes(load: Load, policy: PolicySettings) -> list[int]:
     return [max(1, round(size * share)) for size in load.state_bytes.tolist()]
 
 
-def _holdings(policy: PolicySettings, room: int, *, whole: bool) -> Holdings:
+def _holdings(policy: PolicySettings, room: int, *, whole: bool) -> CacheContents:
     """A shelf of latents with so much room, or a window of pictures; whole: latents come and leave by entries."""
     knobs = Knobs(policy.initial_uses, capture_steps=policy.capture_steps, whole=whole)
     if policy.reuses == "latent":
-        return Holdings(open_shelf(policy.evict, knobs), None, room)
-    return Holdings(Shelf(Fifo()), Window(plain(policy.evict, knobs), Limits(UNLIMITED, room)), 0)
+        return CacheContents(open_state_store(policy.evict, knobs), None, room)
+    return CacheContents(StateStore(Fifo()), Window(plain(policy.evict, knobs), Limits(UNLIMITED, room)), 0)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from services.gpu_worker.engine.scheduler import decide
-from services.gpu_worker.models.model_assignment import Duty, lanes, preferred, used
+from services.gpu_worker.models.model_assignment import ModelAssignment, lanes, preferred, used
 from services.replay.simulated.pace import STEPS, Profile
 from shared.domain.messages import lane_of
 from shared.domain.plans import choose_model, hand_over, lane_for, use_fallback
@@ -66,8 +66,8 @@ class Worker:
     """One batch; between two changes of its rows all steps take equally long."""
 
     name: str
-    duty: Duty
-    wanted: Duty
+    duty: ModelAssignment
+    wanted: ModelAssignment
     lanes: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     """That draw here …"""
@@ -144,7 +144,7 @@ class Workers:
     _turn: int = 0
 
     def __post_init__(self) -> None:
-        first = Duty(self.served[0], frozenset({self.served[0]}), self.mode)
+        first = ModelAssignment(self.served[0], frozenset({self.served[0]}), self.mode)
         self.workers = [Worker(f"w{number:02}", first, first) for number in range(self.count)]
         for worker in self.workers:
             self._set(worker, first)
@@ -188,7 +188,7 @@ class Workers:
         arrived(request, lane)
         self._put(lane, request)
 
-    def assign(self, duties: Mapping[str, Duty]) -> None:
+    def assign(self, duties: Mapping[str, ModelAssignment]) -> None:
         """What each worker is to do; who changes its model finishes what it has first."""
         for worker in self.workers:
             worker.wanted = duties[worker.name]
@@ -307,13 +307,13 @@ class Workers:
             self._move(row.request, worker.duty)
         return None
 
-    def _set(self, worker: Worker, duty: Duty) -> None:
+    def _set(self, worker: Worker, duty: ModelAssignment) -> None:
         worker.duty = duty
         worker.lanes = lanes(duty, self.served, self.served)
         worker.models = used(duty, self.served, self.served)
         worker.first = preferred(duty, self.served, self.served)
 
-    def _move(self, request: Request, duty: Duty) -> None:
+    def _move(self, request: Request, duty: ModelAssignment) -> None:
         """To the lane of a model that may draw it and that some worker runs, else a miss."""
         self.moved += 1
         plan = hand_over(request.plan, duty.assigned)

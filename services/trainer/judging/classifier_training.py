@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from diffusers import AutoencoderTiny
 
 from services.trainer.judging.classifier import JudgeNet, judge_weights, reader_of
-from services.trainer.judging.confidence import Bar
+from services.trainer.judging.confidence import JudgeThresholds
 from services.trainer.judging.judge import judge_model, real_pictures
 from services.trainer.rendering.renderer import LAYOUTS, SIZES, Renderer
 from services.trainer.training import runs
@@ -79,7 +79,7 @@ def train_judge_net(
     sitting.save()
     sitting.plot()
     sitting.average.swap()
-    found = judge_model(real_pictures(renderer), renderer, reader_of(net.cpu().eval()), Bar(), plan.judged)
+    found = judge_model(real_pictures(renderer), renderer, reader_of(net.cpu().eval()), JudgeThresholds(), plan.judged)
     shown = {name: round(value, 3) for name, value in found.items() if isinstance(value, float)}
     runs.log.info("judge done", step=sitting.step, **shown)
 

@@ -28,7 +28,7 @@ BLURRED = 0.95
 
 
 @dataclass(frozen=True)
-class Bar:
+class JudgeThresholds:
     """What a picture's object must reach to be called right; without one, being the likeliest of all is enough."""
 
     margin: Mapping[str, float] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Bar:
         return found.name == scene.object and found.margin >= least and found.sharpness > self.sharpness
 
 
-def calibrated(renderer: Renderer, reader: Reader, passed: Pass, count: int = 512, seed: int = 200) -> Bar:
+def calibrated(renderer: Renderer, reader: Reader, passed: Pass, count: int = 512, seed: int = 200) -> JudgeThresholds:
     """The bar that nearly all of `count` real renders clear after the autoencoder `passed`, and blurred ones do not.
 
     The scenes are others than the judged ones, an equal share at each size.
@@ -65,4 +65,4 @@ def calibrated(renderer: Renderer, reader: Reader, passed: Pass, count: int = 51
             if n % 4 == 0:
                 blurs.append(match(blurred(picture, scene), scene, renderer).sharpness)
     least = {style: max(0.0, float(np.quantile(found, UNLIKE))) for style, found in margins.items()}
-    return Bar(least, float(np.quantile(sure, UNSURE)), float(np.quantile(blurs, BLURRED)))
+    return JudgeThresholds(least, float(np.quantile(sure, UNSURE)), float(np.quantile(blurs, BLURRED)))

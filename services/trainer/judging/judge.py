@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from services.trainer.judging.classifier import Reader
-from services.trainer.judging.confidence import Bar, Pass, Pictures
+from services.trainer.judging.confidence import JudgeThresholds, Pass, Pictures
 from services.trainer.judging.scenes import balanced_scenes
 from services.trainer.judging.templates import match
 from services.trainer.rendering.renderer import SIZES, Renderer
@@ -40,7 +40,9 @@ class Verdict:
     """Both find the object the likeliest of all, however unsure they are."""
 
 
-def judged(pictures: Pictures, scenes: Sequence[Scene], renderer: Renderer, reader: Reader, bar: Bar) -> list[Verdict]:
+def judged(
+    pictures: Pictures, scenes: Sequence[Scene], renderer: Renderer, reader: Reader, bar: JudgeThresholds
+) -> list[Verdict]:
     """A verdict on each picture (B, height, width, 3) of `scenes`."""
     read = reader(pictures)
     size = (pictures.shape[2], pictures.shape[1])
@@ -70,7 +72,7 @@ def judge_model(
     draw: Draw,
     renderer: Renderer,
     reader: Reader,
-    bar: Bar,
+    bar: JudgeThresholds,
     count: int,
     sizes: Sequence[tuple[int, int]] = SIZES,
     begin: Callable[[int], Advance] = lambda total: lambda count: None,

@@ -12,7 +12,7 @@ from shared.domain.errors import UnavailableError
 RETRY_AFTER_S = 1.0
 
 
-class BoundedDatabase(DatabaseAround):
+class TimeoutDatabase(DatabaseAround):
     """Gives each transaction so many seconds, from asking for a connection to the answer of its commit.
 
     A transaction that is given up may have been committed, as one whose connection broke may: whoever asked must look,

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from shared.catalog.engines.database import Database, among, chunks
 from shared.catalog.entries.entry_rows import IS_READABLE, entry_of, row_of, state_of
 from shared.catalog.entries.indexed import ADD_VECTORS, BY_IDS, Indexed, with_states
-from shared.catalog.jobs.repeats import EXACT, EXACT_OF, just_drawn
+from shared.catalog.jobs.repeats import EXACT, EXACT_OF, just_generated
 from shared.catalog.tables import captured, entries, insert, jobs, now_s, states
 from shared.domain.errors import NotFoundError
 from shared.domain.types import PICTURE_STEP, Entry, State
@@ -101,7 +101,7 @@ def _get(connection: sa.Connection, entry_id: str) -> Entry:
 
 
 def _exact(connection: sa.Connection, exact_key: str, owners: Sequence[str], weights: Collection[str]) -> Entry | None:
-    if entry := just_drawn(connection, exact_key, owners, weights):
+    if entry := just_generated(connection, exact_key, owners, weights):
         return entry
     by = {"by_key": exact_key, "owners": list(owners)}
     row = connection.execute(EXACT_OF, by | {"weights": list(weights)}) if weights else connection.execute(EXACT, by)

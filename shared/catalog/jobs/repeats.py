@@ -12,11 +12,11 @@ from shared.catalog.tables import captured, entries, jobs
 from shared.domain.exact_repeats import entry_of
 from shared.domain.types import Entry, owner_key
 
-JUST_DRAWN = 256
+RECENT_ROWS = 256
 """Rows of `captured` to look through: some fifty jobs, far more than finish while one of them is being cached."""
 
 _KEY: Any = sa.bindparam("by_key")
-_NEWEST = sa.select(captured.c.job_id).order_by(captured.c.job_id.desc()).limit(JUST_DRAWN)
+_NEWEST = sa.select(captured.c.job_id).order_by(captured.c.job_id.desc()).limit(RECENT_ROWS)
 _JUST_DRAWN = sa.select(jobs).where(jobs.c.id.in_(_NEWEST), jobs.c.exact_key == _KEY).order_by(jobs.c.id.desc())
 EXACT = (
     sa.select(entries)
@@ -27,7 +27,7 @@ EXACT = (
 EXACT_OF = EXACT.where(entries.c.weights_hash.in_(sa.bindparam("weights", expanding=True)))
 
 
-def just_drawn(
+def just_generated(
     connection: sa.Connection, exact_key: str, owners: Sequence[str], weights: Collection[str] = ()
 ) -> Entry | None:
     """The entry, still without states, that a finished job is about to become.

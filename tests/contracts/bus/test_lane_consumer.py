@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.gpu_worker.jobs.lane_consumer import Taking
+from services.gpu_worker.jobs.lane_consumer import LaneConsumer
 from shared.bus import Bus, Delivery
 from shared.domain.errors import UnavailableError
 from shared.domain.messages import GenerateImage
@@ -17,7 +17,7 @@ class Worker:
     """Draws one task after the other in no time, or holds it until it is told to go on."""
 
     def __init__(self, bus: Bus, most: int) -> None:
-        self.taking = Taking(bus, most, self._handle)
+        self.taking = LaneConsumer(bus, most, self._handle)
         self.began: list[str] = []
         self.drawn: list[str] = []
         self.held = asyncio.Event()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.virtual_time.virtual_systems import latent, miss, picture, served_together
-from services.gpu_worker.models.model_assignment import Duty
+from services.gpu_worker.models.model_assignment import ModelAssignment
 from services.replay.simulated.pace import Profile
 from services.replay.simulated.workers import Done, Request, Worker, Workers
 from shared.domain.messages import lane_of, refine_lane
@@ -23,7 +23,9 @@ def workers(count: int, done: list[Done], rows: int = 1, served: tuple[str, ...]
 
 def assigned(one: Workers, mode: str, *models: str) -> None:
     both = frozenset(models)
-    one.assign({worker.name: Duty(model, both, mode) for worker, model in zip(one.workers, models, strict=True)})
+    one.assign(
+        {worker.name: ModelAssignment(model, both, mode) for worker, model in zip(one.workers, models, strict=True)}
+    )
 
 
 def run(one: Workers, *requests: Request, until: float = 1000.0) -> list[tuple[str, int]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from services.cache_maintainer.admission import admit, keeping, offer_of
-from services.cache_maintainer.contents import Holdings, fitting
-from services.cache_maintainer.eviction.scored import Fifo, Offer, Shelf, Wished
+from services.cache_maintainer.contents import CacheContents, fitting
+from services.cache_maintainer.eviction.scored import Fifo, Offer, StateStore, Wished
 from services.cache_maintainer.eviction.window import Limits, Window
 from shared.domain.types import PICTURE_STEP, State
 from tests.unit.cache_maintainer.test_admission import job
@@ -14,7 +14,7 @@ def offer(name: str, *, steps: tuple[int, ...] = (5, 10), size: int = 100, pictu
     return Offer(name, "u", 0, steps, (size,) * len(steps), 1.0, picture_bytes=picture)
 
 
-def put(held: Holdings, one: Offer, steps: tuple[int, ...], at: float = 1.0) -> None:
+def put(held: CacheContents, one: Offer, steps: tuple[int, ...], at: float = 1.0) -> None:
     for step in steps:
         size = one.picture_bytes if step == PICTURE_STEP else one.state_bytes
         held.put(State(one.entry_id, step, "", size or 0, "", "", 0, at, at))
@@ -41,7 +41,7 @@ def test_of_latents_of_unequal_sizes_the_largest_step_that_fits_stays() -> None:
 
 
 def test_latents_leave_for_latents_and_pictures_for_pictures() -> None:
-    held = Holdings(Shelf(Fifo()), Window(Fifo(), Limits(max_count=2, max_bytes=1000)), max_bytes=400)
+    held = CacheContents(StateStore(Fifo()), Window(Fifo(), Limits(max_count=2, max_bytes=1000)), max_bytes=400)
     for at, name in enumerate("abc", 1):
         one = offer(name, picture=30)
         (steps,), victims = held.take_in([one], float(at))
@@ -54,14 +54,14 @@ def test_latents_leave_for_latents_and_pictures_for_pictures() -> None:
 
 
 def test_a_picture_too_many_costs_no_latents() -> None:
-    held = Holdings(Shelf(Fifo()), Window(Fifo(), Limits(max_count=1, max_bytes=1000)), max_bytes=1000)
+    held = CacheContents(StateStore(Fifo()), Window(Fifo(), Limits(max_count=1, max_bytes=1000)), max_bytes=1000)
     kept, victims = held.take_in([offer("a", picture=30), offer("b", picture=30), offer("c")], 1.0)
     assert kept == [(5, 10), (PICTURE_STEP, 5, 10), (5, 10)]
     assert victims == []
 
 
 def test_the_policy_hears_of_every_lookup_before_it_lets_in_what_came_of_it() -> None:
-    class Listening(Shelf):
+    class Listening(StateStore):
         def __init__(self) -> None:
             super().__init__(Fifo())
             self.heard: list[tuple[list[Wished], float, int]] = []
@@ -73,7 +73,7 @@ def test_the_policy_hears_of_every_lookup_before_it_lets_in_what_came_of_it() ->
             return offer.steps[-1:] if len(self.heard) == 2 else ()
 
     shelf = Listening()
-    held = Holdings(shelf, None, 1000)
+    held = CacheContents(shelf, None, 1000)
     nothing = Offer("a", "u", 20, (), (), 3.0, 10)
     kept, _ = held.take_in([nothing, offer("b", picture=30)], 3.0)
     assert shelf.heard == [([], 3.0, 10), ([], 1.0, 50)]
@@ -81,7 +81,7 @@ def test_the_policy_hears_of_every_lookup_before_it_lets_in_what_came_of_it() ->
 
 
 def test_a_batch_that_is_tried_again_is_decided_once_until_it_is_settled() -> None:
-    held = Holdings(Shelf(Fifo()), None, 250)
+    held = CacheContents(StateStore(Fifo()), None, 250)
     assert held.take_in([offer("a")], 1.0).kept == [(5, 10)]
     # beside another one there is no room for all that was let in
     assert held.take_in([offer("a"), offer("b")], 2.0).kept == [(10,), (10,)]

@@ -8,9 +8,9 @@ import random
 import pytest
 
 from protos import cache_maintainer_pb2 as pb
-from services.cache_maintainer.eviction.aging import AgingShelf
-from services.cache_maintainer.eviction.expected import ExpectedShelf
-from services.cache_maintainer.eviction.scored import Offer, Shelf, Wish
+from services.cache_maintainer.eviction.aging import AgingStateStore
+from services.cache_maintainer.eviction.expected import ExpectedStateStore
+from services.cache_maintainer.eviction.scored import Offer, StateStore, Wish
 from services.retriever.selection import largest_present
 from shared.domain.errors import InvalidRequestError, NotFoundError
 from shared.domain.messages import EntriesCached, EntriesEvicted, JobSucceeded, StateUsed
@@ -247,7 +247,9 @@ async def test_inspect_pages_newest_first(small: Settings) -> None:
         assert [(state.step, state.score) for state in one.states] == [(k, k) for k in (5, 10, 15, 20, 25)]
 
 
-@pytest.mark.parametrize(("policy", "kind"), [("lrbu", AgingShelf), ("afterimage", ExpectedShelf), ("lru", Shelf)])
+@pytest.mark.parametrize(
+    ("policy", "kind"), [("lrbu", AgingStateStore), ("afterimage", ExpectedStateStore), ("lru", StateStore)]
+)
 async def test_every_policy_of_the_settings_keeps_the_budget(small: Settings, policy: str, kind: type) -> None:
     async with house(small.model_copy(update={"eviction_policy": policy})) as home:
         assert type(home.service.cache.shelf) is kind
@@ -260,7 +262,7 @@ async def test_every_policy_of_the_settings_keeps_the_budget(small: Settings, po
 
 async def test_the_afterimage_policy_decides_as_its_shelf_alone(small: Settings, clock: ManualClock) -> None:
     """What the maintainer reads off jobs is what a replay tells the shelf: the same states are left."""
-    alone = ExpectedShelf((5, 10, 15, 20, 25))
+    alone = ExpectedStateStore((5, 10, 15, 20, 25))
     rng = random.Random(5)
     afterimage = small.model_copy(update={"eviction_policy": "afterimage", "cache_max_bytes": 2000})
     async with house(afterimage, clock) as home:
@@ -276,7 +278,7 @@ async def test_the_afterimage_policy_decides_as_its_shelf_alone(small: Settings,
             asked = request(f"prompt {number}", user=f"u{number % 4}")
             plan = Plan(PlanSource.LATENT if start else PlanSource.NOISE, "noop", start, candidates=tuple(found))
             name = await home.finish(asked, number, steps=steps, plan=plan)
-            alone.looked_up([Wish(one.entry_id, one.wished_step, one.start_step) for one in found], clock.now())
+            alone.looked_up([Wish(one.entry_id, one.allowed_step, one.start_step) for one in found], clock.now())
             kept = alone.admit(Offer(name, asked.user, start, steps, (100,) * len(steps), clock.now()), 2000)
             alone.make_room(len(kept), 100 * len(kept), 2000, clock.now())
             for step in kept:
@@ -287,7 +289,7 @@ async def test_the_afterimage_policy_decides_as_its_shelf_alone(small: Settings,
         assert home.service.cache.counts.evicted > 0
 
 
-def _steps(shelf: Shelf, name: str) -> list[int]:
+def _steps(shelf: StateStore, name: str) -> list[int]:
     return [one.step for one in shelf if one.entry_id == name]
 
 

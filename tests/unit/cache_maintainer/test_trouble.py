@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from protos import cache_maintainer_pb2 as pb
-from services.cache_maintainer.eviction.expected import ExpectedShelf
+from services.cache_maintainer.eviction.expected import ExpectedStateStore
 from services.cache_maintainer.eviction.scored import Wished
 from services.cache_maintainer.retry_schedule import FIRST_S
 from shared.catalog import Entries, Jobs
@@ -140,7 +140,7 @@ async def test_what_was_weighed_of_a_job_that_expires_is_forgotten(
     async with house(small.model_copy(update={"eviction_policy": "afterimage"})) as home:
         job = await finished_job(home.backends, request("a"), unit(1))
         entries, held, shelf = home.backends.catalog.entries, home.service.cache.held, home.service.cache.shelf
-        assert isinstance(shelf, ExpectedShelf)
+        assert isinstance(shelf, ExpectedStateStore)
         with monkeypatch.context() as patched:
             patched.setattr(entries, "add", failing(entries.add, UnavailableError("locked"), on=1))
             with pytest.raises(UnavailableError):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from services.cli.display.words import Bar
+from services.cli.display.words import ProgressBars
 from services.cli.generate import Waits, _moved, draw
 from shared.client import Accepted, OnWait, Picture, Progress, Waiting
 from shared.domain.errors import AfterimageError, OverloadedError, StorageFullError, UnavailableError
@@ -78,7 +78,7 @@ async def test_without_a_terminal_each_reason_to_wait_is_said_once(capsys: pytes
 
 
 def test_the_bar_says_why_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
-    bar = Bar(console=Console(force_interactive=True, quiet=True))
+    bar = ProgressBars(console=Console(force_interactive=True, quiet=True))
     task = bar.add_task("asking", total=None)
     said = []
     for error, delay_s in WAITS[:2]:

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from load.arrivals import poisson
-from services.gateway.admission import FinishRate, QueueLength, SentAway, check_disk, check_queue, retry_delay_s
+from services.gateway.admission import FinishRate, QueueLength, RetryAfter, check_disk, check_queue, retry_delay_s
 from shared.domain.errors import OverloadedError, StorageFullError
 
 
 def test_one_below_the_limit_is_let_in_and_the_limit_is_not() -> None:
-    check_queue(9, 10, 1.0, SentAway(), now=0.0)
+    check_queue(9, 10, 1.0, RetryAfter(), now=0.0)
     with pytest.raises(OverloadedError, match="10 jobs are waiting and max_queued is 10") as caught:
-        check_queue(10, 10, 2.0, SentAway(), now=0.0)
+        check_queue(10, 10, 2.0, RetryAfter(), now=0.0)
     assert caught.value.retry_after_s == 0.5  # one place, two jobs a second
 
 
@@ -30,7 +30,7 @@ def test_the_delay_is_always_sane_and_longer_for_longer_queues(queued: int, limi
 
 
 def test_everyone_sent_away_gets_a_turn_of_his_own() -> None:
-    away = SentAway()
+    away = RetryAfter()
     assert [away.delay_s(10, 10, 4.0, now=0.0) for _ in range(4)] == [0.25, 0.5, 0.75, 1.0]
     assert away.delay_s(10, 10, 4.0, now=0.5) == 0.75  # the turn after the one at 1.0
     assert away.delay_s(10, 10, 4.0, now=9.0) == 0.25  # nobody is before him any more
@@ -38,7 +38,7 @@ def test_everyone_sent_away_gets_a_turn_of_his_own() -> None:
 
 def test_turns_far_ahead_are_not_given_out() -> None:
     """Most may never come back; those who do then come as evenly as they were sent away."""
-    away = SentAway()
+    away = RetryAfter()
     delays = [away.delay_s(10, 10, 2.0, now=number / 10) for number in range(100)]
     assert max(delays) == delays[-1] == 10.0
     assert delays == sorted(delays)
@@ -46,13 +46,13 @@ def test_turns_far_ahead_are_not_given_out() -> None:
 
 
 def test_while_no_rate_is_known_nobody_waits_long() -> None:
-    away = SentAway()
+    away = RetryAfter()
     assert {away.delay_s(10, 10, 0.0, now=0.0) for _ in range(50)} == {1.0}
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 1e4)), max_size=50), st.integers(1, 500))
 def test_a_turn_is_never_sooner_than_a_place_nor_out_of_bounds(steps: list[tuple[float, float]], over: int) -> None:
-    away, now = SentAway(), 0.0
+    away, now = RetryAfter(), 0.0
     for pause, rate in steps:
         now += pause
         delay = away.delay_s(over, 1, rate, now)
@@ -78,7 +78,7 @@ def refusals_per_s(delay_of: Callable[[float], float], *, per_s: float = 5.0, of
 
 
 def test_clients_who_come_back_do_not_make_refusing_dearer_than_drawing() -> None:
-    away = SentAway()
+    away = RetryAfter()
     in_turn = refusals_per_s(lambda now: away.delay_s(10, 10, 5.0, now))
     assert in_turn < 40
     assert refusals_per_s(lambda _: retry_delay_s(10, 10, 5.0)) > 10 * in_turn  # what everyone's same delay comes to

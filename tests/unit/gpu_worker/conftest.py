@@ -14,7 +14,7 @@ from services.gpu_worker.jobs import endings as endings_module
 from shared.models import find_card
 from shared.runtime.telemetry import configure_logging
 from tests import tiny
-from tests.unit.gpu_worker.worker import SLOW, Bench, running_worker
+from tests.unit.gpu_worker.worker import SLOW, WorkerBench, running_worker
 
 torch.set_num_threads(1)
 
@@ -48,7 +48,7 @@ def family(load: LoadFamily) -> UNetFamily:
 
 
 @pytest.fixture
-async def bench(tiny_folder: Path, tmp_path: Path) -> AsyncIterator[Bench]:
+async def bench(tiny_folder: Path, tmp_path: Path) -> AsyncIterator[WorkerBench]:
     """The tiny real model, bit-equal."""
     large = str(tiny_folder / "large")
     async with running_worker(tmp_path / "data", large, batch_invariant=4, state_codec="fp32") as running:
@@ -56,7 +56,7 @@ async def bench(tiny_folder: Path, tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 @pytest.fixture
-async def slow(tmp_path: Path) -> AsyncIterator[Bench]:
+async def slow(tmp_path: Path) -> AsyncIterator[WorkerBench]:
     """A denoiser that takes 20 ms a step: time to interfere."""
     async with running_worker(tmp_path / "data", SLOW, lease_s=0.6) as running:
         yield running

@@ -13,7 +13,7 @@ from shared.bus.inprocess import InProcessBus
 from shared.domain.errors import StorageFullError, UnavailableError
 from shared.domain.messages import GenerateImage, lane_of
 from shared.domain.types import JobState
-from tests.unit.gpu_worker.worker import SLOW, Bench, running_worker
+from tests.unit.gpu_worker.worker import SLOW, WorkerBench, running_worker
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -47,7 +47,7 @@ async def test_a_row_names_no_checkpoint_that_is_not_stored(
 
 
 async def test_two_attempts_at_a_job_write_nothing_under_the_same_name(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the one that loses deletes, or overwrites, what the winner's row names."""
     put = bench.blobs.put

@@ -32,10 +32,10 @@ from shared.domain.messages import (
 )
 from shared.domain.types import Job, JobState, Size
 from shared.models.card import find_card, write_card
-from tests.unit.gpu_worker.worker import SLOW, STEPS, Bench, running_worker
+from tests.unit.gpu_worker.worker import SLOW, STEPS, WorkerBench, running_worker
 
 
-async def test_a_picture_is_drawn_stored_told_and_acknowledged(bench: Bench) -> None:
+async def test_a_picture_is_drawn_stored_told_and_acknowledged(bench: WorkerBench) -> None:
     job = await bench.draw()
     await bench.idle()
     assert job.state is JobState.SUCCEEDED
@@ -63,7 +63,7 @@ async def test_a_picture_is_drawn_stored_told_and_acknowledged(bench: Bench) -> 
     assert await bench.backends.bus.dead_letters() == []
 
 
-async def test_cancel_takes_effect_between_steps_and_leaves_the_others_alone(slow: Bench) -> None:
+async def test_cancel_takes_effect_between_steps_and_leaves_the_others_alone(slow: WorkerBench) -> None:
     doomed, other = await slow.accept(), await slow.accept()
     await slow.send(doomed)
     await slow.send(other)
@@ -79,7 +79,7 @@ async def test_cancel_takes_effect_between_steps_and_leaves_the_others_alone(slo
     assert not slow.heard(JobSucceeded, doomed.id)
 
 
-async def test_a_job_cancelled_before_its_claim_is_acknowledged_undrawn(slow: Bench) -> None:
+async def test_a_job_cancelled_before_its_claim_is_acknowledged_undrawn(slow: WorkerBench) -> None:
     job = await slow.accept()
     await slow.jobs.cancel(job.id)
     after = await slow.accept(steps=2)
@@ -94,7 +94,7 @@ async def test_a_job_cancelled_before_its_claim_is_acknowledged_undrawn(slow: Be
         await asyncio.wait_for(receiver.get(), 0.2)
 
 
-async def test_a_cancel_nobody_told_the_worker_is_seen_at_the_next_renewal(slow: Bench) -> None:
+async def test_a_cancel_nobody_told_the_worker_is_seen_at_the_next_renewal(slow: WorkerBench) -> None:
     job = await slow.accept(steps=1000)  # 20 s
     await slow.send(job)
     await slow.until(lambda row: row.state is JobState.RUNNING, job.id)
@@ -104,21 +104,21 @@ async def test_a_cancel_nobody_told_the_worker_is_seen_at_the_next_renewal(slow:
     assert await slow.keys() == []
 
 
-async def test_the_lease_is_kept_alive_while_the_job_runs(slow: Bench) -> None:
+async def test_the_lease_is_kept_alive_while_the_job_runs(slow: WorkerBench) -> None:
     job = await slow.accept(steps=50)  # a second, with a lease of .6 s
     await slow.send(job)
     done = await slow.final(job.id)
     assert (done.state, done.attempt, done.crashes) == (JobState.SUCCEEDED, 1, 0)
 
 
-async def test_late_jobs_are_dropped_when_they_asked_for_it(slow: Bench) -> None:
+async def test_late_jobs_are_dropped_when_they_asked_for_it(slow: WorkerBench) -> None:
     job = await slow.draw(steps=100, deadline_s=0.2, drop_if_late=True)
     assert job.state is JobState.CANCELLED
     assert await slow.told(JobCancelled, job.id)
 
 
 async def test_a_duplicate_of_a_finished_job_is_answered_again_before_it_is_acknowledged(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Design §8: who dies in between, or finds no broker, leaves a task that comes back."""
     job = await bench.draw()
@@ -141,7 +141,7 @@ async def test_a_duplicate_of_a_finished_job_is_answered_again_before_it_is_ackn
     assert len(await bench.keys("pictures/")) == 1
 
 
-async def test_a_duplicate_under_a_live_lease_waits_and_draws_nothing(slow: Bench) -> None:
+async def test_a_duplicate_under_a_live_lease_waits_and_draws_nothing(slow: WorkerBench) -> None:
     job = await slow.accept(steps=20)
     await slow.send(job)
     await slow.send(job)
@@ -151,7 +151,9 @@ async def test_a_duplicate_under_a_live_lease_waits_and_draws_nothing(slow: Benc
     assert len(await slow.keys("pictures/")) == 1
 
 
-async def test_a_duplicate_under_a_live_lease_is_not_acknowledged(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_duplicate_under_a_live_lease_is_not_acknowledged(
+    slow: WorkerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Design §8: should the other worker hand the job back, this task may be the only one that is left of it."""
     looked, get = asyncio.Event(), slow.jobs.get
 
@@ -171,7 +173,7 @@ async def test_a_duplicate_under_a_live_lease_is_not_acknowledged(slow: Bench, m
     assert (done.state, done.attempt, done.crashes) == (JobState.SUCCEEDED, 2, 0)
 
 
-async def test_unknown_jobs_and_strange_messages_do_not_stay_in_the_lane(slow: Bench) -> None:
+async def test_unknown_jobs_and_strange_messages_do_not_stay_in_the_lane(slow: WorkerBench) -> None:
     lane = lane_of(slow.model)
     await slow.backends.bus.send(lane, GenerateImage("nobody"))
     await slow.backends.bus.send(lane, JobQueued("x", lane, "m", "noise"))
@@ -262,7 +264,9 @@ async def test_previews_are_made_once_a_stream_asks_for_them(tmp_path: Path, mon
 
 
 @pytest.mark.usefixtures("plain_logs")
-async def test_an_engine_in_trouble_fails_its_tasks_and_goes_on(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_in_trouble_fails_its_tasks_and_goes_on(
+    slow: WorkerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(engine_module, "decide", lambda *_: 1 / 0)
         failed = await slow.draw(steps=30)
@@ -272,7 +276,7 @@ async def test_an_engine_in_trouble_fails_its_tasks_and_goes_on(slow: Bench, mon
 
 
 @pytest.mark.usefixtures("plain_logs")
-async def test_a_preview_that_fails_costs_nobody_a_picture(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_preview_that_fails_costs_nobody_a_picture(slow: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NoopFamily, "preview", lambda self, clean: 1 / 0)
     monkeypatch.setattr(NoopFamily, "decode", lambda self, latent: np.zeros((64, 64, 3), np.uint8))
     job = await slow.accept(steps=30)
@@ -284,7 +288,7 @@ async def test_a_preview_that_fails_costs_nobody_a_picture(slow: Bench, monkeypa
     assert not any(fact.preview for fact in told)
 
 
-async def test_describe_says_what_is_loaded(bench: Bench) -> None:
+async def test_describe_says_what_is_loaded(bench: WorkerBench) -> None:
     await bench.draw()
     async with asyncio.timeout(10):  # the row is final a moment before the worker has put the task away
         while (said := await bench.service.Describe(pb.DescribeRequest(), None)).rows:
@@ -308,7 +312,7 @@ async def test_a_card_of_half_precision_is_loaded_in_float32_on_a_cpu(tiny_folde
             assert str(next(family.denoiser.parameters()).dtype) == f"torch.{found}"
 
 
-async def test_the_same_request_gives_the_same_bytes_in_any_company(bench: Bench) -> None:
+async def test_the_same_request_gives_the_same_bytes_in_any_company(bench: WorkerBench) -> None:
     alone = await bench.draw(seed=3)
     crowd = await asyncio.gather(*(bench.draw(seed=seed, guidance=1.0 + seed % 2) for seed in range(6)))
     mine = await bench.draw(seed=3)

@@ -38,7 +38,7 @@ SLOW = "noop:?step_ms=20"
 _numbers = itertools.count()
 
 
-class Bench:
+class WorkerBench:
     """Everything around one worker: ports, facts heard, and shorthands."""
 
     def __init__(self, settings: Settings, backends: Backends) -> None:
@@ -152,10 +152,10 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def running_worker(folder: Path, large: str, **changes: Any) -> AsyncIterator[Bench]:
+async def running_worker(folder: Path, large: str, **changes: Any) -> AsyncIterator[WorkerBench]:
     settings = Settings(data_dir=folder, large=large, device="cpu", metrics_listen="", torch_threads=1, **changes)
     backends = await open_backends(settings)
-    bench = Bench(settings, backends)
+    bench = WorkerBench(settings, backends)
     await bench.listen()
     await bench.service.start(bench.context)
     try:

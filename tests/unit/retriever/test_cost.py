@@ -15,7 +15,7 @@ candidates = st.lists(st.tuples(st.sampled_from([0, 5, 10, 25]), st.sampled_from
 
 def offer(one: Weighed, pace: Pace, *, picture: bool) -> Offer:
     state = State(one.entry_id, PICTURE_STEP if picture else one.start_step, "", 1, "", "")
-    candidate = Candidate(one.entry_id, "latent", one.similarity, one.wished_step, one.start_step)
+    candidate = Candidate(one.entry_id, "latent", one.similarity, one.allowed_step, one.start_step)
     return Offer(candidate, state, (), cost_of(pace, STEPS, one.start_step, picture=picture))
 
 

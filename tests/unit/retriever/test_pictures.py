@@ -70,7 +70,7 @@ def test_k_is_scaled_to_the_run_and_rounds_down() -> None:
 @pytest.mark.parametrize(("similarity", "k"), [(0.24, 0), (0.25, 5), (0.27, 10), (0.28, 15), (0.29, 25), (0.31, 30)])
 def test_the_published_table_begins_at_its_cosines(similarity: float, k: int) -> None:
     made = weigh_picture(request(), [LARGE], Hit("a", similarity), with_picture("a"))
-    assert made.candidate.wished_step == k
+    assert made.candidate.allowed_step == k
 
 
 def test_the_cheaper_of_latent_and_picture_wins_and_the_other_says_why_not() -> None:

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.retriever.planning import Found, Question, Rules, from_candidates, from_noise, from_repeat, lot
-from services.retriever.selection import wished_step
+from services.retriever.planning import Found, Question, Rules, from_candidates, from_noise, from_repeat, hash_uniform
+from services.retriever.selection import allowed_step
 from shared.domain.types import CacheMode, CompatKey, Entry, Hit, Plan, PlanSource, Request, Scope, Size, State
 from shared.models.card import find_card
 from shared.models.k_table import FIG_10, KTable
@@ -86,7 +86,7 @@ def test_ties_go_to_the_more_similar() -> None:
 def test_a_hole_is_named_and_filled_from_below() -> None:
     made = plan(question(), [(0.96, entry("a", ks=(5, 15)))])
     assert made.start_step == 15
-    assert made.candidates[0].wished_step == 25
+    assert made.candidates[0].allowed_step == 25
     assert "that state is not there" in made.reason
 
 
@@ -175,10 +175,10 @@ def test_an_exact_repeat_names_the_stored_picture() -> None:
 
 
 def test_lots_are_spread_and_independent_of_each_other() -> None:
-    lots = [lot(request(seed=seed), "sample") for seed in range(1000)]
+    lots = [hash_uniform(request(seed=seed), "sample") for seed in range(1000)]
     assert all(0 <= one < 1 for one in lots)
     assert 0.4 < sum(lots) / len(lots) < 0.6
-    assert lot(request(), "sample") != lot(request(), "epsilon")
+    assert hash_uniform(request(), "sample") != hash_uniform(request(), "epsilon")
 
 
 ks = st.lists(st.sampled_from([1, 5, 10, 15, 20, 25, 30]), max_size=5, unique=True)
@@ -221,7 +221,7 @@ def test_never_a_k_above_the_wished_nor_a_state_that_does_not_fit(
         assert not result.entry_id
         return
     similarity, chosen = next(pair for pair in made if pair[1].id == result.entry_id)
-    assert 0 < result.start_step <= wished_step(FIG_10, similarity, steps, savings) < max(steps, 2)
+    assert 0 < result.start_step <= allowed_step(FIG_10, similarity, steps, savings) < max(steps, 2)
     state = next(state for state in chosen.states if state.key == result.state_key)
     assert state.step * steps == result.start_step * chosen.compat.steps  # exactly the same noise
     assert chosen.compat.weights_hash == "w1"

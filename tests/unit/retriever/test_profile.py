@@ -14,7 +14,7 @@ from services.retriever.profile import (
     share_bounds,
     threshold,
 )
-from services.retriever.selection import wished_step
+from services.retriever.selection import allowed_step
 from shared.models.k_table import table_from_json, table_to_json
 
 
@@ -47,7 +47,7 @@ def test_a_k_that_is_never_safe_is_left_out_and_so_is_every_k_above_it() -> None
     table = build_table([*rows(5, 0.5), *rows(10, 2.0), *rows(15, 0.5)], alpha=0.9)
     assert [level.k for level in table.levels] == [5]
     assert {cell.k for cell in table.cells} == {5, 10, 15}  # what was measured stays readable
-    assert wished_step(table, 0.99, 50) == 5
+    assert allowed_step(table, 0.99, 50) == 5
 
 
 def test_one_bad_band_above_good_ones_is_not_averaged_away() -> None:
@@ -74,8 +74,8 @@ def test_too_few_rows_prove_nothing() -> None:
 def test_the_row_at_the_threshold_itself_passes() -> None:
     made = [ProfileRow(5, 0.8, 0.95 + i / 1000) for i in range(50)]
     table = build_table(made, alpha=0.9)
-    assert wished_step(table, 0.8, 50) == 5
-    assert wished_step(table, 0.799999, 50) == 0
+    assert allowed_step(table, 0.8, 50) == 5
+    assert allowed_step(table, 0.799999, 50) == 0
 
 
 def judged(count: int, *, lost: float = 0.0, wrong_from_noise: float = 0.0, seed: int = 0) -> list[ProfileRow]:

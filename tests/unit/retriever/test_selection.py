@@ -3,13 +3,13 @@ import pytest
 from services.retriever.selection import (
     Ladder,
     Weighed,
+    allowed_step,
     best,
-    kept_in_mind,
     largest_present,
-    others_may_do_better,
     shifted,
+    should_widen_search,
+    trim_candidates,
     weigh,
-    wished_step,
 )
 from shared.models.k_table import FIG_10, KTable, Level
 
@@ -19,16 +19,16 @@ from shared.models.k_table import FIG_10, KTable, Level
     [(0.2, 0), (0.65, 0), (0.651, 5), (0.75, 5), (0.76, 10), (0.86, 15), (0.9, 15), (0.91, 20), (0.95, 20), (1.0, 25)],
 )
 def test_fig_10_to_the_letter(similarity: float, k: int) -> None:
-    assert wished_step(FIG_10, similarity, 50) == k
+    assert allowed_step(FIG_10, similarity, 50) == k
 
 
 @pytest.mark.parametrize(("steps", "wished"), [(50, 25), (100, 50), (30, 15), (25, 12), (8, 4), (3, 1), (1, 0)])
 def test_k_is_scaled_to_the_request_and_rounds_down(steps: int, wished: int) -> None:
-    assert wished_step(FIG_10, 0.99, steps) == wished
+    assert allowed_step(FIG_10, 0.99, steps) == wished
 
 
 def test_an_empty_table_allows_nothing() -> None:
-    assert wished_step(KTable(()), 1.0, 50) == 0
+    assert allowed_step(KTable(()), 1.0, 50) == 0
     assert KTable(()).lowest_similarity > 1
 
 
@@ -36,7 +36,7 @@ def test_the_knob_scales_the_distance_to_identity() -> None:
     assert shifted(0.9, 0.5) == pytest.approx(0.9)
     assert shifted(0.9, 1.0) == pytest.approx(0.8)
     assert shifted(0.9, 0.0) == pytest.approx(0.95)
-    ks = [wished_step(FIG_10, 0.9, 50, savings=s / 10) for s in range(11)]
+    ks = [allowed_step(FIG_10, 0.9, 50, savings=s / 10) for s in range(11)]
     assert ks == sorted(ks)
     assert ks[0] < ks[5] < ks[10]
 
@@ -49,7 +49,7 @@ def test_a_hole_falls_to_the_largest_k_below() -> None:
 
 
 def test_levels_need_not_be_sorted() -> None:
-    assert wished_step(KTable((Level(20, 0.9), Level(5, 0.5))), 0.95, 50) == 20
+    assert allowed_step(KTable((Level(20, 0.9), Level(5, 0.5))), 0.95, 50) == 20
 
 
 def weighed(*entries: tuple[float, list[int]]) -> list[Weighed]:
@@ -58,18 +58,18 @@ def weighed(*entries: tuple[float, list[int]]) -> list[Weighed]:
 
 
 def test_holes_in_all_of_the_nearest_send_a_lookup_further() -> None:
-    assert others_may_do_better(weighed((0.92, [25]), (0.91, [25])), asked=2)
-    assert others_may_do_better(weighed((0.92, [5]), (0.86, [20])), asked=2)  # the last allows 15, 5 is there
-    assert not others_may_do_better(weighed((0.92, [15]), (0.86, [20])), asked=2)  # the next could not start later
-    assert not others_may_do_better(weighed((0.92, [25]), (0.6, [5])), asked=2)  # nor anything at all
-    assert not others_may_do_better(weighed((0.92, [25])), asked=2)  # there is no next
-    assert not others_may_do_better([], asked=1)
+    assert should_widen_search(weighed((0.92, [25]), (0.91, [25])), asked=2)
+    assert should_widen_search(weighed((0.92, [5]), (0.86, [20])), asked=2)  # the last allows 15, 5 is there
+    assert not should_widen_search(weighed((0.92, [15]), (0.86, [20])), asked=2)  # the next could not start later
+    assert not should_widen_search(weighed((0.92, [25]), (0.6, [5])), asked=2)  # nor anything at all
+    assert not should_widen_search(weighed((0.92, [25])), asked=2)  # there is no next
+    assert not should_widen_search([], asked=1)
 
 
 def test_what_was_looked_at_further_away_is_forgotten_unless_it_was_chosen() -> None:
     all_of_them = weighed((0.92, [25]), (0.91, [25]), (0.89, [20]), (0.88, [15]))
     chosen = best(all_of_them)
     assert chosen is all_of_them[3]
-    assert kept_in_mind(all_of_them, 2, chosen) == [*all_of_them[:2], chosen]
-    assert kept_in_mind(all_of_them, 4, chosen) == all_of_them
-    assert kept_in_mind(all_of_them, 2, None) == all_of_them[:2]
+    assert trim_candidates(all_of_them, 2, chosen) == [*all_of_them[:2], chosen]
+    assert trim_candidates(all_of_them, 4, chosen) == all_of_them
+    assert trim_candidates(all_of_them, 2, None) == all_of_them[:2]

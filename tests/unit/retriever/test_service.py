@@ -321,7 +321,7 @@ async def test_what_is_cached_and_evicted_is_known_without_asking_the_catalog(
         await home.backends.bus.publish(EntriesEvicted((), holes=(first,)))
         await heard(home.backends.bus)
         plan = await home.plan(request("x"), unit(1))
-        assert (plan.start_step, plan.candidates[0].wished_step) == (20, 25)
+        assert (plan.start_step, plan.candidates[0].allowed_step) == (20, 25)
         assert reads == [[first]]
 
 

@@ -16,7 +16,7 @@ from bench import two_model_quality as quality
 from bench import two_processes
 from bench.measuring.judging import Verdict, open_encoder
 from bench.trace_plans import NIRVANA, RETRIEVAL, hits_of
-from bench.traced.painting import Blank, Planned, claimed_by_small
+from bench.traced.painting import Blank, PlannedImage, claimed_by_small
 from bench.traced.traced_systems import Served, System, SystemRun, main_size, raise_thresholds, same_work, windows
 from bench.two_processes import Answer
 from load.sessions import make_trace
@@ -83,7 +83,7 @@ def test_in_throughput_mode_small_models_take_what_waits_in_refine() -> None:
 def test_a_blank_leaves_the_states_that_its_plan_asks_for() -> None:
     request = Request("a fox", Size(64, 64), 50, 1.0, 7)
     plan = Plan(PlanSource.LATENT, "large", 20, capture_steps=(25,))
-    (drawing,) = Blank().draw([Planned("a", request, plan)]).values()
+    (drawing,) = Blank().draw([PlannedImage("a", request, plan)]).values()
     assert (drawing.model, list(drawing.states), drawing.steps_run) == ("large", [25], 30)
 
 

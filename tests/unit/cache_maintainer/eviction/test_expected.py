@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from services.cache_maintainer.eviction.demand import Demand, silence, silences
-from services.cache_maintainer.eviction.expected import ExpectedShelf
-from services.cache_maintainer.eviction.scored import Fifo, Offer, Shelf, Wish
+from services.cache_maintainer.eviction.expected import ExpectedStateStore
+from services.cache_maintainer.eviction.scored import Fifo, Offer, StateStore, Wish
 from services.replay.policy import read_policy
 from services.replay.simulated.simulation import Replay
 from shared.domain.types import State
@@ -56,7 +56,7 @@ def test_silences_are_told_apart_alike_one_by_one_and_together() -> None:
     assert silence(1e9) == 15
 
 
-def offered(shelf: Shelf, name: str, user: str, at: float, *, room: int, start: int = 0) -> tuple[int, ...]:
+def offered(shelf: StateStore, name: str, user: str, at: float, *, room: int, start: int = 0) -> tuple[int, ...]:
     steps = tuple(k for k in LEVELS if k > start)
     kept = shelf.admit(Offer(name, user, start, steps, (STATE,) * len(steps), at), room)
     shelf.make_room(len(kept), len(kept) * STATE, room, at)
@@ -68,7 +68,7 @@ def offered(shelf: Shelf, name: str, user: str, at: float, *, room: int, start: 
 def test_it_learns_which_states_users_come_back_for() -> None:
     """Forty users in any order, who start from their own last picture at K = 25: one state of each fits."""
     room, rng = 60 * STATE, random.Random(3)
-    shelf, fifo = ExpectedShelf(LEVELS), Shelf(Fifo())
+    shelf, fifo = ExpectedStateStore(LEVELS), StateStore(Fifo())
     last: dict[str, str] = {}
     found, had = [], []
     for request in range(12_000):
@@ -88,7 +88,7 @@ def test_it_learns_which_states_users_come_back_for() -> None:
 
 
 def test_it_learns_from_the_first_two_hundred_lookups_on_and_less_often_later() -> None:
-    shelf, fitted_at = ExpectedShelf(LEVELS), []
+    shelf, fitted_at = ExpectedStateStore(LEVELS), []
     for lookup in range(1, 8001):
         before = shelf.demand.fits
         shelf.looked_up([], float(lookup))
@@ -100,7 +100,7 @@ def test_it_learns_from_the_first_two_hundred_lookups_on_and_less_often_later() 
 def test_what_is_seen_in_the_first_minutes_is_kept_for_in_the_first_minutes() -> None:
     """Of forty users half come back to their last picture, the others never."""
     room, rng = 60 * STATE, random.Random(7)
-    shelf, last = ExpectedShelf(LEVELS), dict[int, str]()
+    shelf, last = ExpectedStateStore(LEVELS), dict[int, str]()
     found = []
     for request in range(1200):
         user, at = rng.randrange(40), float(request)
@@ -119,7 +119,7 @@ def test_what_is_seen_in_the_first_minutes_is_kept_for_in_the_first_minutes() ->
 def test_what_nobody_comes_for_any_more_leaves_though_its_user_is_there() -> None:
     """Twenty users who come back to an entry six times, then to another, and draw what they never come back to."""
     room, rng = 30 * STATE, random.Random(5)
-    shelf, uses_left = ExpectedShelf((25,)), dict.fromkeys(range(20), 0)
+    shelf, uses_left = ExpectedStateStore((25,)), dict.fromkeys(range(20), 0)
     favourite: dict[int, str] = {}
     found = []
     for request in range(8000):
@@ -143,7 +143,7 @@ def test_what_nobody_comes_for_any_more_leaves_though_its_user_is_there() -> Non
 
 def test_states_of_entries_nobody_announced_can_leave() -> None:
     states = [State(f"e{number}", 25, "", STATE, "fp16", "", 0, 0.0, 0.0) for number in range(20)]
-    shelf = ExpectedShelf(LEVELS, states)
+    shelf = ExpectedStateStore(LEVELS, states)
     assert len(shelf.make_room(20, 20 * STATE, 20 * STATE, 9.0)) == 20
     assert shelf.bytes == 0
 
@@ -155,7 +155,7 @@ def state_of(name: str, step: int, at: float = 0.0) -> State:
 def test_of_a_shorter_run_only_the_state_of_a_level_leaves_with_it() -> None:
     """Of 20 steps, 10 stand at the level of 25, and there is a level of 10 whose state is the fourth."""
     levels = (5, 10, 15, 20, 25)
-    shelf, steps = ExpectedShelf(levels), (2, 4, 6, 8, 10)
+    shelf, steps = ExpectedStateStore(levels), (2, 4, 6, 8, 10)
     shelf.admit(Offer("a", "u", 0, steps, (STATE,) * 5, 0.0, 20), 99 * STATE)
     for step in steps:
         shelf.insert(state_of("a", step))
@@ -163,7 +163,7 @@ def test_of_a_shorter_run_only_the_state_of_a_level_leaves_with_it() -> None:
         shelf.looked_up([Wish("a", 25, 25)], at)
     first = shelf.make_room(1, STATE, 5 * STATE, 4.0)
     assert [one.step for one in first] != [10]
-    alike = ExpectedShelf(levels)  # the same with 50 steps
+    alike = ExpectedStateStore(levels)  # the same with 50 steps
     alike.admit(Offer("a", "u", 0, levels, (STATE,) * 5, 0.0), 99 * STATE)
     for step in levels:
         alike.insert(state_of("a", step))
@@ -176,7 +176,7 @@ def test_of_a_shorter_run_only_the_state_of_a_level_leaves_with_it() -> None:
 
 def test_a_batch_is_looked_at_before_any_of_its_states_is_there() -> None:
     """As the maintainer does at its first start: all jobs of a batch, then their states."""
-    shelf = ExpectedShelf(LEVELS)
+    shelf = ExpectedStateStore(LEVELS)
     for number in range(100):
         shelf.looked_up([], float(number))
         offer = Offer(f"e{number}", "u", 0, LEVELS, (STATE,) * len(LEVELS), float(number))
@@ -186,29 +186,29 @@ def test_a_batch_is_looked_at_before_any_of_its_states_is_there() -> None:
 def test_who_asked_is_forgotten_with_what_they_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody in particular with the entry, a user when many others asked since."""
     monkeypatch.setattr("services.cache_maintainer.eviction.expected.REMEMBERED", 100)
-    shelf, most = ExpectedShelf(LEVELS), 0
+    shelf, most = ExpectedStateStore(LEVELS), 0
     for number in range(3000):
         user = "" if number % 2 else f"u{number}"
         shelf.looked_up([], float(number))
         offered(shelf, f"e{number}", user, float(number), room=30 * STATE)
         most = max(most, len(shelf._users))
     assert most <= 100 + 30
-    anonymous, at = ExpectedShelf(LEVELS), 0.0
+    anonymous, at = ExpectedStateStore(LEVELS), 0.0
     for number in range(200):
         offered(anonymous, f"e{number}", "", at, room=30 * STATE)
     assert len(anonymous._users) <= 30
 
 
 def test_a_user_who_comes_back_is_known_though_nothing_of_theirs_is_left() -> None:
-    shelf = ExpectedShelf(LEVELS)
+    shelf = ExpectedStateStore(LEVELS)
     for number in range(10):
         offered(shelf, f"e{number}", "ada", float(number), room=30 * STATE, start=0)
     row = shelf._users.of("ada")
-    mood = float(shelf._users.mood[row])
+    start_ema = float(shelf._users.start_ema[row])
     for number in range(10):
         for level in LEVELS:
             shelf.remove((f"e{number}", level))
-    assert (shelf._users.of("ada"), float(shelf._users.mood[row])) == (row, mood)
+    assert (shelf._users.of("ada"), float(shelf._users.start_ema[row])) == (row, start_ema)
 
 
 def test_smaller_states_multiply_the_budget() -> None:
@@ -220,7 +220,7 @@ def test_smaller_states_multiply_the_budget() -> None:
 
 
 def test_its_score_is_the_worth_by_which_states_leave() -> None:
-    shelf, rng = ExpectedShelf(LEVELS), random.Random(2)
+    shelf, rng = ExpectedStateStore(LEVELS), random.Random(2)
     for number in range(250):  # the first fit comes after 200 lookups
         at = float(number)
         before = f"e{number - rng.randrange(1, 4)}"

@@ -6,18 +6,18 @@ import random
 
 import pytest
 
-from services.cache_maintainer.eviction.aging import AgingShelf, Lrbu
+from services.cache_maintainer.eviction.aging import AgingStateStore, Lrbu
 from services.cache_maintainer.eviction.policies import Knobs
-from services.cache_maintainer.eviction.scored import Shelf
+from services.cache_maintainer.eviction.scored import StateStore
 from services.replay.simulated.general import (
     SHELVES,
     Gdsf,
-    GdsfShelf,
+    GdsfStateStore,
     S3Fifo,
-    S3FifoShelf,
+    S3FifoStateStore,
     WTinyLfu,
-    WTinyLfuShelf,
-    open_shelf,
+    WTinyLfuStateStore,
+    open_state_store,
 )
 from shared.domain.types import State
 
@@ -26,7 +26,7 @@ def state(entry: str, step: int, *, uses: int = 0, size: int = 100, at: float = 
     return State(entry, step, f"states/{entry}/1/{step}", size, "fp16", "", uses, at, at)
 
 
-def leaving(shelf: Shelf, count: int, now: float) -> list[str]:
+def leaving(shelf: StateStore, count: int, now: float) -> list[str]:
     return [one.entry_id for one in shelf.make_room(count, 100, shelf.bytes, now)]
 
 
@@ -36,13 +36,13 @@ def test_lrbu_weighs_use_steps_bytes_and_time_since_the_last_use() -> None:
     policy = Lrbu()
     worth = {one.entry_id: policy.worth(one, 20 - one.used_at) for one in states}
     assert worth == pytest.approx({"used": 0.025, "old": 0.0125, "small": 0.025, "new": 0.05})
-    assert leaving(AgingShelf(policy, states), 1, now=20) == ["old"]
-    assert leaving(AgingShelf(policy, states), 1, now=1000) == ["new"]  # by then all are old
+    assert leaving(AgingStateStore(policy, states), 1, now=20) == ["old"]
+    assert leaving(AgingStateStore(policy, states), 1, now=1000) == ["new"]  # by then all are old
 
 
 def test_lrbu_always_evicts_what_is_worth_least_at_that_moment() -> None:
     rng, policy = random.Random(0), Lrbu()
-    shelf = AgingShelf(policy)
+    shelf = AgingStateStore(policy)
     for now in range(1, 600):
         held = list(shelf)
         if held and rng.random() < 0.4:
@@ -59,7 +59,7 @@ def test_lrbu_always_evicts_what_is_worth_least_at_that_moment() -> None:
 
 
 def test_gdsf_lets_old_use_pale() -> None:
-    shelf = GdsfShelf(Gdsf(initial_uses=1), [state("much", 10, uses=3)])
+    shelf = GdsfStateStore(Gdsf(initial_uses=1), [state("much", 10, uses=3)])
     for number in range(6):  # each newcomer raises what the next one starts with
         shelf.insert(state(f"e{number}", 10, at=number))
         leaving(shelf, 1, now=number)
@@ -67,7 +67,7 @@ def test_gdsf_lets_old_use_pale() -> None:
 
 
 def test_s3fifo_keeps_what_was_used_twice_while_it_waited() -> None:
-    shelf = S3FifoShelf(S3Fifo(), [state(f"e{number}", 5, at=number) for number in range(10)])
+    shelf = S3FifoStateStore(S3Fifo(), [state(f"e{number}", 5, at=number) for number in range(10)])
     for _ in range(2):
         shelf.use(("e0", 5), 20.0)
     shelf.use(("e1", 5), 21.0)
@@ -76,7 +76,7 @@ def test_s3fifo_keeps_what_was_used_twice_while_it_waited() -> None:
 
 
 def test_wtinylfu_takes_in_only_what_was_used_more_than_what_would_leave() -> None:
-    shelf = WTinyLfuShelf(WTinyLfu(), [state(f"e{number}", 5, at=number) for number in range(10)])
+    shelf = WTinyLfuStateStore(WTinyLfu(), [state(f"e{number}", 5, at=number) for number in range(10)])
     assert leaving(shelf, 1, now=10) == ["e0"]
     shelf.insert(state("new", 5, at=11))
     shelf.insert(state("next", 5, at=12))  # pushes `new` out of the window
@@ -86,7 +86,7 @@ def test_wtinylfu_takes_in_only_what_was_used_more_than_what_would_leave() -> No
 
 @pytest.mark.parametrize("name", sorted(SHELVES))
 def test_every_shelf_counts_right_and_can_be_emptied(name: str) -> None:
-    rng, shelf = random.Random(1), open_shelf(name, Knobs(capture_steps=(5, 25)))
+    rng, shelf = random.Random(1), open_state_store(name, Knobs(capture_steps=(5, 25)))
     for now in range(300):
         for step in (5, 25):
             shelf.insert(state(f"e{now}", step, size=rng.choice((60, 100)), at=float(now)))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.cache_maintainer.eviction.scored import POLICIES, Fifo, Lcbfu, Lfu, Lru, Policy, Shelf
+from services.cache_maintainer.eviction.scored import POLICIES, Fifo, Lcbfu, Lfu, Lru, Policy, StateStore
 from shared.domain.types import State
 
 
@@ -22,26 +22,26 @@ def test_the_papers_example_2500_against_1000() -> None:
     i, j = state("i", 25, uses=100), state("j", 5, uses=200)
     assert policy.score(i)[0] == 2500
     assert policy.score(j)[0] == 1000
-    assert names(Shelf(policy, [i, j]).make_room(1, 1, 200)) == [("j", 5)]
-    assert names(Shelf(Lfu(), [i, j]).make_room(1, 1, 200)) == [("i", 25)]  # what a plain policy would do
+    assert names(StateStore(policy, [i, j]).make_room(1, 1, 200)) == [("j", 5)]
+    assert names(StateStore(Lfu(), [i, j]).make_room(1, 1, 200)) == [("i", 25)]  # what a plain policy would do
 
 
 def test_nothing_leaves_until_the_limit_then_as_many_as_come() -> None:
-    shelf = Shelf(Lcbfu(), [state("a", k) for k in (5, 10, 15, 20, 25)])
+    shelf = StateStore(Lcbfu(), [state("a", k) for k in (5, 10, 15, 20, 25)])
     assert shelf.make_room(5, 500, 1000) == []
-    shelf = Shelf(Lcbfu(), [state("a", k) for k in (5, 10, 15, 20, 25)])
+    shelf = StateStore(Lcbfu(), [state("a", k) for k in (5, 10, 15, 20, 25)])
     assert names(shelf.make_room(2, 200, 600)) == [("a", 5), ("a", 10)]  # one would do: the paper evicts |K|
     assert shelf.bytes == 300
 
 
 def test_more_leave_while_the_bytes_do_not_fit() -> None:
-    shelf = Shelf(Fifo(), [state("a", k, created=k) for k in range(1, 11)])
+    shelf = StateStore(Fifo(), [state("a", k, created=k) for k in range(1, 11)])
     assert len(shelf.make_room(1, 550, 1000)) == 6
     assert shelf.bytes + 550 <= 1000
 
 
 def test_uses_move_a_state_back() -> None:
-    shelf = Shelf(Lcbfu(), [state("a", 10), state("b", 10)])
+    shelf = StateStore(Lcbfu(), [state("a", 10), state("b", 10)])
     shelf.use(("a", 10), at=5.0)
     shelf.use(("gone", 10), at=5.0)
     assert names(shelf.make_room(1, 100, 200)) == [("b", 10)]
@@ -56,13 +56,13 @@ def test_the_longest_unused_of_equals_leaves_first() -> None:
         state("b", 10, created=1, used=4),
         state("c", 5, created=3, used=5),
     ]
-    assert names(Shelf(policy, states).make_room(1, 100, 300)) == [("a", 10)]
+    assert names(StateStore(policy, states).make_room(1, 100, 300)) == [("a", 10)]
 
 
 def test_initial_uses_decide_among_the_never_used() -> None:
     never, once = state("new", 25), state("old", 5, uses=3)
-    assert names(Shelf(Lcbfu(initial_uses=0), [never, once]).make_room(1, 1, 200)) == [("new", 25)]
-    assert names(Shelf(Lcbfu(initial_uses=1), [never, once]).make_room(1, 1, 200)) == [("old", 5)]
+    assert names(StateStore(Lcbfu(initial_uses=0), [never, once]).make_room(1, 1, 200)) == [("new", 25)]
+    assert names(StateStore(Lcbfu(initial_uses=1), [never, once]).make_room(1, 1, 200)) == [("old", 5)]
 
 
 @pytest.mark.parametrize(("policy", "first"), [(Lru(), "b"), (Lfu(), "c"), (Fifo(), "a")])
@@ -72,11 +72,11 @@ def test_the_plain_policies(policy: Policy, first: str) -> None:
         state("b", 5, created=2, used=3, uses=2),
         state("c", 5, created=3, used=4, uses=1),
     ]
-    assert Shelf(policy, states).make_room(1, 100, 300)[0].entry_id == first
+    assert StateStore(policy, states).make_room(1, 100, 300)[0].entry_id == first
 
 
 def test_alive_until_the_last_state_is_gone() -> None:
-    shelf = Shelf(Fifo(), [state("a", 5, created=1), state("a", 10, created=2)])
+    shelf = StateStore(Fifo(), [state("a", 5, created=1), state("a", 10, created=2)])
     assert names(shelf.make_room(1, 100, 200)) == [("a", 5)]
     assert shelf.alive("a")
     shelf.remove(("a", 10))
@@ -85,7 +85,7 @@ def test_alive_until_the_last_state_is_gone() -> None:
 
 
 def test_the_heap_does_not_grow_with_every_use() -> None:
-    shelf = Shelf(Lcbfu(), [state("a", 10)])
+    shelf = StateStore(Lcbfu(), [state("a", 10)])
     for at in range(1000):
         shelf.use(("a", 10), at=float(at))
     assert len(shelf._heap) < 100
@@ -108,7 +108,7 @@ def test_the_running_heap_evicts_what_a_sort_would_and_keeps_the_budget(
     operations: list[tuple[str, int, int, int]], policy: str
 ) -> None:
     max_bytes = 1000
-    shelf, model = Shelf(POLICIES[policy]()), dict[tuple[str, int], State]()
+    shelf, model = StateStore(POLICIES[policy]()), dict[tuple[str, int], State]()
     for at, (kind, number, step, value) in enumerate(operations):
         key = (f"e{number}", step)
         if kind == "insert":

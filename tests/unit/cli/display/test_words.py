@@ -13,7 +13,7 @@ from rich.console import Console
 
 from services.cli.demo.report import started
 from services.cli.display.words import (
-    Bar,
+    ProgressBars,
     candidates_table,
     counted,
     hint,
@@ -104,7 +104,7 @@ def test_prompts_are_never_markup() -> None:
 
 def test_a_bar_says_nothing_where_there_is_no_terminal() -> None:
     console = Console(force_terminal=False)
-    with console.capture() as said, Bar(console=console) as bar:
+    with console.capture() as said, ProgressBars(console=console) as bar:
         bar.add_task("drawing", total=2)
     assert said.get() == ""
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from services.global_monitor.allocation.starvation import Stand, turns
+from services.global_monitor.allocation.starvation import WorkerSlot, turns
 from services.global_monitor.monitor import GlobalMonitor, Rules
 from shared.domain.messages import WorkerReported
 
@@ -14,11 +14,13 @@ BOUND_S = 30.0
 MODELS = ("large", "small", "tiny")
 
 
-def stand(name: str, home: str, told: str = "", since: float | None = 0.0, able: tuple[str, ...] = MODELS) -> Stand:
-    return Stand(name, home, told or home, since, frozenset(able))
+def stand(
+    name: str, home: str, told: str = "", since: float | None = 0.0, able: tuple[str, ...] = MODELS
+) -> WorkerSlot:
+    return WorkerSlot(name, home, told or home, since, frozenset(able))
 
 
-def at(seconds: float, waits: dict[str, float], *stands: Stand) -> dict[str, str]:
+def at(seconds: float, waits: dict[str, float], *stands: WorkerSlot) -> dict[str, str]:
     return turns(stands, waits, BOUND_S, seconds, "large")
 
 

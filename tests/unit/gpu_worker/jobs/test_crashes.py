@@ -11,10 +11,10 @@ import sqlalchemy as sa
 
 from services.gpu_worker.service import GpuWorkerService
 from shared.domain.types import Job, JobState
-from tests.unit.gpu_worker.worker import SLOW, Bench, running_worker
+from tests.unit.gpu_worker.worker import SLOW, WorkerBench, running_worker
 
 
-async def crashed(bench: Bench, together: int, alone: int = 0) -> Job:
+async def crashed(bench: WorkerBench, together: int, alone: int = 0) -> Job:
     """A job whose worker crashed so often, beside other jobs and while the job ran alone."""
     job = await bench.accept(steps=20)
     for number in range(together + alone):
@@ -23,7 +23,7 @@ async def crashed(bench: Bench, together: int, alone: int = 0) -> Job:
     return job
 
 
-async def test_a_job_seen_at_two_crashes_rides_alone_and_after_three_more_it_fails(slow: Bench) -> None:
+async def test_a_job_seen_at_two_crashes_rides_alone_and_after_three_more_it_fails(slow: WorkerBench) -> None:
     job = await crashed(slow, 2)
     await slow.send(job)
     await slow.until(lambda row: row.state is JobState.RUNNING and row.attempt == 4, job.id)
@@ -41,14 +41,14 @@ async def test_a_job_seen_at_two_crashes_rides_alone_and_after_three_more_it_fai
     assert done.error.startswith("its worker crashed 5 times, 3 of them in the 0 s that the job ran alone; ")
 
 
-async def test_crashes_beside_other_jobs_condemn_nobody(slow: Bench) -> None:
+async def test_crashes_beside_other_jobs_condemn_nobody(slow: WorkerBench) -> None:
     suspect = await crashed(slow, 10)
     await slow.send(suspect)
     done = await slow.final(suspect.id)
     assert (done.state, done.crashes, done.crashes_alone) == (JobState.SUCCEEDED, 10, 0)
 
 
-async def test_crashes_that_the_fleet_explains_condemn_nobody(slow: Bench) -> None:
+async def test_crashes_that_the_fleet_explains_condemn_nobody(slow: WorkerBench) -> None:
     """A worker of somebody else's crashes every two seconds or so."""
     healthy = await crashed(slow, 2, 3)
     await slow.backends.catalog._database.write(
@@ -104,7 +104,7 @@ async def test_a_worker_reports_while_it_holds_a_job_and_its_end_is_no_crash(tmp
         assert ended.busy_s > fleet.busy_s
 
 
-async def test_what_waits_beside_a_job_that_rides_alone_is_not_there_when_the_worker_crashes(slow: Bench) -> None:
+async def test_what_waits_beside_a_job_that_rides_alone_is_not_there_when_the_worker_crashes(slow: WorkerBench) -> None:
     suspect, other = await crashed(slow, 2), await slow.accept(steps=20)
     await slow.send(suspect)
     await slow.until(lambda row: row.state is JobState.RUNNING and row.attempt == 4, suspect.id)
@@ -115,7 +115,7 @@ async def test_what_waits_beside_a_job_that_rides_alone_is_not_there_when_the_wo
     await slow.final(other.id)
 
 
-async def test_a_job_that_must_ride_alone_is_nobodys_until_the_others_are_done(slow: Bench) -> None:
+async def test_a_job_that_must_ride_alone_is_nobodys_until_the_others_are_done(slow: WorkerBench) -> None:
     suspect, other = await crashed(slow, 2), await slow.accept(steps=20)
     await slow.send(other)
     await slow.until(lambda row: row.state is JobState.RUNNING, other.id)
@@ -130,7 +130,7 @@ async def test_a_job_that_must_ride_alone_is_nobodys_until_the_others_are_done(s
 
 
 @pytest.fixture
-async def two(slow: Bench) -> AsyncIterator[Bench]:
+async def two(slow: WorkerBench) -> AsyncIterator[WorkerBench]:
     """A second worker in the same process."""
     beside = GpuWorkerService(2, slow.service._process)
     await beside.start(slow.context)
@@ -139,7 +139,7 @@ async def two(slow: Bench) -> AsyncIterator[Bench]:
     await beside.stop()
 
 
-async def test_no_other_worker_of_the_process_has_a_job_beside_one_that_runs_alone(two: Bench) -> None:
+async def test_no_other_worker_of_the_process_has_a_job_beside_one_that_runs_alone(two: WorkerBench) -> None:
     suspect = await crashed(two, 2)
     await two.send(suspect)
     await two.until(lambda row: row.state is JobState.RUNNING and row.attempt == 4, suspect.id)
@@ -151,7 +151,7 @@ async def test_no_other_worker_of_the_process_has_a_job_beside_one_that_runs_alo
     assert all(job.updated_at > alone.updated_at for job in rest)
 
 
-async def test_the_crash_of_a_process_is_one_however_many_workers_it_has(two: Bench) -> None:
+async def test_the_crash_of_a_process_is_one_however_many_workers_it_has(two: WorkerBench) -> None:
     """Else the workers beside would crash as often as a job that kills the process, and explain that for ever."""
     jobs = [await two.accept(steps=200) for _ in range(12)]
     for job in jobs:

@@ -18,11 +18,11 @@ from shared.domain.messages import (
     lane_of,
 )
 from shared.domain.types import Job, JobState
-from tests.unit.gpu_worker.worker import SLOW, Bench, running_worker
+from tests.unit.gpu_worker.worker import SLOW, WorkerBench, running_worker
 
 
 async def test_a_worker_that_lives_through_an_outage_of_the_catalog_is_no_crash_of_its_job(
-    slow: Bench, monkeypatch: pytest.MonkeyPatch
+    slow: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease runs out unrenewed, and somebody else notices before the worker does that the catalog is back."""
     renew, tried = slow.jobs.renew, asyncio.Event()
@@ -43,7 +43,7 @@ async def test_a_worker_that_lives_through_an_outage_of_the_catalog_is_no_crash_
     await slow.jobs.cancel(job.id)
 
 
-async def test_a_worker_that_was_heard_all_the_time_takes_no_crash_back(slow: Bench) -> None:
+async def test_a_worker_that_was_heard_all_the_time_takes_no_crash_back(slow: WorkerBench) -> None:
     """What made it lose its lease may well be the job: it must count, or such a job goes round for ever."""
     job = await slow.accept(steps=200)
     await slow.send(job)
@@ -59,7 +59,7 @@ async def test_a_worker_that_was_heard_all_the_time_takes_no_crash_back(slow: Be
 
 
 async def test_a_lost_claim_whose_task_does_not_come_back_is_repaired(
-    slow: Bench, monkeypatch: pytest.MonkeyPatch
+    slow: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It went to another worker, which can but wait for the lease."""
     claim = slow.jobs.claim
@@ -99,7 +99,7 @@ async def test_a_worker_that_slept_longer_than_a_lease_claims_its_own_job_again(
         assert [one.state for one in pair] == [JobState.SUCCEEDED] * 2
 
 
-async def _let_lease_run_out(bench: Bench, job_id: str) -> None:
+async def _let_lease_run_out(bench: WorkerBench, job_id: str) -> None:
     def expire(connection: Any) -> None:
         connection.execute(sa.text("UPDATE jobs SET lease_until = 1 WHERE id = :id"), {"id": job_id})
 
@@ -107,7 +107,9 @@ async def _let_lease_run_out(bench: Bench, job_id: str) -> None:
 
 
 @pytest.mark.usefixtures("plain_logs")
-async def test_a_claim_that_only_lost_its_answer_is_no_crash(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_claim_that_only_lost_its_answer_is_no_crash(
+    slow: WorkerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Long before its lease, of a minute, runs out."""
     claim, unheard = slow.jobs.claim, list[Job | None]()
 
@@ -128,7 +130,7 @@ async def test_a_claim_that_only_lost_its_answer_is_no_crash(slow: Bench, monkey
 @pytest.mark.usefixtures("plain_logs")
 @pytest.mark.parametrize("what", ["its answer is lost", "it was cancelled meanwhile"])
 async def test_a_job_that_must_ride_alone_is_let_go_of_with_its_task(
-    slow: Bench, monkeypatch: pytest.MonkeyPatch, what: str
+    slow: WorkerBench, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """It is claimed, looked at and released; where that release hits no row its task must not stay in hand."""
     monkeypatch.setattr(endings_module, "RETRY_S", 0.01)
@@ -159,7 +161,7 @@ async def test_a_job_that_must_ride_alone_is_let_go_of_with_its_task(
             await receiver.get()
 
 
-async def test_a_claim_cancelled_half_way_is_handed_back(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_claim_cancelled_half_way_is_handed_back(slow: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     claim, claimed = slow.jobs.claim, asyncio.Event()
 
     async def answers_late(*given: Any) -> Job | None:

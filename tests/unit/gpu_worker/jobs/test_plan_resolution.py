@@ -22,10 +22,10 @@ from shared.domain.messages import (
 )
 from shared.domain.types import Job, ModelPlan, Plan, PlanSource, Size
 from tests.redraw import redraw
-from tests.unit.gpu_worker.worker import STEPS, Bench, running_worker
+from tests.unit.gpu_worker.worker import STEPS, WorkerBench, running_worker
 
 
-async def test_a_hit_starts_after_k_steps_and_is_redrawn_bit_equal_from_its_plan(bench: Bench) -> None:
+async def test_a_hit_starts_after_k_steps_and_is_redrawn_bit_equal_from_its_plan(bench: WorkerBench) -> None:
     first = await bench.draw()
     entry = await bench.cache(first)
     plan = bench.hit(entry, 4, fresh_noise=0.5, noise_seed=99, capture_steps=(6,))
@@ -43,13 +43,13 @@ async def test_a_hit_starts_after_k_steps_and_is_redrawn_bit_equal_from_its_plan
     assert not np.array_equal(await bench.picture(first), await bench.picture(second))
 
 
-async def test_without_fresh_noise_a_hit_on_the_same_request_is_the_same_picture(bench: Bench) -> None:
+async def test_without_fresh_noise_a_hit_on_the_same_request_is_the_same_picture(bench: WorkerBench) -> None:
     first = await bench.draw()
     second = await bench.draw(bench.hit(await bench.cache(first), 4))
     assert np.array_equal(await bench.picture(first), await bench.picture(second))
 
 
-async def test_a_state_serves_a_run_of_another_length_at_the_same_noise_level(bench: Bench) -> None:
+async def test_a_state_serves_a_run_of_another_length_at_the_same_noise_level(bench: WorkerBench) -> None:
     entry = await bench.cache(await bench.draw())
     job = await bench.draw(bench.hit(entry, 4, start_step=8), steps=20)
     assert job.result is not None, job.error
@@ -57,7 +57,7 @@ async def test_a_state_serves_a_run_of_another_length_at_the_same_noise_level(be
     assert await bench.told(StateUsed) == [StateUsed(entry.id, 4)]
 
 
-async def test_a_missing_blob_is_a_hole_and_the_next_smaller_k_starts(bench: Bench) -> None:
+async def test_a_missing_blob_is_a_hole_and_the_next_smaller_k_starts(bench: WorkerBench) -> None:
     entry = await bench.cache(await bench.draw())
     await bench.blobs.delete([entry.states[1].key])
     job = await bench.draw(bench.hit(entry, 4))
@@ -70,7 +70,7 @@ async def test_a_missing_blob_is_a_hole_and_the_next_smaller_k_starts(bench: Ben
     assert await bench.told(StateLost) == [StateLost(entry.id, 4, entry.states[1].key)]
 
 
-async def test_corrupt_blobs_all_the_way_down_mean_noise(bench: Bench) -> None:
+async def test_corrupt_blobs_all_the_way_down_mean_noise(bench: WorkerBench) -> None:
     entry = await bench.cache(await bench.draw())
     await bench.blobs.put(entry.states[1].key, encode_state(np.ones((4, 16, 16), np.float32), "fp32"))
     await bench.blobs.put(entry.states[0].key, b"garbage")
@@ -85,7 +85,7 @@ async def test_corrupt_blobs_all_the_way_down_mean_noise(bench: Bench) -> None:
     assert await bench.told(StateLost, count=2) == lost
 
 
-async def test_a_hole_is_told_under_the_k_of_the_run_that_left_it(bench: Bench) -> None:
+async def test_a_hole_is_told_under_the_k_of_the_run_that_left_it(bench: WorkerBench) -> None:
     entry = await bench.cache(await bench.draw())
     await bench.blobs.delete([entry.states[1].key])
     job = await bench.draw(bench.hit(entry, 4, start_step=8), steps=20)
@@ -93,7 +93,7 @@ async def test_a_hole_is_told_under_the_k_of_the_run_that_left_it(bench: Bench) 
     assert await bench.told(StateLost) == [StateLost(entry.id, 4, entry.states[1].key)]
 
 
-async def test_a_state_of_another_shape_is_a_hole(bench: Bench) -> None:
+async def test_a_state_of_another_shape_is_a_hole(bench: WorkerBench) -> None:
     entry = await bench.cache(await bench.draw())
     wrong = encode_state(np.zeros((4, 8, 8), np.float32), "fp32")
     sha256 = await bench.blobs.put(entry.states[1].key, wrong)
@@ -143,7 +143,7 @@ async def test_a_failing_cache_never_fails_a_request(
         assert not bench.heard(StateLost)  # none of these says that the blob is gone for good
 
 
-async def test_other_weights_are_a_miss(bench: Bench) -> None:
+async def test_other_weights_are_a_miss(bench: WorkerBench) -> None:
     entry = await bench.cache(await bench.draw())
     job = await bench.draw(bench.hit(entry, 4, weights_hash="0" * 16))
     assert job.result is not None, job.error
@@ -152,7 +152,7 @@ async def test_other_weights_are_a_miss(bench: Bench) -> None:
     assert job.plan.weights_hash == bench.service._place.card.weights_hash
 
 
-async def test_a_vanished_entry_means_noise(bench: Bench) -> None:
+async def test_a_vanished_entry_means_noise(bench: WorkerBench) -> None:
     entry = await bench.cache(await bench.draw())
     plan = bench.hit(entry, 4)
     await bench.backends.catalog.entries.drop_entries([entry.id])
@@ -161,7 +161,7 @@ async def test_a_vanished_entry_means_noise(bench: Bench) -> None:
     assert job.plan.source is PlanSource.NOISE
 
 
-async def test_a_picture_starts_a_picture(bench: Bench) -> None:
+async def test_a_picture_starts_a_picture(bench: WorkerBench) -> None:
     first = await bench.draw()
     assert first.result is not None
     plan = replace(
@@ -172,7 +172,9 @@ async def test_a_picture_starts_a_picture(bench: Bench) -> None:
     assert job.result.steps_run == STEPS - 6
 
 
-async def test_a_large_picture_is_decoded_beside_the_event_loop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_picture_is_decoded_beside_the_event_loop(
+    bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads = list[threading.Thread]()
 
     def noted(data: bytes) -> Pixels:
@@ -219,7 +221,7 @@ async def test_a_crashed_attempt_resumes_from_its_checkpoint_to_the_bit(
         assert saved not in await bench.keys("checkpoints/")
 
 
-async def _checkpoint_of(bench: Bench, job: Job, *, named: bool = True) -> str:
+async def _checkpoint_of(bench: WorkerBench, job: Job, *, named: bool = True) -> str:
     """Runs a claimed job as far as its first checkpoint and leaves it there, like a worker that dies."""
     from services.gpu_worker.engine.engine import Engine
     from services.gpu_worker.engine.events import Checkpointed
@@ -280,7 +282,7 @@ async def test_a_checkpoint_that_the_catalog_forgot_is_found_by_its_name(
 
 
 async def test_the_state_that_a_task_names_is_read_while_its_job_is_claimed(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = await bench.cache(await bench.draw())
     plan, claim, get, reads = bench.hit(entry, 4), bench.jobs.claim, bench.blobs.get, list[str]()
@@ -305,7 +307,7 @@ async def test_the_state_that_a_task_names_is_read_while_its_job_is_claimed(
     assert done.result.steps_run == STEPS - 4
 
 
-async def test_the_row_decides_where_a_job_starts_whatever_its_task_names(bench: Bench) -> None:
+async def test_the_row_decides_where_a_job_starts_whatever_its_task_names(bench: WorkerBench) -> None:
     entry = await bench.cache(await bench.draw())
     plan, other = bench.hit(entry, 4), entry.states[0]
     job = await bench.accept(plan)

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from services.gpu_worker.jobs.process import Turns
+from services.gpu_worker.jobs.process import SharedExclusiveLock
 
 
 class Hand:
@@ -35,7 +35,7 @@ async def settled() -> None:
 
 
 async def test_one_alone_waits_for_those_together_and_they_for_it() -> None:
-    turns = Turns()
+    turns = SharedExclusiveLock()
     one, two = Hand(turns.together()), Hand(turns.together())
     await settled()
     alone = Hand(turns.alone())
@@ -56,7 +56,7 @@ async def test_one_alone_waits_for_those_together_and_they_for_it() -> None:
 
 
 async def test_whoever_stops_waiting_holds_nobody_up() -> None:
-    turns = Turns()
+    turns = SharedExclusiveLock()
     one = Hand(turns.together())
     await settled()
     alone, later = Hand(turns.alone()), Hand(turns.together())

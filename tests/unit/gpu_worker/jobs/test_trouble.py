@@ -24,10 +24,10 @@ from shared.domain.messages import (
 )
 from shared.domain.types import Job, JobState, Size
 from shared.runtime.telemetry import METRICS
-from tests.unit.gpu_worker.worker import SLOW, Bench, running_worker
+from tests.unit.gpu_worker.worker import SLOW, WorkerBench, running_worker
 
 
-async def test_checkpoints_of_a_worker_killed_after_its_jobs_end_go_with_its_task(slow: Bench) -> None:
+async def test_checkpoints_of_a_worker_killed_after_its_jobs_end_go_with_its_task(slow: WorkerBench) -> None:
     job = await slow.draw(steps=2)
     await slow.idle()
     await slow.blobs.put(f"checkpoints/{job.id}-1-1.safetensors", b"left")
@@ -62,7 +62,7 @@ async def test_blobs_that_cannot_be_deleted_now_are_left_to_the_collector(
     assert "task put back" not in told
 
 
-async def _send_again(bench: Bench, job: Job) -> None:
+async def _send_again(bench: WorkerBench, job: Job) -> None:
     """The task as the broker brings it after its worker died."""
     lane = lane_of(bench.model)
     parcel = Parcel(lane, *encode(GenerateImage(job.id)), urgent=False, delivered=True)
@@ -70,9 +70,9 @@ async def _send_again(bench: Bench, job: Job) -> None:
 
 
 async def test_a_worker_that_dies_before_the_burial_leaves_it_to_the_next(
-    slow: Bench, monkeypatch: pytest.MonkeyPatch
+    slow: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endings_module, "BURIAL_S", 0.05)
+    monkeypatch.setattr(endings_module, "DEAD_LETTER_GRACE_S", 0.05)
     job = await slow.accept()
     assert await slow.jobs.claim(job.id, "dead", 60)
     assert await slow.jobs.fail(job.id, 1, "its own fault", final=True)  # killed here
@@ -85,9 +85,11 @@ async def test_a_worker_that_dies_before_the_burial_leaves_it_to_the_next(
     assert (letter.message, letter.reason) == (GenerateImage(job.id), "its own fault")
 
 
-async def test_of_all_the_tasks_of_a_failed_job_one_is_buried(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_all_the_tasks_of_a_failed_job_one_is_buried(
+    slow: WorkerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its worker was killed again and again: the broker's task, and one of the sweeper's for each crash."""
-    monkeypatch.setattr(endings_module, "BURIAL_S", 0.2)
+    monkeypatch.setattr(endings_module, "DEAD_LETTER_GRACE_S", 0.2)
     job = await slow.accept()
     assert await slow.jobs.claim(job.id, "dead", 60)
     assert await slow.jobs.fail(job.id, 1, "crashed 5 times", final=True)
@@ -132,7 +134,7 @@ async def test_a_failure_whose_commit_only_lost_its_answer_is_buried(
 
 
 async def test_the_tasks_own_error_is_tried_three_times_then_kept_on_the_job(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bench.draw()
     before = set(await bench.keys())
@@ -179,7 +181,7 @@ async def test_what_names_hosts_is_in_the_dead_letter_and_not_on_the_job(
     assert "gpu-7.internal" in letter.reason
 
 
-async def test_a_full_disk_loses_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_loses_nothing(bench: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     put = bench.blobs.put
     refused: list[str] = []
 
@@ -225,7 +227,7 @@ async def test_a_full_catalog_delays_the_end_of_a_job_and_costs_no_picture(
 
 
 @pytest.mark.usefixtures("plain_logs")
-async def test_a_full_catalog_delays_a_failure_too(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_catalog_delays_a_failure_too(slow: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     fail = slow.jobs.fail
     refused: list[bool] = []
 
@@ -243,7 +245,7 @@ async def test_a_full_catalog_delays_a_failure_too(slow: Bench, monkeypatch: pyt
 
 
 async def test_a_commit_that_only_lost_its_answer_keeps_its_picture(
-    slow: Bench, monkeypatch: pytest.MonkeyPatch
+    slow: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish = slow.jobs.finish
     unheard: list[bool] = []
@@ -264,7 +266,7 @@ async def test_a_commit_that_only_lost_its_answer_keeps_its_picture(
 
 
 @pytest.mark.usefixtures("plain_logs")
-async def test_a_task_nobody_can_claim_yet_is_never_buried(slow: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_task_nobody_can_claim_yet_is_never_buried(slow: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     claim = slow.jobs.claim
     refused: list[Any] = []
 
@@ -300,7 +302,7 @@ async def test_a_bug_in_the_worker_costs_no_row(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_saved_steps_are_counted_once_for_a_finished_picture(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def saved() -> float:
         return METRICS.steps_saved.labels(bench.model)._value.get()
@@ -325,7 +327,7 @@ async def test_saved_steps_are_counted_once_for_a_finished_picture(
 
 
 async def test_a_state_that_cannot_be_stored_is_a_hole_not_a_failure(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put = bench.blobs.put
 

@@ -13,17 +13,17 @@ from services.gpu_worker.jobs import endings as endings_module
 from shared.catalog.tables import jobs
 from shared.domain.messages import JobFailed
 from shared.domain.types import JobState
-from tests.unit.gpu_worker.worker import Bench
+from tests.unit.gpu_worker.worker import WorkerBench
 
 
-async def written(bench: Bench, job_id: str, **columns: Any) -> None:
+async def written(bench: WorkerBench, job_id: str, **columns: Any) -> None:
     def write(connection: sa.Connection) -> None:
         connection.execute(sa.update(jobs).where(jobs.c.id == job_id).values(**columns))
 
     await bench.backends.catalog._database.write(write)
 
 
-async def row_of(bench: Bench, job_id: str) -> Any:
+async def row_of(bench: WorkerBench, job_id: str) -> Any:
     def read(connection: sa.Connection) -> Any:
         return connection.execute(sa.select(jobs).where(jobs.c.id == job_id)).one()
 
@@ -31,7 +31,7 @@ async def row_of(bench: Bench, job_id: str) -> Any:
 
 
 async def test_a_task_of_an_unreadable_row_comes_back_until_it_can_be_read(
-    slow: Bench, monkeypatch: pytest.MonkeyPatch
+    slow: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endings_module, "BUSY_RETRY_S", 0.01)
     tried, claim = [], slow.jobs.claim
@@ -61,7 +61,7 @@ async def test_a_task_of_an_unreadable_row_comes_back_until_it_can_be_read(
 
 
 async def test_a_duplicate_of_a_row_that_became_unreadable_waits_too(
-    slow: Bench, monkeypatch: pytest.MonkeyPatch
+    slow: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endings_module, "BUSY_RETRY_S", 0.01)
     job = await slow.draw(steps=2)

@@ -19,7 +19,7 @@ from shared.catalog.engines.database import R
 from shared.domain.errors import UnavailableError
 from shared.domain.messages import JobSucceeded, Progress
 from shared.domain.types import Job, JobState
-from tests.unit.gpu_worker.worker import SLOW, Bench, running_worker
+from tests.unit.gpu_worker.worker import SLOW, WorkerBench, running_worker
 
 LEASE_S = 0.6
 
@@ -42,7 +42,7 @@ class Cut(DatabaseAround):
 class Pair:
     """The bench, with whose worker all is well, and another worker that can be cut off."""
 
-    bench: Bench
+    bench: WorkerBench
     cut: Cut
     lonely: GpuWorkerService
 
@@ -162,13 +162,13 @@ async def test_once_it_has_drained_it_looks_after_no_catalog(pair: Pair) -> None
     assert pair.lonely._tasks.gate._aside is None or pair.lonely._tasks.gate._aside.done()
 
 
-async def _swept_up(bench: Bench, job_id: str) -> None:
+async def _swept_up(bench: WorkerBench, job_id: str) -> None:
     async with asyncio.timeout(20):
         while not any(job.id == job_id for job in await bench.jobs.to_requeue(unconfirmed_after_s=60.0)):
             await asyncio.sleep(0.02)
 
 
-def _stored(bench: Bench, key: str) -> bool:
+def _stored(bench: WorkerBench, key: str) -> bool:
     return (bench.settings.data_dir / "blobs" / key).exists()
 
 

@@ -6,15 +6,15 @@ import itertools
 
 import pytest
 
-from services.gpu_worker.models.model_assignment import Duty, lanes, preferred, used
+from services.gpu_worker.models.model_assignment import ModelAssignment, lanes, preferred, used
 from shared.domain.messages import WorkersAssigned, lane_of, refine_lane
 
 SERVED = ("large", "sdxl", "sana")
 LARGE, SDXL, SANA, REFINE = lane_of("large"), lane_of("sdxl"), lane_of("sana"), refine_lane()
 
 
-def duty(model: str, *others: str, mode: str = "quality") -> Duty:
-    return Duty(model, frozenset({model, *others}), mode)
+def duty(model: str, *others: str, mode: str = "quality") -> ModelAssignment:
+    return ModelAssignment(model, frozenset({model, *others}), mode)
 
 
 def test_a_worker_with_the_large_model_draws_misses_first_and_refines_as_the_mode_says() -> None:
@@ -59,5 +59,7 @@ def test_the_models_that_it_draws_with() -> None:
 
 def test_the_monitors_word() -> None:
     told = WorkersAssigned((("a", "large"), ("b", "sana")), "throughput")
-    assert duty("large").after(told, "b") == Duty("sana", frozenset({"large", "sana"}), "throughput")
-    assert duty("sdxl").after(told, "new") == Duty("sdxl", frozenset({"large", "sana", "sdxl"}), "throughput")
+    assert duty("large").after(told, "b") == ModelAssignment("sana", frozenset({"large", "sana"}), "throughput")
+    assert duty("sdxl").after(told, "new") == ModelAssignment(
+        "sdxl", frozenset({"large", "sana", "sdxl"}), "throughput"
+    )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.gpu_worker.models.residency import cards_here
+from services.gpu_worker.models.residency import placed_cards
 from shared.runtime.settings import Settings
 
 TOLD = "latents of another dtype than others look for"
@@ -20,7 +20,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_tells_of_a_dtype_that_no_other_process_can_know_of(settings: Settings, logs: list[Any]) -> None:
     """On a CPU a half-precision model is computed in float32, and gateways and retrievers look for its card's dtype."""
     asked = settings.model_copy(update={"large": "sana-1.6b", "device": "auto"})
-    assert cards_here(asked, alone=False)["sana-1.6b"].dtype == "float32"
+    assert placed_cards(asked, alone=False)["sana-1.6b"].dtype == "float32"
     (line,) = logs
     assert (line["event"], line["model"], line["dtype"], line["looked_for"]) == (
         TOLD,
@@ -44,5 +44,5 @@ def test_where_all_know_it_nothing_is_told(
     settings: Settings, logs: list[Any], changes: dict[str, str], alone: bool
 ) -> None:
     asked = settings.model_copy(update={"large": "sana-1.6b", "device": "auto"} | changes)
-    assert cards_here(asked, alone=alone)
+    assert placed_cards(asked, alone=alone)
     assert logs == []

@@ -15,21 +15,21 @@ from shared.domain.messages import GenerateImage, refine_lane
 from shared.domain.types import Job, ModelPlan, Plan, PlanSource, Size
 from tests import tiny, tiny_families
 from tests.redraw import redraw
-from tests.unit.gpu_worker.worker import STEPS, Bench, running_worker
+from tests.unit.gpu_worker.worker import STEPS, WorkerBench, running_worker
 
 FAMILIES = ("sd3", "sana", "flux", "sdxl")
 """The first is the large model's."""
 
 
 @pytest.fixture
-async def four(tmp_path: Path) -> AsyncIterator[Bench]:
+async def four(tmp_path: Path) -> AsyncIterator[WorkerBench]:
     """One worker with a model of every family, bit-equal."""
     large, *smalls = (str(tiny_families.save(tmp_path / name, name)) for name in FAMILIES)
     async with running_worker(tmp_path / "data", large, small=",".join(smalls), batch_invariant=4) as running:
         yield running
 
 
-async def gone_on(bench: Bench, source: Job, model: str, **changes: Any) -> tuple[Job, bytes]:
+async def gone_on(bench: WorkerBench, source: Job, model: str, **changes: Any) -> tuple[Job, bytes]:
     """A job that `model` draws from another's picture, and that picture."""
     entry = await bench.cache(source)
     plan = Plan(
@@ -41,7 +41,7 @@ async def gone_on(bench: Bench, source: Job, model: str, **changes: Any) -> tupl
     return await bench.final(job.id), await bench.blobs.get(plan.state_key)
 
 
-async def test_each_goes_on_from_the_picture_of_another_at_its_size_and_at_another(four: Bench) -> None:
+async def test_each_goes_on_from_the_picture_of_another_at_its_size_and_at_another(four: WorkerBench) -> None:
     source = await four.draw(Plan(PlanSource.NOISE, "sd3"))
     for name, size in zip(
         (*FAMILIES[1:], "sd3"), (Size(64, 64), Size(96, 64), Size(64, 32), Size(64, 64)), strict=True

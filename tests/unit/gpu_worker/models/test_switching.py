@@ -19,14 +19,16 @@ from shared.domain.messages import GenerateImage, Message, WorkerReported, Worke
 from shared.domain.types import Job, JobState, Plan, PlanSource
 from shared.models import ModelCard, served_cards
 from shared.runtime.settings import Settings
-from tests.unit.gpu_worker.worker import Bench, running_worker
+from tests.unit.gpu_worker.worker import WorkerBench, running_worker
 
 LARGE, SMALL = "noop:?name=large&step_ms=5", "noop:?name=small&step_ms=1"
 Reports = list[WorkerReported]
 
 
 @contextlib.asynccontextmanager
-async def two_models(folder: Path, *, report_s: float = 1.0, **changes: object) -> AsyncIterator[tuple[Bench, Reports]]:
+async def two_models(
+    folder: Path, *, report_s: float = 1.0, **changes: object
+) -> AsyncIterator[tuple[WorkerBench, Reports]]:
     """A worker that serves two models and reports quickly, and what it reports."""
     async with running_worker(folder, LARGE, small=SMALL, report_s=report_s, **changes) as bench:
         reports: Reports = []
@@ -39,7 +41,7 @@ async def two_models(folder: Path, *, report_s: float = 1.0, **changes: object) 
         yield bench, reports
 
 
-async def assign(bench: Bench, model: str, *others: str, mode: str = "quality") -> None:
+async def assign(bench: WorkerBench, model: str, *others: str, mode: str = "quality") -> None:
     named = tuple((f"other {at}", other) for at, other in enumerate(others))
     await bench.backends.bus.publish(WorkersAssigned(((bench.service.worker, model), *named), mode))
 
@@ -52,7 +54,7 @@ async def runs(reports: Reports, model: str) -> WorkerReported:
     return found[0]
 
 
-async def queued(bench: Bench, model: str, lane: str = "", steps: int = 10) -> Job:
+async def queued(bench: WorkerBench, model: str, lane: str = "", steps: int = 10) -> Job:
     job = await bench.accept(Plan(PlanSource.NOISE, model), steps=steps)
     await bench.backends.bus.send(lane or lane_of(model), GenerateImage(job.id))
     return job
@@ -132,7 +134,7 @@ async def test_when_the_monitor_is_away_the_last_assignment_stands(tmp_path: Pat
         assert {report.model for report in reports[count:]} == {"small"}
 
 
-async def takes_from(bench: Bench, *lanes: str) -> None:
+async def takes_from(bench: WorkerBench, *lanes: str) -> None:
     async with asyncio.timeout(10):
         while bench.service._tasks.lanes.lanes != lanes:
             await asyncio.sleep(0.005)

@@ -19,7 +19,7 @@ from shared.domain.messages import GenerateImage, StateLost, StateUsed, lane_of,
 from shared.domain.types import Job, JobState, ModelPlan, Plan, PlanSource, Size
 from tests import tiny
 from tests.redraw import redraw
-from tests.unit.gpu_worker.worker import STEPS, Bench, running_worker
+from tests.unit.gpu_worker.worker import STEPS, WorkerBench, running_worker
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +30,14 @@ def pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def pair(pair_folder: Path, tmp_path: Path) -> AsyncIterator[Bench]:
+async def pair(pair_folder: Path, tmp_path: Path) -> AsyncIterator[WorkerBench]:
     """Large and small in one worker, bit-equal."""
     large, small = (str(pair_folder / name) for name in ("large", "tiny-small"))
     async with running_worker(tmp_path / "data", large, small=small, batch_invariant=4) as running:
         yield running
 
 
-async def image_hit(bench: Bench, source: Job, **changes: Any) -> Plan:
+async def image_hit(bench: WorkerBench, source: Job, **changes: Any) -> Plan:
     entry = await bench.cache(source)
     plan = Plan(
         source=PlanSource.IMAGE,
@@ -53,13 +53,13 @@ async def image_hit(bench: Bench, source: Job, **changes: Any) -> Plan:
     return replace(plan, **changes)
 
 
-async def refined(bench: Bench, plan: Plan, **changes: Any) -> Job:
+async def refined(bench: WorkerBench, plan: Plan, **changes: Any) -> Job:
     job = await bench.accept(plan, **changes)
     await bench.backends.bus.send(refine_lane(), GenerateImage(job.id))
     return await bench.final(job.id)
 
 
-async def test_the_small_model_goes_on_from_the_large_ones_picture_and_again_bit_equal(pair: Bench) -> None:
+async def test_the_small_model_goes_on_from_the_large_ones_picture_and_again_bit_equal(pair: WorkerBench) -> None:
     first = await pair.draw()
     plan = await image_hit(pair, first)
     job = await refined(pair, plan, prompt="a blue fox")
@@ -77,14 +77,14 @@ async def test_the_small_model_goes_on_from_the_large_ones_picture_and_again_bit
     assert not np.array_equal(other.pixels, again.pixels)
 
 
-async def test_where_only_the_large_model_may_it_starts_at_its_own_k(pair: Bench) -> None:
+async def test_where_only_the_large_model_may_it_starts_at_its_own_k(pair: WorkerBench) -> None:
     plan = await image_hit(pair, await pair.draw(), may_run=(ModelPlan("gone", 8), ModelPlan("large", 3)))
     job = await refined(pair, plan)
     assert job.result is not None, job.error
     assert (job.plan.model, job.plan.start_step, job.result.steps_run) == ("large", 3, STEPS - 3)
 
 
-async def test_a_picture_of_another_size_is_made_to_fit(pair: Bench) -> None:
+async def test_a_picture_of_another_size_is_made_to_fit(pair: WorkerBench) -> None:
     plan = await image_hit(pair, await pair.draw())
     job = await refined(pair, plan, size=Size(96, 64))
     assert job.result is not None, job.error
@@ -96,7 +96,7 @@ async def test_a_picture_of_another_size_is_made_to_fit(pair: Bench) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["vanished", "corrupt", "no picture"])
-async def test_without_its_picture_it_is_a_miss_and_the_large_models(pair: Bench, trouble: str) -> None:
+async def test_without_its_picture_it_is_a_miss_and_the_large_models(pair: WorkerBench, trouble: str) -> None:
     plan = await image_hit(pair, await pair.draw())
     match trouble:
         case "vanished":
@@ -114,7 +114,7 @@ async def test_without_its_picture_it_is_a_miss_and_the_large_models(pair: Bench
     assert await pair.told(StateLost) == [StateLost(plan.entry_id, 0, plan.state_key)]
 
 
-async def test_a_miss_of_a_model_that_is_not_here_moves_to_its_lane(pair: Bench) -> None:
+async def test_a_miss_of_a_model_that_is_not_here_moves_to_its_lane(pair: WorkerBench) -> None:
     plan = await image_hit(pair, await pair.draw(), miss_model="elsewhere")
     await pair.blobs.delete([plan.state_key])
     job = await pair.accept(plan)
@@ -130,7 +130,7 @@ async def test_a_miss_of_a_model_that_is_not_here_moves_to_its_lane(pair: Bench)
 
 @pytest.mark.parametrize(("assigned", "drawn"), [(None, False), ({"gone", "large"}, False), ({"large"}, True)])
 async def test_a_picture_for_models_that_are_not_here_moves_to_one_that_runs_else_it_is_a_miss(
-    pair: Bench, assigned: set[str] | None, drawn: bool
+    pair: WorkerBench, assigned: set[str] | None, drawn: bool
 ) -> None:
     plan = await image_hit(pair, await pair.draw(), may_run=(ModelPlan("gone", 6),), model="gone")
     families = {"large": pair.service._place.families["large"]}
@@ -145,7 +145,7 @@ async def test_a_picture_for_models_that_are_not_here_moves_to_one_that_runs_els
         assert (prepared.plan.source, prepared.plan.model, prepared.plan.start_step) == (PlanSource.IMAGE, "gone", 6)
 
 
-async def test_a_picture_is_no_miss_where_that_would_wait_for_the_same_model(pair: Bench) -> None:
+async def test_a_picture_is_no_miss_where_that_would_wait_for_the_same_model(pair: WorkerBench) -> None:
     """The only worker is on a turn with the small model, and the picture is the large one's to go on from."""
     plan = await image_hit(pair, await pair.draw(), may_run=(ModelPlan("gone", 6),), model="gone", miss_model="gone")
     families = {"large": pair.service._place.families["large"]}
@@ -155,7 +155,7 @@ async def test_a_picture_is_no_miss_where_that_would_wait_for_the_same_model(pai
     assert (prepared.plan.source, prepared.plan.model, prepared.plan.start_step) == (PlanSource.IMAGE, "gone", 6)
 
 
-async def test_a_latent_hit_of_a_model_that_is_not_here_is_drawn_by_its_image_plan(pair: Bench) -> None:
+async def test_a_latent_hit_of_a_model_that_is_not_here_is_drawn_by_its_image_plan(pair: WorkerBench) -> None:
     image = await image_hit(pair, await pair.draw(), may_run=(ModelPlan("tiny-small", 6, 1.0),))
     plan = Plan(PlanSource.LATENT, "elsewhere", 4, state_key="states/none", weights_hash="x", fallback=image)
     job = await refined(pair, plan)

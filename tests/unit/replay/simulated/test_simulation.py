@@ -14,7 +14,7 @@ from services.replay.simulated.general import SHELVES
 from services.replay.simulated.predicted import SKETCH_MARGIN, Gate
 from services.replay.simulated.simulation import Replay
 from services.replay.traces.load import Load
-from services.retriever.selection import Ladder, Weighed, best, others_may_do_better, weigh
+from services.retriever.selection import Ladder, Weighed, best, should_widen_search, weigh
 from shared.domain.errors import ConfigurationError
 from shared.domain.plans import scale_steps
 from shared.domain.types import IndexFilter, IndexItem
@@ -44,7 +44,7 @@ async def test_its_lookups_are_the_live_indexs(candidates: int, further: int, wi
     for request, (made, _) in enumerate(ways):
         vector = rows[load.text_of[request]]
         found = await weighed(vector, candidates)
-        if further > candidates and others_may_do_better(found, candidates):
+        if further > candidates and should_widen_search(found, candidates):
             found, went_on = await weighed(vector, further), went_on + 1
         chosen = best(found)
         assert made.start_step == (chosen.start_step if chosen else 0)

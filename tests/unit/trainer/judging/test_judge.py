@@ -14,7 +14,7 @@ import torch
 
 from services.trainer.export import shipped_autoencoder, through
 from services.trainer.judging.classifier import Reader, Reading, load_reader
-from services.trainer.judging.confidence import Bar, Pictures, calibrated
+from services.trainer.judging.confidence import JudgeThresholds, Pictures, calibrated
 from services.trainer.judging.judge import judge_model, judged, real_pictures, summary
 from services.trainer.judging.scenes import BLOCK, balanced_scenes
 from services.trainer.judging.templates import blurred, match
@@ -37,7 +37,7 @@ def reader() -> Reader:
 
 
 @pytest.fixture(scope="module")
-def bar(renderer: Renderer, reader: Reader) -> Bar:
+def bar(renderer: Renderer, reader: Reader) -> JudgeThresholds:
     return calibrated(renderer, reader, through(shipped_autoencoder()), count=128)
 
 
@@ -85,13 +85,15 @@ def test_templates_do_not_believe_the_prompt(renderer: Renderer) -> None:
 
 
 def test_the_bar_lets_real_pictures_pass_that_went_through_the_autoencoder(
-    renderer: Renderer, reader: Reader, bar: Bar
+    renderer: Renderer, reader: Reader, bar: JudgeThresholds
 ) -> None:
     # .95 of 256 by a bar from 512 (docs/models.md); this one is from 128
     assert share_right(through(shipped_autoencoder()), renderer, reader, bar) >= 0.8
 
 
-def test_what_is_blurred_or_half_another_object_is_wrong(renderer: Renderer, reader: Reader, bar: Bar) -> None:
+def test_what_is_blurred_or_half_another_object_is_wrong(
+    renderer: Renderer, reader: Reader, bar: JudgeThresholds
+) -> None:
     assert share_right(_blurred, renderer, reader, bar) <= 0.1
     assert share_right(_without_objects, renderer, reader, bar) <= 0.05
 
@@ -108,7 +110,9 @@ def test_what_is_blurred_or_half_another_object_is_wrong(renderer: Renderer, rea
 SCENES = balanced_scenes(64, seed=9)
 
 
-def share_right(mangle: Callable[[Pictures], Pictures], renderer: Renderer, reader: Reader, bar: Bar) -> float:
+def share_right(
+    mangle: Callable[[Pictures], Pictures], renderer: Renderer, reader: Reader, bar: JudgeThresholds
+) -> float:
     """Of real renders that were mangled so."""
     real = np.stack([renderer.render(scene, layout=i).pixels for i, scene in enumerate(SCENES)])
     return summary(judged(mangle(real), SCENES, renderer, reader, bar))["object"]
@@ -129,13 +133,13 @@ def _without_objects(real: Pictures) -> Pictures:
 def test_an_object_is_right_where_both_judges_say_so(renderer: Renderer) -> None:
     scene = Scene("fox", background="mountains")
     pictures = np.stack([renderer.render(scene).pixels, renderer.render(replace(scene, object="hat")).pixels])
-    found = summary(judged(pictures, [scene, scene], renderer, all_first, Bar()))
+    found = summary(judged(pictures, [scene, scene], renderer, all_first, JudgeThresholds()))
     assert found["object_by_net"] == 1.0
     assert found["object_by_template"] == 0.5
     assert found["object"] == 0.5
     assert found["object_nearest"] == 0.5
     assert found["background"] == 0.0
-    unsure = summary(judged(pictures, [scene, scene], renderer, all_first, Bar(certainty=1.1)))
+    unsure = summary(judged(pictures, [scene, scene], renderer, all_first, JudgeThresholds(certainty=1.1)))
     assert (unsure["object_by_net"], unsure["object_nearest"]) == (0.0, 0.5)
 
 
@@ -153,7 +157,7 @@ def test_a_summary_has_every_attribute_overall_and_by_size_of_the_same_scenes(re
         assert total == 8 + 3 * 2
         return counted.append
 
-    found = judge_model(draw, renderer, all_first, Bar(), count=8, begin=begin)  # type: ignore[arg-type]  # it is only given lists
+    found = judge_model(draw, renderer, all_first, JudgeThresholds(), count=8, begin=begin)  # type: ignore[arg-type]  # it is only given lists
     assert sum(counted) == 8 + 3 * 2
     assert set(ATTRIBUTES) <= set(found)
     assert set(found["by_size"]) == {"64x64", "96x64", "64x96", "96x96"}
