@@ -25,7 +25,7 @@ from shared.domain.types import Job, JobState, Plan, PlanSource, Request, Size
 from shared.runtime.settings import Settings
 from tests.flows.conftest import Make
 from tests.flows.house import House, house
-from tests.flows.test_two_models import seen
+from tests.flows.reuse.test_two_models import seen
 
 BUNDLED = {"large": "bundled:large", "small": "bundled:small"}
 

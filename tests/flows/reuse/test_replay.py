@@ -39,7 +39,7 @@ from tests import tiny as tiny_models
 from tests.flows.conftest import Make
 from tests.flows.house import House, house
 
-TRACE = Path(__file__).parents[2] / "load" / "traces" / "sessions_1200.jsonl"
+TRACE = Path(__file__).parents[3] / "load" / "traces" / "sessions_1200.jsonl"
 REQUESTS = 200
 MIXED = (10, 20, 25)
 """T of requests that each take their own: K of 25 are 2, 5, 7, 10 and 12, of which 5 and 10 fit a run of 10, too."""
