@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import islice
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,26 +16,20 @@ from rich.text import Text
 
 from services.cli.display.words import made_folder, wide
 from services.cli.embedded import settings_from
-from shared.domain.errors import ConfigurationError, InvalidRequestError
-from shared.domain.plans import scale_steps
-from shared.models.devices import placed
-from shared.models.k_table import IMAGE_STEPS, PROFILED, KTable, profile_kind, profile_of, table_file, table_to_json
+from services.cli.profiles.preparation import prepared
+from services.cli.profiles.records import measure_records, profile_rows
+from shared.domain.errors import InvalidRequestError
+from shared.models.k_table import PROFILED, KTable, profile_kind, profile_of, table_file, table_to_json
 from shared.runtime.datadir import private_folder
-from shared.runtime.progress import shown
 from shared.runtime.settings import Settings
 
 if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is read
     from services.cli.profiles.measure import Profiler
-    from services.gpu_worker.families import Family
     from services.retriever.profile import ProfileRow
 
 Optional = typer.Option
-AT_A_TIME = 8
-"""Pairs that share batches, and the most that a kill costs."""
 ENOUGH_PAIRS = 400
 """With fewer, a table may let nothing start above a small K: the bounds are too wide to call it safe."""
-LEAST_SCORE = 0.01
-"""Mean CLIP score of the pictures from noise below which no ratio means anything."""
 
 
 def profile(
@@ -89,9 +80,9 @@ def profile(
     made_folder(out)
     settings = settings_from(large=model, encoder=encoder, device=device, data_dir=data_dir, max_rows=max_rows)
     console = wide()
-    profiler, about = _prepared(settings, steps, fresh_noise, judge, images_from, against, console)
-    records = _measure(profiler, about | {"seed": seed}, pairs, out, console)
-    rows = _rows(records)
+    profiler, about = prepared(settings, steps, fresh_noise, judge, images_from, against, console)
+    records = measure_records(profiler, about | {"seed": seed}, pairs, out, console)
+    rows = profile_rows(records)
     tables = {alpha: _table(rows, alpha, about, steps) for alpha in wanted}
     latency = _write(out, records, rows, tables, profiler, console)
     for alpha, table in tables.items():
@@ -112,154 +103,6 @@ def _alphas(text: str) -> list[float]:
     if not values or not all(0 < value <= 1 for value in values):
         raise InvalidRequestError("alphas", "must be numbers above 0 and up to 1, e.g. 0.9,0.95", text)
     return values
-
-
-def _prepared(
-    settings: Settings,
-    steps: int,
-    fresh_noise: float,
-    judge: Path | None,
-    images_from: str | None,
-    against: str | None,
-    console: Console,
-) -> tuple[Profiler, dict[str, Any]]:
-    """Weights loaded, and what the rows depend on (a run is resumed only where all of it is the same)."""
-    from services.cli.profiles.measure import Profiler
-    from services.embedder.encoder import Encoder, encoder_folder
-    from services.gpu_worker.families import load_family
-    from services.trainer.judging.classifier import load_judge
-    from shared.models.card import BUNDLED, served_card
-
-    settings = placed(settings)
-    card, device = served_card(settings), settings.device
-    family = load_family(card, device=device, offload=settings.offload)
-    eye = Encoder(encoder_folder(settings.encoder))
-    pictures, measure = _others(settings, family, images_from, against, fresh_noise, device)
-    folder = judge or BUNDLED / "judge"
-    known = folder.is_dir()
-    if not known:
-        console.print(Text(f"no judge in {folder}: quality is the CLIP ratio alone", style="yellow"))
-    of_50 = IMAGE_STEPS if pictures else settings.capture_steps
-    ks = list(scale_steps(of_50, steps))
-    if not ks:
-        raise InvalidRequestError("steps", f"too few for any K of {of_50} of 50", steps)
-    about = {
-        "model": card.name,
-        "weights_hash": card.weights_hash,
-        "dtype": card.dtype,
-        "encoder_hash": eye.hash,
-        "steps": steps,
-        "ks": ks,
-        "codec": settings.state_codec,
-        "fresh_noise": fresh_noise,
-        "judged": known,
-    }
-    if pictures:
-        about |= _of("images", "images_from", pictures)
-    if measure:
-        about |= _of("against", "against", measure)
-    reader = load_judge(folder) if known else None
-    profiler = Profiler(
-        family, eye, reader, ks, steps, settings.state_codec, fresh_noise, settings.max_rows, pictures, measure
-    )
-    return profiler, about
-
-
-def _of(prefix: str, name: str, family: Family) -> dict[str, str]:
-    card = family.card
-    return {name: card.name, f"{prefix}_weights_hash": card.weights_hash, f"{prefix}_dtype": card.dtype}
-
-
-def _others(
-    settings: Settings,
-    family: Family,
-    images_from: str | None,
-    against: str | None,
-    fresh_noise: float,
-    device: str,
-) -> tuple[Family | None, Family | None]:
-    """The family whose pictures are started from, and the one that is the measure, where those are others."""
-    from services.gpu_worker.families import load_family
-    from shared.models.card import card_for
-
-    if images_from and fresh_noise:
-        raise InvalidRequestError("fresh_noise", "is for latents: a picture gets new noise anyway", fresh_noise)
-    if against and not images_from:
-        raise InvalidRequestError(
-            "against", "goes with --images-from; latents are held against their own model", against
-        )
-    loaded = {family.card.name: family}
-
-    def named(option: str, name: str) -> Family:
-        card, size = card_for(name, settings), family.card.default_size
-        if not card.sizes.allows(size):
-            raise InvalidRequestError(option, f"must draw {size}; it draws {card.sizes}", name)
-        if card.name not in loaded:
-            loaded[card.name] = load_family(card, device=device, offload=settings.offload)
-        elif loaded[card.name].card.weights_hash != card.weights_hash:
-            raise InvalidRequestError(option, f"another model here is called {card.name!r}, too; rename one card", name)
-        return loaded[card.name]
-
-    pictures = named("images_from", images_from) if images_from else None
-    # a small model's picture must be as good as the large one's (MoDM eq. 5)
-    larger = pictures if pictures and pictures.card.role == "large" else family
-    measure = named("against", against) if against else larger
-    return pictures, measure if measure is not family else None
-
-
-def _measure(
-    profiler: Profiler, about: dict[str, Any], pairs: int, out: Path, console: Console
-) -> list[dict[str, Any]]:
-    """Every pair's records, those of earlier runs first; each chunk is on disk before the next one starts."""
-    from services.cli.profiles.pairs import scene_pairs
-
-    path = out / "rows.jsonl"
-    done = _resumed(path, about)
-    numbers = {record["pair"] for record in done}
-    missing = (pair for pair in scene_pairs(pairs, about["seed"]) if pair.number not in numbers)
-    with shown(console) as bar, path.open("a", encoding="utf-8") as file:
-        if not done and not path.stat().st_size:
-            file.write(json.dumps(about) + "\n")
-        each = profiler.steps_per_pair
-        advance = bar("denoising steps", pairs * each, len(numbers) * each)
-        for chunk in _chunks(missing):
-            records = list(profiler.measure(chunk, lambda: advance(1)))
-            file.write("".join(json.dumps(record) + "\n" for record in records))
-            file.flush()
-            done += records
-    return [record for record in done if record["pair"] < pairs]
-
-
-def _resumed(path: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
-    """Records of earlier runs with the same settings; a line that a kill cut off is dropped."""
-    if not path.exists() or not path.stat().st_size:
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    # runs did not say it before there were any in half precision
-    unsaid = {name: "float32" for name in about if name.endswith("dtype")}
-    if unsaid | json.loads(lines[0]) != about:
-        raise ConfigurationError(f"{path}: was measured with other settings; move it away or choose another --out")
-    records = [json.loads(line) for line in lines[1:] if line.endswith("\n")]
-    of_pair = Counter(record["pair"] for record in records)
-    whole = [record for record in records if of_pair[record["pair"]] == len(about["ks"])]
-    path.write_text(lines[0] + "".join(json.dumps(record) + "\n" for record in whole), encoding="utf-8")
-    return whole
-
-
-def _chunks(pairs: Iterator[Any]) -> Iterator[list[Any]]:
-    while chunk := list(islice(pairs, AT_A_TIME)):
-        yield chunk
-
-
-def _rows(records: Sequence[Mapping[str, Any]]) -> list[ProfileRow]:
-    from services.cli.profiles.measure import profile_row
-
-    rows = [profile_row(record) for record in records]
-    if fmean(row.score_from_noise for row in rows) < LEAST_SCORE:
-        raise ConfigurationError(
-            f"pictures from noise have a CLIP score below {LEAST_SCORE}: wrong encoder, or untrained models"
-        )
-    return rows
 
 
 def _table(rows: Sequence[ProfileRow], alpha: float, about: Mapping[str, Any], steps: int) -> KTable:

@@ -1,0 +1,112 @@
+"""Load the models that a profile measures, and collect the facts that its rows depend on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from shared.domain.errors import InvalidRequestError
+from shared.domain.plans import scale_steps
+from shared.models.devices import placed
+from shared.models.k_table import IMAGE_STEPS
+from shared.runtime.settings import Settings
+
+if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is read
+    from services.cli.profiles.measure import Profiler
+    from services.gpu_worker.families import Family
+
+
+def prepared(
+    settings: Settings,
+    steps: int,
+    fresh_noise: float,
+    judge: Path | None,
+    images_from: str | None,
+    against: str | None,
+    console: Console,
+) -> tuple[Profiler, dict[str, Any]]:
+    """Weights loaded, and what the rows depend on (a run is resumed only where all of it is the same)."""
+    from services.cli.profiles.measure import Profiler
+    from services.embedder.encoder import Encoder, encoder_folder
+    from services.gpu_worker.families import load_family
+    from services.trainer.judging.classifier import load_judge
+    from shared.models.card import BUNDLED, served_card
+
+    settings = placed(settings)
+    card, device = served_card(settings), settings.device
+    family = load_family(card, device=device, offload=settings.offload)
+    eye = Encoder(encoder_folder(settings.encoder))
+    pictures, measure = _others(settings, family, images_from, against, fresh_noise, device)
+    folder = judge or BUNDLED / "judge"
+    known = folder.is_dir()
+    if not known:
+        console.print(Text(f"no judge in {folder}: quality is the CLIP ratio alone", style="yellow"))
+    of_50 = IMAGE_STEPS if pictures else settings.capture_steps
+    ks = list(scale_steps(of_50, steps))
+    if not ks:
+        raise InvalidRequestError("steps", f"too few for any K of {of_50} of 50", steps)
+    about = {
+        "model": card.name,
+        "weights_hash": card.weights_hash,
+        "dtype": card.dtype,
+        "encoder_hash": eye.hash,
+        "steps": steps,
+        "ks": ks,
+        "codec": settings.state_codec,
+        "fresh_noise": fresh_noise,
+        "judged": known,
+    }
+    if pictures:
+        about |= _of("images", "images_from", pictures)
+    if measure:
+        about |= _of("against", "against", measure)
+    reader = load_judge(folder) if known else None
+    profiler = Profiler(
+        family, eye, reader, ks, steps, settings.state_codec, fresh_noise, settings.max_rows, pictures, measure
+    )
+    return profiler, about
+
+
+def _of(prefix: str, name: str, family: Family) -> dict[str, str]:
+    card = family.card
+    return {name: card.name, f"{prefix}_weights_hash": card.weights_hash, f"{prefix}_dtype": card.dtype}
+
+
+def _others(
+    settings: Settings,
+    family: Family,
+    images_from: str | None,
+    against: str | None,
+    fresh_noise: float,
+    device: str,
+) -> tuple[Family | None, Family | None]:
+    """The family whose pictures are started from, and the one that is the measure, where those are others."""
+    from services.gpu_worker.families import load_family
+    from shared.models.card import card_for
+
+    if images_from and fresh_noise:
+        raise InvalidRequestError("fresh_noise", "is for latents: a picture gets new noise anyway", fresh_noise)
+    if against and not images_from:
+        raise InvalidRequestError(
+            "against", "goes with --images-from; latents are held against their own model", against
+        )
+    loaded = {family.card.name: family}
+
+    def named(option: str, name: str) -> Family:
+        card, size = card_for(name, settings), family.card.default_size
+        if not card.sizes.allows(size):
+            raise InvalidRequestError(option, f"must draw {size}; it draws {card.sizes}", name)
+        if card.name not in loaded:
+            loaded[card.name] = load_family(card, device=device, offload=settings.offload)
+        elif loaded[card.name].card.weights_hash != card.weights_hash:
+            raise InvalidRequestError(option, f"another model here is called {card.name!r}, too; rename one card", name)
+        return loaded[card.name]
+
+    pictures = named("images_from", images_from) if images_from else None
+    # a small model's picture must be as good as the large one's (MoDM eq. 5)
+    larger = pictures if pictures and pictures.card.role == "large" else family
+    measure = named("against", against) if against else larger
+    return pictures, measure if measure is not family else None

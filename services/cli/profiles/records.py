@@ -1,0 +1,80 @@
+"""The records of rows.jsonl: measured pair by pair, resumed from an earlier run, and read as rows of a profile."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from shared.domain.errors import ConfigurationError
+from shared.runtime.progress import shown
+
+if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is read
+    from services.cli.profiles.measure import Profiler
+    from services.retriever.profile import ProfileRow
+
+AT_A_TIME = 8
+"""Pairs that share batches, and the most that a kill costs."""
+LEAST_SCORE = 0.01
+"""Mean CLIP score of the pictures from noise below which no ratio means anything."""
+
+
+def measure_records(
+    profiler: Profiler, about: dict[str, Any], pairs: int, out: Path, console: Console
+) -> list[dict[str, Any]]:
+    """Every pair's records, those of earlier runs first; each chunk is on disk before the next one starts."""
+    from services.cli.profiles.pairs import scene_pairs
+
+    path = out / "rows.jsonl"
+    done = _resumed(path, about)
+    numbers = {record["pair"] for record in done}
+    missing = (pair for pair in scene_pairs(pairs, about["seed"]) if pair.number not in numbers)
+    with shown(console) as bar, path.open("a", encoding="utf-8") as file:
+        if not done and not path.stat().st_size:
+            file.write(json.dumps(about) + "\n")
+        each = profiler.steps_per_pair
+        advance = bar("denoising steps", pairs * each, len(numbers) * each)
+        for chunk in _chunks(missing):
+            records = list(profiler.measure(chunk, lambda: advance(1)))
+            file.write("".join(json.dumps(record) + "\n" for record in records))
+            file.flush()
+            done += records
+    return [record for record in done if record["pair"] < pairs]
+
+
+def _resumed(path: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
+    """Records of earlier runs with the same settings; a line that a kill cut off is dropped."""
+    if not path.exists() or not path.stat().st_size:
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    # runs did not say it before there were any in half precision
+    unsaid = {name: "float32" for name in about if name.endswith("dtype")}
+    if unsaid | json.loads(lines[0]) != about:
+        raise ConfigurationError(f"{path}: was measured with other settings; move it away or choose another --out")
+    records = [json.loads(line) for line in lines[1:] if line.endswith("\n")]
+    of_pair = Counter(record["pair"] for record in records)
+    whole = [record for record in records if of_pair[record["pair"]] == len(about["ks"])]
+    path.write_text(lines[0] + "".join(json.dumps(record) + "\n" for record in whole), encoding="utf-8")
+    return whole
+
+
+def _chunks(pairs: Iterator[Any]) -> Iterator[list[Any]]:
+    while chunk := list(islice(pairs, AT_A_TIME)):
+        yield chunk
+
+
+def profile_rows(records: Sequence[Mapping[str, Any]]) -> list[ProfileRow]:
+    from services.cli.profiles.measure import profile_row
+
+    rows = [profile_row(record) for record in records]
+    if fmean(row.score_from_noise for row in rows) < LEAST_SCORE:
+        raise ConfigurationError(
+            f"pictures from noise have a CLIP score below {LEAST_SCORE}: wrong encoder, or untrained models"
+        )
+    return rows
