@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import grpc
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -18,19 +17,18 @@ from rich.table import Table
 from rich.text import Text
 
 from protos import cache_maintainer_pb2 as pb
-from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
-from services.cli.connection import options, say_asked, server_of, service_address
+from services.cli.connection import options, say_asked, server_of
 from services.cli.display.tables import WIDE, Column, fitted
 from services.cli.display.words import ProgressBars, counted, wide
-from services.cli.embedded import alone, settings_from
-from shared.domain.errors import ConfigurationError, InvalidRequestError, NotFoundError
+from services.cli.embedded import settings_from
+from services.cli.maintainer import TIMEOUT_S, ask_maintainer, maintainer_stub, require_data_dir
+from shared.domain.errors import ConfigurationError, InvalidRequestError
 from shared.runtime import rpc, telemetry
 from shared.runtime.settings import Settings
 
 if TYPE_CHECKING:  # the catalog's imports take a second that --help need not wait for
     from shared.index.rebuild import Repaired
 
-TIMEOUT_S = 30.0
 COLLECT_S = 600.0
 """Limit of one pass over the whole blob store."""
 DataDir = Annotated[Path | None, typer.Option(help="Data directory of the Afterimage whose cache is meant.")]
@@ -53,7 +51,7 @@ def stats(data_dir: DataDir = None, target: Target = None) -> None:
 
     Examples: afterimage cache stats · afterimage cache stats --target 10.0.0.7:50051
     """
-    reply = _ask(data_dir, target, "Stats", pb.StatsRequest())
+    reply = ask_maintainer(data_dir, target, "Stats", pb.StatsRequest())
     out = wide()
     share = f" ({reply.bytes / reply.max_bytes:.0%} of {_size(reply.max_bytes)})" if reply.max_bytes else ""
     kept = f"{counted(reply.entries, 'entry')}, {counted(reply.states, 'state')}, {_size(reply.bytes)}"
@@ -128,7 +126,7 @@ def _entries(
     async def read() -> tuple[list[pb.Entry], str]:
         entries: list[pb.Entry] = []
         token = after
-        async with _maintainer(data_dir, target) as stub:
+        async with maintainer_stub(data_dir, target) as stub:
             while True:
                 asked = pb.InspectRequest(entry_id=entry_id, page_size=limit - len(entries), page_token=token)
                 reply = await rpc.call(stub.Inspect, asked, timeout_s=TIMEOUT_S)
@@ -164,7 +162,7 @@ def purge(
     ((name, value),) = chosen.items()
     what = "the whole cache" if everything else f"{name.removesuffix('_id')} {value} from the cache"
     question = "" if yes else f"Purge {what}? Pictures that belong to jobs stay."
-    reply = _ask(data_dir, target, "Purge", pb.PurgeRequest(**chosen), question)
+    reply = ask_maintainer(data_dir, target, "Purge", pb.PurgeRequest(**chosen), question)
     wide().print(f"purged {counted(reply.entries, 'entry')}, {counted(reply.states, 'state')}, {_size(reply.bytes)}")
 
 
@@ -181,7 +179,7 @@ def collect(
 
     Examples: afterimage cache collect · afterimage cache collect --yes
     """
-    found = _ask(data_dir, target, "Collect", pb.CollectRequest(confirmed=yes), timeout_s=COLLECT_S)
+    found = ask_maintainer(data_dir, target, "Collect", pb.CollectRequest(confirmed=yes), timeout_s=COLLECT_S)
     out = wide()
     if found.held in ("mismatch", "unadopted"):
         raise ConfigurationError(found.said)
@@ -220,7 +218,7 @@ async def _adopt(settings: Settings, yes: bool) -> None:
     from shared.service.pairing import adopt as adopt_store
     from shared.service.pairing import compare, places_of
 
-    _must_be_there(settings)
+    require_data_dir(settings)
     at = places_of(settings)
     async with contextlib.AsyncExitStack() as opened:
         if settings.catalog_url.startswith("sqlite"):
@@ -277,63 +275,6 @@ async def _repaired(settings: Settings, console: Console) -> Repaired:
         opened.enter_context(bar)
         task = bar.add_task("comparing", total=await index.count() + (await catalog.entries.totals()).entries)
         return await repair_index(catalog, index, lambda checked: bar.advance(task, checked))
-
-
-def _ask(
-    data_dir: Path | None,
-    target: str | None,
-    method: str,
-    request: Any,
-    question: str = "",
-    *,
-    timeout_s: float = TIMEOUT_S,
-) -> Any:
-    """The maintainer's reply; with a question, after the user has said yes, knowing which one is asked."""
-
-    async def asked() -> Any:
-        async with _maintainer(data_dir, target) as stub:
-            if question:
-                typer.confirm(question, abort=True)
-            return await rpc.call(getattr(stub, method), request, timeout_s=timeout_s)
-
-    return asyncio.run(asked())
-
-
-def _must_be_there(settings: Settings, unserved: str = "") -> None:
-    """NotFoundError for an embedded catalog whose data directory is not there: nothing is made by asking.
-
-    `unserved` says first where no server was found.
-    """
-    data = settings.data_dir.absolute()
-    if not data.exists() and str(data) in settings.catalog_url:
-        raise NotFoundError(f"{unserved}data_dir: there is no {data}; the first picture makes it")
-
-
-@contextlib.asynccontextmanager
-async def _maintainer(data_dir: Path | None, target: str | None) -> AsyncIterator[Any]:
-    """A stub of the maintainer that is asked, or of one started for this call where none runs."""
-    settings = settings_from(data_dir=data_dir)
-    if address := await service_address("cache_maintainer", target, settings, data_dir):
-        async with grpc.aio.insecure_channel(address) as channel:
-            yield CacheMaintainerServiceStub(channel)
-        return
-    if not settings.catalog_url.startswith("sqlite"):  # one started here would lead, with this shell's settings
-        raise ConfigurationError(
-            "cache_maintainer_address: a catalog on a server has its cache maintainer in a process of its own; name "
-            "that: AFTERIMAGE_CACHE_MAINTAINER_ADDRESS=host:port (`make stack-up` prints it), or --target"
-        )
-    nowhere = f"nothing listens on {settings.listen} (`afterimage up` starts it, --target names another), and "
-    _must_be_there(settings, "" if data_dir else nowhere)
-    from services.cache_maintainer.service import CacheMaintainerService
-    from shared.service import running
-
-    telemetry.configure_logging("error")
-    say_asked(f"the cache in {settings.data_dir.absolute()} (nothing serves it now)")
-    async with (
-        running([CacheMaintainerService()], alone(settings)) as process,
-        grpc.aio.insecure_channel(process.address) as channel,
-    ):
-        yield CacheMaintainerServiceStub(channel)
 
 
 def _size(number: int) -> str:
