@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,17 +14,16 @@ from services.cli.connection import options
 from services.cli.display.tables import WIDE, Column, fitted
 from services.cli.display.words import wide
 from services.cli.embedded import settings_from
+from services.cli.model_sheet import latent_shape, model_sheet
 from shared.domain.errors import ModelError
 from shared.models import added, checkpoint, hub, memory
 from shared.models.card import BUNDLED, KNOWN, bundled_cards, find_card, is_hub_id, served_card
 from shared.models.devices import placed
-from shared.models.k_table import NoProfiles, latent_table, load_k_tables, profile_command
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from shared.models import ModelCard
-    from shared.models.k_table import KTable
     from shared.runtime.settings import Settings
 
 Model = Annotated[str, typer.Argument(help="A name of `models list`, a folder in diffusers' layout, or a hub id.")]
@@ -110,7 +108,7 @@ def check(
     out, card = wide(), served_card(settings)
     folder = _here(card)
     card = _counted(card, folder)
-    out.print(_sheet(card, folder, settings), highlight=False)
+    out.print(model_sheet(card, folder, settings), highlight=False)
     if folder is None and not run:
         raise ModelError(f"model {card.name!r}: path: {card.path!r} is not on this disk; `afterimage up` fetches it")
     if folder and (wrong := checkpoint.faults(folder)) and not run:
@@ -221,11 +219,6 @@ def _figures(card: ModelCard) -> list[str]:
     return [*figures, memory.said(need.weights), memory.said(need.total if card.row_values else 0)]
 
 
-def latent_shape(card: ModelCard) -> str:
-    size = card.default_size
-    return f"{card.latent_channels}×{size.height // card.vae_scale}×{size.width // card.vae_scale}"
-
-
 def _here(card: ModelCard) -> Path | None:
     """Where its files are on this disk, whole or not."""
     if card.is_noop:
@@ -234,65 +227,6 @@ def _here(card: ModelCard) -> Path | None:
     if folder.is_dir():
         return folder
     return hub.cached(card.path) if is_hub_id(card.path) else None
-
-
-def _sheet(card: ModelCard, folder: Path | None, settings: Settings) -> Table:
-    """Everything that is known without loading."""
-    need = memory.estimate(card, rows=4)
-    guidance = f"{card.default_guidance:g} ({card.guidance_min:g} to {card.guidance_max:g})"
-    wrong = checkpoint.faults(folder) if folder else "everything is missing"
-    rows = {
-        "model": f"{card.name}: {card.about}" if card.about else card.name,
-        "where": str(folder) if folder else f"{card.path} (not on this disk)",
-        "family": f"{card.family}: supported",
-        "sampler": card.sampler,
-        "size · latent": f"{card.default_size} (draws {card.sizes}) · {latent_shape(card)}",
-        "T · guidance": f"{card.default_steps} · {guidance}",
-        "dtype": card.dtype,
-        "parameters": memory.parameters_said(card),
-        "memory": memory.breakdown(card, need, settings.offload),
-        "reuse": _reuse(card, settings) if folder and not wrong else "not known before it is whole on this disk",
-        "missing or broken": wrong,
-    }
-    table = Table(show_header=False, box=None)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, value in rows.items():
-        table.add_row(name, Text(value or "nothing"))
-    return table
-
-
-def _reuse(card: ModelCard, settings: Settings) -> str:
-    """The K table in force for its own latents and the settings' encoder, or the command that measures one."""
-    from services.embedder.encoder import encoder_folder, encoder_id
-    from shared.catalog import place_of
-
-    try:
-        encoder = encoder_id(encoder_folder(settings.encoder, fetch=False))
-    except ModelError:
-        return f"not known: the encoder {settings.encoder!r} is not on this disk"
-    url, alpha = settings.catalog_url, settings.k_table_alpha
-    has_catalog = not url.startswith("sqlite") or Path(place_of(url)).is_file()
-    try:
-        tables = asyncio.run(_k_tables(card, settings) if has_catalog else load_k_tables(NoProfiles(), card, alpha))
-    except Exception as error:  # of an older version, or no catalog: the rest of the sheet is shown
-        return f"not known: the catalog cannot be read: {error}"
-    command = profile_command(settings.large, settings.encoder, alpha)
-    table, notes = latent_table(tables, card, encoder, alpha, command)
-    return "; ".join([*([f"by {table.source}"] if table else []), *notes])
-
-
-async def _k_tables(card: ModelCard, settings: Settings) -> tuple[KTable, ...]:
-    """Return the tables in the catalog, which is only read, and those that ship."""
-    from shared.catalog import Profiles
-    from shared.catalog.engines.opening import open_database
-    from shared.runtime.clock import SystemClock
-
-    database = open_database(settings.catalog_url, SystemClock())
-    try:
-        return await load_k_tables(Profiles(database), card, settings.k_table_alpha)
-    finally:
-        await database.close()
 
 
 def _draw(card: ModelCard, settings: Settings, out: Console) -> None:
