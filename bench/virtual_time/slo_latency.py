@@ -23,7 +23,7 @@ from bench.virtual_time.two_models import ASSUMPTIONS as SHARED
 from bench.virtual_time.virtual_systems import LARGE, SMALL, Modm, bundled_speeds, miss, plain, plans_of, steady
 from services.global_monitor.monitor import Rules
 from services.replay.simulated.pace import Profile
-from services.replay.simulated.workers import Done
+from services.replay.simulated.worker_state import Done
 from shared.domain.types import Plan
 
 LATE = (2.0, 4.0)

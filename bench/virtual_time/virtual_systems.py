@@ -12,7 +12,8 @@ from bench.traced.traced_systems import Served
 from services.global_monitor.monitor import Decision, GlobalMonitor, Rules
 from services.gpu_worker.models.model_assignment import ModelAssignment
 from services.replay.simulated.pace import STEPS, Profile, read_profile
-from services.replay.simulated.workers import Done, Request, Worker, Workers
+from services.replay.simulated.worker_state import Done, Request, Worker
+from services.replay.simulated.workers import Workers
 from shared.domain.messages import JobQueued, JobSucceeded, WorkerReported, WorkersAssigned
 from shared.domain.plans import only_model
 from shared.domain.types import ModelPlan, Plan, PlanSource

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.replay.policy import PolicySettings
-from services.replay.simulated.simulation import Decisions
+from services.replay.simulated.decisions import Decisions
 from services.replay.simulated.timed import Fleet, Served
 from services.replay.traces.load import Load
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.replay.real.serving import Answer, Load, Sitting
+from services.replay.real.sitting import Answer, Load, Sitting
 from services.replay.results.compare import interval
 from services.replay.results.figures import Run, figures
-from services.replay.simulated.simulation import Decisions, nothing_decided
+from services.replay.simulated.decisions import Decisions, nothing_decided
 from services.replay.simulated.timed import SLO_TIMES, quantiles
 
 NOT_HERE = {

@@ -10,8 +10,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from services.replay.real.serving import Answer, Load, Sitting
 from services.replay.real.settings import ServedPolicy
+from services.replay.real.sitting import Answer, Load, Sitting
 
 NOT_ASKED = {
     "data_dir", "catalog_url", "blobs_url", "blobs_access_key", "blobs_secret_key", "listen", "metrics_listen",

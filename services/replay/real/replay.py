@@ -20,8 +20,9 @@ from services.gpu_worker.jobs.codecs import encode_state
 from services.replay.policy import PolicySettings
 from services.replay.real.figures import NOT_HERE, against_none, real_figures, run_of
 from services.replay.real.kept import Kept
-from services.replay.real.serving import Load, Sitting, Start, serve
+from services.replay.real.serving import Start, serve
 from services.replay.real.settings import ServedPolicy, refuse, stand_for
+from services.replay.real.sitting import Load, Sitting
 from services.replay.results.real_page import shown
 from services.replay.run import STEPS
 from services.replay.simulated.thresholds import k_table

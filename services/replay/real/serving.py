@@ -8,24 +8,19 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from protos import cache_maintainer_pb2, match_predictor_pb2
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
 from services.replay.real.settings import ServedPolicy
-from services.replay.traces.trace import Trace
+from services.replay.real.sitting import Answer, Load, Sitting, answer_of
 from shared.catalog import open_catalog
 from shared.client import AsyncClient, Picture
 from shared.domain.errors import AfterimageError, NotFoundError
-from shared.domain.types import PlanSource
 from shared.models import added
-from shared.models.card import ModelCard
-from shared.models.k_table import KTable, named_table, profile_kind, table_to_json
+from shared.models.k_table import named_table, profile_kind, table_to_json
 from shared.runtime.clock import Clock, ManualClock
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS
@@ -39,78 +34,6 @@ SETTLE_S = 60.0
 
 Start = Callable[[Settings, Clock | None], AbstractAsyncContextManager[Running]]
 """Starts every service in this process."""
-
-
-@dataclass(frozen=True)
-class Load:
-    """What every policy is offered alike."""
-
-    trace: Trace
-    """With the sizes and steps that are asked for."""
-    warmup: int
-    card: ModelCard
-    steps: int = 50
-    """T of every request, where the trace does not give each its own."""
-    seed: int = 0
-    """Request n is drawn with this seed plus n: the same noise under every policy, and no exact repeats."""
-    one_at_a_time: bool = False
-    """Each is asked once what the one before left is indexed, on a clock that stands at its arrival."""
-    table: KTable | None = None
-    """None: the model's own."""
-
-    @property
-    def usual_steps(self) -> int:
-        """The median T."""
-        return int(np.median(self.trace.asked(self.steps)))
-
-    @property
-    def unusual_steps(self) -> int:
-        """The T that is farthest from it."""
-        asked = self.trace.asked(self.steps)
-        return int(asked[np.argmax(np.abs(asked - self.usual_steps))])
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One request of the trace, served."""
-
-    request: int
-    latency_s: float
-    """From its arrival, whenever it was sent, to the picture."""
-    job: str = ""
-    start_step: int = 0
-    entry: str = ""
-    """The job whose state or picture it started from."""
-    similarity: float = 0.0
-    steps_run: int = 0
-    queue_s: float = 0.0
-    predicted: bool | None = None
-    """Whether the match predictor let it through; None: it was not asked."""
-    degraded: tuple[str, ...] = ()
-    error: str = ""
-    """Why there is no picture."""
-    clip: float | None = None
-    """Cosine of picture and prompt."""
-
-
-@dataclass(frozen=True)
-class Sitting:
-    """A policy's whole run."""
-
-    answers: tuple[Answer, ...]
-    """In the trace's order."""
-    alone_s: float
-    """Of a picture drawn alone, in the usual steps."""
-    wall_s: float
-    """From the first arrival to the last picture, warm-up included."""
-    processor_s: float
-    """Of this process meanwhile: services, models and client."""
-    evicted: int
-    """After the warm-up."""
-    states: int
-    bytes: int
-    step_s: float = 0.0
-    """What each step more of a picture drawn alone takes; 0 where all take the same."""
 
 
 Keep = Callable[[int, bytes], None]
@@ -288,23 +211,6 @@ class _Serving:
 
     async def _stats(self) -> Any:
         return await self._maintainer.Stats(cache_maintainer_pb2.StatsRequest(), timeout=SETTLE_S)
-
-
-def answer_of(number: int, picture: Picture, latency_s: float) -> Answer:
-    """What a replay keeps of a picture."""
-    plan = picture.plan
-    return Answer(
-        request=number,
-        latency_s=latency_s,
-        job=picture.job.id,
-        start_step=plan.start_step,
-        entry=plan.entry_id if plan.source is not PlanSource.NOISE else "",
-        similarity=plan.similarity if plan.source is not PlanSource.NOISE else 0.0,
-        steps_run=picture.steps_run,
-        queue_s=picture.timings.queue_s,
-        predicted=plan.predicted_hit,
-        degraded=plan.degraded,
-    )
 
 
 def _evicted() -> float:

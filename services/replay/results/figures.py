@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from services.replay.results.compare import interval
 from services.replay.results.fairness import fairness
-from services.replay.simulated.simulation import Decisions
+from services.replay.simulated.decisions import Decisions
 from services.replay.simulated.timed import Fleet, Served, timed_figures
 from services.replay.traces.trace import Trace
 from shared.domain.errors import InvalidRequestError

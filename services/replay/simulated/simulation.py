@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from services.cache_maintainer.contents import CacheContents
-from services.cache_maintainer.eviction.policies import Knobs, plain
-from services.cache_maintainer.eviction.scored import Fifo, Offer, StateStore
-from services.cache_maintainer.eviction.window import Limits, Window
-from services.replay.policy import CODEC_SHARE, PolicySettings
-from services.replay.simulated.general import open_state_store
+from services.cache_maintainer.eviction.scored import Offer
+from services.replay.policy import PolicySettings
+from services.replay.simulated.decisions import Decisions, Looked, nothing_decided
 from services.replay.simulated.own_steps import OwnSteps
+from services.replay.simulated.policy_inputs import UNLIMITED, bytes_of_states, empty_contents, table_and_neighbours
 from services.replay.simulated.predicted import gate_of
 from services.replay.traces.load import LiveRows, Load
-from services.replay.traces.neighbours import Neighbours
 from services.retriever.selection import (
     Ladder,
     Weighed,
@@ -28,61 +22,13 @@ from services.retriever.selection import (
     trim_candidates,
     weigh,
 )
-from shared.domain.errors import ConfigurationError
 from shared.domain.plans import capture_steps
 from shared.domain.types import PICTURE_STEP, State, Vector
-from shared.models.k_table import KTable, Level, raised
+from shared.models.k_table import raised
 
-UNLIMITED = 2**62
 NOTHING = Weighed(0, 0.0, "", 0)
 Row = tuple[Sequence[int], Sequence[float], bool]
 """A request's listed neighbours, their similarities, and whether the list was cut."""
-
-
-@dataclass(frozen=True)
-class Decisions:
-    """What was decided for each request, in order."""
-
-    start_step: npt.NDArray[np.int16]
-    """K of T; T for a picture handed out as it is."""
-    source: npt.NDArray[np.int32]
-    """The request whose state or picture it started from; −1 from noise."""
-    similarity: npt.NDArray[np.float32]
-    evicted: npt.NDArray[np.int32]
-    """States that left for this request's."""
-    states: npt.NDArray[np.int32]
-    """States held afterwards."""
-    bytes: npt.NDArray[np.int64]
-    predicted: npt.NDArray[np.bool_]
-    """Whether the match predictor said that a lookup is worth it; all true where none is asked."""
-    score: npt.NDArray[np.float32]
-    """The match predictor's score; 1 where none is asked."""
-    found: npt.NDArray[np.bool_]
-    """Whether a lookup would have found a state to start from."""
-    searched: int = 0
-    """Requests whose listed neighbours did not decide, so that all live entries were compared."""
-
-
-def nothing_decided(count: int) -> Decisions:
-    """To be filled in."""
-    return Decisions(
-        np.zeros(count, np.int16), np.full(count, -1, np.int32), np.zeros(count, np.float32),
-        np.zeros(count, np.int32), np.zeros(count, np.int32), np.zeros(count, np.int64),
-        np.ones(count, np.bool_), np.ones(count, np.float32), np.zeros(count, np.bool_),
-    )  # fmt: skip
-
-
-class Looked(NamedTuple):
-    """What the lookup of one request decided."""
-
-    start_step: int
-    similarity: float
-    entry_id: str
-    predicted: bool
-    score: float
-    found: bool
-    thought_of: Sequence[Weighed]
-    """Every candidate of a lookup that was made."""
 
 
 class Seen(NamedTuple):
@@ -106,9 +52,9 @@ class Replay:
         """Bytes, or entries."""
         self._pictures = policy.reuses != "latent"
         self._whole = entries and not self._pictures
-        table, self._neighbours = _by(load, policy)
+        table, self._neighbours = table_and_neighbours(load, policy)
         self._table = raised(table, policy.raised_by)
-        self._held = _holdings(policy, self.room, whole=self._whole)
+        self._held = empty_contents(policy, self.room, whole=self._whole)
         self._shelf = self._held.of(PICTURE_STEP)
         """The one that is filled."""
         self._names = [f"{request:09d}" for request in range(len(load.trace))]
@@ -116,7 +62,7 @@ class Replay:
         self._texts = load.text_of.tolist()
         self._present: dict[int, list[int]] = {}
         """Request → the steps that its picture is there for."""
-        self._state_bytes = [1] * len(load.trace) if entries else _bytes(load, policy)
+        self._state_bytes = [1] * len(load.trace) if entries else bytes_of_states(load, policy)
         self._live = LiveRows(load, any_group=policy.is_surrogate) if policy.lookup == "similar" else None
         self._of_text: dict[tuple[int, int, int], int] = {}
         """(text, group, T) → the latest live request for it."""
@@ -324,33 +270,3 @@ class Replay:
             self._live.remove(request)
         if self._of_text.get(self._text(request)) == request:
             del self._of_text[self._text(request)]
-
-
-def _by(load: Load, policy: PolicySettings) -> tuple[KTable, Neighbours]:
-    """The table, and the lists of what it is asked about."""
-    table, near = load.table, load.neighbours
-    if policy.is_surrogate:
-        if load.pictures is None:
-            raise ConfigurationError(f"policy {policy.title!r}: similarities to pictures were not prepared")
-        table, near = load.pictures.table, load.pictures.neighbours
-    if policy.reuses != "picture":
-        return table, near
-    if policy.is_surrogate and load.group_of is not None:  # its lists know no sizes, since a refined one takes any
-        raise ConfigurationError(f"policy {policy.title!r}: hands out pictures of every size; leave out honour_sizes")
-    return KTable((Level(load.steps, policy.min_similarity),), load.steps), near
-
-
-def _bytes(load: Load, policy: PolicySettings) -> list[int]:
-    """Of one state of each request; of its picture, whether that is handed out as it is or refined."""
-    if policy.reuses != "latent":
-        return load.picture_bytes.tolist()
-    share = CODEC_SHARE[policy.state_codec]
-    return [max(1, round(size * share)) for size in load.state_bytes.tolist()]
-
-
-def _holdings(policy: PolicySettings, room: int, *, whole: bool) -> CacheContents:
-    """A shelf of latents with so much room, or a window of pictures; whole: latents come and leave by entries."""
-    knobs = Knobs(policy.initial_uses, capture_steps=policy.capture_steps, whole=whole)
-    if policy.reuses == "latent":
-        return CacheContents(open_state_store(policy.evict, knobs), None, room)
-    return CacheContents(StateStore(Fifo()), Window(plain(policy.evict, knobs), Limits(UNLIMITED, room)), 0)

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from services.replay.simulated.decisions import Decisions, Looked, nothing_decided
 from services.replay.simulated.pace import Profile, slo_s
-from services.replay.simulated.simulation import Decisions, Looked, Replay, nothing_decided
-from services.replay.simulated.workers import Done, Request, Workers
+from services.replay.simulated.simulation import Replay
+from services.replay.simulated.worker_state import Done, Request
+from services.replay.simulated.workers import Workers
 from services.replay.traces.trace import Trace
 from shared.domain.types import Plan, PlanSource
 

@@ -7,7 +7,8 @@ import pytest
 from bench.virtual_time.virtual_systems import latent, miss, picture, served_together
 from services.gpu_worker.models.model_assignment import ModelAssignment
 from services.replay.simulated.pace import Profile
-from services.replay.simulated.workers import Done, Request, Worker, Workers
+from services.replay.simulated.worker_state import Done, Request, Worker
+from services.replay.simulated.workers import Workers
 from shared.domain.messages import lane_of, refine_lane
 
 SPEEDS = {

@@ -14,8 +14,8 @@ from services.replay.kept import Kept, read
 from services.replay.policy import PolicySettings, read_policy
 from services.replay.results.figures import Run
 from services.replay.run import Offered, replay
+from services.replay.simulated.decisions import Decisions
 from services.replay.simulated.pace import Profile
-from services.replay.simulated.simulation import Decisions
 from services.replay.simulated.timed import Fleet
 from services.replay.traces.load import Load
 from shared.models.card import find_card

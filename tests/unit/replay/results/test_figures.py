@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from services.replay.results.figures import Run, auc, counted, figures, predictor, scaled_from
-from services.replay.simulated.simulation import Replay, nothing_decided
+from services.replay.simulated.decisions import nothing_decided
+from services.replay.simulated.simulation import Replay
 from shared.domain.errors import InvalidRequestError
 from shared.domain.plans import scale_steps
 from tests.unit.replay.house import STATE, load_of, policy, topics, trace_of

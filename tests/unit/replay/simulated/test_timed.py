@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from services.replay.policy import read_policy
+from services.replay.simulated.decisions import Decisions
 from services.replay.simulated.pace import Profile
-from services.replay.simulated.simulation import Decisions, Replay
+from services.replay.simulated.simulation import Replay
 from services.replay.simulated.timed import Fleet, Served, TimedReplay, timed_figures
 from services.replay.traces.load import Load
 from tests.unit.replay.house import STATE, load_of, own_steps, topics

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.replay.simulated.pace import Profile, read_profile, slo_s
-from services.replay.simulated.workers import Done, Request, Workers
+from services.replay.simulated.worker_state import Done, Request
+from services.replay.simulated.workers import Workers
 from shared.domain.errors import ConfigurationError
 from shared.domain.types import Plan, PlanSource
 
