@@ -13,7 +13,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.cluster_overhead import PARTS, sample, summary
+from bench.cluster_overhead import summary
+from bench.serving.cluster_under_test import PARTS, sample
 from bench.serving.path_floors import CALLS, COUNTED, Floors
 from bench.serving.processes import cpu_seconds, grown, spent
 from shared.domain.types import PlanSource, Timings

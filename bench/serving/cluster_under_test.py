@@ -1,0 +1,130 @@
+"""A running stack that is asked in turns, with the parts of each answered request."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from bench.serving.processes import Counted, counted, grown
+from bench.traced.closed_loop import stages
+from load.arrivals import poisson
+from load.sessions import MAIN_SIZE, read_trace
+from scripts.stack.stack import Stack
+from shared.client import AsyncClient, Picture
+from shared.domain.errors import AfterimageError
+from shared.domain.types import PlanSource
+from shared.service.backends import Backends
+
+PARTS = (
+    ("embed_s", "embedding: call and batching around the encoder"),
+    ("predict_s", "match predictor"),
+    ("plan_s", "retriever: index search, plan"),
+    ("accept_s", "job row committed, task confirmed, announced"),
+    ("queue_s", "claim, and wait for the engine (beyond that)"),
+    ("fetch_s", "fetch the state"),
+    ("between", "between the steps: decide, fold, previews, captures"),
+    ("store_s", "PNG, picture and states stored"),
+    ("rest", "finish committed, fact heard, row and picture read, the call itself"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One answered request: what its client waited, and what of that was computing."""
+
+    source: PlanSource
+    total_s: float
+    computing_s: float
+    parts: dict[str, float]
+
+    @property
+    def overhead_s(self) -> float:
+        return self.total_s - self.computing_s
+
+
+def sample(picture: Picture, total_s: float, step_s: float, forward_s: float) -> Sample:
+    """`step_s`, `forward_s`: mean seconds of a step and of an encoder's forward meanwhile, where they ran.
+
+    A few slow steps raise the mean above what most requests saw; no more is taken off than this one's own denoising.
+    """
+    timings = stages(picture)
+    steps_s = min(picture.steps_run * step_s, timings["denoise_s"])
+    parts = {name: timings[name] for name, _ in PARTS if name in timings}
+    parts["embed_s"] -= forward_s
+    # a job queues from the moment its row is made, which the rest of accepting it overlaps
+    parts["queue_s"] = max(parts["queue_s"] - parts["accept_s"], 0.0)
+    parts["between"] = timings["denoise_s"] - steps_s
+    computing_s = steps_s + forward_s + timings["encode_s"] + timings["decode_s"]
+    parts["rest"] = total_s - computing_s - sum(parts.values())
+    return Sample(picture.plan.source, total_s, computing_s, parts)
+
+
+class ClusterUnderTest:
+    """A running stack, its clients, and what was measured on it."""
+
+    def __init__(self, stack: Stack, client: AsyncClient, backends: Backends, options: argparse.Namespace) -> None:
+        self.stack, self.client, self.backends, self.options = stack, client, backends, options
+        rows = [row for row in read_trace() if (row.width, row.height) == MAIN_SIZE]
+        laps = itertools.count()
+        self._rows = ((row, f"{lap}-{row.user}") for lap in laps for row in rows)
+        self.failed = 0
+
+    async def ask(self) -> tuple[Picture, float]:
+        """The next request of the trace; without a seed, so that it is drawn, not an exact repeat."""
+        row, user = next(self._rows)
+        start = time.monotonic()
+        picture = await self.client.generate(row.prompt, width=row.width, height=row.height, user=user, steps=50)
+        return picture, time.monotonic() - start
+
+    async def closed_loop(self, clients: int, *, count: int = 0, seconds: float = 0.0) -> list[tuple[Picture, float]]:
+        """So many clients, each asking again at once, until `count` were answered or `seconds` are over."""
+        answers: list[tuple[Picture, float]] = []
+        end = time.monotonic() + seconds
+
+        async def client() -> None:
+            while len(answers) < count or time.monotonic() < end:
+                try:
+                    answers.append(await self.ask())
+                except AfterimageError:
+                    self.failed += 1
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+        return answers
+
+    async def at_rate(self, count: int, rate: float, seed: int) -> list[Sample]:
+        """`count` requests, each sent when it is due."""
+        before = self.pages()
+        begun, asked = time.monotonic(), list[asyncio.Task[tuple[Picture, float]]]()
+        for at in poisson(rate, count, seed):
+            await asyncio.sleep(begun + at - time.monotonic())
+            asked.append(asyncio.create_task(self.ask()))
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.sleep(0.2)  # the worker counts its steps behind the picture's back
+        after = self.pages()
+        self.failed += sum(isinstance(one, BaseException) for one in answers)
+        good = [one for one in answers if not isinstance(one, BaseException)]
+        step_s = histogram_mean(before["gpu_worker-1"], after["gpu_worker-1"], "afterimage_step_seconds")
+        forward_s = grown(
+            before["embedder-1"], after["embedder-1"], "afterimage_stage_seconds_sum", stage="embed_forward"
+        ) / len(answers)
+        return [sample(picture, total_s, step_s, forward_s) for picture, total_s in good]
+
+    def pages(self) -> dict[str, Counted]:
+        return {name: counted(self.stack, name) for name in self.stack.names() if "-" in name}
+
+    async def hit(self) -> Any:
+        """The row of a hit, drawn now."""
+        for _ in range(500):
+            picture, _ = await self.ask()
+            if picture.plan.source is PlanSource.LATENT:
+                return await self.backends.catalog.jobs.get(picture.job.id)
+        raise RuntimeError("no hit in 500 requests; is the cache maintainer well?")
+
+
+def histogram_mean(before: Counted, after: Counted, histogram: str, **labels: str) -> float:
+    count = grown(before, after, f"{histogram}_count", **labels)
+    return grown(before, after, f"{histogram}_sum", **labels) / count if count else 0.0
