@@ -25,7 +25,8 @@ from bench.measuring.judging import open_encoder
 from bench.measuring.quiet import quiet
 from bench.measuring.recording import RESULTS, command_line, machine, read_results, record, table
 from bench.traced.painting import Blank, Painter, Paints
-from bench.traced.traced_systems import Served, System, SystemRun, main_size, same_work
+from bench.traced.systems import Served, System
+from bench.traced.traced_systems import SystemRun, main_size, same_work
 from load.sessions import SHIPPED_SEED, make_trace
 from shared.domain.types import PlanSource
 from shared.models.card import served_cards

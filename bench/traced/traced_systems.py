@@ -7,7 +7,7 @@ import fcntl
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from bench.traced.cached_serving import CachedServing, Drawing, cached_serving
 from bench.traced.painting import Paints, PlannedImage
+from bench.traced.systems import Served, System
 from load.sessions import MAIN_SIZE, Prompt
 from services.embedder.encoder import Encoder
 from services.replay.policy import read_policy
@@ -30,46 +31,6 @@ FACTS = "facts.json"
 """In a folder of work, what it was made with."""
 WINDOW = 8
 """Requests drawn together, which do not see each other's pictures: those of one full batch."""
-
-
-@dataclass(frozen=True)
-class System:
-    """One way to serve the trace."""
-
-    name: str
-    title: str
-    model: str = "large"
-    """Who draws misses."""
-    steps: int = 50
-    cached: bool = False
-    """Whether requests are looked up; the cache then begins with the warm-up's pictures."""
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    """Of the settings."""
-    savings: float = 0.5
-    other_seeds: bool = False
-    raised_by: float = 0.0
-    """Added to every threshold of the tables for starts from images (MoDM Fig. 14)."""
-    hands_out: bool = False
-    """Nearest prompts' pictures are handed out as they are."""
-
-
-@dataclass(frozen=True)
-class Served:
-    """What was decided for one request of the trace, and what drawing it took; `index` is its place in the trace."""
-
-    index: int
-    source: str
-    model: str
-    start_step: int
-    steps: int
-    """Asked for; with `start_step` the steps that were run."""
-    similarity: float
-    may_run: tuple[tuple[str, int], ...]
-    """(model, start step) of everyone who could have drawn it, cheapest first."""
-
-    @property
-    def steps_run(self) -> int:
-        return self.steps - self.start_step
 
 
 def windows(indices: Iterable[int], rows: Sequence[Prompt], most: int = WINDOW) -> Iterator[list[int]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 
 from bench.trace_plans import Hits
-from bench.traced.traced_systems import Served
+from bench.traced.systems import Served
 from services.global_monitor.monitor import Decision, GlobalMonitor, Rules
 from services.gpu_worker.models.model_assignment import ModelAssignment
 from services.replay.simulated.pace import STEPS, Profile, read_profile

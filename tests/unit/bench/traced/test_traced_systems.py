@@ -16,8 +16,10 @@ from bench import two_model_quality as quality
 from bench import two_processes
 from bench.measuring.judging import Verdict, open_encoder
 from bench.trace_plans import NIRVANA, RETRIEVAL, hits_of
+from bench.traced import quality_figures
 from bench.traced.painting import Blank, PlannedImage, claimed_by_small
-from bench.traced.traced_systems import Served, System, SystemRun, main_size, raise_thresholds, same_work, windows
+from bench.traced.systems import Served, System
+from bench.traced.traced_systems import SystemRun, main_size, raise_thresholds, same_work, windows
 from bench.two_processes import Answer
 from load.sessions import make_trace
 from services.replay.simulated.pace import Profile
@@ -92,20 +94,20 @@ def test_what_quality_figures_are_made_of() -> None:
     served = {n: Served(n, "image", "small", 10, 50, 0.6, (("small", 10),)) for n in range(40)}
     speeds = {"large": Profile("large", (1, 8), (1.0, 4.0), 1.0), "small": Profile("small", (1, 8), (0.25, 1.0), 1.0)}
     # of a full batch each row takes .5 and .125 s a step, and the picture is decoded and was encoded
-    assert quality.cost(served.values(), speeds) == pytest.approx((40 * 0.125 + 1 + 1) / (50 * 0.5 + 1))
+    assert quality_figures.cost(served.values(), speeds) == pytest.approx((40 * 0.125 + 1 + 1) / (50 * 0.5 + 1))
     handed_out = [Served(0, "exact", "", 50, 50, 0.99, ())]
-    assert quality.cost(handed_out, speeds) == 0
+    assert quality_figures.cost(handed_out, speeds) == 0
 
-    def scored(shift: float, clip: float, wrong: int) -> quality.Scored:
+    def scored(shift: float, clip: float, wrong: int) -> quality_figures.Scored:
         rights = {n: n >= wrong for n in range(40)}
         names = ("object", "background", "style", "light", "colour", "size", "position", "count")
         verdicts = {n: Verdict(clip, dict.fromkeys(names, right)) for n, right in rights.items()}
-        return quality.Scored(served, rng.standard_normal((40, 4)) + shift, verdicts)
+        return quality_figures.Scored(served, rng.standard_normal((40, 4)) + shift, verdicts)
 
     names = ("reference", "vanilla", "small", "modm")
     values = ((0.0, 0.3, 0), (0.0, 0.3, 0), (3.0, 0.29, 4), (1.0, 0.29, 1))
     users = {n: n % 10 for n in range(40)}
-    found = quality.figures_of({n: scored(*v) for n, v in zip(names, values, strict=True)}, speeds, users)
+    found = quality_figures.figures_of({n: scored(*v) for n, v in zip(names, values, strict=True)}, speeds, users)
     assert all(found["goals"].values())
     beside = found["differences"]["modm - small"]
     assert beside["distance"][0] == pytest.approx(
@@ -119,7 +121,7 @@ def test_what_quality_figures_are_made_of() -> None:
     assert found["systems"]["vanilla"]["distance"] < 1 < found["systems"]["modm"]["distance"]
     worse = {**found["systems"], "modm": found["systems"]["small"]}
     unsure = {"modm - small": {"distance": (-0.1, -0.3, 0.1)}}
-    assert list(quality.goals(worse, unsure).values()) == [False, True, False, False]
+    assert list(quality_figures.goals(worse, unsure).values()) == [False, True, False, False]
 
 
 def test_systems_are_drawn_at_the_t_that_was_asked_for() -> None:
@@ -129,7 +131,7 @@ def test_systems_are_drawn_at_the_t_that_was_asked_for() -> None:
     ]  # fmt: skip
     served = [Served(0, "noise", "large", 0, 20, 0.0, (("large", 0),))]
     speeds = {"large": Profile("large", (1, 8), (1.0, 4.0), 1.0)}
-    assert quality.cost(served, speeds, steps=20) == 1.0
+    assert quality_figures.cost(served, speeds, steps=20) == 1.0
 
 
 async def test_raised_thresholds_are_what_the_planner_goes_by(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.trace_plans import Hits
-from bench.traced.traced_systems import Served
+from bench.traced.systems import Served
 from bench.virtual_time import monitor_ramp as bench
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.trace_plans import Hits, figures_of, load_hits
-from bench.traced.traced_systems import Served
+from bench.traced.systems import Served
 from bench.virtual_time import paper_rates, slo_latency, two_models
 from bench.virtual_time.virtual_systems import Run, bundled_speeds, miss, picture, plain
 from services.global_monitor.monitor import Decision, GlobalMonitor, Rules
