@@ -23,17 +23,15 @@ from services.replay.traces.load import Load
 
 ROOT = Path(__file__).parents[2]
 DECIDING = (
-    "services/cache_maintainer/*.py",
-    "services/retriever/selection.py",
+    "services/cache_maintainer/**/*.py",
+    "services/retriever/*.py",
     "services/match_predictor/sketch.py",
     "services/match_predictor/svm.py",
     "services/gpu_worker/models/model_assignment.py",
     "services/gpu_worker/engine/scheduler.py",
-    "services/replay/*.py",
+    "services/replay/**/*.py",
     "shared/index/nearest.py",
-    "shared/models/card.py",
-    "shared/models/k_table.py",
-    "shared/models/schedules.py",
+    "shared/models/*.py",
     "shared/domain/plans.py",
     "shared/domain/types.py",
 )

@@ -1,8 +1,8 @@
 """Workers in virtual time: which row is in which step when, and who takes what from which lane, on measured latencies.
 
 Nothing is drawn, and only time is made up: lanes, duties, who draws what several may and who joins a batch are decided
-by the code that serves (shared/domain/plans.py; gpu_worker/duty.py and scheduler.py). Replays run them with one
-model, bench/virtual_time/virtual_systems.py with several and the global monitor.
+by the code that serves (shared/domain/plans.py; gpu_worker's model_assignment.py and scheduler.py). Replays run them
+with one model, bench/virtual_time/virtual_systems.py with several and the global monitor.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -152,3 +154,15 @@ def test_what_a_kill_left_half_written_is_decided_again(load: Load, tmp_path: Pa
 def test_every_source_that_decides_is_there() -> None:
     for pattern in kept.DECIDING:
         assert list(kept.ROOT.glob(pattern)), pattern
+
+
+def test_every_source_that_a_simulated_replay_imports_from_a_service_counts() -> None:
+    program = "import sys, services.replay.run; print(*(module.__file__ for module in list(sys.modules.values())"
+    program += " if module.__name__.startswith('services.') and module.__file__), sep=chr(10))"
+    command = [sys.executable, "-c", program]
+    imported = subprocess.run(command, capture_output=True, text=True, check=True, cwd=kept.ROOT)
+    counted = {path for pattern in kept.DECIDING for path in kept.ROOT.glob(pattern)}
+    deciding = ("cache_maintainer", "retriever", "replay")
+    found = {Path(line) for line in imported.stdout.splitlines()}
+    missing = {path for path in found if path.relative_to(kept.ROOT).parts[1] in deciding} - counted
+    assert not missing
