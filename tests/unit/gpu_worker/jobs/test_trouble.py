@@ -13,7 +13,7 @@ import torch
 from services.gpu_worker.families.noop import NoopFamily
 from services.gpu_worker.families.unet import UNetFamily
 from services.gpu_worker.jobs import endings as endings_module
-from shared.bus.inprocess import Parcel
+from shared.bus.inprocess.lanes import Parcel
 from shared.domain.errors import ModelError, StorageFullError, UnavailableError
 from shared.domain.messages import (
     GenerateImage,

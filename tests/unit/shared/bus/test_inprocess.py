@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from shared.bus import inprocess
+from shared.bus.inprocess import InProcessBus, subscriptions
 from shared.domain.messages import JobSucceeded, Message
 
 
 async def test_who_is_too_far_behind_loses_the_oldest_facts_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inprocess, "BACKLOG", 3)
-    bus = inprocess.InProcessBus()
+    monkeypatch.setattr(subscriptions, "BACKLOG", 3)
+    bus = InProcessBus()
     told: list[str] = []
     busy, go_on = asyncio.Event(), asyncio.Event()
 
