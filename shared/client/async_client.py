@@ -1,0 +1,196 @@
+"""The client for programs with an event loop, and how it reports that it waits for a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar, Unpack
+
+import grpc
+
+from protos import gateway_pb2
+from protos.gateway_pb2_grpc import GatewayServiceStub
+from shared.client.request_fields import RequestFields, request_message
+from shared.client.retry import Patience, countdown
+from shared.client.views import Accepted, Event, JobView, Picture, event_of, picture_of, read_reply, view_of
+from shared.domain.errors import AfterimageError
+from shared.domain.types import JobState
+from shared.runtime import rpc
+from shared.runtime.addresses import check_target
+
+T = TypeVar("T")
+
+IDEMPOTENCY_KEY = "idempotency-key"
+MAX_MESSAGE_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A call found the gateway away or full (`error` says which) and is made again after `delay_s` seconds."""
+
+    error: AfterimageError
+    delay_s: float
+
+
+OnWait = Callable[[Waiting], None]
+"""Is told of each such wait as it begins, on the event loop (of a `Client`: in its own thread); must not block."""
+
+
+class AsyncClient:
+    """Talks to a gateway.
+
+    Every error is one of `shared.domain.errors`. A call that finds the gateway away or full is tried again, after the
+    delay
+    the gateway asked for, for at most `retry_s` seconds, under one idempotency key: it never draws twice. They count
+    from break to break: a picture that is waited for through two restarts has as long for each, and one that the
+    gateway has no way to give has it once. `on_wait` is told why a picture is waited for so, and for how long.
+
+        async with AsyncClient("localhost:50051") as client:
+            picture = await client.generate("a red fox in the snow", steps=50, seed=7)
+            picture.save("fox.png")
+            print(picture.plan.source, picture.plan.start_step, picture.plan.reason)
+    """
+
+    def __init__(self, target: str, *, tenant: str = "default", retry_s: float = 30.0) -> None:
+        self._target, self._tenant, self._retry_s = check_target(target), tenant, retry_s
+        self._channel = grpc.aio.insecure_channel(target, options=rpc.channel_options(MAX_MESSAGE_BYTES))
+        self._stub: Any = GatewayServiceStub(self._channel)
+        self._random = random.Random()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def generate(
+        self,
+        prompt: str,
+        *,
+        timeout_s: float = 600.0,
+        idempotency_key: str = "",
+        on_wait: OnWait | None = None,
+        **fields: Unpack[RequestFields],
+    ) -> Picture:
+        """The picture of `prompt`; `cache`, `scope` and `modality` may be given by name, e.g. `cache="off"`.
+
+        timeout_s ends the waiting, however often it was begun again, not the drawing: the job goes on, and its picture
+        is there under the same idempotency key, or as `get_picture` of its id. A deadline for the drawing itself is
+        `deadline_s`.
+        """
+        request = gateway_pb2.GenerateRequest(request=request_message(prompt, **fields))
+        metadata = self._metadata(idempotency_key or uuid.uuid4().hex)
+        left_s = countdown(timeout_s)
+        reply = await self._retried(
+            lambda: _unary(self._stub.Generate, request, timeout_s=left_s(), metadata=metadata), on_wait
+        )
+        return read_reply(reply, lambda: picture_of(reply.job, reply.picture))
+
+    async def generate_stream(
+        self,
+        prompt: str,
+        *,
+        previews: bool = False,
+        timeout_s: float = 600.0,
+        idempotency_key: str = "",
+        on_wait: OnWait | None = None,
+        **fields: Unpack[RequestFields],
+    ) -> AsyncGenerator[Event, None]:
+        """Accepted, then Progress, then the Picture. Broken off, it is taken up again where the job is.
+
+        async for event in client.generate_stream("a red fox in the snow"):
+            match event:
+                case Progress(): print(event.step, "of", event.steps)
+                case Picture(): event.save("fox.png")
+        """
+        request = gateway_pb2.GenerateStreamRequest(request=request_message(prompt, **fields), previews=previews)
+        metadata = self._metadata(idempotency_key or uuid.uuid4().hex)
+        patience, accepted, now = self._patience(), False, asyncio.get_running_loop().time
+        left_s = countdown(timeout_s)
+        while True:
+            begun = now()
+            try:
+                async for message in self._stub.GenerateStream(request, timeout=left_s(), metadata=metadata):
+                    event = read_reply(message, partial(event_of, message))
+                    if not (accepted and isinstance(event, Accepted)):
+                        patience.renew()
+                        yield event
+                    accepted = accepted or isinstance(event, Accepted)
+                return
+            except grpc.RpcError as error:
+                broken = await rpc.explained(rpc.from_rpc_error(error), self._target)
+                await _wait(broken, patience.pause_s(broken, now() - begun), on_wait)
+
+    async def get_job(self, job_id: str, *, timeout_s: float = 10.0) -> JobView:
+        """The job as it is now; NotFoundError when there is none."""
+        reply = await self._call(self._stub.GetJob, gateway_pb2.GetJobRequest(job_id=job_id), timeout_s)
+        return read_reply(reply, lambda: view_of(reply.job))
+
+    async def get_picture(self, job_id: str, *, timeout_s: float = 10.0) -> Picture:
+        """A finished job with its picture; NotFoundError when it has none (yet, or any more)."""
+        request = gateway_pb2.GetJobRequest(job_id=job_id, picture=True)
+        reply = await self._call(self._stub.GetJob, request, timeout_s)
+        return read_reply(reply, lambda: picture_of(reply.job, reply.picture))
+
+    async def list_jobs(
+        self, *, state: JobState | None = None, page_size: int = 50, page_token: str = "", timeout_s: float = 10.0
+    ) -> tuple[list[JobView], str]:
+        """Newest first, and the token of the next page (empty at the end)."""
+        wanted = f"JOB_STATE_{state.name}" if state else "JOB_STATE_UNSPECIFIED"
+        request = gateway_pb2.ListJobsRequest(state=wanted, page_size=page_size, page_token=page_token)
+        reply = await self._call(self._stub.ListJobs, request, timeout_s)
+        return read_reply(reply, lambda: ([view_of(job) for job in reply.jobs], reply.next_page_token))
+
+    async def cancel(self, job_id: str, *, timeout_s: float = 10.0) -> JobView:
+        """Cancelled, or as it had already ended; takes effect between two steps.
+
+        `steps_run` and `timings` say what it had cost by then, where its worker tells within two seconds; else
+        `get_job` has them later.
+        """
+        reply = await self._call(self._stub.CancelJob, gateway_pb2.CancelJobRequest(job_id=job_id), timeout_s)
+        return read_reply(reply, lambda: view_of(reply.job))
+
+    # ---- retries ----
+
+    def _metadata(self, idempotency_key: str = "") -> tuple[tuple[str, str], ...]:
+        tenant = (("tenant", self._tenant),)
+        return (*tenant, (IDEMPOTENCY_KEY, idempotency_key)) if idempotency_key else tenant
+
+    async def _call(self, method: Callable[..., Any], request: Any, timeout_s: float) -> Any:
+        return await self._retried(lambda: _unary(method, request, timeout_s=timeout_s, metadata=self._metadata()))
+
+    async def _retried(self, attempt: Callable[[], Awaitable[T]], on_wait: OnWait | None = None) -> T:
+        patience, now = self._patience(), asyncio.get_running_loop().time
+        while True:
+            begun = now()
+            try:
+                return await attempt()
+            except AfterimageError as error:
+                broken = await rpc.explained(error, self._target)
+                await _wait(broken, patience.pause_s(broken, now() - begun), on_wait)
+
+    def _patience(self) -> Patience:
+        return Patience(self._retry_s, self._random)
+
+
+async def _unary(method: Callable[..., Any], request: Any, *, timeout_s: float, metadata: Any) -> Any:
+    try:
+        return await method(request, timeout=timeout_s, metadata=metadata)
+    except grpc.RpcError as error:
+        raise rpc.from_rpc_error(error) from error
+
+
+async def _wait(error: AfterimageError, pause_s: float, on_wait: OnWait | None) -> None:
+    if on_wait is not None:
+        on_wait(Waiting(error, pause_s))
+    await asyncio.sleep(pause_s)

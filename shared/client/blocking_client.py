@@ -1,0 +1,106 @@
+"""The client for programs without an event loop: an `AsyncClient` on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, TypeVar, Unpack
+
+from shared.client.async_client import AsyncClient, OnWait
+from shared.client.request_fields import RequestFields
+from shared.client.views import Event, JobView, Picture
+from shared.domain.types import JobState
+
+T = TypeVar("T")
+
+
+class Client:
+    """`AsyncClient` for programs without an event loop; usable from several threads.
+
+    with Client("localhost:50051") as client:
+        client.generate("a red fox in the snow").save("fox.png")
+    """
+
+    def __init__(self, target: str, *, tenant: str = "default", retry_s: float = 30.0) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="afterimage-client", daemon=True)
+        self._thread.start()
+        self._client: AsyncClient = self._run(_made(target, tenant, retry_s))
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._run(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        timeout_s: float = 600.0,
+        idempotency_key: str = "",
+        on_wait: OnWait | None = None,
+        **fields: Unpack[RequestFields],
+    ) -> Picture:
+        """See AsyncClient.generate."""
+        drawn = self._client.generate(
+            prompt, timeout_s=timeout_s, idempotency_key=idempotency_key, on_wait=on_wait, **fields
+        )
+        return self._run(drawn)
+
+    def generate_stream(
+        self,
+        prompt: str,
+        *,
+        previews: bool = False,
+        timeout_s: float = 600.0,
+        idempotency_key: str = "",
+        on_wait: OnWait | None = None,
+        **fields: Unpack[RequestFields],
+    ) -> Iterator[Event]:
+        """See AsyncClient.generate_stream."""
+        events = self._client.generate_stream(
+            prompt,
+            previews=previews,
+            timeout_s=timeout_s,
+            idempotency_key=idempotency_key,
+            on_wait=on_wait,
+            **fields,
+        )
+        while (event := self._run(_next(events))) is not None:
+            yield event
+
+    def get_job(self, job_id: str) -> JobView:
+        return self._run(self._client.get_job(job_id))
+
+    def get_picture(self, job_id: str) -> Picture:
+        return self._run(self._client.get_picture(job_id))
+
+    def list_jobs(
+        self, *, state: JobState | None = None, page_size: int = 50, page_token: str = ""
+    ) -> tuple[list[JobView], str]:
+        return self._run(self._client.list_jobs(state=state, page_size=page_size, page_token=page_token))
+
+    def cancel(self, job_id: str) -> JobView:
+        return self._run(self._client.cancel(job_id))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+async def _made(target: str, tenant: str, retry_s: float) -> AsyncClient:
+    return AsyncClient(target, tenant=tenant, retry_s=retry_s)
+
+
+async def _next(events: AsyncIterator[Event]) -> Event | None:
+    return await anext(events, None)

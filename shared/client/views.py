@@ -1,0 +1,121 @@
+"""A job, its picture and the events of its stream as a client sees them, read from the gateway's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from protos import common_pb2, gateway_pb2
+from shared.client.image_file import write
+from shared.domain.errors import ConfigurationError
+from shared.domain.types import Job, Plan, Timings
+from shared.runtime.rpc_types import job_from_proto, plan_from_proto, timings_from_proto
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job as its client sees it."""
+
+    job: Job
+    model: str
+    steps_run: int
+    timings: Timings
+    picture_bytes: int = 0
+    picture_sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Picture(JobView):
+    """A finished job with its picture."""
+
+    png: bytes = b""
+
+    @property
+    def plan(self) -> Plan:
+        """Where it started, and why."""
+        return self.job.plan
+
+    @property
+    def seed(self) -> int:
+        """The seed it was drawn with, whoever chose it."""
+        return self.job.request.seed
+
+    def save(self, path: str | Path) -> None:
+        """Write it as PNG, JPEG or WebP, by the name's ending, with prompt, seed, model, steps and job id beside it."""
+        write(Path(path), self.png, self.job, self.model)
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """First event of a stream: the job exists, and will survive a restart."""
+
+    job_id: str
+    queue_position: int
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`step` of `steps` are behind the picture; while it waits, `queue_position` jobs are ahead."""
+
+    job_id: str
+    step: int
+    steps: int
+    preview: bytes = b""
+    """A small PNG made from the latent, when asked for."""
+    queue_position: int = 0
+    waits_again: str = ""
+    """Why a job that was begun waits again: its worker is gone, say."""
+
+
+Event = Accepted | Progress | Picture
+
+
+def read_reply(reply: Any, read: Callable[[], T]) -> T:
+    """What a reply says; ConfigurationError where it cannot be read (gRPC gives None for bytes that are no message)."""
+    try:
+        if reply is not None:
+            return read()
+        said = "its reply is no message of ours"
+    except (ValueError, KeyError, TypeError) as error:
+        said = str(error)
+    raise ConfigurationError(f"another service, or another version of this one, listens there ({said})")
+
+
+def _fields(message: common_pb2.Job) -> dict[str, Any]:
+    if not message.id:
+        raise ValueError("a job without an id")
+    return {
+        "job": job_from_proto(message),
+        "model": message.model,
+        "steps_run": message.steps_run,
+        "timings": timings_from_proto(message.timings),
+        "picture_bytes": message.picture_bytes,
+        "picture_sha256": message.picture_sha256,
+    }
+
+
+def view_of(message: common_pb2.Job) -> JobView:
+    return JobView(**_fields(message))
+
+
+def picture_of(message: common_pb2.Job, png: bytes) -> Picture:
+    return Picture(**_fields(message), png=png)
+
+
+def event_of(message: gateway_pb2.GenerateStreamResponse) -> Event:
+    match message.WhichOneof("event"):
+        case "accepted":
+            it = message.accepted
+            return Accepted(it.job_id, it.queue_position, plan_from_proto(it.plan))
+        case "progress":
+            step = message.progress
+            return Progress(step.job_id, step.step, step.steps, step.preview, step.queue_position, step.waits_again)
+        case "result":
+            return picture_of(message.result.job, message.result.picture)
+        case _:
+            raise ValueError("an event that this version does not know")
