@@ -42,7 +42,7 @@ from services.gpu_worker.jobs.codecs import encode_png
 from services.replay.results.compare import interval
 from services.replay.traces.surrogate import FILE, Curve, cosines_of
 from shared.domain.types import vector_from
-from shared.models.card import find_card
+from shared.models.card_lookup import find_card
 from shared.runtime.progress import Remaining
 
 KNOTS = 8

@@ -30,7 +30,7 @@ from services.gpu_worker.jobs.codecs import decode_state, encode_png, encode_sta
 from services.retriever.planning import fresh_seed
 from services.retriever.profile import ratio_bounds
 from shared.domain.errors import CancelledError
-from shared.models.card import find_card
+from shared.models.card_lookup import find_card
 from shared.runtime.progress import Remaining
 
 CODECS = ("fp16", "int8", "fp8", "int6", "int4")

@@ -29,7 +29,7 @@ from bench.traced.systems import Served, System
 from bench.traced.traced_systems import SystemRun, main_size, same_work
 from load.sessions import SHIPPED_SEED, make_trace
 from shared.domain.types import PlanSource
-from shared.models.card import served_cards
+from shared.models.card_lookup import served_cards
 from shared.runtime.progress import Remaining
 from shared.runtime.settings import Settings
 

@@ -41,7 +41,7 @@ from services.embedder.encoder import Encoder
 from services.replay.simulated.pace import STEPS
 from shared.domain.errors import ConfigurationError
 from shared.domain.types import vector_from
-from shared.models.card import served_cards
+from shared.models.card_lookup import served_cards
 from shared.runtime.progress import Remaining
 from shared.runtime.settings import Settings
 

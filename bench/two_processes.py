@@ -41,7 +41,7 @@ from load.sessions import SHIPPED_SEED, Prompt, make_trace
 from scripts.stack.stack import Stack, missing
 from shared.client import AsyncClient, Picture
 from shared.domain.types import PlanSource
-from shared.models.card import served_cards
+from shared.models.card_lookup import served_cards
 from shared.runtime.progress import Remaining
 from shared.runtime.settings import Settings
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from services.embedder.encoder import Encoder, encoder_folder
 from shared.domain.types import Vector, vector_from
-from shared.models.card import BUNDLED
+from shared.models.card_lookup import BUNDLED
 from shared.models.scenes import ATTRIBUTES, Scene
 
 T = TypeVar("T")

@@ -18,7 +18,8 @@ from services.retriever.service import RetrieverService
 from shared.domain.exact_repeats import exact_key
 from shared.domain.plans import capture_steps
 from shared.domain.types import Captured, Job, JobState, Plan, Request, Result, State
-from shared.models.card import ModelCard, served_cards
+from shared.models.card import ModelCard
+from shared.models.card_lookup import served_cards
 from shared.runtime import rpc
 from shared.runtime.clock import SystemClock
 from shared.runtime.rpc_types import plan_from_proto, request_to_proto

@@ -17,7 +17,7 @@ from services.gpu_worker.jobs.plan_resolution import start_of, task_of
 from shared.domain.messages import refine_lane
 from shared.domain.plans import choose_model, lane_for
 from shared.domain.types import Plan, Request
-from shared.models.card import served_cards
+from shared.models.card_lookup import served_cards
 from shared.runtime.settings import Settings
 
 

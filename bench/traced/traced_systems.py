@@ -23,7 +23,8 @@ from shared.catalog import open_catalog
 from shared.domain.errors import ConfigurationError
 from shared.domain.ids import new_id
 from shared.domain.types import Plan, PlanSource, Request, Size, vector_from
-from shared.models.card import ModelCard, served_cards
+from shared.models.card import ModelCard
+from shared.models.card_lookup import served_cards
 from shared.models.k_table import load_image_tables, profile_kind, profile_of, raised, table_to_json
 from shared.runtime.settings import Settings
 

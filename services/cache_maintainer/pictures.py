@@ -19,7 +19,7 @@ from shared.domain.errors import (
     UnavailableError,
 )
 from shared.domain.types import Entry
-from shared.models.card import served_cards
+from shared.models.card_lookup import served_cards
 from shared.models.k_table import MODM, EncoderId, Profiles, load_image_tables, measured_on
 from shared.runtime import rpc
 from shared.runtime.settings import Settings

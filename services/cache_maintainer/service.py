@@ -22,7 +22,7 @@ from shared.domain.errors import AfterimageError, InvalidRequestError, Unavailab
 from shared.domain.messages import JobSucceeded, Message, StateLost, StateUsed
 from shared.domain.types import Entry, State
 from shared.index.rebuild import repair_index
-from shared.models.card import served_card
+from shared.models.card_lookup import served_card
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import log
 from shared.service import Context

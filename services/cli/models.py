@@ -17,7 +17,8 @@ from services.cli.embedded import settings_from
 from services.cli.model_sheet import latent_shape, model_sheet
 from shared.domain.errors import ModelError
 from shared.models import added, checkpoint, hub, memory
-from shared.models.card import BUNDLED, KNOWN, bundled_cards, find_card, is_hub_id, served_card
+from shared.models.card import is_hub_id
+from shared.models.card_lookup import BUNDLED, KNOWN, bundled_cards, find_card, served_card
 from shared.models.devices import placed
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import typer
 
 from services.cli.display.words import wide
 from services.cli.embedded import all_services, announced, settings_from
-from shared.models.card import served_cards
+from shared.models.card_lookup import served_cards
 from shared.runtime import telemetry
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 
 from services.embedder.vocabulary import read_known_words, unknown_words
 from shared.domain.errors import InvalidRequestError, ModelError
-from shared.models.card import BUNDLED
+from shared.models.card_lookup import BUNDLED
 from shared.models.k_table import EncoderId
 
 HASHED_SUFFIXES = (".safetensors", ".json", ".txt")

@@ -29,7 +29,7 @@ from shared.domain.messages import (
     lane_of,
     silence_s,
 )
-from shared.models.card import served_cards
+from shared.models.card_lookup import served_cards
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context

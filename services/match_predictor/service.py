@@ -19,7 +19,8 @@ from shared.bus import Subscription
 from shared.domain.errors import AfterimageError, InvalidRequestError
 from shared.domain.messages import EntriesCached, EntriesEvicted, JobQueued, Message
 from shared.domain.types import IndexItem, vector_from
-from shared.models.card import ModelCard, served_card
+from shared.models.card import ModelCard
+from shared.models.card_lookup import served_card
 from shared.models.k_table import FIG_10, EncoderId, KTable, latent_table, load_k_tables
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from services.retriever.pictures import TableOf
 from shared.domain.errors import AfterimageError
-from shared.models.card import ModelCard, card_for, served_cards
+from shared.models.card import ModelCard
+from shared.models.card_lookup import card_for, served_cards
 from shared.models.k_table import (
     MODM,
     EncoderId,

@@ -28,7 +28,7 @@ from services.trainer.text_to_image.latents import COUNT, PARTS, encode_parts
 from services.trainer.training import runs
 from services.trainer.workers import train_in_workers
 from shared.domain.errors import AfterimageError
-from shared.models.card import SHIPPED
+from shared.models.card_lookup import SHIPPED
 from shared.models.devices import chosen_device
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)

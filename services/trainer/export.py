@@ -20,7 +20,7 @@ from services.trainer.text_to_image.denoiser import Denoiser
 from services.trainer.training import runs
 from services.trainer.words import Words, write_known_words
 from shared.domain.errors import NotFoundError
-from shared.models.card import BUNDLED, SHIPPED, write_card
+from shared.models.card_lookup import BUNDLED, SHIPPED, write_card
 
 
 def trained_autoencoder(work: Path) -> AutoencoderTiny:

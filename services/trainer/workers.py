@@ -17,7 +17,7 @@ from services.trainer.text_to_image.denoiser_training import DenoiserPlan, Run, 
 from services.trainer.text_to_image.distillation import GuidedTeacher
 from services.trainer.text_to_image.latents import Latents, must_be_there
 from services.trainer.words import Words
-from shared.models.card import BUNDLED
+from shared.models.card_lookup import BUNDLED
 
 
 def train_in_workers(

@@ -1,6 +1,7 @@
 """What a model is, said without loading it: its card, its schedule, and the hash of its weights."""
 
-from shared.models.card import ModelCard, SizeRule, bundled_cards, find_card, served_card, served_cards
+from shared.models.card import ModelCard, SizeRule
+from shared.models.card_lookup import bundled_cards, find_card, served_card, served_cards
 from shared.models.schedules import noise_level, same_noise_level
 from shared.models.weights import weights_hash
 

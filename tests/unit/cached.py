@@ -25,7 +25,7 @@ from shared.domain.types import (
     Vector,
     vector_bytes,
 )
-from shared.models.card import find_card
+from shared.models.card_lookup import find_card
 from shared.models.k_table import KTable, Level, profile_kind, profile_of, table_to_json
 from shared.runtime.settings import Settings
 from shared.service.backends import Backends

@@ -33,7 +33,7 @@ def prepared(
     from services.embedder.encoder import Encoder, encoder_folder
     from services.gpu_worker.families import load_family
     from services.trainer.judging.classifier import load_judge
-    from shared.models.card import BUNDLED, served_card
+    from shared.models.card_lookup import BUNDLED, served_card
 
     settings = placed(settings)
     card, device = served_card(settings), settings.device
@@ -85,7 +85,7 @@ def _others(
 ) -> tuple[Family | None, Family | None]:
     """The family whose pictures are started from, and the one that is the measure, where those are others."""
     from services.gpu_worker.families import load_family
-    from shared.models.card import card_for
+    from shared.models.card_lookup import card_for
 
     if images_from and fresh_noise:
         raise InvalidRequestError("fresh_noise", "is for latents: a picture gets new noise anyway", fresh_noise)

@@ -33,14 +33,14 @@ def settings_of(study: Study) -> Settings:
 def each(settings: Settings) -> int:
     """Bytes of one latent of the model's own size."""
     from services.replay.real.replay import state_bytes_of
-    from shared.models.card import served_card
+    from shared.models.card_lookup import served_card
 
     return state_bytes_of(served_card(settings))
 
 
 def schedule_of(served: Settings | None, model: str | None) -> ModelCard:
     """The card of the model that draws, or would: with the limit on T that the gateway would hold it to."""
-    from shared.models.card import served_card
+    from shared.models.card_lookup import served_card
 
     settings = served or settings_from(large=model)
     card = served_card(settings)

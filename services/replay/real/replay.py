@@ -39,7 +39,8 @@ from services.replay.study import (
 from services.replay.traces.trace import Trace
 from shared.domain.errors import ConfigurationError, InvalidRequestError
 from shared.domain.types import Size, vector_from
-from shared.models.card import ModelCard, served_card
+from shared.models.card import ModelCard
+from shared.models.card_lookup import served_card
 from shared.models.k_table import KTable, NoProfiles, latent_table, load_k_tables, named_table, profile_command
 from shared.runtime.loop import run
 from shared.runtime.progress import Advance, Bar

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from shared.domain.errors import ConfigurationError
-from shared.models.card import find_card
+from shared.models.card_lookup import find_card
 from shared.models.latency import FILE
 
 STEPS = 50

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from services.replay.traces.encoders import Rows
 from services.replay.traces.neighbours import AT_A_TIME
 from shared.domain.errors import ModelError
-from shared.models.card import find_card
+from shared.models.card_lookup import find_card
 from shared.models.k_table import FIG_10, KTable, Level, read_table, shipped_table
 from shared.runtime.settings_names import in_words
 

@@ -22,7 +22,7 @@ from services.trainer.judging.judge import Draw, judge_model, real_pictures
 from services.trainer.rendering.renderer import Renderer
 from services.trainer.training import runs
 from services.trainer.words import Words
-from shared.models.card import SHIPPED
+from shared.models.card_lookup import SHIPPED
 from shared.models.scenes import Scene
 from shared.runtime.progress import Bar as ProgressBar
 from shared.runtime.progress import shown

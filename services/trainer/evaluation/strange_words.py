@@ -20,7 +20,7 @@ from services.trainer.judging.scenes import balanced_scenes
 from services.trainer.rendering.renderer import Renderer
 from services.trainer.training import runs
 from services.trainer.words import FILLERS
-from shared.models.card import SHIPPED
+from shared.models.card_lookup import SHIPPED
 from shared.models.scenes import WORDINGS, Scene, caption, known_words
 
 STRANGE = (

@@ -16,7 +16,7 @@ from services.embedder.encoder import encoder_id
 from shared.client import Accepted, Client, Event, Picture, Progress
 from shared.domain.errors import NotFoundError
 from shared.domain.types import JobState, PlanSource
-from shared.models.card import BUNDLED
+from shared.models.card_lookup import BUNDLED
 from shared.models.k_table import FIG_10
 from tests.flows.conftest import Make
 from tests.flows.house import SLOW, house

@@ -31,7 +31,8 @@ from services.retriever.service import RetrieverService
 from shared.domain.messages import EntriesCached, Message
 from shared.domain.types import Vector
 from shared.index.nearest import cosines
-from shared.models.card import ModelCard, find_card
+from shared.models.card import ModelCard
+from shared.models.card_lookup import find_card
 from shared.models.k_table import FIG_10, KTable, Level, named_table, table_file, table_to_json
 from shared.runtime.clock import ManualClock
 from shared.runtime.settings import Settings

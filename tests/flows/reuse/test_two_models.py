@@ -24,7 +24,7 @@ from shared.client import Picture, Progress
 from shared.domain.errors import BlobMissingError, ModelError, UnavailableError
 from shared.domain.messages import WorkerReported, refine_lane
 from shared.domain.types import PlanSource
-from shared.models.card import BUNDLED, find_card
+from shared.models.card_lookup import BUNDLED, find_card
 from shared.models.k_table import KTable, Level, profile_kind, profile_of, table_to_json
 from shared.runtime.settings import Settings
 from tests.flows.house import House, house

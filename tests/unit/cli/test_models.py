@@ -21,7 +21,7 @@ from services.embedder.encoder import encoder_hash
 from shared.catalog import open_catalog
 from shared.domain.errors import ModelError
 from shared.models import added, find_card
-from shared.models.card import BUNDLED
+from shared.models.card_lookup import BUNDLED
 from shared.models.k_table import KTable, Level, profile_kind, table_to_json
 from tests import tiny_families
 

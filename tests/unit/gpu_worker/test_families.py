@@ -15,7 +15,7 @@ from services.gpu_worker.engine.rows import Pixels, Task
 from services.gpu_worker.families import load_family
 from shared.domain.types import Size
 from shared.models import ModelCard, find_card
-from shared.models.card import BUNDLED
+from shared.models.card_lookup import BUNDLED
 
 
 def drawn(card: ModelCard) -> Pixels:

@@ -31,7 +31,7 @@ from shared.domain.messages import (
     lane_of,
 )
 from shared.domain.types import Job, JobState, Size
-from shared.models.card import find_card, write_card
+from shared.models.card_lookup import find_card, write_card
 from tests.unit.gpu_worker.worker import SLOW, STEPS, WorkerBench, running_worker
 
 

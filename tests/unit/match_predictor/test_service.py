@@ -17,7 +17,7 @@ from services.match_predictor.service import MatchPredictorService
 from shared.domain.errors import InvalidRequestError, UnavailableError
 from shared.domain.messages import EntriesCached, EntriesEvicted, JobQueued, Message
 from shared.domain.types import Request, Scope, Size, Vector, vector_bytes, visible_owners
-from shared.models.card import find_card, served_card
+from shared.models.card_lookup import find_card, served_card
 from shared.models.k_table import KTable, Level, profile_kind, table_to_json
 from shared.runtime import rpc
 from shared.runtime.settings import Settings

@@ -23,7 +23,7 @@ from shared.models import (
     served_cards,
     weights_hash,
 )
-from shared.models.card import BUNDLED, SHIPPED, bundled_cards, card_for, write_card
+from shared.models.card_lookup import BUNDLED, SHIPPED, bundled_cards, card_for, write_card
 from shared.models.devices import placed
 from shared.models.schedules import nearest_step
 from shared.runtime.settings import Settings

@@ -12,7 +12,7 @@ from shared.domain.errors import ModelError
 from shared.domain.types import Size
 from shared.models import find_card, memory, weights_hash
 from shared.models.added import add, added
-from shared.models.card import KNOWN
+from shared.models.card_lookup import KNOWN
 from shared.models.checkpoint import faults, missing, parameters
 from tests import tiny_families
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from services.embedder.encoder import encoder_id
-from shared.models.card import BUNDLED, bundled_cards, find_card
+from shared.models.card_lookup import BUNDLED, bundled_cards, find_card
 from shared.models.k_table import (
     CLIP_L14,
     MODM,

@@ -12,7 +12,8 @@ from typer.main import get_command
 
 from services.cli.app import app
 from services.embedder.encoder import encoder_hash
-from shared.models.card import BUNDLED, ModelCard, bundled_cards, find_card
+from shared.models.card import ModelCard
+from shared.models.card_lookup import BUNDLED, bundled_cards, find_card
 from shared.models.k_table import (
     CLIP_L14,
     FIG_10,

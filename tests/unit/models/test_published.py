@@ -12,7 +12,7 @@ import pytest
 from shared.domain.errors import ModelError
 from shared.domain.types import Size
 from shared.models import find_card
-from shared.models.card import KNOWN
+from shared.models.card_lookup import KNOWN
 from tests import tiny_families
 
 FOUR = {"block_out_channels": [1] * 4}

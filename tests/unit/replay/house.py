@@ -14,7 +14,7 @@ from services.replay.traces.load import Load
 from services.replay.traces.neighbours import find_neighbours
 from services.replay.traces.surrogate import Curve, picture_load
 from services.replay.traces.trace import DEFAULT_SIZE, Trace
-from shared.models.card import find_card
+from shared.models.card_lookup import find_card
 from shared.models.k_table import FIG_10, KTable
 
 PICTURES = Curve((0.0, 0.8, 1.0), (0.0, 0.8, 1.0), (0.1, 0.1, 0.05))

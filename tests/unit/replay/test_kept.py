@@ -20,7 +20,7 @@ from services.replay.simulated.decisions import Decisions
 from services.replay.simulated.pace import Profile
 from services.replay.simulated.timed import Fleet
 from services.replay.traces.load import Load
-from shared.models.card import find_card
+from shared.models.card_lookup import find_card
 from shared.models.k_table import Level
 from tests.unit.replay.house import STATE, load_of, own_steps, topics
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from services.retriever.planning import Found, Question, Rules, from_candidates, from_noise, from_repeat, hash_uniform
 from services.retriever.selection import allowed_step
 from shared.domain.types import CacheMode, CompatKey, Entry, Hit, Plan, PlanSource, Request, Scope, Size, State
-from shared.models.card import find_card
+from shared.models.card_lookup import find_card
 from shared.models.k_table import FIG_10, KTable
 
 SIZE = Size(64, 64)

@@ -30,7 +30,7 @@ from shared.domain.types import (
     owner_key,
     vector_bytes,
 )
-from shared.models.card import BUNDLED, find_card
+from shared.models.card_lookup import BUNDLED, find_card
 from shared.models.k_table import KTable, Level, profile_kind, table_to_json
 from shared.runtime import rpc
 from shared.runtime.clock import ManualClock

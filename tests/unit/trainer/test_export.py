@@ -20,7 +20,7 @@ from services.trainer.training import runs
 from services.trainer.words import Words
 from shared.domain.errors import NotFoundError
 from shared.models import find_card
-from shared.models.card import BUNDLED, SHIPPED
+from shared.models.card_lookup import BUNDLED, SHIPPED
 from shared.models.scenes import VALUES
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from PIL import Image
 
 from services.trainer.plots import k_table_panels, write_plots
-from shared.models.card import BUNDLED
+from shared.models.card_lookup import BUNDLED
 
 
 def test_both_plots_are_drawn_from_what_ships(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from services.gpu_worker.engine.rows import FromPicture
 from services.gpu_worker.families import load_family, offload
 from shared.domain.errors import ModelError
 from shared.models import find_card
-from shared.models.card import card_for
+from shared.models.card_lookup import card_for
 from shared.runtime.settings import Settings
 from tests.unit.gpu_worker.families.conftest import LoadTiny, a_picture, a_task, drawn
 

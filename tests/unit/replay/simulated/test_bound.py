@@ -15,7 +15,7 @@ from services.replay.simulated.own_steps import OwnStates
 from services.replay.traces.neighbours import Neighbours
 from services.retriever.selection import Ladder
 from shared.domain.plans import scale_steps
-from shared.models.card import find_card
+from shared.models.card_lookup import find_card
 from shared.models.k_table import KTable, Level
 
 LEVELS = (1, 2)

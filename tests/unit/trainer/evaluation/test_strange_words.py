@@ -9,7 +9,7 @@ from services.trainer.evaluation.strange_words import COUNTS, STRANGE, measure_s
 from services.trainer.judging.scenes import balanced_scenes
 from services.trainer.rendering.renderer import Renderer
 from services.trainer.words import FILLERS
-from shared.models.card import BUNDLED
+from shared.models.card_lookup import BUNDLED
 from shared.models.scenes import WORDINGS, caption, known_words
 from tests.unit.trainer.conftest import SPRITES
 

@@ -20,7 +20,7 @@ from services.trainer.judging.scenes import BLOCK, balanced_scenes
 from services.trainer.judging.templates import blurred, match
 from services.trainer.rendering.renderer import SIZES, Renderer, boxes
 from services.trainer.training import runs
-from shared.models.card import BUNDLED
+from shared.models.card_lookup import BUNDLED
 from shared.models.scenes import ATTRIBUTES, VALUES, Scene, edit, held_out, never_trained
 from shared.runtime.progress import Advance
 

@@ -1,0 +1,181 @@
+"""The card of a model that a name, a folder, a hub id or the settings name: shipped, known, or read from its folder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from shared.domain.errors import ConfigurationError, ModelError
+from shared.domain.types import Size
+from shared.models import hub
+from shared.models.added import added
+from shared.models.card import NOOP_PREFIX, ModelCard, SizeRule, is_hub_id, noop_card
+from shared.models.checkpoint import INDEX, read_json, said_by
+from shared.models.published import OF_SIZE, SHAPES, published
+from shared.runtime.settings import Settings
+
+BUNDLED = Path(__file__).parent / "bundled"
+"""Where the models that ship with Afterimage lie, one folder each."""
+
+BUNDLED_PREFIX = "bundled:"
+
+_CARD: TypeAdapter[ModelCard] = TypeAdapter(ModelCard)
+
+KNOWN: dict[str, ModelCard] = {
+    card.path: card
+    for card in TypeAdapter(list[ModelCard]).validate_json((Path(__file__).parent / "known.json").read_bytes())
+}
+"""Hub checkpoints whose card is known; any other checkpoint brings a card.json or says it by its configurations."""
+
+
+_TOY_SIZES = SizeRule(sizes=(Size(64, 64), Size(96, 64), Size(64, 96), Size(96, 96)))
+SHIPPED: dict[str, ModelCard] = {
+    role: ModelCard(
+        name=role,
+        role=role,
+        default_size=Size(64, 64),
+        default_guidance=guidance,
+        guidance_max=most,
+        sizes=_TOY_SIZES,
+        vae_scale=4,
+        about=f"The {role} of the two small models that ship with Afterimage: toy scenes at 64 to 96 pixels",
+    )
+    # `small` has its guidance distilled into it: one row a step, and no other guidance to ask for
+    for role, guidance, most in (("large", 2.5, 10.0), ("small", 1.0, 1.0))
+}
+"""Cards of the bundled models: their export writes them beside the weights as card.json, so that a copied folder is
+enough. Weights that were exported without take them from here."""
+
+
+def bundled_cards(root: Path = BUNDLED) -> dict[str, ModelCard]:
+    """Cards of the models that ship and whose weights are there, by name."""
+    cards = {name: replace(card, path=str(root / name)) for name, card in SHIPPED.items()}
+    here = {name: card for name, card in cards.items() if (root / name / "model_index.json").is_file()}
+    return here | {card.name: card for card in (read_card(path) for path in sorted(root.glob("*/card.json")))}
+
+
+def served_card(settings: Settings) -> ModelCard:
+    """The card of the large model these settings serve; see card_for."""
+    return card_for(settings.large, settings)
+
+
+def served_cards(settings: Settings) -> dict[str, ModelCard]:
+    """By name: the large model's card, then those of the small ones, best first.
+
+    Raises ConfigurationError when two of them are called the same: their lanes would be one.
+    """
+    cards = {(large := served_card(settings)).name: large}
+    for name in filter(None, (part.strip() for part in settings.small.split(","))):
+        card = replace(card_for(name, settings), role="small")
+        if card.name in cards:
+            raise ConfigurationError(f"small: two models served here are called {card.name!r} ({card.path} is one)")
+        cards[card.name] = card
+    return cards
+
+
+def card_for(name_or_path: str, settings: Settings) -> ModelCard:
+    """The card of a model that these settings name, computing in their dtype (`auto`: the card's own, on a CPU float32,
+    since half precision is slow or missing there): every service must ask here, so that all of them mean the same
+    CompatKey. A hub id that nothing is known of has its configurations fetched."""
+    card = find_card(name_or_path, data_dir=settings.data_dir)
+    if not card.family:
+        card = card_of_weights(hub.configurations(card.path, card.name), card.name, card.path)
+    if settings.dtype != "auto":
+        return replace(card, dtype=settings.dtype)
+    return replace(card, dtype="float32") if settings.device == "cpu" else card
+
+
+def find_card(name_or_path: str, *, root: Path = BUNDLED, data_dir: Path | None = None) -> ModelCard:
+    """The card of `bundled:NAME` (or NAME), a name that `afterimage models add` gave in `data_dir`, the name of a card
+    that is known, a folder in diffusers' layout, a hub id (`owner/name`), or `noop:…`.
+
+    Raises ModelError naming what was looked for; weights are not needed until they are used. The card of a hub id that
+    is neither known nor on this disk has no family yet.
+    """
+    if data_dir is not None and (path := added(data_dir).get(name_or_path)):
+        return replace(find_card(path, root=root), name=name_or_path)
+    if name_or_path.startswith(NOOP_PREFIX):
+        return noop_card(name_or_path)
+    if name_or_path.startswith(BUNDLED_PREFIX):
+        return _bundled_card(name_or_path.removeprefix(BUNDLED_PREFIX), root)
+    if name_or_path in (bundled := bundled_cards(root)):
+        return bundled[name_or_path]
+    folder = Path(name_or_path).expanduser()
+    if (folder / "card.json").is_file():
+        return read_card(folder / "card.json")
+    if (folder / INDEX).is_file():
+        return card_of_weights(folder)
+    if (known := _known_card(name_or_path)) is not None:
+        return known
+    if is_hub_id(name_or_path):
+        name = name_or_path.split("/")[1].lower()
+        if (here := hub.cached(name_or_path)) is not None:
+            return card_of_weights(here, name, name_or_path)
+        return ModelCard(name=name, path=name_or_path, family="")
+    raise ModelError(
+        f"model {name_or_path!r}: not bundled:NAME, not a name of `afterimage models list`, not a folder with a "
+        f"card.json or a model_index.json ({folder}), and not a hub id (owner/name)"
+    )
+
+
+def _known_card(name_or_path: str) -> ModelCard | None:
+    by_name = {card.name: card for card in KNOWN.values()}
+    return KNOWN.get(name_or_path) or by_name.get(name_or_path)
+
+
+def _bundled_card(name: str, root: Path) -> ModelCard:
+    known = bundled_cards(root)
+    if name not in known:
+        raise ModelError(f"model bundled:{name}: no weights in {root / name}; there are: {', '.join(known) or 'none'}")
+    return known[name]
+
+
+def read_card(path: Path) -> ModelCard:
+    """The card written in a card.json, filled up by the known card that its key `like` names, else by what is known of
+    the weights beside it; keys that are not the card's (licences, scores) are for people and ignored."""
+    written = read_json(path)
+    weights = _defaults(path.parent, str(written.get("like", "")))
+    try:
+        card = _CARD.validate_python({**weights, **written})
+    except ValidationError as error:
+        raise ModelError(f"{path}: not a model card: {error}") from error
+    if card.path:
+        return card
+    return replace(card, path=str(path.parent), vae_scale=weights.get("vae_scale", card.vae_scale))
+
+
+def write_card(card: ModelCard, folder: Path) -> None:
+    """Writes card.json into a folder of weights: everything but where they lie, so that the folder can be moved."""
+    (folder / "card.json").write_bytes(_CARD.dump_json(card, indent=2, exclude={"path"}) + b"\n")
+
+
+def _defaults(folder: Path, like: str = "") -> dict[str, Any]:
+    """Fields of a card for the weights in `folder`: those of the published checkpoint that they are, or that `like`
+    names, else their pipeline's defaults. Shapes are always the weights' own. Raises ModelError for an unknown `like`.
+    """
+    said, named = said_by(folder), _known_card(like) if like else None
+    if like and named is None:
+        names = ", ".join(card.name for card in KNOWN.values())
+        raise ModelError(f"{folder / 'card.json'}: like must be one of {names}, or the hub id of one (got {like!r})")
+    alike = [named] if named else published(folder, said, KNOWN.values())
+    if len(alike) > 1:
+        names = " or ".join(card.name for card in alike)
+        return {**said, "about": f"Its shapes are those of {names}: say which by `like` in a card.json"}
+    if not alike:
+        return said
+    own = [*SHAPES, *(OF_SIZE if said.get("default_size") != alike[0].default_size else ())]
+    known = _CARD.dump_python(alike[0], exclude={"name", "path", "k_table", *own})
+    return {**known, **{name: said[name] for name in own if name in said}}
+
+
+def card_of_weights(folder: Path, name: str = "", path: str = "") -> ModelCard:
+    """The card of weights that bring none: what their own configurations say, and defaults.
+
+    name, path: what to call it and where to load it from, when that is not the folder.
+    """
+    # weights of a hub id may not be here yet, and its card must not change when they are
+    said = said_by(folder) if path else _defaults(folder)
+    return _CARD.validate_python({**said, "name": name or folder.name, "path": path or str(folder)})
