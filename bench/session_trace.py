@@ -32,7 +32,8 @@ from services.cli.embedded import embedded
 from shared.client import AsyncClient, Picture
 from shared.domain.types import Size
 from shared.models import served_card
-from shared.models.k_table import FIG_10, shipped_table
+from shared.models.k_table import FIG_10
+from shared.models.tables_in_force import shipped_table
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import configure_logging
 

@@ -25,7 +25,8 @@ from shared.domain.ids import new_id
 from shared.domain.types import Plan, PlanSource, Request, Size, vector_from
 from shared.models.card import ModelCard
 from shared.models.card_lookup import served_cards
-from shared.models.k_table import load_image_tables, profile_kind, profile_of, raised, table_to_json
+from shared.models.k_table import profile_kind, profile_of, raised, table_to_json
+from shared.models.tables_in_force import load_image_tables
 from shared.runtime.settings import Settings
 
 FACTS = "facts.json"

@@ -20,7 +20,8 @@ from shared.domain.errors import (
 )
 from shared.domain.types import Entry
 from shared.models.card_lookup import served_cards
-from shared.models.k_table import MODM, EncoderId, Profiles, load_image_tables, measured_on
+from shared.models.k_table import MODM, EncoderId, Profiles
+from shared.models.tables_in_force import load_image_tables, measured_on
 from shared.runtime import rpc
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log

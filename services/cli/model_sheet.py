@@ -11,7 +11,8 @@ from rich.text import Text
 
 from shared.domain.errors import ModelError
 from shared.models import checkpoint, memory
-from shared.models.k_table import NoProfiles, latent_table, load_k_tables, profile_command
+from shared.models.k_table import NoProfiles
+from shared.models.tables_in_force import latent_table, load_k_tables, profile_command
 
 if TYPE_CHECKING:
     from shared.models import ModelCard

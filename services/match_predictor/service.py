@@ -21,7 +21,8 @@ from shared.domain.messages import EntriesCached, EntriesEvicted, JobQueued, Mes
 from shared.domain.types import IndexItem, vector_from
 from shared.models.card import ModelCard
 from shared.models.card_lookup import served_card
-from shared.models.k_table import FIG_10, EncoderId, KTable, latent_table, load_k_tables
+from shared.models.k_table import FIG_10, EncoderId, KTable
+from shared.models.tables_in_force import latent_table, load_k_tables
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from services.retriever.cost import Offer, Pace, cost_of
 from services.retriever.selection import allowed_step, shifted
 from shared.domain.types import Candidate, Entry, Hit, ModelPlan, Request, owner_key, visible_owners
-from shared.models.k_table import ImageTable
+from shared.models.tables_in_force import ImageTable
 
 TableOf = Callable[[str, str], ImageTable]
 """(name, weights hash) of the model that drew a picture → what may be done with it."""

@@ -11,12 +11,10 @@ from services.retriever.pictures import TableOf
 from shared.domain.errors import AfterimageError
 from shared.models.card import ModelCard
 from shared.models.card_lookup import card_for, served_cards
-from shared.models.k_table import (
-    MODM,
-    EncoderId,
+from shared.models.k_table import MODM, EncoderId, KTable, Profiles
+from shared.models.latency import Latency, load_latencies
+from shared.models.tables_in_force import (
     ImageTable,
-    KTable,
-    Profiles,
     image_table,
     latent_table,
     load_image_tables,
@@ -24,7 +22,6 @@ from shared.models.k_table import (
     measured_on,
     profile_command,
 )
-from shared.models.latency import Latency, load_latencies
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import log
 

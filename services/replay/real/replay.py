@@ -41,7 +41,8 @@ from shared.domain.errors import ConfigurationError, InvalidRequestError
 from shared.domain.types import Size, vector_from
 from shared.models.card import ModelCard
 from shared.models.card_lookup import served_card
-from shared.models.k_table import KTable, NoProfiles, latent_table, load_k_tables, named_table, profile_command
+from shared.models.k_table import KTable, NoProfiles, named_table
+from shared.models.tables_in_force import latent_table, load_k_tables, profile_command
 from shared.runtime.loop import run
 from shared.runtime.progress import Advance, Bar
 from shared.runtime.settings import Settings

@@ -14,7 +14,8 @@ from services.replay.traces.encoders import Rows
 from services.replay.traces.neighbours import AT_A_TIME
 from shared.domain.errors import ModelError
 from shared.models.card_lookup import find_card
-from shared.models.k_table import FIG_10, KTable, Level, read_table, shipped_table
+from shared.models.k_table import FIG_10, KTable, Level, read_table
+from shared.models.tables_in_force import shipped_table
 from shared.runtime.settings_names import in_words
 
 Cosines = npt.NDArray[np.float32]

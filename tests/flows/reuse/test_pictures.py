@@ -50,7 +50,7 @@ async def test_a_published_table_counts_for_the_encoder_with_its_weights_alone(
     large = shutil.copytree(BUNDLED / "small", tmp_path / "large", ignore=shutil.ignore_patterns("*k_table_*"))
     if published:
         here = encoder_id(BUNDLED / "clip").weights
-        monkeypatch.setattr("shared.models.k_table.FIG_10", replace(FIG_10, encoder_weights=here))
+        monkeypatch.setattr("shared.models.tables_in_force.FIG_10", replace(FIG_10, encoder_weights=here))
     async with house(make(large=str(large), encoder="bundled:clip")) as it:
         first = await it.generate("a red fox", seed=1)
         second = await it.generate("a red fox!", seed=2)

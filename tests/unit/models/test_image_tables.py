@@ -10,18 +10,9 @@ from typing import Any
 
 from services.embedder.encoder import encoder_id
 from shared.models.card_lookup import BUNDLED, bundled_cards, find_card
-from shared.models.k_table import (
-    CLIP_L14,
-    MODM,
-    EncoderId,
-    KTable,
-    Level,
-    image_table,
-    load_image_tables,
-    profile_kind,
-    table_to_json,
-)
+from shared.models.k_table import CLIP_L14, MODM, EncoderId, KTable, Level, profile_kind, table_to_json
 from shared.models.latency import KIND, load_latencies, read_latency
+from shared.models.tables_in_force import image_table, load_image_tables
 
 RUN = "afterimage profile --model little --images-from large"
 CARD = find_card("noop:?name=small")

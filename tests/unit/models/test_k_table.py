@@ -21,15 +21,12 @@ from shared.models.k_table import (
     EncoderId,
     KTable,
     Level,
-    latent_table,
-    load_k_tables,
     named_table,
-    profile_command,
     read_table,
-    shipped_table,
     table_file,
     table_to_json,
 )
+from shared.models.tables_in_force import latent_table, load_k_tables, profile_command, shipped_table
 
 ENCODER, CLIP = EncoderId("e1"), EncoderId("other", CLIP_L14)
 RUN = "afterimage profile --model mine"

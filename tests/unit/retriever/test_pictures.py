@@ -13,8 +13,9 @@ from services.retriever.pictures import OwnRun, Refiner, weigh_picture
 from services.retriever.planning import Found, Question, Rules, from_candidates
 from shared.domain.types import Candidate, Entry, Hit, ModelPlan, Plan, PlanSource, Scope, Size, State
 from shared.models.card_lookup import find_card
-from shared.models.k_table import FIG_10, MODM, ImageTable, KTable, Level
+from shared.models.k_table import FIG_10, MODM, KTable, Level
 from shared.models.latency import Latency
+from shared.models.tables_in_force import ImageTable
 from tests.unit.retriever.test_planning import entry, request
 
 LOW = KTable((Level(5, 0.1), Level(10, 0.3), Level(20, 0.6)), source="measured")

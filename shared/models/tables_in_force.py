@@ -1,0 +1,208 @@
+"""The K tables that may count for a model, loaded from where they are kept, and the one of them in force."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from shared.domain.errors import ModelError
+from shared.models.card import ModelCard
+from shared.models.k_table import (
+    CLIP_L14,
+    FIG_10,
+    MODM,
+    PROFILED,
+    EncoderId,
+    KTable,
+    NoProfiles,
+    Profiles,
+    profile_kind,
+    read_table,
+    table_from_json,
+)
+from shared.runtime.telemetry import log
+from shared.runtime.unreadable import unreadable
+
+
+async def load_k_tables(profiles: Profiles, card: ModelCard, alpha: float) -> tuple[KTable, ...]:
+    """Return the tables that may count for a model's own latents, best first; `latent_table` says which one does.
+
+    These are the one measured here with these weights, those shipped beside them, and Fig. 10.
+    """
+    shipped = await asyncio.to_thread(_shipped_for_latents, card)
+    measured = None
+    if not isinstance(profiles, NoProfiles):  # for which the weights need not be hashed
+        measured = await _profile(profiles, profile_kind(alpha), card.name, card.weights_hash, alpha)
+    return (*([measured] if measured else []), *_by_alpha(shipped, alpha), FIG_10)
+
+
+def _measured_here(value: dict[str, Any], source: str) -> KTable:
+    table = table_from_json(value)
+    return table if table.assumed else replace(table, source=source)
+
+
+def latent_table(
+    tables: Sequence[KTable], card: ModelCard, encoder: EncoderId, alpha: float, command: str
+) -> tuple[KTable | None, tuple[str, ...]]:
+    """Return the table in force for a model's own latents, and what a plan made with it should say.
+
+    A table counts for the weights and the encoder that it was measured with. A no-op model generates nothing whose
+    quality could suffer: it takes the first table, whose source then says so. `command` measures a table.
+    """
+    misfits = []
+    for table in tables:
+        why_not = _misfit(table, card, encoder)
+        if not why_not:
+            return table, _notes(table, card, alpha, command)
+        if card.is_noop:
+            said = f"{table.source}, taken for a no-op model although {why_not}"
+            return replace(table, assumed=True, source=said), ()
+        misfits.append(f"{table.source}: {why_not}")
+    said = f"k_table: none counts for {card.name} with this encoder ({'; '.join(dict.fromkeys(misfits))})"
+    return None, (f"{said}; only exact repeats are reused; run `{command}`",)
+
+
+@lru_cache(maxsize=256)  # part of every plan without a table
+def profile_command(model: str, encoder: str, alpha: float, images_from: str = "") -> str:
+    """Return the command that measures a table of this α for `model` (as the settings name it) with this encoder."""
+    alphas = "" if alpha in PROFILED else f"{alpha:g}"
+    given = {"--model": model, "--images-from": images_from, "--encoder": encoder, "--alphas": alphas}
+    return " ".join(["afterimage profile", *(f"{name} {shlex.quote(value)}" for name, value in given.items() if value)])
+
+
+def _misfit(table: KTable, card: ModelCard, encoder: EncoderId) -> str:
+    """Why the table does not count for these weights and this encoder; empty: it counts."""
+    if table.assumed:
+        return ""
+    if not table.encoder_weights and table.weights_hash != card.weights_hash:
+        return "it was measured with other weights"
+    if not table.fits(encoder):
+        return f"it was measured with {'CLIP ViT-L/14' if table.encoder_weights == CLIP_L14 else 'another encoder'}"
+    return ""
+
+
+def _notes(table: KTable, card: ModelCard, alpha: float, command: str) -> tuple[str, ...]:
+    if card.is_noop or table.assumed:
+        return ()
+    if table.encoder_weights:
+        none = f"k_table: none measured for {card.name} at alpha {alpha:g}"
+        return (f"{none}, {table.source} is used; run `{command}`",)
+    if table.alpha < alpha:
+        return (f"k_table: measured for alpha {table.alpha:g}, not {alpha:g}; run `{command}`",)
+    return ()
+
+
+async def _profile(profiles: Profiles, kind: str, name: str, weights_hash: str, alpha: float) -> KTable | None:
+    """The table measured here; None where there is none that this version can read."""
+    value = await profiles.get(kind, name, weights_hash)
+    try:
+        return None if value is None else _measured_here(value, f"profile of {name}, alpha {alpha:g}")
+    except ValidationError as error:
+        unreadable("profiles", f"{kind} {name} {weights_hash}", error)
+        return None
+
+
+def shipped_table(card: ModelCard, alpha: float) -> KTable | None:
+    """Of the tables in the model's folder the one of this α, else the next stricter, else the strictest there is.
+
+    These are `k_table_<alpha>.json` and the one the card names; None when there is none, broken ones are left out.
+    """
+    return next(iter(_by_alpha(_shipped_for_latents(card), alpha)), None)
+
+
+def _shipped_for_latents(card: ModelCard) -> list[KTable]:
+    return _shipped(card, "k_table_*.json", *([card.k_table] if card.k_table else []))
+
+
+def _shipped(card: ModelCard, pattern: str, *named: str) -> list[KTable]:
+    """Whole tables in the model's folder: those `named`, then those whose file's name fits."""
+    if card.is_noop:
+        return []
+    try:
+        paths = [*(card.folder / name for name in named), *sorted(card.folder.glob(pattern))]
+        return [table for path in paths if (table := _whole(path))]
+    except ModelError as error:
+        log("k_table").warning("no shipped table", model=card.name, error=str(error))
+        return []
+
+
+def _by_alpha(tables: Sequence[KTable], alpha: float) -> list[KTable]:
+    """Sort the tables: this α and stricter ones, least strict first; then the others, strictest first."""
+    return sorted(tables, key=lambda table: (table.alpha < alpha, abs(table.alpha - alpha)))
+
+
+def _whole(path: Path) -> KTable | None:
+    try:
+        return read_table(path) if path.is_file() else None
+    except (ValidationError, OSError) as error:
+        log("k_table").warning("the shipped table is ignored", table=str(path), error=str(error))
+        return None
+
+
+async def load_image_tables(profiles: Profiles, card: ModelCard, sources: Sequence[str], alpha: float) -> list[KTable]:
+    """What `card` may do with finished pictures, one table per model that drew them and its weights: measured here
+    (`sources` are the names asked for), else shipped beside the weights."""
+    found: dict[tuple[str, str], KTable] = {}
+    shipped = await asyncio.to_thread(_shipped, card, "image_k_table_*.json")
+    for pair in {(table.images_from, table.images_weights_hash) for table in shipped}:
+        of_pair = [table for table in shipped if (table.images_from, table.images_weights_hash) == pair]
+        found[pair] = _by_alpha(of_pair, alpha)[0]
+    for source in sources:
+        name = f"{card.name} from {source}"
+        table = await _profile(profiles, profile_kind(alpha, images=True), name, card.weights_hash, alpha)
+        if table is not None:
+            found[table.images_from, table.images_weights_hash] = table
+    return list(found.values())
+
+
+def measured_on(tables: Iterable[KTable], card: ModelCard, sources: Iterable[ModelCard]) -> list[KTable]:
+    """The tables by which `card` may start from pictures of `sources`, these weights from those."""
+    pairs = {(source.name, source.weights_hash) for source in sources}
+    return [
+        table
+        for table in tables
+        if table.levels
+        and table.weights_hash == card.weights_hash
+        and (table.images_from, table.images_weights_hash) in pairs
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTable:
+    """The table in force for one pair and encoder, or why there is none; never both."""
+
+    table: KTable | None
+    why_not: str = ""
+    misfit: bool = False
+    """Whether there is one that was measured under other conditions, which a plan should say."""
+
+
+def image_table(
+    tables: Sequence[KTable], card: ModelCard, source: tuple[str, str], encoder: EncoderId, command: str
+) -> ImageTable:
+    """Return what `card` may do with images of `source`, (model, weights hash), by similarities of this encoder.
+
+    A profile counts for the weights of both and the encoder that it was measured with. Without one the published table
+    is in force for its own encoder; with any other no image is started from. `command` measures a table.
+    """
+    model, weights = source
+    of_model = [table for table in tables if table.images_from == model]
+    ours = [one for one in of_model if (one.weights_hash, one.images_weights_hash) == (card.weights_hash, weights)]
+    fits = next((table for table in ours if table.fits(encoder)), None)
+    if fits is not None:
+        return ImageTable(fits)
+    if MODM.fits(encoder) and not ours:
+        return ImageTable(MODM)
+    pair = f"{card.name} from pictures of {model}"
+    if ours:
+        return ImageTable(None, f"k_table: {pair} was measured with another encoder; run `{command}`", True)
+    if of_model:
+        return ImageTable(None, f"k_table: {pair} was measured with other weights; run `{command}`", True)
+    return ImageTable(None, f"{pair} was never measured; run `{command}`")
