@@ -83,7 +83,7 @@ def up(
     settings = settings_from(**locals())
     from shared.models.devices import placed
     from shared.runtime.loop import run
-    from shared.service import check_free, serve
+    from shared.service.process import check_free, serve
 
     telemetry.configure_logging(settings.log_level)
     names = ", ".join(served_cards(settings))  # a wrong name is said before anything is started

@@ -5,6 +5,6 @@ from shared.runtime.extras import missing_packages_named
 if __name__ == "__main__":
     with missing_packages_named("embedder"):
         from services.embedder.service import EmbedderService
-        from shared.service import main
+        from shared.service.process import main
 
         main(EmbedderService)

@@ -19,7 +19,7 @@ from services.gpu_worker.families.noop import NoopFamily
 from shared.runtime import telemetry
 from shared.runtime.loop import run
 from shared.runtime.settings import Settings
-from shared.service import serve
+from shared.service.process import serve
 
 KILLS = "kills its worker"
 STEP = NoopFamily.step

@@ -13,8 +13,8 @@ import pytest
 from shared.domain.errors import ConfigurationError, DataDirectoryLockedError
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import serving_metrics
-from shared.service import check_free, serve
 from shared.service.backends import open_backends
+from shared.service.process import check_free, serve
 
 UP = """
 import sys

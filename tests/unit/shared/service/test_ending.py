@@ -15,7 +15,7 @@ import pytest
 
 PROGRAM = """
 import asyncio
-from shared.service import main, serve
+from shared.service.process import main, serve
 
 class First:
     name = "first"
@@ -31,8 +31,8 @@ class Second(First):
         print("starting", flush=True)
         await asyncio.sleep(60)
 
-import shared.service
-shared.service.serve = lambda services, settings: serve([Second(), First()], settings)
+import shared.service.process
+shared.service.process.serve = lambda services, settings: serve([Second(), First()], settings)
 main(Second)
 """
 SERVERS = {
