@@ -1,72 +1,14 @@
-"""The whole monitor on facts with times of their own: steps of demand, workers that die, join and lie, and switches."""
+"""The whole monitor on facts with times of their own: steps of demand, workers that die, join and lie."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 
 import pytest
 
-from services.global_monitor.allocation.fleet import Capacity, Group
-from services.global_monitor.allocation.payback import Stage, done, expected_s, pays_back
-from services.global_monitor.allocation.placement import Band, place
-from services.global_monitor.allocation.workload import Workload
-from services.global_monitor.monitor import Decision, GlobalMonitor, Rules
+from services.global_monitor.monitor import GlobalMonitor
 from shared.domain.messages import JobQueued, JobSucceeded, WorkerReported, WorkersAssigned, lane_of, refine_lane
-
-P = {"large": 1 / 60, "sdxl": 2 / 60, "sana": 6 / 60}
-"""Full generations a second of an honest worker."""
-
-TICK_S = 5.0
-"""Workers report, and the monitor looks."""
-
-
-class Town:
-    """Workers that obey at once, and a demand that is served at once: what is looked at is the monitor."""
-
-    def __init__(self, workers: int = 16, **rules: object) -> None:
-        given = {"large": "large", "smalls": ("sdxl", "sana"), "headroom": 0.0, "catch_up_s": 0.0} | rules
-        self.monitor = GlobalMonitor(Rules(**given), 0.0)  # type: ignore[arg-type]
-        self.at, self._jobs = 0.0, 0
-        self.models = {f"w{number:02}": "large" for number in range(workers)}
-        self.rates: dict[str, Mapping[str, float]] = {}
-        self.decisions: list[Decision] = []
-        self._due = {"miss": 0.0, "hit": 0.0}
-
-    def report(self) -> None:
-        for name, model in self.models.items():
-            rates = self.rates.get(name, P)
-            steps = tuple((one, 1, 1 / rate / 50) for one, rate in rates.items())
-            self.monitor.hear(WorkerReported(name, "gpu", model, 0, 1, steps), self.at)
-
-    def run(self, minutes: float, per_minute: float, hits: float = 0.6, k: int = 25) -> Decision:
-        """Evenly spaced requests for so long; the last decision."""
-        for _ in range(round(minutes * 60 / TICK_S)):
-            self.at += TICK_S
-            self.report()
-            self._ask("miss", (1 - hits) * per_minute / 60 * TICK_S, lane_of("large"), 0)
-            self._ask("hit", hits * per_minute / 60 * TICK_S, refine_lane(), k)
-            self.monitor.look(self.at)
-            if self.monitor.urgent or self.at % self.monitor.rules.period_s == 0:
-                self.decide()
-        return self.decisions[-1]
-
-    def _ask(self, kind: str, count: float, lane: str, k: int) -> None:
-        self._due[kind] += count
-        while self._due[kind] >= 1:
-            self._due[kind] -= 1
-            self._jobs += 1
-            self.monitor.hear(JobQueued(str(self._jobs), lane, "large", "image", start_step=k), self.at)
-            self.monitor.hear(JobSucceeded(str(self._jobs), 1), self.at)
-
-    def decide(self) -> Decision:
-        decision = self.monitor.decide(self.at)
-        self.decisions.append(decision)
-        self.models = {name: decision.models[name] for name in self.models}
-        return decision
-
-    def counts(self) -> list[int]:
-        return [decision.count("large") for decision in self.decisions]
+from tests.unit.global_monitor.conftest import TICK_S, P, Town
 
 
 def test_little_demand_is_drawn_by_large_models_alone_and_more_of_it_by_fewer() -> None:
@@ -224,89 +166,6 @@ def test_a_standby_adopts_what_the_leader_says() -> None:
     assert town.monitor.view(1.0).models["w01"] == "sana"
 
 
-def test_switches_that_cannot_pay_back_are_not_made() -> None:
-    """.36 misses and 1.62 · 1.2 hits a minute are more than 2 large workers do, but a batch of one takes a minute to
-    drain: longer than a period of half a minute, and worth it within three."""
-    for period_s, large in ((30.0, 2), (180.0, 1)):
-        town = Town(2, smalls=("sana",), period_s=period_s)
-        decision = town.run(12, 4, 0.9)
-        assert decision.target.large == 1
-        assert decision.count("large") == large
-        assert bool(decision.kept) == (large == 2), decision.kept
-        if large == 2:
-            assert decision.kept == "1 × 30 s of switching would not pay back within 30 s"
-
-
-class SlowTown(Town):
-    """Workers that need a minute to change their model."""
-
-    def decide(self) -> Decision:
-        decision = self.monitor.decide(self.at)
-        self.decisions.append(decision)
-        self._changes = {name: (self.at + 60, decision.models[name]) for name in decision.switches}
-        return decision
-
-    def report(self) -> None:
-        for name, (at, model) in getattr(self, "_changes", {}).items():
-            self.models[name] = model if self.at >= at else self.models[name]
-        super().report()
-
-
-def test_a_switch_back_up_is_made_once_its_demand_has_lasted_as_long_as_it_needs_to_pay_back() -> None:
-    """h = .9, k = 5: 59 a minute need sana. 24 a minute are 21.8 full generations; sdxl on 9 workers beside 7 large
-    ones does 25. A minute with 7 workers leaves 14.8 undone, 3.2 are caught up in each minute after it: 340 s."""
-    town = SlowTown(headroom=0.1, catch_up_s=600.0)
-    assert town.run(30, 59, 0.9, 5).target.small == "sana"
-    before = len(town.decisions)
-    last = town.run(60, 24, 0.9, 5)
-    assert (last.target.small, last.count("large"), last.count("sdxl")) == ("sdxl", 8, 8)
-    kept = [one.kept.rpartition("within ")[2] for one in town.decisions[before:] if one.target.small == "sdxl"]
-    assert kept[:2] == ["180 s", ""]
-    smalls = [max(("sdxl", "sana"), key=one.count) for one in town.decisions[before:]]
-    assert smalls == sorted(smalls)  # sana, then sdxl for good
-
-
-def test_a_switch_that_needs_longer_than_waiting_work_may_take_is_never_made() -> None:
-    town = SlowTown(headroom=0.1, catch_up_s=240.0)
-    town.run(30, 59, 0.9, 5)
-    last = town.run(60, 24, 0.9, 5)
-    assert (last.target.small, last.count("sdxl")) == ("sdxl", 0)
-    assert last.kept.endswith("within 240 s")
-
-
-def test_a_demand_is_expected_to_last_as_long_as_it_has_lasted_within_what_waiting_work_may_take() -> None:
-    assert [expected_s(wanted, 180.0, 600.0) for wanted in (0, 180, 360, 540, 900)] == [180, 360, 540, 600, 600]
-    assert expected_s(900, 180.0, 0.0) == 180
-
-
-# ---- placement and payback by hand
-
-
-def test_who_runs_the_large_model_keeps_it() -> None:
-    band = Band(Group(4, 1.0, 4.0), ("a", "b", "c", "d"))
-    now = {"a": "small", "b": "large", "c": "large", "d": "large"}
-    models = place([band], now, 2, "large", "small", Workload(1, 1), large_refines=True)
-    assert models == {"a": "small", "b": "large", "c": "large", "d": "small"}
-
-
-def test_whoever_is_best_at_the_large_model_gets_it_when_that_is_needed() -> None:
-    fast, slow = Band(Group(1, 4.0, 4.0), ("fast",)), Band(Group(1, 1.0, 4.0), ("slow",))
-    now = {"fast": "small", "slow": "large"}
-    need = place([fast, slow], now, 1, "large", "small", Workload(3, 3), large_refines=True)
-    assert need == {"fast": "large", "slow": "small"}
-    enough = place([fast, slow], now, 1, "large", "small", Workload(1, 3), large_refines=True)
-    assert enough == now  # a switch for nothing is not made
-
-
-def test_nobody_gets_a_model_it_cannot_run() -> None:
-    able, unable = Band(Group(1, 1.0, 4.0), ("able",)), Band(Group(1, 1.0, 0.0), ("unable",))
-    now = {"able": "large", "unable": "small"}
-    assert place([able, unable], now, 1, "large", "small", Workload(1, 1), large_refines=True) == {
-        "able": "small",
-        "unable": "large",
-    }
-
-
 def test_small_models_that_nobody_could_run_are_used_once_somebody_can() -> None:
     town = Town(workers=3)
     town.rates = {name: {"large": P["large"]} for name in town.models}
@@ -323,32 +182,6 @@ def test_workers_that_measured_nothing_yet_do_not_stop_it() -> None:
     town.models["w01"] = "sana"
     last = town.run(minutes=9, per_minute=6)
     assert last.count("large") == 2  # who nobody knows to be able to run a small model
-
-
-def test_payback_by_hand() -> None:
-    """Two large workers of 1 generation a minute; 1 miss and 4 hits a minute. One becomes small (4 a minute), a minute
-    is lost: 2 · 3 = 6 before; 1 · 3 + 4 · 2 = 11 after, of which misses 3 and hits 8. Where hits are for the small one
-    alone, one large and 15 small draw two thirds of 1.5 misses and as much of 60 hits; two and 14 draw 56 of those."""
-    work = Workload(1, 4)
-    before = Stage(3, Capacity(2, 0), large_refines=True)
-    during, after = Stage(1, Capacity(1, 0), large_refines=True), Stage(2, Capacity(1, 4), large_refines=True)
-    assert done((before,), work) == 6
-    assert done((during, after), work) == 11
-    assert pays_back(before, during, after, work, better=False)
-    one, two = Stage(1, Capacity(1, 60), large_refines=False), Stage(1, Capacity(2, 56), large_refines=False)
-    assert done((one,), Workload(1.5, 60)) == pytest.approx(41)
-    assert done((two,), Workload(1.5, 60)) == pytest.approx(56 / 60 * 61.5)
-    late = Stage(2.9, Capacity(1, 0), large_refines=True), Stage(0.1, Capacity(1, 4), large_refines=True)
-    assert not pays_back(before, *late, work, better=False)
-    assert not pays_back(before, Stage(3, Capacity(1, 0), True), Stage(0, Capacity(1, 4), True), work, better=True)
-
-
-def test_better_pictures_are_worth_it_as_long_as_nothing_is_left_undone() -> None:
-    before = Stage(3, Capacity(1, 4), large_refines=True)
-    during, after = Stage(1, Capacity(1, 0), large_refines=True), Stage(2, Capacity(2, 0), large_refines=True)
-    assert pays_back(before, during, after, Workload(0.5, 1), better=True)
-    assert not pays_back(before, during, after, Workload(0.5, 1), better=False)
-    assert not pays_back(before, during, after, Workload(1, 2), better=True)
 
 
 def test_a_replica_that_only_stands_by_forgets_who_is_gone() -> None:
