@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -11,57 +10,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.gpu_worker.engine import engine as engine_module
 from services.gpu_worker.engine.engine import Engine
-from services.gpu_worker.engine.events import (
-    Advanced,
-    BatchRan,
-    Checkpointed,
-    Event,
-    Finished,
-    Joined,
-    LatentCaptured,
-    Left,
-)
+from services.gpu_worker.engine.events import Checkpointed, Finished, LatentCaptured
 from services.gpu_worker.engine.rows import FromPicture, FromState, Task
 from services.gpu_worker.families import Family
 from services.gpu_worker.families.unet import UNetFamily
 from services.gpu_worker.jobs.codecs import decode_checkpoint, decode_state, encode_checkpoint, encode_state
-from shared.domain.errors import CancelledError, DeadlineError, ModelError
-from shared.domain.types import Plan, PlanSource, Size
+from shared.domain.types import Size
 from tests.unit.gpu_worker.conftest import LoadFamily
-
-STEPS = 10
-PLAN = Plan(source=PlanSource.NOISE, model="large")
-
-
-def task(name: str = "a", **changes: object) -> Task:
-    plain = Task(id=name, model="large", prompt="a red fox", size=Size(64, 64), steps=STEPS, guidance=2.5, seed=7)
-    return replace(plain, **changes)  # type: ignore[arg-type]
-
-
-def drive(
-    family: Family, tasks: Iterable[tuple[int, Task]], max_rows: int = 8, tell_every_s: float = 0.0
-) -> list[Event]:
-    """Runs every task to its end; each is submitted before the given step."""
-    engine = Engine({"large": family}, max_rows=max_rows, tell_every_s=tell_every_s)
-    todo = sorted(tasks, key=lambda pair: pair[0])
-    events: list[Event] = []
-    step = 0
-    while todo or not engine.idle:
-        while todo and todo[0][0] <= step:
-            engine.submit(todo.pop(0)[1])
-        events += engine.step()
-        step += 1
-    return events
-
-
-def finished(events: list[Event]) -> dict[str, Finished]:
-    return {event.id: event for event in events if isinstance(event, Finished)}
-
-
-def solo(family: Family, one: Task) -> Finished:
-    return finished(drive(family, [(0, one)]))[one.id]
+from tests.unit.gpu_worker.engine.conftest import PLAN, STEPS, drive, finished, solo, task
 
 
 @pytest.mark.parametrize("guidance", [1.0, 2.5])
@@ -213,174 +170,3 @@ def test_from_a_picture_depends_on_it_the_seed_and_the_step(family: UNetFamily) 
     assert distance[9] < distance[1]
     again = solo(family, task(seed=9, start=FromPicture(picture, 1)))
     assert np.array_equal(again.latent, drawn[1].latent)
-
-
-def test_cancel_leaves_the_others_untouched(load: LoadFamily) -> None:
-    family = load(4)
-    engine = Engine({"large": family}, max_rows=4, tell_every_s=0.0)
-    for name, seed in (("a", 1), ("b", 2), ("c", 3)):
-        engine.submit(task(name, seed=seed))
-    events = engine.step() + engine.step()
-    engine.cancel("b")
-    engine.cancel("nobody")
-    while not engine.idle:
-        events += engine.step()
-    (left,) = [event for event in events if isinstance(event, Left)]
-    assert left.id == "b"
-    assert isinstance(left.error, CancelledError)
-    assert max(event.step for event in events if isinstance(event, Advanced) and event.id == "b") == 2
-    for name, seed in (("a", 1), ("c", 3)):
-        assert np.array_equal(finished(events)[name].latent, solo(family, task(seed=seed)).latent)
-
-
-def test_a_waiting_task_is_cancelled_before_it_joins(family: UNetFamily) -> None:
-    engine = Engine({"large": family}, max_rows=1)
-    engine.submit(task("a"))
-    engine.submit(task("b"))
-    engine.step()
-    engine.cancel("b")
-    events = engine.step()
-    assert [event.id for event in events if isinstance(event, Left)] == ["b"]
-    assert engine.rows == 1
-
-
-def test_the_late_are_dropped_only_when_they_asked_for_it(family: UNetFamily) -> None:
-    now = [0.0]
-    engine = Engine({"large": family}, max_rows=4, clock=lambda: now[0])
-    engine.submit(task("dropped", deadline_at=5.0, drop_if_late=True))
-    engine.submit(task("kept", deadline_at=5.0))
-    engine.step()
-    now[0] = 6.0
-    (left,) = [event for event in engine.step() if isinstance(event, Left)]
-    assert left.id == "dropped"
-    assert isinstance(left.error, DeadlineError)
-    assert engine.rows == 1
-
-
-def test_a_task_that_cannot_start_fails_alone(family: UNetFamily) -> None:
-    wrong_shape = FromState(np.zeros((4, 8, 8), np.float32), 3)
-    too_far = FromState(np.zeros((4, 16, 16), np.float32), STEPS)
-    tasks = [task("shape", start=wrong_shape), task("far", start=too_far), task("model", model="other"), task("fine")]
-    events = drive(family, [(0, one) for one in tasks])
-    reasons = {event.id: str(event.error) for event in events if isinstance(event, Left)}
-    assert "(4, 8, 8)" in reasons["shape"]
-    assert "10 of 10 steps" in reasons["far"]
-    assert "'other' is not loaded" in reasons["model"]
-    assert set(finished(events)) == {"fine"}
-
-
-def test_a_row_that_breaks_the_forward_fails_alone(family: UNetFamily, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = type(family).step
-
-    def breaks(self: UNetFamily, rows: list[object]) -> object:
-        if any(row.task.id == "bad" for row in rows):  # type: ignore[attr-defined]
-            raise RuntimeError("no memory")
-        return step(self, rows)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(type(family), "step", breaks)
-    events = drive(family, [(0, task("bad")), (0, task("good"))])
-    (left,) = [event for event in events if isinstance(event, Left)]
-    assert (left.id, str(left.error)) == ("bad", "no memory")
-    assert set(finished(events)) == {"good"}
-
-
-def test_a_preview_that_fails_costs_only_the_preview(family: UNetFamily, monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(self: UNetFamily, clean: object) -> object:
-        raise RuntimeError("no memory for a preview")
-
-    monkeypatch.setattr(type(family), "preview", breaks)
-    events = drive(family, [(0, task("seen", preview=True)), (0, task("unseen"))])
-    assert set(finished(events)) == {"seen", "unseen"}
-    told = [event for event in events if isinstance(event, Advanced) and event.id == "seen"]
-    assert len(told) == STEPS
-    assert all(event.preview is None for event in told)
-
-
-def test_a_latent_that_cannot_leave_the_device_is_its_rows_trouble_alone(
-    family: UNetFamily, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def breaks(latent: object) -> object:
-        raise RuntimeError("no memory to copy to")
-
-    engine = Engine({"large": family}, tell_every_s=1e9)
-    engine.submit(task("captured", capture_steps=(1,)))
-    engine.submit(task("plain"))
-    with monkeypatch.context() as broken:
-        broken.setattr(engine_module, "off_device", breaks)
-        (left,) = [event for event in engine.step() if isinstance(event, Left)]
-    assert (left.id, str(left.error)) == ("captured", "no memory to copy to")
-    assert engine.rows == 1
-
-
-def test_numbers_that_are_not_finite_are_an_error_not_a_picture(family: UNetFamily) -> None:
-    start = FromState(np.full((4, 16, 16), np.nan, np.float32), 5)
-    (left,) = [event for event in drive(family, [(0, task(start=start))]) if isinstance(event, Left)]
-    assert isinstance(left.error, ModelError)
-    assert "not finite" in str(left.error)
-
-
-def test_what_a_step_tells(family: UNetFamily) -> None:
-    seen, unseen = task("a", capture_steps=(2, 10), preview=True), task("b", guidance=1.0)
-    events = drive(family, [(0, seen), (3, unseen)])
-    assert [event.step for event in events if isinstance(event, LatentCaptured)] == [2, 10]
-    assert [event.step for event in events if isinstance(event, Advanced) and event.id == "a"] == list(range(1, 11))
-    assert {event.rows for event in events if isinstance(event, BatchRan)} == {1, 2}
-    assert [(event.id, event.step) for event in events if isinstance(event, Joined)] == [("a", 0), ("b", 0)]
-    previews = [event.preview for event in events if isinstance(event, Advanced) and event.preview is not None]
-    assert previews
-    assert previews[0].shape == (16, 16, 3)
-    assert not [event for event in events if isinstance(event, Advanced) and event.id == "b" and event.preview]
-
-
-def test_previews_may_be_asked_for_before_and_while_a_row_rides(family: UNetFamily) -> None:
-    engine = Engine({"large": family}, tell_every_s=0.0)
-    for name in ("waiting", "riding", "unseen"):
-        engine.submit(task(name))
-    engine.preview("waiting")
-    events = engine.step()
-    engine.preview("riding")
-    engine.preview("nobody's")
-    while not engine.idle:
-        events += engine.step()
-    seen: dict[str, list[bool]] = {event.id: [] for event in events if isinstance(event, Advanced)}
-    for event in events:
-        if isinstance(event, Advanced):
-            seen[event.id].append(event.preview is not None)
-    assert seen == {"waiting": [True] * STEPS, "riding": [False] + [True] * (STEPS - 1), "unseen": [False] * STEPS}
-
-
-def test_progress_is_told_at_its_pace(family: UNetFamily) -> None:
-    now = [0.0]
-
-    def clock() -> float:
-        now[0] += 0.01
-        return now[0]
-
-    engine = Engine({"large": family}, tell_every_s=1e9, clock=clock)
-    engine.submit(task("quiet", preview=True))
-    events: list[Event] = []
-    while not engine.idle:
-        events += engine.step()
-    assert not [event for event in events if isinstance(event, Advanced)]
-    told = [event for event in drive(family, [(0, task())]) if isinstance(event, Advanced)]
-    assert len(told) == STEPS
-
-
-def test_a_prompt_the_encoder_cannot_take_in_is_a_warning(family: UNetFamily) -> None:
-    joined = next(
-        event for event in drive(family, [(0, task(prompt="word " * 30, steps=1))]) if isinstance(event, Joined)
-    )
-    assert joined.warnings == ("prompt: only the first 22 of 120 tokens were read",)
-
-
-def test_a_negative_prompt_that_is_too_long_is_warned_of_by_its_own_name(family: UNetFamily) -> None:
-    asked = task(negative_prompt="word " * 30, steps=1, guidance=2.0)
-    joined = next(event for event in drive(family, [(0, asked)]) if isinstance(event, Joined))
-    assert joined.warnings == ("negative_prompt: only the first 22 of 120 tokens were read",)
-
-
-def test_one_id_cannot_ride_twice(family: UNetFamily) -> None:
-    engine = Engine({"large": family})
-    engine.submit(task("a"))
-    with pytest.raises(ModelError, match="'a' is in the engine already"):
-        engine.submit(task("a"))
