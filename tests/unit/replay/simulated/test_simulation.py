@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -286,26 +285,3 @@ def test_a_repeat_of_another_t_is_no_repeat() -> None:
     known = [one in before[:request] for request, one in enumerate(before)]
     assert starts.tolist() == [int(steps[request]) if there else 0 for request, there in enumerate(known)]
     assert 0 < sum(known) < sum(said[request] in said[:request] for request in range(200))
-
-
-def test_an_unknown_policy_is_told_the_known_ones() -> None:
-    with pytest.raises(ConfigurationError, match="nirvana"):
-        read_policy("nothing-like-that")
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("capture_steps = [0, 25]", "every K lies between 1 and 49"),
-        ("capture_steps = [60]", "every K lies between 1 and 49"),
-        (f'evict = "afterimage"\ncapture_steps = {list(range(2, 13))}', "10 K at most"),
-        ('evict = "nope"', "^policy [^\n]*mine.toml: evict: Input should be [^\n]*'nope'\\)$"),
-        ('compares = "pictures"', "compares: prompts are compared with pictures where pictures are reused"),
-        ('compares = "pictures"\nreuses = "picture"\nmin_similarity = 0.2', "min_similarity: at least 0.25"),
-        ("evict = ", "no TOML"),
-    ],
-)
-def test_what_is_no_policy_is_said_in_one_line(tmp_path: Path, line: str, said: str) -> None:
-    (tmp_path / "mine.toml").write_text(f'title = "Mine"\nsource = "me"\n{line}\n')
-    with pytest.raises(ConfigurationError, match=said):
-        read_policy(str(tmp_path / "mine.toml"))
