@@ -10,7 +10,7 @@ from services.gpu_worker.jobs.lane_consumer import LaneConsumer
 from shared.bus import Bus, Delivery
 from shared.domain.errors import UnavailableError
 from shared.domain.messages import GenerateImage
-from tests.contracts.bus.test_bus import SOON_S, nothing_for, take
+from tests.contracts.bus.conftest import SOON_S, nothing_for, take
 
 
 class Worker:

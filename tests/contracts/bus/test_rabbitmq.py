@@ -15,8 +15,8 @@ from shared.bus.rabbitmq.publisher import MAX_BODY
 from shared.domain.errors import InvalidRequestError
 from shared.domain.ids import new_id
 from shared.domain.messages import EntriesCached, GenerateImage, JobSucceeded, Progress
+from tests.contracts.bus.conftest import SOON_S, Heard, take, until
 from tests.contracts.bus.rabbit import channel
-from tests.contracts.bus.test_bus import SOON_S, Heard, take, until
 from tests.contracts.servers import url_of
 
 

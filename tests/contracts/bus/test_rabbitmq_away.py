@@ -11,7 +11,7 @@ from shared.bus.rabbitmq import RabbitBus, declaring
 from shared.bus.rabbitmq.link import REFUSALS
 from shared.domain.errors import ConfigurationError, UnavailableError
 from shared.domain.messages import GenerateImage, JobSucceeded, Progress
-from tests.contracts.bus.test_bus import SOON_S, Heard, take, until
+from tests.contracts.bus.conftest import SOON_S, Heard, take, until
 from tests.contracts.servers import server_of, url_of
 
 SETTLE_S = declaring.SETTLE_S

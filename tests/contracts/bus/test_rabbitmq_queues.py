@@ -12,8 +12,8 @@ from shared.bus.rabbitmq import RabbitBus, declaring, publisher, queues
 from shared.bus.rabbitmq.queues import RETURNS_BACKSTOP, delay_of
 from shared.domain.errors import ConfigurationError
 from shared.domain.messages import GenerateImage, JobSucceeded
+from tests.contracts.bus.conftest import SOON_S, Heard, nothing_for, take
 from tests.contracts.bus.rabbit import channel
-from tests.contracts.bus.test_bus import SOON_S, Heard, nothing_for, take
 from tests.contracts.servers import url_of
 
 
