@@ -8,28 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
-from prometheus_client import REGISTRY
 
 from shared.catalog import Catalog
-from shared.catalog.tables import METADATA
 from shared.domain.errors import AfterimageError, UnreadableRowError
-from shared.domain.types import JobState, Scope
-from shared.index.memory import MemoryIndex
-from shared.index.rebuild import rebuild_index, reconcile
-from tests.contracts.nouns import (
-    EXPIRED_S,
-    LEASE_S,
-    OWNER,
-    a_job,
-    a_result,
-    a_vector,
-    accepted,
-    an_entry,
-    finished,
-)
+from shared.domain.types import JobState
+from tests.contracts.catalog.conftest import Row, change, counted, look
+from tests.contracts.nouns import EXPIRED_S, LEASE_S, OWNER, a_job, a_result, accepted, finished
 
-Row = dict[str, Any]
+pytestmark = pytest.mark.usefixtures("nothing_is_reported_yet")
+
 SUPERPOSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "an unknown source": ("plan", {"source": "superposed"}, r"plan\.source: .*superposed"),
     "an unknown modality": ("request", {"modality": "audio"}, r"request\.modality: .*audio"),
@@ -37,40 +24,10 @@ SUPERPOSED: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_reported_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.runtime.unreadable._reported", {})
-
-
-async def look(catalog: Catalog, id: str, table: str = "jobs") -> Row:
-    """The row as it is, with all its columns."""
-    of = METADATA.tables[table]
-
-    def read(connection: sa.Connection) -> Row:
-        return dict(connection.execute(sa.select(of).where(of.c.id == id)).one()._mapping)
-
-    return await catalog._database.read(read)
-
-
-async def change(catalog: Catalog, id: str, table: str = "jobs", **columns: Any) -> Row:
-    """Writes these columns, and returns what they held before."""
-    of, before = METADATA.tables[table], await look(catalog, id, table)
-
-    def write(connection: sa.Connection) -> None:
-        connection.execute(sa.update(of).where(of.c.id == id).values(**columns))
-
-    await catalog._database.write(write)
-    return {name: before[name] for name in columns}
-
-
 async def spoilt(catalog: Catalog, id: str, column: str = "plan", **fields: Any) -> Row:
     """Writes fields into the JSON of a column as another version would; returns what mends that."""
     said = json.loads((await look(catalog, id))[column])
     return await change(catalog, id, **{column: json.dumps(said | (fields or {"source": "superposed"}))})
-
-
-def counted(table: str = "jobs") -> float:
-    return REGISTRY.get_sample_value("afterimage_unreadable_rows_total", {"table": table}) or 0.0
 
 
 @pytest.mark.parametrize("case", SUPERPOSED)
@@ -265,74 +222,3 @@ async def test_a_key_that_names_it_says_why_there_is_no_answer(catalog: Catalog)
         with pytest.raises(AfterimageError, match=r"plan\.source"):
             await asked
     assert await catalog.jobs.queued() == 1
-
-
-async def test_entries_of_another_version_are_left_out_and_left_alone(catalog: Catalog) -> None:
-    before = counted("entries")
-    names = [f"entry{n}" for n in range(6)]
-    for name in names:
-        vectors = {"whole": a_vector(1).tobytes()}
-        assert await catalog.entries.add(an_entry(id=name, exact_key=name, job_id=f"of-{name}"), vectors)
-    for name in (strange := ["entry1", "entry3", "entry4", "entry5"]):
-        await change(catalog, name, "entries", scope="friends")
-    rows = {name: await look(catalog, name, "entries") for name in strange}
-    read, after = [], ""
-    while True:
-        page, after = await catalog.entries.page(2, after)
-        assert page or not after
-        read += [entry.id for entry in page]
-        if not after:
-            break
-    assert read == ["entry2", "entry0"]
-    assert (await catalog.entries.by_ids(names)).keys() == {"entry0", "entry2"}
-    assert {state.entry_id for state in await catalog.entries.states()} == {"entry0", "entry2"}  # nothing to evict
-    assert await catalog.entries.exact("entry1", [OWNER]) is None
-    assert await catalog.entries.drop_entries(names[:2]) != []
-    with pytest.raises(UnreadableRowError, match=r"entry 'entry1' .*friends"):
-        await catalog.entries.get("entry1")
-    assert counted("entries") == before + len(strange)
-    assert {name: await look(catalog, name, "entries") for name in strange} == rows
-    assert await catalog.entries.referenced(["states/of-entry1/1/5"]) == {"states/of-entry1/1/5"}
-    await change(catalog, "entry1", "entries", scope=Scope.TENANT.value)
-    assert len((await catalog.entries.get("entry1")).states) == 2
-
-
-async def test_entries_that_lost_everything_are_not_dropped_and_hide_no_others(catalog: Catalog) -> None:
-    for name in ("a", "b"):
-        await catalog.entries.add(an_entry(id=name, steps=(), exact_key=name), {})
-        await catalog.entries.add(an_entry(id=f"{name}-picture", steps=(0,), exact_key=f"{name}2"), {})
-    await change(catalog, "a", "entries", scope="friends")
-    await change(catalog, "a-picture", "entries", scope="friends")
-    assert await catalog.entries.spent(1) == ["b"]
-    assert [entry.id for entry in await catalog.entries.unembedded(1)] == ["b-picture"]
-
-
-async def test_the_index_is_rebuilt_past_a_vector_of_another_version(catalog: Catalog) -> None:
-    for name in ("a", "b", "c"):
-        await catalog.entries.add(an_entry(id=name, exact_key=name), {"whole": a_vector(1).tobytes()})
-    of = METADATA.tables["vectors"]
-
-    def write(connection: sa.Connection) -> None:
-        connection.execute(sa.update(of).where(of.c.entry_id == "a").values(data=b"\x01" * 9))
-
-    await catalog._database.write(write)
-    before, index = counted("vectors"), MemoryIndex()
-    assert await rebuild_index(catalog, index) == 3
-    await reconcile(catalog, index, ["a", "b", "c"])
-    assert counted("vectors") == before + 1
-    assert [item.entry_id for item in await catalog.entries.items() if item.vectors] == ["b", "c"]
-
-
-async def test_a_profile_that_is_no_json_is_none(catalog: Catalog) -> None:
-    await catalog.profiles.put("latency", "tiny", "w", {"step_s": 1})
-    before = counted("profiles")
-    if catalog.process_local:  # PostgreSQL's column takes JSON alone
-
-        def write(connection: sa.Connection) -> None:
-            connection.execute(sa.text("UPDATE profiles SET value = 'cbor:…'"))
-
-        await catalog._database.write(write)
-        assert await catalog.profiles.get("latency", "tiny", "w") is None
-        assert counted("profiles") == before + 1
-    else:
-        assert await catalog.profiles.get("latency", "tiny", "w") == {"step_s": 1}
