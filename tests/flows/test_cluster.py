@@ -1,4 +1,7 @@
-"""Every service its own process over real servers: what one process promises, several keep while some of them die."""
+"""Every service its own process over real servers: what one process promises, several keep while some of them die.
+
+Longer than 300 lines: all tests share one stack of servers and services, which takes long to start.
+"""
 
 from __future__ import annotations
 
