@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from services.cache_maintainer.eviction.demand import Demand, Floats, Ints
+from services.cache_maintainer.eviction.entries import Entries
+from services.cache_maintainer.eviction.levels import OF, beside, of_50
 from services.cache_maintainer.eviction.scored import Key, Offer, Score, StateStore, Wish, Wished
+from services.cache_maintainer.eviction.users import START_EMA_EDGES, Users
 from shared.domain.types import State
 
 RANKS = (0, 1, 2, 3, 3, 4, 4, 4, 4, 5)
@@ -18,8 +21,6 @@ RANKS = (0, 1, 2, 3, 3, 4, 4, 4, 4, 5)
 STARTS, USES, START_EMA_BINS = 3, 3, 4
 """An entry was drawn from noise, from a small or from a large K; was used never, once, more often; and its user's
 recent pictures started, on average, from a K in one of four ranges."""
-START_EMA_EDGES = (0.08, 0.3, 0.6)
-FIRST_START_EMA = sum(START_EMA_EDGES[:2]) / 2
 START_EMA_WEIGHT = 0.3
 """Of the last picture in its user's average."""
 FIT_EVERY = 2000
@@ -28,99 +29,8 @@ FIRST_FIT = 200
 """Lookups before the first fit; from then on each has heard twice what the one before had, up to FIT_EVERY."""
 AT_ONCE = 0.02
 """Share of the states that are put in line to leave each time the line is empty."""
-OF = 50
-"""Steps of the run that levels count; those of a shorter or longer one are brought to it."""
 LEAST_WORTH = 1.3
 """A new state must be expected to save so many times what the last one that left was: it may still be wrong."""
-REMEMBERED = 100_000
-"""Users of whom something is known though none of their entries is left; with more, who asked longest ago is new."""
-
-
-class _Users:
-    """Who asked, and how their pictures start; one row each."""
-
-    def __init__(self) -> None:
-        self._row: dict[Hashable, int] = {}
-        """In the order in which they last asked."""
-        self._free: list[int] = []
-        self._most = REMEMBERED
-        self.start_ema = np.full(256, FIRST_START_EMA)
-        """Running average of K over the highest level."""
-        self.entries: list[list[int]] = []
-        """Slots of their live entries, oldest first."""
-
-    def __len__(self) -> int:
-        return len(self._row)
-
-    def of(self, name: Hashable) -> int:
-        row = self._row.pop(name, None)
-        if row is None:
-            row = self._new()
-        self._row[name] = row
-        return row
-
-    def forget(self, name: Hashable) -> None:
-        """Who has no entries left."""
-        row = self._row.pop(name, None)
-        if row is not None:
-            self.start_ema[row] = FIRST_START_EMA
-            self._free.append(row)
-
-    def _new(self) -> int:
-        if len(self._row) >= self._most:
-            self._forget_idle()
-        if self._free:
-            return self._free.pop()
-        row = len(self.entries)
-        self.entries.append([])
-        if row == len(self.start_ema):
-            self.start_ema = np.concatenate([self.start_ema, np.full(row, FIRST_START_EMA)])
-        return row
-
-    def _forget_idle(self) -> None:
-        """Of the half that asked longest ago those without entries; with very many entries more users may stay."""
-        for name in list(self._row)[: len(self._row) // 2]:
-            if not self.entries[self._row[name]]:
-                self.forget(name)
-        self._most = max(REMEMBERED, 3 * len(self._row) // 2)
-
-
-class _Entries:
-    """What is known of each live entry; one slot each."""
-
-    def __init__(self) -> None:
-        self.names = [""] * 1024
-        self.user = np.zeros(1024, np.int64)
-        self.newer = np.zeros(1024, np.int64)
-        """Later entries of the same user, at most the last that RANKS knows."""
-        self.start = np.zeros(1024, np.int64)
-        self.uses = np.zeros(1024, np.int64)
-        self.held = np.zeros(1024, np.int64)
-        """Bit p: the state at the p-th level is there."""
-        self.bytes = np.ones(1024, np.int64)
-        """Of one state."""
-        self.total = np.full(1024, OF, np.int64)
-        """Steps of its whole run."""
-        self.used_at = np.zeros(1024)
-        """Seconds; when it was last started from, or made."""
-        self._free = list(range(1023, -1, -1))
-
-    def take(self, name: str) -> int:
-        if not self._free:
-            count = len(self.names)
-            self.names += [""] * count
-            for column in ("user", "newer", "start", "uses", "held", "bytes", "total", "used_at"):
-                before = getattr(self, column)
-                setattr(self, column, np.concatenate([before, np.zeros(count, before.dtype)]))
-            self._free = list(range(2 * count - 1, count - 1, -1))
-        slot = self._free.pop()
-        self.names[slot] = name
-        self.newer[slot] = self.start[slot] = self.uses[slot] = self.held[slot] = 0
-        return slot
-
-    def give_back(self, slot: int) -> None:
-        self.names[slot] = ""
-        self._free.append(slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +54,11 @@ class ExpectedStateStore(StateStore):
         """`whole`: an entry is one thing that holds every level, shelved as its highest (equal entries, MoDM §7.1)."""
         self.demand = Demand(levels, ranks=max(RANKS) + 1, kinds_per_rank=STARTS * USES * START_EMA_BINS, whole=whole)
         self._whole = whole
-        self._entries, self._users = _Entries(), _Users()
+        self._entries, self._users = Entries(), Users()
         self._steps: dict[str, dict[int, list[int]]] = {}
         """Entry → place of a level → its states' steps, of entries whose steps are not the levels themselves."""
         self._slot: dict[str, int] = {}
-        self._below, self._above = _beside(len(self.demand.levels))
+        self._below, self._above = beside(len(self.demand.levels))
         self._line: Iterator[tuple[str, int, float]] = iter(())
         self._least = 0.0
         """Worth per byte of what left last."""
@@ -378,11 +288,6 @@ def _next_fit(looked: int) -> int:
     return min(2 * looked, (looked // FIT_EVERY + 1) * FIT_EVERY)
 
 
-def of_50(step: int, total: int) -> int:
-    """The K of 50 that a step of a run of `total` was scaled from: k·T/50 is rounded down, so this is rounded up."""
-    return step if total == OF else -(-step * OF // total)
-
-
 def _two_best(wishes: Sequence[Wished]) -> tuple[int, int]:
     """The largest K that is there, and the largest of another entry."""
     best = second = 0
@@ -392,14 +297,3 @@ def _two_best(wishes: Sequence[Wished]) -> tuple[int, int]:
         elif wish.start_step > second:
             second = wish.start_step
     return best, second
-
-
-def _beside(count: int) -> tuple[Ints, Ints]:
-    """For each set of states (bits) and level: 1 + the next lower one there, or 0; the next higher one, or `count`."""
-    below = np.zeros((2**count, count), np.int64)
-    above = np.full((2**count, count), count, np.int64)
-    for held in range(2**count):
-        for place in range(count):
-            below[held, place] = max((one + 1 for one in range(place) if held >> one & 1), default=0)
-            above[held, place] = min((one for one in range(place + 1, count) if held >> one & 1), default=count)
-    return below, above

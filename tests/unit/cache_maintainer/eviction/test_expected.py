@@ -185,7 +185,7 @@ def test_a_batch_is_looked_at_before_any_of_its_states_is_there() -> None:
 
 def test_who_asked_is_forgotten_with_what_they_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody in particular with the entry, a user when many others asked since."""
-    monkeypatch.setattr("services.cache_maintainer.eviction.expected.REMEMBERED", 100)
+    monkeypatch.setattr("services.cache_maintainer.eviction.users.REMEMBERED", 100)
     shelf, most = ExpectedStateStore(LEVELS), 0
     for number in range(3000):
         user = "" if number % 2 else f"u{number}"
