@@ -3,59 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from services.retriever.cost import Offer, Pace, cheapest, cost_of
-from services.retriever.pictures import Refiner, WeighedHit, weigh_picture
-from services.retriever.selection import Ladder, Weighed, shifted, weigh
+from services.retriever.cost import Offer, cheapest
+from services.retriever.latents import Scales, too_different, weigh_latent
+from services.retriever.pictures import WeighedHit, weigh_picture
+from services.retriever.question import Question, Rules, StepIn
 from shared.domain.plans import capture_steps, noise_plan
-from shared.domain.types import (
-    Candidate,
-    CompatKey,
-    Entry,
-    Hit,
-    ModelPlan,
-    Plan,
-    PlanSource,
-    Request,
-    owner_key,
-    visible_owners,
-)
+from shared.domain.types import Candidate, Entry, Hit, Plan, PlanSource, Request
 from shared.models.k_table import KTable
-
-StepIn = Callable[[int, int], int]
-"""(K, T of a state) → the step of this request's T with exactly that noise level; 0 when there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What is to be planned."""
-
-    request: Request
-    model: str
-    compat: CompatKey
-    encoder_hash: str = ""
-    predicted_hit: bool | None = None
-    sampled: bool = False
-    """Looked up although a miss is predicted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What the operator decided."""
-
-    table: KTable
-    """The table for latents; without a level where none is in force."""
-    no_table: str = ""
-    """Why none is in force for latents."""
-    capture_steps: tuple[int, ...] = (5, 10, 15, 20, 25)
-    """K of T = 50."""
-    epsilon: float = 0.0
-    """Share of hits drawn from noise, so that pictures stay diverse (NIRVANA §9)."""
-    insert_on_hit: bool = True
-    refiners: tuple[Refiner, ...] = ()
-    """Who may go on from a finished picture: the named model alone, else every one that is served."""
 
 
 def hash_uniform(request: Request, purpose: str) -> float:
@@ -137,8 +94,8 @@ def from_candidates(
     Never a K above the one its own similarity allows, never a state of another scope or encoder, never a latent of
     another compatibility key.
     """
-    request, entries, scales = question.request, found.entries, _Scales.of(question, rules, step_in)
-    latents = [_weigh(scales, hit, entries.get(hit.entry_id)) for hit in found.latents or ()]
+    request, entries, scales = question.request, found.entries, Scales.of(question, rules, step_in)
+    latents = [weigh_latent(scales, hit, entries.get(hit.entry_id)) for hit in found.latents or ()]
     pictures = [weigh_picture(request, rules.refiners, hit, entries.get(hit.entry_id)) for hit in found.pictures or ()]
     doubts = [doubt for one in pictures for doubt in one.doubts]
     base = replace(
@@ -196,72 +153,6 @@ def _started(question: Question, rules: Rules, base: Plan, best: Offer) -> Plan:
     )
 
 
-def nearest_latents(question: Question, rules: Rules, plan: Plan) -> list[Weighed]:
-    """Return each latent candidate with the step that its similarity allows, also where its entry cannot be used."""
-    ladder = Ladder(rules.table, question.request.steps, question.request.savings)
-    return [
-        Weighed(one.start_step, one.similarity, one.entry_id, ladder.wished(one.similarity))
-        for one in plan.candidates
-        if one.kind == "latent"
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Scales:
-    """What every latent of a question is weighed with."""
-
-    question: Question
-    rules: Rules
-    ladder: Ladder
-    owners: frozenset[str]
-    compat: str
-    step_in: StepIn
-
-    @classmethod
-    def of(cls, question: Question, rules: Rules, step_in: StepIn) -> _Scales:
-        request = question.request
-        ladder = Ladder(rules.table, request.steps, request.savings)
-        owners = frozenset(visible_owners(request.tenant, request.user))
-        return cls(question, rules, ladder, owners, str(question.compat), step_in)
-
-
-def _weigh(scales: _Scales, hit: Hit, entry: Entry | None) -> WeighedHit:
-    """What this candidate's latents could do."""
-    request = scales.question.request
-    refused = _refused(scales, entry)
-    if refused or entry is None:
-        return WeighedHit(Candidate(hit.entry_id, "latent", hit.similarity, 0, 0, reason=refused))
-    at = {scales.step_in(state.step, entry.compat.steps): state for state in entry.latents}
-    start, _, _, wished = weigh(scales.ladder, hit.entry_id, hit.similarity, at)
-    if wished == 0:
-        reason = _too_different(hit.similarity, scales.rules, request)
-    elif start == 0:
-        reason = f"step {wished} is allowed, but no state at or before it is there"
-    else:
-        hole = f"; the state at {wished} is not there" if start < wished else ""
-        reason = f"could start after step {start}{hole}"
-    one = Candidate(
-        hit.entry_id, "latent", hit.similarity, wished, start, entry.prompt, reason=reason, model=entry.model
-    )
-    if not start:
-        return WeighedHit(one)
-    cost = cost_of(Pace(), request.steps, start, picture=False)
-    return WeighedHit(one, Offer(one, at[start], (ModelPlan(scales.question.model, start),), cost))
-
-
-def _refused(scales: _Scales, entry: Entry | None) -> str:
-    """Why this entry may not be used at all; empty when it may."""
-    if entry is None:
-        return "no longer in the cache"
-    if owner_key(entry.scope, entry.tenant, entry.user) not in scales.owners:
-        return "not visible to this caller"
-    if entry.compat != scales.question.compat and str(entry.compat) != scales.compat:  # which leaves out T
-        return "drawn with other weights, sampler, number format or size"
-    if entry.encoder_hash != scales.question.encoder_hash:
-        return "embedded by another encoder"
-    return ""
-
-
 def _judged(weighed: Sequence[WeighedHit], best: Offer, steps: int) -> tuple[Candidate, ...]:
     """Every candidate with the reason it was or was not taken."""
     judged = []
@@ -317,13 +208,4 @@ def _nothing(latents: Sequence[WeighedHit], pictures: Sequence[WeighedHit], rule
     nearest_prompt = max(one.candidate.similarity for one in latents)
     if any(one.candidate.allowed_step for one in latents):
         return f"Drawn from noise: similar prompts are cached ({nearest_prompt:.3f}), but no state they allow is there."
-    return f"Drawn from noise: the nearest cached prompt is {_too_different(nearest_prompt, rules, request)}."
-
-
-def _too_different(similarity: float, rules: Rules, request: Request) -> str:
-    if not rules.table.levels:
-        return f"of no use (similarity {similarity:.3f}): no reuse kept this model's quality when it was profiled"
-    lowest = shifted(rules.table.lowest_similarity, request.savings)
-    if similarity > lowest:
-        return f"similar enough ({similarity:.3f}), but {request.steps} steps are too few to skip any"
-    return f"not similar enough: {similarity:.3f} is not above {lowest:.3f}"
+    return f"Drawn from noise: the nearest cached prompt is {too_different(nearest_prompt, rules, request)}."

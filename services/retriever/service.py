@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import grpc
-import numpy as np
 
 from protos import embedder_pb2
 from protos import retriever_pb2 as pb
 from protos import retriever_pb2_grpc as pb_grpc
 from protos.embedder_pb2_grpc import EmbedderServiceStub
-from services.retriever.cost import pace_of
-from services.retriever.pictures import OwnRun, Refiner
-from services.retriever.planning import (
-    Found,
-    Question,
-    Rules,
-    from_candidates,
-    from_noise,
-    from_repeat,
-    hash_uniform,
-    nearest_latents,
-)
+from services.retriever.asked import Asked, vector_in
+from services.retriever.figures import count_plan, outcome
+from services.retriever.latents import nearest_latents
+from services.retriever.planning import Found, from_candidates, from_noise, from_repeat, hash_uniform
+from services.retriever.question import Question, Rules
 from services.retriever.recent_entries import Remembered
+from services.retriever.refiners import refiners_of
 from services.retriever.selection import should_widen_search, trim_candidates
 from services.retriever.tables import Known, Tables
 from shared.bus import Subscription
 from shared.domain.errors import AfterimageError, InvalidRequestError
 from shared.domain.exact_repeats import exact_key, repeat_weights
 from shared.domain.messages import EntriesCached, EntriesEvicted, Message
-from shared.domain.types import Entry, Hit, IndexFilter, Plan, PlanSource, Request, Vector, vector_from, visible_owners
+from shared.domain.types import Entry, Hit, IndexFilter, Plan, Vector, visible_owners
 from shared.models.k_table import EncoderId, KTable
 from shared.runtime import rpc
 from shared.runtime.rpc_types import plan_to_proto, request_from_proto
@@ -49,22 +41,6 @@ PAGE = 200
 REMEMBERED_ENTRIES = 10_000
 """Entries kept in memory, 3 KB each."""
 EMBEDDER_TIMEOUT_S = 30.0
-
-
-@dataclass
-class Asked:
-    """A question on its way to a plan, with what went wrong while it was looked into."""
-
-    question: Question
-    known: Known
-    """The model that is asked for."""
-    rules: Rules
-    vector: Vector | None
-    notes: tuple[str, ...] = ()
-    """Notes on the K table of the latents, for the plan."""
-    degraded: list[str] = field(default_factory=list)
-    over_at: float = math.inf
-    """When the clock is here no port is waited for any longer."""
 
 
 class RetrieverService(pb_grpc.RetrieverServiceServicer):
@@ -163,7 +139,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
         asked = await self._asked(request)
         plan = await self._repeat(asked) or await self._planned(asked)
-        _count(plan, asked)
+        count_plan(plan, asked.question.request)
         return pb.PlanResponse(plan=plan_to_proto(plan))
 
     async def _asked(self, message: pb.PlanRequest) -> Asked:
@@ -180,7 +156,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             predicted_hit=predicted,
             sampled=predicted is False and hash_uniform(request, "sample") < self._settings.sample_predicted_misses,
         )
-        vector, encoder = _vector(message.vector), EncoderId(message.encoder_hash, message.encoder_weights)
+        vector, encoder = vector_in(message.vector), EncoderId(message.encoder_hash, message.encoder_weights)
         table, notes = known.latent_table(encoder, self._settings)
         if table is None and vector is not None:
             self._say_missing(known, encoder, notes)
@@ -198,29 +174,9 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             settings.capture_steps,
             settings.epsilon,
             settings.insert_on_hit,
-            self._refiners(known, question, encoder) if encoder and settings.image_tier != "off" else (),
-        )
-
-    def _refiners(self, asked: Known, question: Question, encoder: EncoderId) -> tuple[Refiner, ...]:
-        """The model that the request names, else every one that is served and draws such a request."""
-        request, served = question.request, self._tables.served
-        drawers = [one.card for one in (*served, asked)]
-        able = [
-            one
-            for one in ([asked] if request.names_a_model else served)
-            if one.may_refine(encoder, drawers) and one.card.draws(request.size, _steps_of(one, asked, request))
-        ]
-        return tuple(
-            Refiner(
-                one.card.name,
-                one.card.weights_hash,
-                one.table_of(encoder, self._settings),
-                pace_of(one.latencies, asked.latencies),
-                None if one.card.name == asked.card.name else one.card.guidance_for(request.guidance, asked.card),
-                small=one.card.role == "small",
-                own_run=_own_run(one, asked, request),
-            )
-            for one in able
+            refiners_of(known, self._tables.served, question, encoder, settings)
+            if encoder and settings.image_tier != "off"
+            else (),
         )
 
     async def _repeat(self, asked: Asked) -> Planned | None:
@@ -264,7 +220,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         if settings.further_candidates > settings.candidates and should_widen_search(nearest, settings.candidates):
             further = await self._further(asked, vector, found)
             wider = self._chosen(asked, found if further is None else further)
-            METRICS.wider_searches.labels("failed" if further is None else _outcome(plan, wider)).inc()
+            METRICS.wider_searches.labels("failed" if further is None else outcome(plan, wider)).inc()
             return self._in_mind(wider)
         return plan
 
@@ -332,45 +288,7 @@ async def _nothing() -> None:
     """What a search brings that is not made."""
 
 
-def _vector(data: bytes) -> Vector | None:
-    """The embedding; None when there is none. InvalidRequestError for what is not one."""
-    if not data:
-        return None
-    if len(data) % 4:
-        raise InvalidRequestError("vector", "float32, little endian: a multiple of 4 bytes", len(data))
-    vector = vector_from(data)
-    if not np.isfinite(vector).all():
-        raise InvalidRequestError("vector", "finite numbers")
-    return vector
-
-
-def _outcome(nearest: Planned, wider: Planned) -> str:
-    """Whether the wider search found a latent that starts later than the nearest ones do."""
-    latest = [max((one.start_step for one in plan.candidates if one.kind == "latent"), default=0)
-              for plan in (nearest, wider)]  # fmt: skip
-    return "later_start" if latest[1] > latest[0] else "nothing_better"
-
-
 def _worth_it(question: Question) -> bool:
     """A predicted miss is believed, except for a sampled share, and where the caller asks for more savings than the
     table that the prediction was made for."""
     return question.predicted_hit is not False or question.sampled or question.request.savings > 0.5
-
-
-def _steps_of(one: Known, asked: Known, request: Request) -> int:
-    """T of the model `one` in a request for the model `asked`."""
-    return request.steps if one.card.name == asked.card.name else one.card.steps_for(request.steps, asked.card)
-
-
-def _own_run(one: Known, asked: Known, request: Request) -> OwnRun | None:
-    """None where the model runs as many steps as the request names."""
-    steps = _steps_of(one, asked, request)
-    return None if steps == request.steps else OwnRun(steps, partial(one.card.step_near, steps=steps))
-
-
-def _count(plan: Plan, asked: Asked) -> None:
-    steps = plan.run_steps(asked.question.request.steps)
-    METRICS.lookups.labels(plan.source.value, str(round(plan.start_step * 50 / steps))).inc()
-    wished = max((one.allowed_step for one in plan.candidates if one.kind == "latent"), default=0)
-    if plan.source in (PlanSource.LATENT, PlanSource.NOISE) and wished > plan.start_step and not plan.sampled:
-        METRICS.holes.inc()

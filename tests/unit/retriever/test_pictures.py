@@ -10,7 +10,8 @@ import pytest
 
 from services.retriever.cost import Offer, Pace, cheapest, cost_of, pace_of
 from services.retriever.pictures import OwnRun, Refiner, weigh_picture
-from services.retriever.planning import Found, Question, Rules, from_candidates
+from services.retriever.planning import Found, from_candidates
+from services.retriever.question import Question, Rules
 from shared.domain.types import Candidate, Entry, Hit, ModelPlan, Plan, PlanSource, Scope, Size, State
 from shared.models.card_lookup import find_card
 from shared.models.k_table import FIG_10, MODM, KTable, Level

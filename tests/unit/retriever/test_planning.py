@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.retriever.planning import Found, Question, Rules, from_candidates, from_noise, from_repeat, hash_uniform
+from services.retriever.planning import Found, from_candidates, from_noise, from_repeat, hash_uniform
+from services.retriever.question import Question, Rules
 from services.retriever.selection import allowed_step
 from shared.domain.types import CacheMode, CompatKey, Entry, Hit, Plan, PlanSource, Request, Scope, Size, State
 from shared.models.card_lookup import find_card

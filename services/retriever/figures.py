@@ -1,0 +1,21 @@
+"""Lookups on /metrics: each plan by its source and K, and what a wider search found."""
+
+from __future__ import annotations
+
+from shared.domain.types import Plan, PlanSource, Request
+from shared.runtime.telemetry import METRICS
+
+
+def count_plan(plan: Plan, request: Request) -> None:
+    steps = plan.run_steps(request.steps)
+    METRICS.lookups.labels(plan.source.value, str(round(plan.start_step * 50 / steps))).inc()
+    wished = max((one.allowed_step for one in plan.candidates if one.kind == "latent"), default=0)
+    if plan.source in (PlanSource.LATENT, PlanSource.NOISE) and wished > plan.start_step and not plan.sampled:
+        METRICS.holes.inc()
+
+
+def outcome(nearest: Plan, wider: Plan) -> str:
+    """Whether the wider search found a latent that starts later than the nearest ones do."""
+    latest = [max((one.start_step for one in plan.candidates if one.kind == "latent"), default=0)
+              for plan in (nearest, wider)]  # fmt: skip
+    return "later_start" if latest[1] > latest[0] else "nothing_better"
