@@ -35,7 +35,7 @@ from bench.virtual_time.virtual_systems import (
 from services.global_monitor.allocation.fleet import Group
 from services.global_monitor.allocation.modes import allocate
 from services.global_monitor.allocation.workload import Workload
-from services.global_monitor.monitor import Rules
+from services.global_monitor.decision import Rules
 from services.replay.simulated.pace import Profile
 from shared.domain.types import PlanSource
 

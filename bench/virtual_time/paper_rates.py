@@ -20,7 +20,7 @@ from bench.measuring.plotting import pyplot_or_none
 from bench.measuring.recording import machine, record, settings_of, table, virtual_command_line
 from bench.trace_plans import Hits, load_hits
 from bench.virtual_time.virtual_systems import Modm, Run, everyone_may, latent, miss, plain, steady
-from services.global_monitor.monitor import Rules
+from services.global_monitor.decision import Rules
 from services.replay.simulated.pace import STEPS, Profile
 from shared.domain.types import Plan, PlanSource
 

@@ -21,7 +21,7 @@ from bench.measuring.recording import machine, quantile, record, settings_of, ta
 from bench.trace_plans import load_hits
 from bench.virtual_time.two_models import ASSUMPTIONS as SHARED
 from bench.virtual_time.virtual_systems import LARGE, SMALL, Modm, bundled_speeds, miss, plain, plans_of, steady
-from services.global_monitor.monitor import Rules
+from services.global_monitor.decision import Rules
 from services.replay.simulated.pace import Profile
 from services.replay.simulated.worker_state import Done
 from shared.domain.types import Plan

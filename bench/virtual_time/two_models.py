@@ -34,7 +34,7 @@ from bench.virtual_time.virtual_systems import (
     served_together,
     steady,
 )
-from services.global_monitor.monitor import Rules
+from services.global_monitor.decision import Rules
 from services.replay.simulated.pace import Profile
 from shared.domain.types import PlanSource
 

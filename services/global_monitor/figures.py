@@ -4,7 +4,7 @@ worker."""
 from __future__ import annotations
 
 from services.global_monitor.allocation.workload import REFINE
-from services.global_monitor.monitor import Decision, Rules
+from services.global_monitor.decision import Decision, Rules
 from shared.domain.messages import lane_of
 from shared.runtime.telemetry import METRICS
 

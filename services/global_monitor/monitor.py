@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from statistics import median
 
-from services.global_monitor.allocation.fleet import Capacity
 from services.global_monitor.allocation.hysteresis import whole
-from services.global_monitor.allocation.modes import Fleet, Mode, Target, allocate
-from services.global_monitor.allocation.payback import Stage, expected_s, pays_back
-from services.global_monitor.allocation.pid import Gains, PidState, advance
-from services.global_monitor.allocation.placement import bands, place
+from services.global_monitor.allocation.modes import Mode, Target, allocate
+from services.global_monitor.allocation.payback import Stage, expected_s, pays_back, switch_s
+from services.global_monitor.allocation.pid import PidState, advance
+from services.global_monitor.allocation.placement import bands, capacity_of, fleet_of, place
 from services.global_monitor.allocation.starvation import AMORTISED, Waits, WorkerSlot, turns
 from services.global_monitor.allocation.workload import REFINE, Workload, workload
-from services.global_monitor.demand import Demand, DemandWindow, Generations
+from services.global_monitor.decision import Decision, Rules
+from services.global_monitor.demand import Demand, DemandWindow
 from services.global_monitor.roster import Roster, Worker
 from shared.domain.messages import (
     JobCancelled,
@@ -29,56 +29,6 @@ from shared.domain.messages import (
 )
 
 SWITCHES_KEPT = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The monitor's knobs; seconds, except the gains, which are per minute."""
-
-    large: str
-    smalls: tuple[str, ...] = ()
-    """Best first."""
-    mode: Mode = "quality"
-    period_s: float = 180.0
-    window_s: float = 180.0
-    gains: Gains = field(default_factory=Gains)
-    band: float = 0.25
-    """Hysteresis, in workers."""
-    headroom: float = 0.1
-    catch_up_s: float = 600.0
-    turn_s: float = 30.0
-    lapse_s: float = 15.0
-    generations: Generations = field(default_factory=dict)
-    """Steps of a full generation by model; a model without one runs as many as the paper's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """An allocation and everything it was made from."""
-
-    at: float
-    models: Mapping[str, str]
-    """Worker → model."""
-    mode: Mode
-    """As it is run."""
-    demand: Demand
-    work: Workload
-    target: Target
-    pid: PidState
-    workers: tuple[Worker, ...]
-    switches: tuple[str, ...] = ()
-    """Workers whose model this changes."""
-    kept: str = ""
-    """Why a wanted switch was not made."""
-    turns: str = ""
-    """Who runs another model than the target wants of it, and why."""
-
-    @property
-    def why(self) -> str:
-        return f"{self.target.why}; {self.turns}" if self.turns else self.target.why
-
-    def count(self, model: str) -> int:
-        return sum(one == model for one in self.models.values())
 
 
 class GlobalMonitor:
@@ -219,7 +169,8 @@ class GlobalMonitor:
         if at - self._since < rules.period_s:
             target, pid, models, kept = self._watching(len(workers), now), PidState(now), dict(self._home), ""
         else:
-            target = allocate(len(workers), self._fleet(workers), work, rules.mode, small=self._small, large=now)
+            fleet = fleet_of(workers, rules.large, rules.smalls)
+            target = allocate(len(workers), fleet, work, rules.mode, small=self._small, large=now)
             pid = self._advance(target, len(workers), at, asked=bool(demand.lanes)) or PidState(now)
             total = whole(pid.output, now, rules.band, target.least, target.most)
             wanted = self._place(workers, total, target, work)
@@ -244,15 +195,6 @@ class GlobalMonitor:
 
     def _count_large(self, models: Mapping[str, str]) -> int:
         return sum(model == self.rules.large for model in models.values())
-
-    def _fleet(self, workers: Sequence[Worker]) -> Fleet:
-        """Without the small models that nobody is known to run."""
-        found = {}
-        for small in self.rules.smalls:
-            groups = [band.group for band in bands(workers, self.rules.large, small)]
-            if any(group.small for group in groups):
-                found[small] = groups
-        return found
 
     def _advance(self, target: Target, workers: int, at: float, *, asked: bool) -> PidState | None:
         """The first demand is answered by the heuristic alone, then the PID follows it (§5.3); None before that. A
@@ -290,11 +232,11 @@ class GlobalMonitor:
             self._refused = target.small, better, at
         rules = self.rules
         lasts_s = expected_s(at - self._refused[2], rules.period_s, rules.catch_up_s)
-        seconds = min(self.switch_s(workers, wanted), lasts_s)
+        seconds = min(switch_s(self._took_s, workers, wanted), lasts_s)
         steady = [worker for worker in workers if wanted[worker.name] == now[worker.name]]
-        before = Stage(lasts_s, self._capacity(workers, now), self._refines(target.mode, now))
-        during = Stage(seconds, self._capacity(steady, now), self._refines(target.mode, wanted))
-        after = Stage(lasts_s - seconds, self._capacity(workers, wanted), self._refines(target.mode, wanted))
+        before = Stage(lasts_s, capacity_of(workers, now, rules.large), self._refines(target.mode, now))
+        during = Stage(seconds, capacity_of(steady, now, rules.large), self._refines(target.mode, wanted))
+        after = Stage(lasts_s - seconds, capacity_of(workers, wanted, rules.large), self._refines(target.mode, wanted))
         if pays_back(before, during, after, work, better=better):
             return wanted, ""
         switches = len(workers) - len(steady)
@@ -307,24 +249,6 @@ class GlobalMonitor:
             return True
         now = smalls.index(self._small), -self._count_large(self._home)
         return (smalls.index(target.small), -self._count_large(wanted)) < now
-
-    def _capacity(self, workers: Sequence[Worker], models: Mapping[str, str]) -> Capacity:
-        large = self.rules.large
-        rates = [(models[worker.name], worker.rates.get(models[worker.name], 0.0)) for worker in workers]
-        return Capacity(
-            sum(rate for model, rate in rates if model == large), sum(rate for model, rate in rates if model != large)
-        )
-
-    def switch_s(self, workers: Sequence[Worker], wanted: Mapping[str, str]) -> float:
-        """Seconds that a switch takes: as the last ones did; before there were any, what a full batch takes to end."""
-        if self._took_s:
-            return median(self._took_s)
-        drains = [
-            worker.max_rows / rate
-            for worker in workers
-            if wanted[worker.name] != worker.model and (rate := worker.rates.get(worker.model, 0.0))
-        ]
-        return max(drains, default=0.0)
 
     def _decided(self, decision: Decision) -> Decision:
         before, self._home, self.urgent = self.models, dict(decision.models), False

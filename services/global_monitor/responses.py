@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from protos import global_monitor_pb2 as pb
+from services.global_monitor.decision import Decision, Rules
 from services.global_monitor.demand import LaneDemand
-from services.global_monitor.monitor import Decision, Rules
 from services.global_monitor.roster import Worker
 
 

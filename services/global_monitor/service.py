@@ -12,9 +12,10 @@ import grpc
 from protos import global_monitor_pb2 as pb
 from protos import global_monitor_pb2_grpc as pb_grpc
 from services.global_monitor.allocation.pid import Gains
+from services.global_monitor.decision import Decision, Rules
 from services.global_monitor.demand import GENERATION
 from services.global_monitor.figures import show
-from services.global_monitor.monitor import Decision, GlobalMonitor, Rules
+from services.global_monitor.monitor import GlobalMonitor
 from services.global_monitor.responses import allocation, change
 from shared.bus import Subscription
 from shared.domain.errors import AfterimageError

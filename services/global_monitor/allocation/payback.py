@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from services.global_monitor.allocation.fleet import Capacity
 from services.global_monitor.allocation.workload import Workload
+from services.global_monitor.roster import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,18 @@ class Stage:
     seconds: float
     has: Capacity
     large_refines: bool
+
+
+def switch_s(took_s: Sequence[float], workers: Sequence[Worker], wanted: Mapping[str, str]) -> float:
+    """Seconds that a switch takes: as the last ones did; before there were any, what a full batch takes to end."""
+    if took_s:
+        return median(took_s)
+    drains = [
+        worker.max_rows / rate
+        for worker in workers
+        if wanted[worker.name] != worker.model and (rate := worker.rates.get(worker.model, 0.0))
+    ]
+    return max(drains, default=0.0)
 
 
 def expected_s(wanted_s: float, period_s: float, catch_up_s: float) -> float:

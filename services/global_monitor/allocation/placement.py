@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from services.global_monitor.allocation.fleet import Group, Split, capacity, feasible, splits, sustained
+from services.global_monitor.allocation.fleet import Capacity, Group, Split, capacity, feasible, splits, sustained
+from services.global_monitor.allocation.modes import Fleet
 from services.global_monitor.allocation.workload import Workload
 from services.global_monitor.roster import Worker
 
@@ -37,6 +38,16 @@ def _band(members: Sequence[Worker], large: str, small: str) -> Band:
     return Band(Group(len(members), mean(large), mean(small)), tuple(worker.name for worker in members))
 
 
+def fleet_of(workers: Sequence[Worker], large: str, smalls: Sequence[str]) -> Fleet:
+    """Without the small models that nobody is known to run."""
+    found = {}
+    for small in smalls:
+        groups = [band.group for band in bands(workers, large, small)]
+        if any(group.small for group in groups):
+            found[small] = groups
+    return found
+
+
 def place(
     of: Sequence[Band], now: Models, total: int, large: str, small: str, work: Workload, *, large_refines: bool
 ) -> dict[str, str]:
@@ -52,6 +63,14 @@ def place(
 
     best = max(splits(groups, total), key=worth)
     return _named(of, best, now, large, small)
+
+
+def capacity_of(workers: Sequence[Worker], models: Models, large: str) -> Capacity:
+    """What these workers get done with these models."""
+    rates = [(models[worker.name], worker.rates.get(models[worker.name], 0.0)) for worker in workers]
+    return Capacity(
+        sum(rate for model, rate in rates if model == large), sum(rate for model, rate in rates if model != large)
+    )
 
 
 def _named(of: Sequence[Band], split: Split, now: Models, large: str, small: str) -> dict[str, str]:

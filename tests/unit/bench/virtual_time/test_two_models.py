@@ -14,6 +14,9 @@ from bench.virtual_time import paper_rates, slo_latency, two_models
 from bench.virtual_time.virtual_systems import Run, bundled_speeds, miss, picture, plain
 from services.global_monitor.monitor import Decision, GlobalMonitor, Rules
 from services.replay.simulated.worker_state import Done, Request
+from services.global_monitor.decision import Decision, Rules
+from services.global_monitor.monitor import GlobalMonitor
+from services.replay.simulated.workers import Done, Request
 
 
 def image(index: int, k: int, *models: str) -> Served:

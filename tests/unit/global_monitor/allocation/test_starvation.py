@@ -7,7 +7,8 @@ import random
 import pytest
 
 from services.global_monitor.allocation.starvation import WorkerSlot, turns
-from services.global_monitor.monitor import GlobalMonitor, Rules
+from services.global_monitor.decision import Rules
+from services.global_monitor.monitor import GlobalMonitor
 from shared.domain.messages import WorkerReported
 
 BOUND_S = 30.0
