@@ -1,4 +1,7 @@
-"""The cache's writes in the order that never leaves the index naming what is not there (design §8, Order of writes)."""
+"""The cache's writes in the order that never leaves the index naming what is not there (design §8, Order of writes).
+
+Longer than 300 lines: insertion, eviction and purge share one lock and one order, and read best in one place.
+"""
 
 from __future__ import annotations
 

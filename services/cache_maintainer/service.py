@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
@@ -12,24 +11,23 @@ import grpc
 
 from protos import cache_maintainer_pb2 as pb
 from protos import cache_maintainer_pb2_grpc as pb_grpc
+from services.cache_maintainer.background_work import BackgroundWork
 from services.cache_maintainer.cache import Cache
 from services.cache_maintainer.collector import Collector
 from services.cache_maintainer.eviction.policies import state_store_of, window_of
 from services.cache_maintainer.pictures import Pictures
 from services.cache_maintainer.recent_entries import NEWEST
+from services.cache_maintainer.rpc_messages import PAGE, shown, stats, wanted
+from services.cache_maintainer.uses import Uses
 from shared.bus import Subscription
-from shared.domain.errors import AfterimageError, InvalidRequestError, UnavailableError, passes
+from shared.domain.errors import AfterimageError, UnavailableError
 from shared.domain.messages import JobSucceeded, Message, StateLost, StateUsed
-from shared.domain.types import Entry, State
 from shared.index.rebuild import repair_index
 from shared.models.card_lookup import served_card
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import log
 from shared.service import Context
 from shared.service.leadership import Leadership
-
-PAGE = 100
-"""Largest page of Inspect."""
 
 
 class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
@@ -40,9 +38,10 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         self._leadership = Leadership(
             self.name, context.backends.catalog, context.clock, self._settings.maintainer_lease_s
         )
+        self._work = BackgroundWork(self._leadership)
         # another replica may lead before this one knows it: then the catalog takes nothing more from this one
         self._backends = replace(context.backends, catalog=self._leadership.fenced)
-        self._uses: list[tuple[str, int, float]] = []
+        self._uses = Uses(context.backends.catalog)
         self._leads = False
         self._changing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -62,7 +61,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
     async def _change(self, held: bool) -> None:
         async with self._changing:
             log(self.name).info("leads" if held else "stands by")
-            await (self._guarded(self._lead) if held else self._step_down())
+            await (self._work.guarded(self._lead) if held else self._step_down())
 
     async def _lead(self) -> None:
         """From what the catalog says: whatever another leader did before is there."""
@@ -95,13 +94,13 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         self._leads = True
         # a full disk must not keep anyone from making room; what failed is tried again when collecting
         for work in (self.catch_up, self.cache.shrink, self.cache.measure, self._doubt_newest):
-            await self._guarded(work)
+            await self._work.guarded(work)
         self._tasks = [
             asyncio.create_task(self._batches()),
             asyncio.create_task(self._embed_pictures()),
-            asyncio.create_task(self._every(settings.blob_grace_s / 2, self._tidy)),
+            asyncio.create_task(self._work.every(settings.blob_grace_s / 2, self._tidy)),
             # once soon after the start too: a process that never runs for long must collect as well
-            asyncio.create_task(self._every(settings.collect_s, self.collect, first_s=settings.blob_grace_s)),
+            asyncio.create_task(self._work.every(settings.collect_s, self.collect, first_s=settings.blob_grace_s)),
         ]
 
     def _pictures_of(self, model: str) -> bool:
@@ -117,7 +116,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._subscription.close()
         try:
-            await self._write_uses()  # only this one heard of them
+            await self._uses.write()  # only this one heard of them
         except AfterimageError as error:  # kept until it leads again, or ends
             log(self.name).warning("uses not written down", uses=len(self._uses), error=str(error))
 
@@ -137,7 +136,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         if not self._leads:
             return
         if self._context.backends.bus.process_local:  # everyone who reads is in this process, and has drained
-            await self._guarded(self._delete_unread)
+            await self._work.guarded(self._delete_unread)
         await self._leadership.give_up()  # last: from then on nothing is deleted
 
     async def _delete_unread(self) -> None:
@@ -161,7 +160,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             case StateUsed(entry_id=entry_id, step=step):
                 at = self._context.clock.now()
                 self.cache.held.use(entry_id, step, at)
-                self._uses.append((entry_id, step, at))
+                self._uses.add(entry_id, step, at)
             case StateLost(entry_id=entry_id, step=step, key=key):
                 await self.cache.lose(entry_id, step, key)
             case _:
@@ -172,7 +171,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         try:
             await self._insert_heard()
         finally:
-            await self._write_uses()
+            await self._uses.write()
 
     async def _insert_heard(self) -> None:
         while not self._finished.empty():
@@ -193,17 +192,6 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         if self._pictures.hear(added):
             self._unembedded.set()
 
-    async def _write_uses(self) -> None:
-        """Counts only grow, so whoever leads by now is not disturbed."""
-        uses, self._uses = self._uses, []
-        try:
-            if uses:
-                await self._context.backends.catalog.entries.used(uses)
-        except BaseException as error:
-            if not isinstance(error, Exception) or passes(error):  # else they would fail for ever
-                self._uses = uses + self._uses
-            raise
-
     async def catch_up(self) -> None:
         """Caches (or drops) what finished while nobody listened, or could not be inserted then."""
         self._behind, seen, after = False, set[str](), ""
@@ -222,7 +210,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         keeps nothing else from being done."""
         work = (self._expire, self.cache.drop_spent, self.catch_up, self._repair_index, self._collect_orphans)
         for step in (*work, self.cache.measure):
-            await self._guarded(step)
+            await self._work.guarded(step)
 
     async def _expire(self) -> None:
         self.cache.doomed.add(await self._backends.catalog.jobs.expire(self._settings.results_keep_s))
@@ -249,7 +237,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
 
     async def _tidy(self) -> None:
         for step in (self._delete_evicted, self.cache.index_pending, self.cache.shrink, self._find_fresh):
-            await self._guarded(step)
+            await self._work.guarded(step)
         if self._pictures.look_again():  # the embedder was away, or failed on one
             self._unembedded.set()
         # with other processes around, a fact may have gone to one that led a moment ago, or with its broker
@@ -261,7 +249,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         while True:
             self._finished.put_nowait(await self._finished.get())  # wait for one, and leave it there
             await asyncio.sleep(self._settings.cache_batch_s)
-            await self._guarded(self.flush)
+            await self._work.guarded(self.flush)
 
     async def _embed_pictures(self) -> None:
         """Beside the batches, and many together: whoever refines a picture next starts from its latents, and need not
@@ -270,29 +258,11 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             await self._unembedded.wait()
             await asyncio.sleep(self._settings.picture_batch_s)
             self._unembedded.clear()
-            await self._guarded(self._embed_all)
+            await self._work.guarded(self._embed_all)
 
     async def _embed_all(self) -> None:
         if self.cache.pictures is not None:
             await self._pictures.embed_waiting(self.cache)
-
-    async def _every(
-        self, period_s: float, work: Callable[[], Awaitable[Any]], *, first_s: float | None = None
-    ) -> None:
-        await asyncio.sleep(period_s if first_s is None else first_s)
-        while True:
-            await self._guarded(work)
-            await asyncio.sleep(period_s)
-
-    async def _guarded(self, work: Callable[[], Awaitable[Any]]) -> None:
-        if not self._leadership.held:  # slept longer than the lease: another replica may be at work
-            return
-        try:
-            await work()
-        except AfterimageError as error:  # a port is away, or a disk is full
-            log(self.name).warning("cache maintenance put off", work=_in_words(work), error=str(error))
-        except Exception as error:  # the cache must go on; what was not inserted is caught up with later
-            log(self.name).error("cache maintenance failed", work=_in_words(work), error=repr(error), exc_info=error)
 
     # ---- gRPC ----
 
@@ -306,32 +276,12 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
         self._check_leads()
         totals = await self._context.backends.catalog.entries.totals()
-        states, window = list(self.cache.shelf), self.cache.pictures
-        uses: Counter[int] = Counter()
-        for state in states:
-            uses[state.step] += state.uses
-        return pb.StatsResponse(
-            entries=totals.entries,
-            states=totals.states,
-            bytes=totals.bytes,
-            max_bytes=self._settings.cache_max_bytes,
-            policy=self.cache.shelf.policy.name,
-            inserted=self.cache.counts.inserted,
-            evicted=self.cache.counts.evicted,
-            holes=self.cache.counts.holes,
-            states_by_step=Counter(state.step for state in states),
-            uses_by_step=uses,
-            pictures=totals.pictures,
-            picture_bytes=totals.picture_bytes,
-            max_pictures=window.limits.max_count if window is not None else 0,
-            max_picture_bytes=window.limits.max_bytes if window is not None else 0,
-            picture_policy=window.shelf.policy.name if window is not None else "off",
-        )
+        return stats(self.cache, totals, self._settings.cache_max_bytes)
 
     async def Purge(self, request: pb.PurgeRequest, context: Any) -> pb.PurgeResponse:
         self._check_leads()
-        await self._guarded(self.flush)  # with a full disk it fails, and the purge must not
-        removed = await self.cache.purge(await self._wanted(request))
+        await self._work.guarded(self.flush)  # with a full disk it fails, and the purge must not
+        removed = await self.cache.purge(await wanted(request, self._context.backends.catalog.entries))
         return pb.PurgeResponse(entries=removed.entries, states=removed.states, bytes=removed.bytes)
 
     async def Collect(self, request: pb.CollectRequest, context: Any) -> pb.CollectResponse:
@@ -339,46 +289,10 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         found = await self._collector.collect(confirmed=request.confirmed, only_look=not request.confirmed)
         return pb.CollectResponse(**asdict(found), quarantine_s=self._settings.quarantine_s)
 
-    async def _wanted(self, request: pb.PurgeRequest) -> Callable[[Entry], bool]:
-        match request.WhichOneof("what"):
-            case "entry_id":
-                only = await self._context.backends.catalog.entries.get(request.entry_id)
-                return lambda entry: entry.id == only.id
-            case "tenant":
-                return lambda entry: entry.tenant == request.tenant
-            case "model":
-                return lambda entry: entry.model == request.model
-            case "everything" if request.everything:
-                return lambda entry: True
-        raise InvalidRequestError("what", "say one of entry_id, tenant, model or everything")
-
     async def Inspect(self, request: pb.InspectRequest, context: Any) -> pb.InspectResponse:
         self._check_leads()
         entries = self._context.backends.catalog.entries
         if request.entry_id:
-            return pb.InspectResponse(entries=[self._shown(await entries.get(request.entry_id))])
+            return pb.InspectResponse(entries=[shown(await entries.get(request.entry_id), self.cache.held)])
         page, after = await entries.page(min(request.page_size or 20, PAGE), request.page_token)
-        return pb.InspectResponse(entries=[self._shown(entry) for entry in page], next_page_token=after)
-
-    def _shown(self, entry: Entry) -> pb.Entry:
-        return pb.Entry(
-            id=entry.id,
-            prompt=entry.prompt,
-            tenant=entry.tenant,
-            model=entry.model,
-            width=entry.compat.size.width,
-            height=entry.compat.size.height,
-            steps=entry.compat.steps,
-            created_at=entry.created_at,
-            states=[self._shown_state(state) for state in entry.latents],
-            picture=self._shown_state(entry.picture) if entry.picture is not None else None,
-        )
-
-    def _shown_state(self, state: State) -> pb.State:
-        score = self.cache.held.score(state)
-        return pb.State(step=state.step, bytes=state.bytes, uses=state.uses, codec=state.codec, score=score)
-
-
-def _in_words(work: Callable[[], Awaitable[Any]]) -> str:
-    """What a log line calls this work: `collect orphans`, `delete`, `flush`."""
-    return getattr(work, "__name__", "work").strip("_").replace("_", " ")
+        return pb.InspectResponse(entries=[shown(entry, self.cache.held) for entry in page], next_page_token=after)

@@ -74,8 +74,8 @@ async def test_one_that_slept_through_its_lease_writes_no_more(backends: Backend
     await asyncio.sleep(LEASE_S + 0.8)
     before = len(first.cache.shelf)
     await _cached(backends, await _finish(backends, "a red cube"), 5.0)
-    await first._guarded(first.catch_up)
-    await first._guarded(first.flush)
+    await first._work.guarded(first.catch_up)
+    await first._work.guarded(first.flush)
     assert len(first.cache.shelf) == before
     assert len(second.cache.shelf)
     for service in (second, first):

@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 from services.cache_maintainer.cache import Counts
-from services.cache_maintainer.service import PAGE, CacheMaintainerService
+from services.cache_maintainer.rpc_messages import PAGE
+from services.cache_maintainer.service import CacheMaintainerService
 from services.cli import cache
 from services.global_monitor.service import GlobalMonitorService
 from shared.catalog import open_catalog

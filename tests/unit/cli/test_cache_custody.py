@@ -28,7 +28,7 @@ async def test_collect_shows_what_a_pass_would_delete_and_deletes_with_yes(
 ) -> None:
     monkeypatch.setenv("AFTERIMAGE_QUARANTINE_S", "0")
     monkeypatch.setenv("AFTERIMAGE_BLOB_GRACE_S", "0.01")
-    monkeypatch.setattr("services.cache_maintainer.service.CacheMaintainerService._every", _never)
+    monkeypatch.setattr("services.cache_maintainer.background_work.BackgroundWork.every", _never)
     backends = await open_backends(settings)
     for number in range(3):
         await backends.blobs.put(f"states/nobody{number}/1/5", b"x")

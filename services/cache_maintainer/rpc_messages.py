@@ -1,0 +1,74 @@
+"""gRPC messages of the maintainer: a purge request as a filter, the counts and the entries as responses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from protos import cache_maintainer_pb2 as pb
+from services.cache_maintainer.cache import Cache
+from services.cache_maintainer.contents import CacheContents
+from shared.catalog import Entries, Totals
+from shared.domain.errors import InvalidRequestError
+from shared.domain.types import Entry, State
+
+PAGE = 100
+"""Largest page of Inspect."""
+
+
+def stats(cache: Cache, totals: Totals, max_bytes: int) -> pb.StatsResponse:
+    states, window = list(cache.shelf), cache.pictures
+    uses: Counter[int] = Counter()
+    for state in states:
+        uses[state.step] += state.uses
+    return pb.StatsResponse(
+        entries=totals.entries,
+        states=totals.states,
+        bytes=totals.bytes,
+        max_bytes=max_bytes,
+        policy=cache.shelf.policy.name,
+        inserted=cache.counts.inserted,
+        evicted=cache.counts.evicted,
+        holes=cache.counts.holes,
+        states_by_step=Counter(state.step for state in states),
+        uses_by_step=uses,
+        pictures=totals.pictures,
+        picture_bytes=totals.picture_bytes,
+        max_pictures=window.limits.max_count if window is not None else 0,
+        max_picture_bytes=window.limits.max_bytes if window is not None else 0,
+        picture_policy=window.shelf.policy.name if window is not None else "off",
+    )
+
+
+async def wanted(request: pb.PurgeRequest, entries: Entries) -> Callable[[Entry], bool]:
+    match request.WhichOneof("what"):
+        case "entry_id":
+            only = await entries.get(request.entry_id)
+            return lambda entry: entry.id == only.id
+        case "tenant":
+            return lambda entry: entry.tenant == request.tenant
+        case "model":
+            return lambda entry: entry.model == request.model
+        case "everything" if request.everything:
+            return lambda entry: True
+    raise InvalidRequestError("what", "say one of entry_id, tenant, model or everything")
+
+
+def shown(entry: Entry, contents: CacheContents) -> pb.Entry:
+    return pb.Entry(
+        id=entry.id,
+        prompt=entry.prompt,
+        tenant=entry.tenant,
+        model=entry.model,
+        width=entry.compat.size.width,
+        height=entry.compat.size.height,
+        steps=entry.compat.steps,
+        created_at=entry.created_at,
+        states=[_shown_state(state, contents) for state in entry.latents],
+        picture=_shown_state(entry.picture, contents) if entry.picture is not None else None,
+    )
+
+
+def _shown_state(state: State, contents: CacheContents) -> pb.State:
+    score = contents.score(state)
+    return pb.State(step=state.step, bytes=state.bytes, uses=state.uses, codec=state.codec, score=score)
