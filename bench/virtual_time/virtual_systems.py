@@ -9,8 +9,6 @@ from itertools import cycle
 
 from bench.trace_plans import Hits
 from bench.traced.systems import Served
-from services.global_monitor.monitor import Decision, GlobalMonitor, Rules
-from bench.traced.traced_systems import Served
 from services.global_monitor.decision import Decision, Rules
 from services.global_monitor.monitor import GlobalMonitor
 from services.gpu_worker.models.model_assignment import ModelAssignment

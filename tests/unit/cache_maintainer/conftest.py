@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.cache_maintainer.service import CacheMaintainerService
+from services.cache_maintainer.background_work import BackgroundWork
 from shared.runtime.clock import ManualClock
 from shared.runtime.settings import Settings
 from tests.unit.cached import MODEL
@@ -32,4 +32,4 @@ def passes_are_made_by_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(*_: object, **__: object) -> None:
         return
 
-    monkeypatch.setattr(CacheMaintainerService, "_every", never)
+    monkeypatch.setattr(BackgroundWork, "every", never)

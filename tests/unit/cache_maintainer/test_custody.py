@@ -11,11 +11,8 @@ import grpc
 import pytest
 
 from protos import cache_maintainer_pb2 as pb
-from services.cache_maintainer.background_work import BackgroundWork
 from services.cache_maintainer.collector import Findings, judge_size
 from shared.domain.errors import NotFoundError
-from shared.blobs import open_blobs
-from shared.domain.errors import NotFoundError, StoreMismatchError
 from shared.domain.types import JobState
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS
@@ -25,109 +22,6 @@ from tests.unit.cached import MODEL, finished_job, request, unit
 pytestmark = pytest.mark.usefixtures("passes_are_made_by_the_test")
 
 DAYS_S = 3 * 86_400.0
-
-
-@pytest.fixture
-def brief(settings: Settings) -> Settings:
-    """A grace that is over at once."""
-    return settings.model_copy(update={"large": MODEL, "blob_grace_s": 0.05})
-
-
-@pytest.fixture(autouse=True)
-def passes_are_made_by_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def never(*_: object, **__: object) -> None:
-        return
-
-    monkeypatch.setattr(BackgroundWork, "every", never)
-
-
-async def old_orphans(home: House, count: int) -> list[str]:
-    """Blobs without a row, older than the grace."""
-    keys = [f"states/nobody{number}/1/5.safetensors" for number in range(count)]
-    await asyncio.gather(*(home.backends.blobs.put(key, b"x", durable=False) for key in keys))
-    await asyncio.sleep(0.2)
-    return keys
-
-
-def held(reason: str) -> float:
-    return float(METRICS.collection_held.labels(reason)._value.get())
-
-
-async def steal(home: House) -> None:
-    """Somebody put another store behind the same URL."""
-    other = Seal("another-store", "another-catalog", "elsewhere")
-    await home.backends.blobs.put(SEAL_KEY, json.dumps(asdict(other)).encode())
-
-
-async def test_a_new_catalog_over_an_old_store_is_refused_and_nothing_is_deleted(brief: Settings) -> None:
-    """An empty catalog had deleted 9 of 9 blobs within 25 s."""
-    async with house(brief) as home:
-        for number in range(3):
-            await home.finish(request(str(number)), number, steps=(5, 10))
-        kept = [blob.key async for blob in home.backends.blobs.list()]
-    assert len(kept) == 3 * 3 + 1
-    for path in brief.data_dir.glob("catalog.sqlite3*"):
-        path.rename(path.with_name(f"lost-{path.name}"))
-    with pytest.raises(StoreMismatchError) as refused:
-        async with house(brief):
-            pass
-    assert str(brief.data_dir / "blobs") in str(refused.value)
-    assert str(brief.data_dir / "catalog.sqlite3") in str(refused.value)
-    blobs = await open_blobs(brief.blobs_url)
-    assert [blob.key async for blob in blobs.list()] == kept
-    await blobs.close()
-    for path in brief.data_dir.glob("lost-*"):
-        path.rename(path.with_name(path.name.removeprefix("lost-")))
-    async with house(brief) as home:  # its own catalog goes on where it was
-        assert len((await home.backends.catalog.entries.page(10))[0]) == 3
-
-
-async def test_a_store_that_is_swapped_while_running_is_left_alone(
-    brief: Settings, logs: list[MutableMapping[str, Any]]
-) -> None:
-    async with house(brief.model_copy(update={"quarantine_s": 0.0})) as home:
-        entry_id = await home.finish(request())
-        (orphan,) = await old_orphans(home, 1)
-        own = await home.backends.blobs.get(SEAL_KEY)
-        await steal(home)
-        await home.service.collect()
-        await home.service.cache.purge(lambda entry: entry.id == entry_id)
-        await asyncio.sleep(0.2)
-        await home.service._tidy()
-        assert await home.has(orphan)
-        assert await home.has(f"states/{entry_id}/1/5.safetensors")  # evicted or purged: not from another's store
-        assert held("mismatch") == 1
-        assert "another-catalog" in next(one["error"] for one in logs if one["event"] == "nothing is collected")
-        await home.backends.blobs.put(SEAL_KEY, own)
-        await home.service.collect()
-        await home.service._tidy()
-        assert not await home.has(orphan)
-        assert not await home.has(f"states/{entry_id}/1/5.safetensors")
-        assert held("mismatch") == 0
-
-
-async def test_a_store_of_the_version_before_is_used_and_not_collected_unless_the_catalog_knows_it(
-    brief: Settings, logs: list[MutableMapping[str, Any]]
-) -> None:
-    at_once = brief.model_copy(update={"quarantine_s": 0.0})
-    blobs = await open_blobs(at_once.blobs_url)
-    await blobs.put(ORPHAN, b"x")
-    async with house(at_once) as home:
-        said = next(one["error"] for one in logs if one["event"] == "store not adopted")
-        assert "knows 0% of 1 sampled blobs (90% are needed)" in said
-        await home.finish(request(), steps=(5,))
-        await asyncio.sleep(0.2)
-        await home.service.collect()
-        assert await home.has(ORPHAN)
-        assert held("unadopted") == 1
-        for number in range(4):  # 3 blobs each: with them the catalog knows more than nine tenths
-            await home.finish(request(str(number)), number, steps=(5, 10))
-        await asyncio.sleep(0.2)
-        await home.service.collect()
-        assert await read_seal(blobs) is not None
-        assert not await home.has(ORPHAN)
-        assert held("unadopted") == 0
-    await blobs.close()
 
 
 async def test_what_nothing_names_waits_in_quarantine(brief: Settings) -> None:

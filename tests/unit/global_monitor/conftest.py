@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from services.global_monitor.monitor import Decision, GlobalMonitor, Rules
+from services.global_monitor.decision import Decision, Rules
+from services.global_monitor.monitor import GlobalMonitor
 from shared.domain.messages import JobQueued, JobSucceeded, WorkerReported, lane_of, refine_lane
 
 P = {"large": 1 / 60, "sdxl": 2 / 60, "sana": 6 / 60}

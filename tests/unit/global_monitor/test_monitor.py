@@ -6,11 +6,6 @@ from itertools import pairwise
 
 import pytest
 
-from services.global_monitor.allocation.fleet import Capacity, Group
-from services.global_monitor.allocation.payback import Stage, done, expected_s, pays_back
-from services.global_monitor.allocation.placement import Band, place
-from services.global_monitor.allocation.workload import Workload
-from services.global_monitor.decision import Decision, Rules
 from services.global_monitor.monitor import GlobalMonitor
 from shared.domain.messages import JobQueued, JobSucceeded, WorkerReported, WorkersAssigned, lane_of, refine_lane
 from tests.unit.global_monitor.conftest import TICK_S, P, Town

@@ -7,7 +7,7 @@ import pytest
 from services.global_monitor.allocation.fleet import Capacity
 from services.global_monitor.allocation.payback import Stage, done, expected_s, pays_back
 from services.global_monitor.allocation.workload import Workload
-from services.global_monitor.monitor import Decision
+from services.global_monitor.decision import Decision
 from tests.unit.global_monitor.conftest import Town
 
 

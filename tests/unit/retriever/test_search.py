@@ -7,7 +7,7 @@ import pytest
 
 from shared.domain.errors import UnavailableError
 from shared.domain.types import IndexItem, Scope, Vector, owner_key
-from shared.models.card import find_card
+from shared.models.card_lookup import find_card
 from shared.runtime.clock import ManualClock
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS

@@ -8,7 +8,7 @@ from services.embedder.encoder import encoder_hash
 from services.embedder.service import EmbedderService
 from services.retriever.service import RetrieverService
 from shared.domain.types import PlanSource
-from shared.models.card import BUNDLED, find_card
+from shared.models.card_lookup import BUNDLED, find_card
 from shared.models.k_table import KTable, Level, profile_kind, table_to_json
 from shared.runtime.settings import Settings
 from shared.service import running

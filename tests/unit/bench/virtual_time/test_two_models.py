@@ -12,11 +12,9 @@ from bench.trace_plans import Hits, figures_of, load_hits
 from bench.traced.systems import Served
 from bench.virtual_time import paper_rates, slo_latency, two_models
 from bench.virtual_time.virtual_systems import Run, bundled_speeds, miss, picture, plain
-from services.global_monitor.monitor import Decision, GlobalMonitor, Rules
-from services.replay.simulated.worker_state import Done, Request
 from services.global_monitor.decision import Decision, Rules
 from services.global_monitor.monitor import GlobalMonitor
-from services.replay.simulated.workers import Done, Request
+from services.replay.simulated.worker_state import Done, Request
 
 
 def image(index: int, k: int, *models: str) -> Served:
