@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from services.cache_maintainer.eviction.afterimage import ExpectedStateStore
 from services.cache_maintainer.eviction.aging import AgingStateStore, Lrbu
-from services.cache_maintainer.eviction.expected import ExpectedStateStore
 from services.cache_maintainer.eviction.levels import OF
 from services.cache_maintainer.eviction.scored import POLICIES, Lcbfu, Policy, StateStore
 from services.cache_maintainer.eviction.window import Limits, Window

@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 from typing import TypeVar
 
 from shared.bus import DeadLetter, GapHandler, Handler
-from shared.bus.rabbitmq.dead import browse, letter_of, replay
+from shared.bus.rabbitmq.dead_letters import browse, letter_of, replay
 from shared.bus.rabbitmq.facts import RabbitSubscription
 from shared.bus.rabbitmq.link import Link
 from shared.bus.rabbitmq.publisher import Publisher, parcel

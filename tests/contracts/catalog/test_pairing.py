@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from services.cache_maintainer.collector import Collector
+from services.cache_maintainer.orphan_collector import Collector
 from shared.blobs import Blobs, open_blobs
 from shared.bus import open_bus
 from shared.catalog import Catalog, open_catalog

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from protos import cache_maintainer_pb2 as pb
-from services.cache_maintainer.collector import Findings, judge_size
+from services.cache_maintainer.orphan_collector import Findings, judge_size
 from shared.domain.errors import NotFoundError
 from shared.domain.types import JobState
 from shared.runtime.settings import Settings

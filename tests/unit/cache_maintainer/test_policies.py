@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from services.cache_maintainer.eviction.afterimage import ExpectedStateStore
 from services.cache_maintainer.eviction.aging import AgingStateStore
-from services.cache_maintainer.eviction.expected import ExpectedStateStore
 from services.cache_maintainer.eviction.scored import Offer, StateStore, Wish
 from services.retriever.selection import largest_present
 from shared.domain.types import Candidate, Plan, PlanSource, State

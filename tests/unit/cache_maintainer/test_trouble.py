@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from protos import cache_maintainer_pb2 as pb
-from services.cache_maintainer.eviction.expected import ExpectedStateStore
+from services.cache_maintainer.eviction.afterimage import ExpectedStateStore
 from services.cache_maintainer.eviction.scored import Wished
 from services.cache_maintainer.retry_schedule import FIRST_S
 from shared.catalog import Entries, Jobs

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
+from services.cache_maintainer.eviction.afterimage import ExpectedStateStore
 from services.cache_maintainer.eviction.demand import Demand, silence, silences
-from services.cache_maintainer.eviction.expected import ExpectedStateStore
 from services.cache_maintainer.eviction.scored import Fifo, Offer, StateStore, Wish
 from services.replay.policy import read_policy
 from services.replay.simulated.simulation import Replay
