@@ -11,12 +11,12 @@ import grpc
 
 from protos import retriever_pb2
 from protos.retriever_pb2_grpc import RetrieverServiceStub
-from services.cache_maintainer.cache import Cache
+from services.cache_maintainer.cache_writes import Cache
 from services.cache_maintainer.eviction.policies import state_store_of, window_of
 from services.embedder.encoder import Encoder
 from services.retriever.service import RetrieverService
 from shared.domain.exact_repeats import exact_key
-from shared.domain.plans import capture_steps
+from shared.domain.plan_rules import capture_steps
 from shared.domain.types import Captured, Job, JobState, Plan, Request, Result, State
 from shared.models.card import ModelCard
 from shared.models.card_lookup import served_cards

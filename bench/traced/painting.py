@@ -15,7 +15,7 @@ from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.jobs.codecs import encode_png, encode_state
 from services.gpu_worker.jobs.plan_resolution import start_of, task_of
 from shared.domain.messages import refine_lane
-from shared.domain.plans import choose_model, lane_for
+from shared.domain.plan_rules import choose_model, lane_for
 from shared.domain.types import Plan, Request
 from shared.models.card_lookup import served_cards
 from shared.runtime.settings import Settings

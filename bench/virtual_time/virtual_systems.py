@@ -16,7 +16,7 @@ from services.replay.simulated.pace import STEPS, Profile, read_profile
 from services.replay.simulated.worker_state import Done, Request, Worker
 from services.replay.simulated.workers import Workers
 from shared.domain.messages import JobQueued, JobSucceeded, WorkerReported, WorkersAssigned
-from shared.domain.plans import only_model
+from shared.domain.plan_rules import only_model
 from shared.domain.types import ModelPlan, Plan, PlanSource
 
 LARGE, SMALL = "large", "small"

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from protos import embedder_pb2 as pb
 from protos.embedder_pb2_grpc import EmbedderServiceStub
-from services.cache_maintainer.cache import Cache
+from services.cache_maintainer.cache_writes import Cache
 from services.cache_maintainer.retry_schedule import RetrySchedule
 from shared.domain.errors import (
     AfterimageError,

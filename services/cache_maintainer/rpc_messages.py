@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from protos import cache_maintainer_pb2 as pb
-from services.cache_maintainer.cache import Cache
+from services.cache_maintainer.cache_writes import Cache
 from services.cache_maintainer.contents import CacheContents
 from shared.catalog import Entries, Totals
 from shared.domain.errors import InvalidRequestError

@@ -12,7 +12,7 @@ import grpc
 from protos import cache_maintainer_pb2 as pb
 from protos import cache_maintainer_pb2_grpc as pb_grpc
 from services.cache_maintainer.background_work import BackgroundWork
-from services.cache_maintainer.cache import Cache
+from services.cache_maintainer.cache_writes import Cache
 from services.cache_maintainer.eviction.policies import state_store_of, window_of
 from services.cache_maintainer.orphan_collector import Collector
 from services.cache_maintainer.pictures import Pictures

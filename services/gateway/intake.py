@@ -26,7 +26,7 @@ from shared.domain.errors import (
 from shared.domain.exact_repeats import exact_key, repeat_result
 from shared.domain.ids import new_id
 from shared.domain.messages import JobQueued, StateLost, StateUsed
-from shared.domain.plans import lane_for, only_model, use_fallback
+from shared.domain.plan_rules import lane_for, only_model, use_fallback
 from shared.domain.types import Job, JobState, PlanSource, Request, Timings
 from shared.models import ModelCard
 from shared.runtime.telemetry import METRICS, log

@@ -14,7 +14,7 @@ from protos.retriever_pb2_grpc import RetrieverServiceStub
 from services.gateway.breaker import Breaker
 from services.gateway.response_checks import check_plan, check_vector
 from shared.domain.errors import AfterimageError
-from shared.domain.plans import noise_plan
+from shared.domain.plan_rules import noise_plan
 from shared.domain.truncation import UNSEARCHED
 from shared.domain.types import Plan, Request, Timings, visible_owners
 from shared.models.card import ModelCard

@@ -9,7 +9,7 @@ from dataclasses import replace
 from shared.bus import Bus
 from shared.catalog import Catalog
 from shared.domain.messages import lane_of, refine_lane
-from shared.domain.plans import lane_for, reroute_plan
+from shared.domain.plan_rules import lane_for, reroute_plan
 from shared.domain.types import Job
 from shared.runtime.telemetry import log
 from shared.service.dispatch import dispatch

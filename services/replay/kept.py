@@ -32,7 +32,7 @@ DECIDING = (
     "services/replay/**/*.py",
     "shared/index/nearest.py",
     "shared/models/*.py",
-    "shared/domain/plans.py",
+    "shared/domain/plan_rules.py",
     "shared/domain/types.py",
 )
 """What a decision may depend on: with other sources everything runs again."""

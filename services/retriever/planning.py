@@ -10,7 +10,7 @@ from services.retriever.cost import Offer, cheapest
 from services.retriever.latents import Scales, too_different, weigh_latent
 from services.retriever.pictures import WeighedHit, weigh_picture
 from services.retriever.question import Question, Rules, StepIn
-from shared.domain.plans import capture_steps, noise_plan
+from shared.domain.plan_rules import capture_steps, noise_plan
 from shared.domain.types import Candidate, Entry, Hit, Plan, PlanSource, Request
 from shared.models.k_table import KTable
 

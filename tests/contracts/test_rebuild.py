@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cache_maintainer.cache import Cache
+from services.cache_maintainer.cache_writes import Cache
 from services.cache_maintainer.eviction.scored import Lcbfu, StateStore
 from shared.blobs import open_blobs
 from shared.bus import open_bus

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from shared.domain.errors import InvalidRequestError
-from shared.domain.plans import scale_steps
+from shared.domain.plan_rules import scale_steps
 from shared.models.devices import placed
 from shared.models.k_table import IMAGE_STEPS
 from shared.runtime.settings import Settings

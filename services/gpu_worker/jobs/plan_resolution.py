@@ -18,7 +18,7 @@ from shared.blobs.ahead import ReadAhead
 from shared.catalog import Entries
 from shared.domain.errors import AfterimageError, BlobCorruptError, BlobMissingError, ModelError, UnavailableError
 from shared.domain.messages import StateLost
-from shared.domain.plans import DRAWN, choose_model, degrade, hand_over, revalidate, smaller_starts
+from shared.domain.plan_rules import DRAWN, choose_model, degrade, hand_over, revalidate, smaller_starts
 from shared.domain.types import Entry, Job, Plan, PlanSource, Request, Size
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.retriever.selection import Ladder, largest_present
-from shared.domain.plans import scale_steps
+from shared.domain.plan_rules import scale_steps
 from shared.models.card import ModelCard
 from shared.models.k_table import KTable
 

@@ -22,7 +22,7 @@ from services.retriever.selection import (
     trim_candidates,
     weigh,
 )
-from shared.domain.plans import capture_steps
+from shared.domain.plan_rules import capture_steps
 from shared.domain.types import PICTURE_STEP, State, Vector
 from shared.models.k_table import raised
 

@@ -1,8 +1,8 @@
 """Workers in virtual time: which row is in which step when, and who takes what from which lane, on measured latencies.
 
 Nothing is drawn, and only time is made up: lanes, duties, who draws what several may and who joins a batch are decided
-by the code that serves (shared/domain/plans.py; gpu_worker's model_assignment.py and scheduler.py). Replays run them
-with one model, bench/virtual_time/virtual_systems.py with several and the global monitor.
+by the code that serves (shared/domain/plan_rules.py; gpu_worker's model_assignment.py and scheduler.py). Replays run
+them with one model, bench/virtual_time/virtual_systems.py with several and the global monitor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from services.gpu_worker.models.model_assignment import ModelAssignment, lanes, 
 from services.replay.simulated.pace import STEPS, Profile
 from services.replay.simulated.worker_state import Done, Request, Row, Worker
 from shared.domain.messages import lane_of
-from shared.domain.plans import choose_model, hand_over, lane_for, use_fallback
+from shared.domain.plan_rules import choose_model, hand_over, lane_for, use_fallback
 from shared.domain.types import PlanSource, Size
 from shared.domain.types import Request as Asked
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from services.cache_maintainer.cache import Counts
+from services.cache_maintainer.cache_writes import Counts
 from services.cache_maintainer.rpc_messages import PAGE
 from services.cache_maintainer.service import CacheMaintainerService
 from services.cli import cache

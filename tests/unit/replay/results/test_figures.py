@@ -9,7 +9,7 @@ from services.replay.results.figures import Run, auc, counted, figures, predicto
 from services.replay.simulated.decisions import nothing_decided
 from services.replay.simulated.simulation import Replay
 from shared.domain.errors import InvalidRequestError
-from shared.domain.plans import scale_steps
+from shared.domain.plan_rules import scale_steps
 from tests.unit.replay.house import STATE, load_of, policy, topics, trace_of
 
 

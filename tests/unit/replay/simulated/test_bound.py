@@ -14,7 +14,7 @@ from services.replay.simulated.bound import Alike, States, bound, options_of, ti
 from services.replay.simulated.own_steps import OwnStates
 from services.replay.traces.neighbours import Neighbours
 from services.retriever.selection import Ladder
-from shared.domain.plans import scale_steps
+from shared.domain.plan_rules import scale_steps
 from shared.models.card_lookup import find_card
 from shared.models.k_table import KTable, Level
 

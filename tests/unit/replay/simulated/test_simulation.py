@@ -15,7 +15,7 @@ from services.replay.simulated.simulation import Replay
 from services.replay.traces.load import Load
 from services.retriever.selection import Ladder, Weighed, best, should_widen_search, weigh
 from shared.domain.errors import ConfigurationError
-from shared.domain.plans import scale_steps
+from shared.domain.plan_rules import scale_steps
 from shared.domain.types import IndexFilter, IndexItem
 from shared.index.memory import MemoryIndex
 from shared.models.k_table import MODM as PICTURES_TABLE

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shared.domain.plans import (
+from shared.domain.plan_rules import (
     choose_model,
     hand_over,
     lane_for,
