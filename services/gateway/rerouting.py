@@ -36,7 +36,7 @@ async def reroute(catalog: Catalog, bus: Bus, served: Collection[str], assigned:
             done = await dispatch(bus, replace(job, lane=lane, plan=plan), catalog.jobs.confirm, write=rerouted)
             moved += done.written
             if done.error is not None:
-                log("gateway").warning("task not sent; the sweeper sends it", job=job.id, error=str(done.error))
+                log("gateway").warning(done.trouble, job=job.id, error=str(done.error))
     if moved:
         log("gateway").info("jobs moved to where they can be drawn", jobs=moved)
     return moved

@@ -52,12 +52,13 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
 
     async def start(self, context: Context) -> None:
         self._context, settings = context, context.settings
-        self._leadership = Leadership(self.name, context.backends.catalog, context.clock, LEASE_S)
+        # a catalog that hangs must hold up neither the next decision nor a planned stop
+        self._catalog = context.backends.catalog.within(settings.catalog_timeout_s)
+        self._leadership = Leadership(self.name, self._catalog, context.clock, LEASE_S)
         self._monitor = GlobalMonitor(rules_of(settings), context.clock.monotonic())
         self._leads = self._leadership.held
         self._blind = self._unheard = False
         self._renewed = self._next = self._told = self._counted = float("-inf")
-        self._catalog = context.backends.catalog.within(settings.catalog_timeout_s)
         self._shown: Decision | None = None
         self._history: deque[pb.Change] = deque(maxlen=HISTORY)
         self._news: set[asyncio.Event] = set()

@@ -128,7 +128,8 @@ def reroute_plan(request: Request, plan: Plan, assigned: Collection[str]) -> Pla
     In `refine` such a plan would circle: the worker that takes it may not run it, and moves it back.
     """
     plan = use_fallback(plan, assigned)
-    if plan.source is not PlanSource.IMAGE or request.names_a_model:
+    runs_here = plan.model in assigned and _first(plan, (plan.model,)) is not None
+    if plan.source is not PlanSource.IMAGE or request.names_a_model or runs_here:
         return plan
     plan = hand_over(plan, assigned)
     return plan if plan.source is PlanSource.NOISE or plan.model in assigned else None

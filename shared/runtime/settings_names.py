@@ -42,7 +42,7 @@ def misspelt(names: Iterable[str]) -> list[str]:
             lines.append(f"{name}: no longer a setting, so it does nothing; the value is always {value}")
             continue
         nearest = difflib.get_close_matches(upper.removeprefix(PREFIX), known, n=1)
-        meant = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "shared/settings lists them all"
+        meant = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "shared/runtime/settings lists them all"
         lines.append(f"{name}: no such setting, so it does nothing; {meant}")
     return lines
 

@@ -20,8 +20,14 @@ class Dispatched:
 
     written: bool = True
     """False: another attempt or a cancellation has changed the row meanwhile, so no task was sent."""
+    sent: bool = True
     error: AfterimageError | None = None
     """Why the task was not sent or not confirmed. The sweeper sends it again."""
+
+    @property
+    def trouble(self) -> str:
+        """What the log says of the error."""
+        return f"task not {'confirmed' if self.sent else 'sent'}; the sweeper sends it"
 
 
 async def dispatch(
@@ -36,9 +42,11 @@ async def dispatch(
     if write is not None and not await write:
         return Dispatched(written=False)
     task = GenerateImage(job.id, job.plan.state_key, job.plan.state_sha256, previews)
+    sent = False
     try:
         await bus.send(job.lane, task, priority=job.request.priority)
+        sent = True
         await confirm([job.id])
     except AfterimageError as error:
-        return Dispatched(error=error)
+        return Dispatched(sent=sent, error=error)
     return Dispatched()

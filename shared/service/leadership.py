@@ -24,7 +24,8 @@ class Leadership:
         self._service, self._catalog, self._clock, self._lease_s = service, catalog, clock, lease_s
         self._holder = f"{gethostname()}-{getpid()}-{new_id()}"
         self._until = NEVER
-        self._away = False
+        self._may_hold = self._away = False
+        """Whether the catalog may name this replica: it took the lease, or a `take` got no answer."""
 
     @property
     def alone(self) -> bool:
@@ -59,7 +60,7 @@ class Leadership:
         """Take or keep the lease; return whether it is held now. A catalog that is away ends no lease early."""
         if self.alone:
             return True
-        asked_at = self._clock.monotonic()
+        asked_at, self._may_hold = self._clock.monotonic(), True
         try:
             taken = await self._catalog.leases.take(self._service, self._holder, self._lease_s)
         except AfterimageError as error:
@@ -67,14 +68,16 @@ class Leadership:
                 log(self._service).warning("lease not renewed", error=str(error))
             self._away = True
             return self.held
-        self._away = False
+        self._away, self._may_hold = False, taken
         self._until = asked_at + self._lease_s * 2 / 3 if taken else NEVER
         return taken
 
     async def give_up(self) -> None:
-        """End the lease, if it was ever taken, at a planned stop: the next leader need not wait."""
+        """End the lease at a planned stop, so that the next leader need not wait; do nothing where it ran out."""
         until, self._until = self._until, NEVER
-        if self.alone or until == NEVER:
+        may_hold, self._may_hold = self._may_hold, False
+        ran_out = until != NEVER and self._clock.monotonic() >= until + self._lease_s / 3
+        if self.alone or not may_hold or ran_out:
             return
         try:
             await self._catalog.leases.give_up(self._service, self._holder)

@@ -98,7 +98,7 @@ class Endings:
             return
         log("gpu_worker").info("job moved", job=job.id, lane=lane)
         if done.error is not None:
-            log("gpu_worker").warning("task not sent; the sweeper sends it", job=job.id, error=str(done.error))
+            log("gpu_worker").warning(done.trouble, job=job.id, error=str(done.error))
         await delivery.ack()
         await attempt.outputs.clean_up(succeeded=False, ended=False)
 

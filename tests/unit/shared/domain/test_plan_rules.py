@@ -102,6 +102,8 @@ def test_an_image_hit_is_handed_to_a_model_that_runs_and_is_a_miss_only_where_th
     assert reroute_plan(REQUEST, only, {"large"}) == miss
     assert reroute_plan(REQUEST, replace(only, miss_model="small"), {"large"}) is None
     assert reroute_plan(replace(REQUEST, quality="small"), only, {"large"}) == only
+    chosen = replace(IMAGE, model=IMAGE.may_run[-1].model, start_step=IMAGE.may_run[-1].start_step)
+    assert reroute_plan(REQUEST, chosen, {one.model for one in IMAGE.may_run}) == chosen  # its own model runs
 
 
 def test_other_weights_make_a_latent_hit_a_miss_and_leave_an_image_hit() -> None:

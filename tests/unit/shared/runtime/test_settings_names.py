@@ -17,7 +17,7 @@ def test_a_typing_error_is_named_with_the_nearest_setting() -> None:
         "AFTERIMAGE_MAX_ROW: no such setting, so it does nothing; did you mean AFTERIMAGE_MAX_ROWS?"
     ]
     (far,) = misspelt(["AFTERIMAGE_XYZZY"])
-    assert far.endswith("shared/settings lists them all")
+    assert far.endswith("shared/runtime/settings lists them all")
 
 
 def test_a_former_setting_is_named_with_the_value_that_is_constant_now(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,3 +53,14 @@ async def test_first_the_row_then_the_task_then_the_confirmation(
         assert (await receiver.get()).message == GenerateImage("a", "s", "f00d", True)
         await receiver.close()
     await bus.close()
+
+
+async def test_a_task_without_its_confirmation_is_said_to_be_sent() -> None:
+    async def confirm(_: Sequence[str]) -> None:
+        raise UnavailableError("the catalog is away")
+
+    bus = InProcessBus()
+    done = await dispatch(bus, JOB, confirm)
+    assert (done.written, done.sent, done.trouble) == (True, True, "task not confirmed; the sweeper sends it")
+    assert isinstance(done.error, UnavailableError)
+    await bus.close()
