@@ -51,9 +51,9 @@ def replayed(name: str, out: Path, given: argparse.Namespace) -> Study:
     path = REPLAY / name / "study.toml"
     study = read_study(path, {})
     (trace,) = study.traces
-    command = [sys.executable, "-m", "services", "replay", "--config", str(path), "--out", str(out)]
-    if trace.name == str(trace):  # no part of the project
-        command.append(str(given.data / trace))
+    ours = trace.name != str(trace)  # a path within the project, which has no other study's trace
+    where = REPLAY.parents[1] / trace if ours else given.data / trace
+    command = [sys.executable, "-m", "services", "replay", "--config", str(path), "--out", str(out), str(where)]
     if given.embeddings:
         command += ["--embeddings", str(given.embeddings)]
     subprocess.run([*command, *(["--anew"] if given.anew else [])], check=True)

@@ -71,7 +71,7 @@ class Intake:
     ) -> Accepted:
         """The job of this request: a new one named `job_id`, or the first one of the caller's idempotency key.
 
-        It is on disk when this returns where the client is `durable`; else at its end, which the client waits for.
+        durable: the job is on disk when this returns; else it is at its end, which the client waits for.
         """
         start = self._clock.monotonic()
         request, card = validate(message, self._models, self._settings, caller.tenant)

@@ -27,7 +27,7 @@ from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
 
-StateStore = tuple[str, str, str]
+SearchSpace = tuple[str, str, str]
 """(scope key, compatibility key, encoder hash): what one search of the index would look through."""
 PAGE = 500
 SLICE_S = 0.002
@@ -43,8 +43,8 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
     async def start(self, context: Context) -> None:
         self._context = context
         self._tables: tuple[KTable, ...] = (FIG_10,)
-        self._shelves: dict[StateStore, MatchPredictor] = {}
-        self._home: dict[str, StateStore] = {}
+        self._shelves: dict[SearchSpace, MatchPredictor] = {}
+        self._home: dict[str, SearchSpace] = {}
         self._fits = 0
         self._fitting = asyncio.Lock()
         self.confusion = Confusion()

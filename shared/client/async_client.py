@@ -128,8 +128,9 @@ class AsyncClient:
                     accepted = accepted or isinstance(event, Accepted)
                 return
             except grpc.RpcError as error:
+                lasted_s, begun = now() - begun, now()
                 broken = await rpc.explained(rpc.from_rpc_error(error), self._target)
-                await _wait(broken, patience.pause_s(broken, now() - begun), on_wait)
+                await _wait(broken, patience.pause_s(broken, lasted_s, now() - begun), on_wait)
 
     async def get_job(self, job_id: str, *, timeout_s: float = 10.0) -> JobView:
         """The job as it is now; NotFoundError when there is none."""
@@ -176,8 +177,9 @@ class AsyncClient:
             try:
                 return await attempt()
             except AfterimageError as error:
+                lasted_s, begun = now() - begun, now()
                 broken = await rpc.explained(error, self._target)
-                await _wait(broken, patience.pause_s(broken, now() - begun), on_wait)
+                await _wait(broken, patience.pause_s(broken, lasted_s, now() - begun), on_wait)
 
     def _patience(self) -> Patience:
         return Patience(self._retry_s, self._random)

@@ -31,8 +31,11 @@ class Patience:
         """It goes on: the next break, after the try that it ends, has all the time again."""
         self._left_s, self._next_s, self._broken = self._limit_s, FIRST_DELAY_S, False
 
-    def pause_s(self, error: AfterimageError, lasted_s: float) -> float:
-        """Seconds to the next try, after one that lasted so long; raises its error when there is to be none."""
+    def pause_s(self, error: AfterimageError, lasted_s: float, explained_s: float = 0.0) -> float:
+        """Return the seconds to the next try, or raise the error of the last one when the time is over.
+
+        lasted_s: how long the last try took. explained_s: how long it took after that to find out why it failed.
+        """
         if not _worth_another_try(error):
             raise error
         before, self._answered = self._answered, error.outside != AWAY
@@ -40,7 +43,7 @@ class Patience:
             if not (before and self._answered):
                 self.renew()
         elif self._broken:
-            self._left_s -= lasted_s
+            self._left_s -= lasted_s + explained_s
         self._broken = True
         if self._left_s <= 0:
             raise error

@@ -53,7 +53,7 @@ class ModelCard:
     role: str = "large"
     """`large` draws misses, `small` refines hits (MoDM §4.2)."""
     sampler: str = "ddim"
-    """One of gpu_worker/samplers.py; its configuration is the checkpoint's own scheduler_config.json."""
+    """One of gpu_worker/engine/samplers.py; its configuration is the checkpoint's own scheduler_config.json."""
     eta: float = 0.0
     """DDIM's η: 0 is deterministic."""
     default_size: Size = field(default_factory=lambda: Size(512, 512))

@@ -100,7 +100,7 @@ async def test_client_and_remote_commands_need_the_base_install_alone(tmp_path: 
         assert out
 
 
-@pytest.mark.parametrize("name", ["gateway", "retriever", "gpu_worker"])
+@pytest.mark.parametrize("name", ["gateway", "retriever", "gpu_worker", "trainer"])
 async def test_a_service_alone_names_the_extra_that_it_needs(tmp_path: Path, name: str) -> None:
     program = ALONE + f"import runpy; runpy.run_module('services.{name}', run_name='__main__')"
     code, _, error = await run(tmp_path, program)

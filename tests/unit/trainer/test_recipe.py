@@ -12,8 +12,7 @@ import torch
 from diffusers import StableDiffusionPipeline
 from typer.testing import CliRunner
 
-from services.trainer import __main__ as command
-from services.trainer import recipe
+from services.trainer import command, recipe
 from services.trainer.export import autoencoder_at, shipped_autoencoder
 from services.trainer.judging.classifier import load_judge
 from services.trainer.rendering.renderer import Renderer
