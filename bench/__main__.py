@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -30,11 +31,11 @@ begins from its hits. `two_model_quality` takes hours and is left out."""
 
 
 def main() -> int:
-    wanted = sys.argv[1:] or list(COMMANDS)
-    unknown = set(wanted) - set(COMMANDS)
-    if unknown:
-        sys.stderr.write(f"no benchmark {', '.join(sorted(unknown))}; there are: {', '.join(COMMANDS)}\n")
-        return 2
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"some of them: {', '.join(COMMANDS)}")
+    wanted = parser.parse_args().names or list(COMMANDS)
+    if unknown := set(wanted) - set(COMMANDS):
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are: {', '.join(COMMANDS)}")
     failed = []
     for name in wanted:
         print(f"\n== {name}", flush=True)

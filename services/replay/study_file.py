@@ -122,6 +122,8 @@ def read_study(path: Path | None, given: Mapping[str, Any]) -> Study:
         if "states" in given:
             keys = {name: value for name, value in keys.items() if name not in ("bytes", "entries")}
         return Study.model_validate(keys | dict(given))
+    except FileNotFoundError:
+        raise ConfigurationError(f"study {path}: no such file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"study {path}: cannot be read as TOML: {error}") from error
     except ValidationError as error:

@@ -48,8 +48,8 @@ def test_a_wrong_study_is_named_with_key_rule_and_value(tmp_path: Path, keys: di
 @pytest.mark.parametrize("text", ["states = [", "\\xff"])
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "study.toml").write_text(text)
-    for name in ("study.toml", "nowhere.toml"):
-        with pytest.raises(ConfigurationError, match=f"study .*{name}: cannot be read as TOML"):
+    for name, said in (("study.toml", "cannot be read as TOML"), ("nowhere.toml", "no such file")):
+        with pytest.raises(ConfigurationError, match=f"study .*{name}: {said}"):
             read_study(tmp_path / name, {})
 
 
