@@ -1,4 +1,4 @@
-"""The worker's handlers: gRPC, the engine's events, and the bus; `jobs/` does what happens to a task."""
+"""The worker's handlers for gRPC, the engine's events, and the bus; `jobs/` carries out the tasks."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from shared.service import Context
 
 
 class GpuWorkerService(GpuWorkerServiceServicer):
-    """The models of one device, their lanes, and the batch that rides on it (design §3)."""
+    """One device with its models, their lanes, and the batch that runs on it (docs/architecture.md, Services)."""
 
     name: ClassVar[str] = "gpu_worker"
     ports: ClassVar[frozenset[str]] = frozenset({"catalog", "blobs", "bus"})
     needs: ClassVar[frozenset[str]] = frozenset({"catalog", "bus"})
 
     def __init__(self, number: int = 1, process: WorkerProcess | None = None) -> None:
-        """number: of the workers in this process; the first answers for all of them over gRPC. process: what they
-        share; None: this worker is the only one."""
+        """number: index of this worker in its process, from 1; the first answers for all of them over gRPC. process:
+        the state that they share; None: this worker is the only one."""
         self._number, self._process = number, process or WorkerProcess()
 
     async def start(self, context: Context) -> None:
@@ -75,8 +75,8 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         return pb.DESCRIPTOR.services_by_name["GpuWorkerService"].full_name
 
     async def drain(self, timeout_s: float | None = None) -> None:
-        """Takes nothing new; what is not finished in time (settings.drain_s unless told otherwise) goes back to its
-        lane, neither failed nor crashed."""
+        """Take no new task. Jobs that are not finished after `timeout_s` (default: settings.drain_s) return to their
+        lanes, neither failed nor crashed."""
         timeout_s = self._context.settings.drain_s if timeout_s is None else timeout_s
         self._draining = True
         await self._assignment.end()
@@ -114,7 +114,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
                 ran.append(event)
             elif (attempt := self._tasks.attempts.get(event.id)) is not None:
                 attempt.hear(event)
-        if ran:  # a picture's steps are counted after its finish is on its way
+        if ran:  # the metrics wait until after an image's Finished event is handled
             asyncio.get_running_loop().call_soon(self._count, ran)
 
     def _count(self, ran: Sequence[BatchRan]) -> None:
@@ -136,7 +136,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
 
     @property
     def _place(self) -> AttemptContext:
-        """As it is now; nobody else keeps the models, so that they can go."""
+        """The context of a new attempt, as of now. Nothing else keeps the models, so that they can be unloaded."""
         context, assignment = self._context, self._assignment
         return AttemptContext(
             context.settings, context.backends, context.clock, assignment.families, self._thread,

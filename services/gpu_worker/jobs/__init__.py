@@ -1,1 +1,1 @@
-"""What happens to a task: taken from a lane, claimed, attempted, stored, and finished or handed back."""
+"""A task's life in the worker: received from a lane, claimed, attempted, stored, then finished or handed back."""

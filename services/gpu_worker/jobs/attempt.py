@@ -27,69 +27,69 @@ from shared.runtime.telemetry import METRICS, log
 from shared.service.backends import Backends
 
 FIRST_S = 0.1
-"""How long a picture is being drawn before anyone is told that it is."""
+"""Seconds of generation before the first `Progress` is published."""
 CACHED = (PlanSource.LATENT, PlanSource.IMAGE)
-"""Sources whose first steps someone else ran."""
+"""Sources whose first steps an earlier job ran."""
 
 
 @dataclass(frozen=True)
 class AttemptContext:
-    """What every attempt of this worker works with."""
+    """The settings, ports and models that every attempt of this worker uses."""
 
     settings: Settings
     backends: Backends
     clock: Clock
     families: Mapping[str, Family]
-    """By name, the one that draws misses first."""
+    """Families by model name; the first one generates misses."""
     engine: EngineThread
     preferred: tuple[str, ...] = ()
-    """The models that are to draw what several may."""
+    """Models that should generate what several models may."""
     assigned: frozenset[str] | None = None
-    """The models that some worker runs; None: any may be."""
+    """Models that some worker runs; None: any model may be."""
 
     @property
     def card(self) -> ModelCard:
-        """Of the first."""
+        """The card of the first family."""
         return next(iter(self.families.values())).card
 
 
 class ElsewhereError(AfterimageError):
-    """Only a model that is not here may draw it."""
+    """Only a model that this worker has not loaded may run the plan."""
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(f"model {plan.model!r} draws it, which is not here")
+        super().__init__(f"the plan needs model {plan.model!r}, which this worker has not loaded")
         self.plan = plan
 
 
 class Attempt:
-    """A claimed job in this worker's hands."""
+    """A claimed job that this worker holds."""
 
     def __init__(self, place: AttemptContext, job: Job, ahead: ReadAhead, *, previews: bool = False) -> None:
-        """`ahead`: what its task named, being read since before the claim."""
+        """ahead: the read of the blob that the task named, started before the claim."""
         self.job = job
         self._ahead, self._previews = ahead, previews
         self.id = f"{job.id}-{job.attempt}"
-        """What the engine calls it: after a suspend this worker may hold two attempts at one job."""
+        """Id of the attempt in the engine: after a suspend this worker may hold two attempts at one job."""
         self.unheard = False
-        """Whether the catalog did not answer when its lease was last to be renewed."""
+        """Whether the catalog did not answer the last renewal of the lease."""
         self.outputs = Outputs(place.backends, job, place.settings.state_codec)
         self.plan = job.plan
         self._place = place
         self._card = place.families[job.plan.model].card if job.plan.model in place.families else place.card
-        """Of the model that draws it; settled when it is prepared."""
+        """Card of the model that runs the plan; settled by `prepare`."""
         self._ended: asyncio.Future[Finished | Left] = asyncio.get_running_loop().create_future()
         self._joined: Joined | None = None
         self._claimed_at = place.clock.monotonic()
-        self._age_s = job.updated_at - job.created_at  # at the claim, and by the catalog's clock alone
+        self._age_s = job.updated_at - job.created_at  # at the claim, by the catalog's clock alone
         self._queue_s = self._fetch_s = 0.0
         self._told: set[asyncio.Task[None]] = set()
         self._first: asyncio.TimerHandle | None = None
-        """Tells that the row rides, unless there is more to tell by then."""
+        """Timer that publishes the first `Progress`, unless a later event comes before."""
         self._submitted = self._cancelled = self._from_cache = False
         self._steps_run = 0
-        """Of an attempt that left without a picture."""
+        """Steps that an attempt ran which ended without an image."""
 
-    # what the engine says; called on the event loop, in order
+    # engine events, called on the event loop in order
 
     def hear(self, event: Event) -> None:
         match event:
@@ -107,14 +107,14 @@ class Attempt:
 
     def _on_joined(self, event: Joined) -> None:
         self._joined = event
-        # the row's times are the catalog's, the engine's are monotonic
+        # the row's times are by the catalog's clock, the engine's are monotonic
         in_hand_s = event.at - self._claimed_at - self._fetch_s - event.encode_s
         self._queue_s = max(self._age_s + in_hand_s, 0.0)
         METRICS.queue_seconds.observe(self._queue_s)
-        # what is drawn within a moment is told by its end: a message less for the broker and every gateway
+        # an image finished within FIRST_S needs no `Progress`, which saves the broker and every gateway one message
         self._first = asyncio.get_running_loop().call_later(FIRST_S, self._tell, event.step, None)
         if self._from_cache:
-            # under the K of its own run, which may have had another T; a picture under step 0
+            # report the K of the state's own run, which may have had another T; an image has step 0
             of_picture = self.plan.source is PlanSource.IMAGE
             step = PICTURE_STEP if of_picture else _step_of(self.plan.state_key, self.plan.start_step)
             used = StateUsed(self.plan.entry_id, step)
@@ -139,23 +139,24 @@ class Attempt:
         self._told.add(task)
         task.add_done_callback(self._told.discard)
 
-    # drawing
+    # generation
 
     def cancel(self) -> None:
-        """The row leaves before the engine's next step, or never joins."""
+        """Remove the row before the engine's next step, or never let it join."""
         self._cancelled = True
         self._nothing_to_add()
         if self._submitted:
             self._place.engine.cancel(self.id)
 
     def send_previews(self) -> None:
-        """From the next step on: a stream asked for them."""
+        """Send previews from the next step on, because a stream asked for them."""
         self._previews = True
         if self._submitted:
             self._place.engine.preview(self.id)
 
     async def draw(self) -> Result:
-        """Runs the plan and stores what came of it; raises what the engine says, or what storing raises."""
+        """Run the plan and store the results. Raises the error with which the engine ended the row, or what storing
+        raises."""
         clock, backends, settings = self._place.clock, self._place.backends, self._place.settings
         begun = clock.monotonic()
         prepared = await prepare(
@@ -205,7 +206,7 @@ class Attempt:
     async def _store(self, done: Finished) -> Result:
         begun = self._place.clock.monotonic()
         picture_bytes, sha256 = await self.outputs.put_picture(done.pixels)
-        captured = await self.outputs.captured()  # each is being stored since its step
+        captured = await self.outputs.captured()  # the storing of each began at its step
         card, request, joined = self._card, self.job.request, self._joined
         timings = Timings(
             queue_s=self._queue_s,
@@ -232,12 +233,12 @@ class Attempt:
 
     @property
     def steps_saved(self) -> int:
-        """Steps of the picture that a cached state stood for, whether or not a crash came in between."""
+        """Steps of this image that a cached state replaced, whether or not a crash came in between."""
         return self.plan.start_step if self.plan.source in CACHED else 0
 
     @property
     def plan_as_run(self) -> Plan | None:
-        """None when it is the plan on the row."""
+        """The plan as run; None when it equals the plan on the row."""
         return self.plan if self.plan != self.job.plan else None
 
     @property
@@ -251,7 +252,7 @@ class Attempt:
 
 
 def _step_of(state_key: str, otherwise: int) -> int:
-    """The step that a captured state was captured after, as its key says."""
+    """Return the step after which a state was captured, read from its key."""
     step = state_key.removesuffix(".safetensors").rpartition("-")[2]
     return int(step) if step.isdecimal() else otherwise
 
@@ -259,8 +260,8 @@ def _step_of(state_key: str, otherwise: int) -> int:
 async def _logged(work: Coroutine[Any, Any, object]) -> None:
     try:
         await work
-    except Exception as error:  # a fact that is lost is polled for; it must not fail the picture
-        log("gpu_worker").warning("could not tell", error=repr(error))
+    except Exception as error:  # waiting clients poll the catalog, so a lost event must not fail the image
+        log("gpu_worker").warning("event not published", error=repr(error))
 
 
 def _observe(timings: Timings) -> None:

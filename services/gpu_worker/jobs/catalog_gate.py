@@ -1,4 +1,5 @@
-"""A worker that cannot reach the catalog takes no tasks: it can claim none, and another worker may."""
+"""A gate that stops a worker from taking tasks while the catalog does not answer: it could claim none, and another
+worker may."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from shared.domain.errors import AfterimageError
 from shared.runtime.telemetry import log
 
 ANSWER_S, AGAIN_S = 2.0, 1.0
-"""A catalog that takes longer to say that it is there is away; and between two questions."""
+"""Seconds after which a catalog without an answer counts as away; seconds between two pings."""
 
 
 class CatalogGate:
-    """Without it such a worker would draw tasks from their lane as fast as the others, and hold each for as long as a
-    claim waits for its answer. What it has in hand it goes on drawing; its leases are the renewal's business."""
+    """Stop the lane consumer while the catalog is away. Without this gate, the worker would take tasks as fast as the
+    others and hold each until its claim times out. Attempts in hand go on; `Renewal` keeps their leases."""
 
     def __init__(self, catalog: Catalog, taking: LaneConsumer) -> None:
         self._catalog, self._taking = catalog.within(ANSWER_S), taking
@@ -23,20 +24,20 @@ class CatalogGate:
         self._closed = False
 
     def unanswered(self) -> None:
-        """Somebody got no answer, perhaps of the catalog: it is asked; while it is away tasks are left to others."""
+        """Ping the catalog after a call got no answer, and take no tasks while it is away."""
         if not self._closed and (self._aside is None or self._aside.done()):
             self._aside = asyncio.create_task(self._until_it_is_back())
 
     async def _until_it_is_back(self) -> None:
         if await self._answers():
             return
-        log("gpu_worker").warning("the catalog does not answer; tasks are left to others")
+        log("gpu_worker").warning("catalog does not answer; taking no tasks")
         await self._taking.stand_aside()
         while True:
             if await self._answers() and await self._taken_up():
                 break
             await asyncio.sleep(AGAIN_S)
-        log("gpu_worker").warning("the catalog answers; taking tasks again")
+        log("gpu_worker").warning("catalog answers; taking tasks again")
 
     async def _answers(self) -> bool:
         try:
@@ -48,13 +49,13 @@ class CatalogGate:
     async def _taken_up(self) -> bool:
         try:
             await self._taking.come_back()
-        except Exception as error:  # whatever it is, giving up here would leave a worker that takes nothing any more
-            log("gpu_worker").warning("tasks not taken yet", error=repr(error))
+        except Exception as error:  # any error: to give up here would leave a worker that never takes a task again
+            log("gpu_worker").warning("lanes not reopened; trying again", error=repr(error))
             return False
         return True
 
     async def close(self) -> None:
-        """It stays where it is: nobody is to take anything any more."""
+        """Stop pinging. A consumer that stands aside stays aside."""
         self._closed = True
         if self._aside is not None:
             self._aside.cancel()

@@ -1,4 +1,4 @@
-"""What crash checkpoints are called, and which of a job's are there: its row may name fewer, or one that is gone."""
+"""The keys of crash checkpoints. A job's row may name fewer than exist, or a deleted one."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ def key_of(job_id: str, attempt: int, step: int) -> str:
 
 
 async def all_of(blobs: Blobs, job_id: str) -> list[str]:
-    """Every blob under this job's name, whichever attempt wrote it; in no order."""
+    """Return the keys of all checkpoints of this job, of any attempt, in no order."""
     return [blob.key async for blob in blobs.list(f"checkpoints/{job_id}-")]
 
 
 async def furthest_first(blobs: Blobs, job_id: str) -> list[str]:
-    """The job's checkpoints, the one with the most steps first, of equals the newest attempt's."""
+    """Return the job's checkpoint keys, most steps first; among equals the newest attempt first."""
     found = [(match, key) for key in await all_of(blobs, job_id) if (match := _KEY.fullmatch(key))]
     ranked = sorted(((int(match["step"]), int(match["attempt"]), key) for match, key in found), reverse=True)
     return [key for _, _, key in ranked]
 
 
 async def forget(blobs: Blobs, job_id: str) -> None:
-    """Deletes all of them: the job has ended."""
+    """Delete all checkpoints of a job that has ended."""
     if keys := await all_of(blobs, job_id):
         await blobs.delete(keys)

@@ -1,4 +1,5 @@
-"""This process's claims: which are being made or held, and which got no answer and may stand all the same."""
+"""The claims of this process: those in progress or held, and those without an answer, which may stand in the
+catalog."""
 
 from __future__ import annotations
 
@@ -12,30 +13,32 @@ from shared.domain.ids import new_id
 from shared.domain.types import Job, JobState
 
 REMEMBERED = 1000
-"""Claims without an answer, the latest of them; of an older one the lease runs out, and counts as a crash."""
+"""Unanswered claims that are kept, the latest ones. An older claim keeps its row until the lease runs out, which counts
+as a crash."""
 
 
 class Claims:
-    """A row that an unanswered claim made ours, and that nobody draws, is handed back: left to its lease, it would
-    count as a crash of its worker (design §8, Attempts).
+    """Hand back rows that an unanswered claim made ours and that no attempt runs. Left to its lease, such a row would
+    count as a crash of its worker (docs/architecture.md, Crash accounting).
 
-    The rows name a holder that no other process has, not even the one before it that had its host and its pid.
+    The rows name a holder that is unique to this process: an earlier process with the same host and pid had another
+    name.
     """
 
     def __init__(self, jobs: Jobs, worker: str, lease_s: float) -> None:
         self._jobs, self._lease_s = jobs, lease_s
         self.holder = f"{new_id()}-{worker}"
         self.busy = asyncio.Event()
-        """Set as the first of several jobs comes; who reports them clears it."""
+        """Set when a worker without jobs gets its first one; the reporting loop clears it."""
         self._busy_s, self._busy_from = 0.0, 0.0
         self._held: list[str] = []
-        """Ids of jobs, once for each delivery that claims or holds one at this moment."""
+        """Ids of jobs, once for each delivery that claims or holds a job at this moment."""
         self._unanswered: dict[str, float] = {}
-        """When each was last tried, by the event loop's clock."""
+        """Time of the last try per job id, by the event loop's clock."""
 
     @contextlib.contextmanager
     def holding(self, job_id: str) -> Iterator[None]:
-        """From before a claim until the row is ended or handed back."""
+        """Count the job as held, from before its claim until its row is ended or handed back."""
         if not self._held:
             self._busy_from = asyncio.get_running_loop().time()
             self.busy.set()
@@ -50,7 +53,7 @@ class Claims:
 
     @property
     def holds(self) -> bool:
-        """Whether a delivery claims or holds a job at this moment."""
+        """Return whether a delivery claims or holds a job at this moment."""
         return bool(self._held)
 
     @property
@@ -59,10 +62,10 @@ class Claims:
         return self._busy_s + (asyncio.get_running_loop().time() - self._busy_from if self._held else 0.0)
 
     async def claim(self, job_id: str, *, alone: bool = False) -> Job | None:
-        """The catalog's `claim`; remembers that it got no answer."""
+        """Call the catalog's `claim`, and remember the job when no answer came."""
         try:
             job = await self._jobs.claim(job_id, self.holder, self._lease_s, alone)
-        except UnreadableRowError:  # an answer
+        except UnreadableRowError:  # this is an answer
             raise
         except Exception:
             self._unanswered.pop(job_id, None)
@@ -75,20 +78,21 @@ class Claims:
         return job
 
     async def repair(self) -> None:
-        """Hands back what claims without an answer left running, wherever its task is by now: another worker that has
-        it can but wait for the lease. Raises what the catalog raises."""
+        """Hand back rows that unanswered claims left running, wherever their tasks are by now. Another worker that has
+        the task can only wait for the lease to run out. Raises what the catalog raises."""
         for job_id, tried_at in list(self._unanswered.items()):
             if job_id in self._held:
                 continue
             with contextlib.suppress(NotFoundError, UnreadableRowError):
                 await self.hand_back(await self._jobs.get(job_id))
-            # one that was on its way for a lease is on its way no more
+            # after one lease an unanswered claim can no longer reach the catalog
             over = asyncio.get_running_loop().time() - tried_at > self._lease_s
             if over and self._unanswered.get(job_id) == tried_at:
                 del self._unanswered[job_id]
 
     async def hand_back(self, job: Job) -> bool:
-        """Whether the row, as it was just read, was an unanswered claim's of this process, and is queued again."""
+        """Return whether the row, as just read, was claimed by an unanswered claim of this process and is now queued
+        again."""
         ours = job.state is JobState.RUNNING and job.worker == self.holder
         if not ours or job.id in self._held or job.id not in self._unanswered:
             return False

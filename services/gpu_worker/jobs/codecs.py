@@ -1,4 +1,4 @@
-"""Captured states by codec, crash checkpoints and PNG images, as bytes and back."""
+"""Conversion of captured states (by codec), crash checkpoints and PNG images to bytes and back."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from shared.domain.types import Plan, Size, from_json, to_json
 
 Arrays = dict[str, np.ndarray]
 INLINE_BYTES = 64 * 1024
-"""Pixels up to this size become a PNG, or come out of one, on the event loop: .08 ms at 64×64 against .25 ms through a
-thread."""
+"""Pixels up to this many bytes are encoded and decoded on the event loop, not in a thread: .08 ms at 64×64 against .25
+ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,8 @@ class Codec:
 
 
 def _levels(bits: int) -> Codec:
-    """Whole levels of the channel's largest value, half a level off at most, packed by how often each occurs."""
+    """Quantise to `bits` bits with one scale per channel, its largest absolute value, and compress with zlib. The error
+    is at most half a level."""
     most = 2 ** (bits - 1) - 1
 
     def pack(latent: Latent) -> Arrays:
@@ -48,7 +49,7 @@ def _levels(bits: int) -> Codec:
 
 
 def _fp8_values() -> npt.NDArray[np.float32]:
-    """What the 127 finite codes of E4M3 without a sign stand for, rising (Micikevicius et al. 2022, table 1)."""
+    """Return the values of the 127 finite unsigned codes of FP8 E4M3, ascending (Micikevicius et al. 2022, table 1)."""
     code = np.arange(127)
     exponent, mantissa = code >> 3, code & 7
     values = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7))
@@ -59,7 +60,7 @@ FP8 = _fp8_values()
 
 
 def _pack_fp8(latent: Latent) -> Arrays:
-    """The channel's largest value becomes the format's largest."""
+    """Scale each channel so that its largest absolute value becomes the largest FP8 value."""
     scale = np.abs(latent).max(axis=(1, 2), keepdims=True).astype(np.float32) / FP8[-1]
     size = np.abs(latent) / np.where(scale == 0, 1, scale)
     codes = np.searchsorted((FP8[1:] + FP8[:-1]) / 2, size).astype(np.uint8) | (latent < 0).astype(np.uint8) << 7
@@ -85,7 +86,7 @@ CODECS = {
         pack=lambda latent: {"latent": latent.astype(np.float16)},
         unpack=lambda arrays: arrays["latent"].astype(np.float32),
     ),
-    # the only one whose resumed run equals the uninterrupted one to the bit
+    # only with fp32 is a resumed run bit-identical to the uninterrupted one
     "fp32": Codec(
         pack=lambda latent: {"latent": np.ascontiguousarray(latent, dtype=np.float32)},
         unpack=lambda arrays: arrays["latent"].astype(np.float32),
@@ -95,22 +96,24 @@ CODECS = {
     "int6": _levels(6),
     "int4": _levels(4),
 }
-"""By the name a State carries; a new format is one more line."""
+"""Codecs by the name that a State carries."""
 
 
 def encode_state(latent: Latent, codec: str) -> bytes:
-    """(C, h, w) float32 as safetensors; raises ConfigurationError for a codec nobody knows."""
+    """Encode (C, h, w) float32 as safetensors. Raises ConfigurationError for an unknown codec."""
     return save(codec_named(codec).pack(latent))
 
 
 def decode_state(data: bytes, codec: str) -> Latent:
-    """The latent of `encode_state`; raises BlobCorruptError for bytes that are none."""
+    """Decode the bytes of `encode_state`. Raises BlobCorruptError for other bytes."""
     try:
         latent = codec_named(codec).unpack(load(data))
     except (SafetensorError, KeyError, TypeError, ValueError, zlib.error) as error:
-        raise BlobCorruptError(f"not a state in codec {codec!r}: {error}") from error
+        raise BlobCorruptError(f"the blob is not a state in codec {codec!r}: {error}") from error
     if latent.ndim != 3 or not np.isfinite(latent).all():
-        raise BlobCorruptError(f"state in codec {codec!r}: shape {latent.shape} or values that are not finite")
+        raise BlobCorruptError(
+            f"a state must be (C, h, w) with finite values (codec {codec!r}, got shape {latent.shape})"
+        )
     return latent
 
 
@@ -121,7 +124,8 @@ def codec_named(name: str) -> Codec:
 
 
 def encode_checkpoint(latent: Latent, step: int, generator_state: bytes, plan: Plan) -> bytes:
-    """Everything the rest of a run depends on, lossless, and the plan as it is being run (design §8, Checkpoints)."""
+    """Encode everything that the rest of a run depends on, lossless, with the plan as run (docs/architecture.md,
+    Delivery rules)."""
     arrays = {
         "latent": np.ascontiguousarray(latent, dtype=np.float32),
         "generator": np.frombuffer(generator_state, dtype=np.uint8),
@@ -132,36 +136,36 @@ def encode_checkpoint(latent: Latent, step: int, generator_state: bytes, plan: P
 
 
 def decode_checkpoint(data: bytes) -> tuple[FromCheckpoint, Plan]:
-    """The start that continues a checkpointed run, and its plan; raises BlobCorruptError for bytes that are none."""
+    """Decode the start that continues a checkpointed run, and its plan. Raises BlobCorruptError for other bytes."""
     try:
         arrays = load(data)
         step, generator = int(arrays["step"][0]), arrays["generator"].tobytes()
         start = FromCheckpoint(latent=arrays["latent"].astype(np.float32), step=step, generator_state=generator)
         return start, from_json(Plan, arrays["plan"].tobytes())
     except (SafetensorError, KeyError, ValueError, IndexError) as error:  # pydantic's error is a ValueError
-        raise BlobCorruptError(f"not a checkpoint: {error}") from error
+        raise BlobCorruptError(f"the blob is not a checkpoint: {error}") from error
 
 
 def encode_png(pixels: Pixels) -> bytes:
-    """(h, w, 3) uint8 as PNG; equal pictures give equal bytes."""
+    """Encode (h, w, 3) uint8 as PNG; equal pixels give equal bytes."""
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, format="PNG", compress_level=4)
     return out.getvalue()
 
 
 def decode_png(data: bytes) -> Pixels:
-    """RGB (h, w, 3) uint8; raises BlobCorruptError for bytes that are no picture."""
+    """Decode an image to RGB (h, w, 3) uint8. Raises BlobCorruptError for bytes that are not an image."""
     try:
         with Image.open(io.BytesIO(data)) as picture:
             return np.asarray(picture.convert("RGB")).copy()
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-        raise BlobCorruptError(f"not a picture: {error}") from error
+        raise BlobCorruptError(f"the blob is not an image: {error}") from error
 
 
 def fitted(pixels: Pixels, size: Size) -> Pixels:
-    """(H, W, 3) of any size as `size`: the largest middle part of its proportions, scaled (Lanczos).
+    """Crop the middle of an (H, W, 3) image to the proportions of `size`, then scale it (Lanczos).
 
-    Cut and not stretched, so that what is in the picture keeps its shape; the same size is the same picture.
+    Cropping keeps the shapes in the image; stretching would not. An image of the right size is returned unchanged.
     """
     height, width = pixels.shape[:2]
     if (width, height) == (size.width, size.height):

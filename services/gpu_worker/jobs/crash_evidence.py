@@ -1,4 +1,5 @@
-"""When a job is given up for the crashes of its workers: only where the fleet's own crashes do not explain them."""
+"""The rule that fails a job for the crashes of its workers: only where the fleet's own crash rate does not explain
+them."""
 
 from __future__ import annotations
 
@@ -8,21 +9,22 @@ from shared.catalog.jobs.sweeping import Fleet
 from shared.domain.types import Job
 
 CRASHES_TOGETHER = 2
-"""A job present at this many crashes runs alone (design §8, Attempts) …"""
+"""A job that was present at this many crashes runs alone (docs/architecture.md, Crash accounting)."""
 CRASHES_ALONE = 3
-"""… and fails after this many more at least …"""
+"""A job fails only after this many crashes while it ran alone."""
 UNLIKELY = 1e-5
-"""… if the fleet's own crashes would bring as many with a smaller probability. A job is judged after each crash: 1e-4
-would condemn one healthy job in 20,000 of three workers that are killed every five seconds (a simulation: tests)."""
+"""A job fails only if the fleet's crash rate gives its crashes a smaller probability. A job is judged after each crash:
+1e-4 would condemn one healthy job in 20,000 of three workers that are killed every five seconds (simulated in the
+tests)."""
 QUIET = Fleet(crashes=0, busy_s=2 * 86400.0)
-"""What is assumed of every fleet besides its history: two days of work without a crash."""
+"""Prior for every fleet, added to its history: two days of work without a crash."""
 
 
 def chance(crashes: int, seconds: float, others: Fleet) -> float:
-    """The probability of at least this many crashes in so many seconds, if a job and the others' crash at one rate.
+    """Return the probability of at least this many crashes in `seconds`, if the job and the others crash at one rate.
 
-    Two Poisson counts: given their sum, the job's is binomial with its share of the time. A rate that is known from a
-    few crashes only is uncertain, and this takes that into account.
+    Two Poisson counts: given their sum, the job's count is binomial, with the job's share of the time as its
+    probability. Conditioning on the sum accounts for a rate that is known from a few crashes only.
     """
     total, share = crashes + others.crashes, seconds / (seconds + others.busy_s) if seconds else 0.0
     if share == 1.0:
@@ -35,14 +37,15 @@ def chance(crashes: int, seconds: float, others: Fleet) -> float:
 
 
 def without(job: Job, fleet: Fleet) -> Fleet:
-    """The fleet's crashes and busy seconds, less those at which the worker held this job."""
+    """Return the fleet's crashes and busy seconds, less those of workers while they held this job."""
     return Fleet(max(fleet.crashes - job.crashes, 0), max(fleet.busy_s - job.exposed_s, 0.0))
 
 
 def condemned(job: Job, fleets: Iterable[Fleet]) -> str:
-    """Why the job is given up; empty where it is not.
+    """Return the reason why the job fails for its crashes; empty where it does not.
 
-    fleets: the workers of this deployment in several spans of time; the one that speaks most for the job counts.
+    fleets: the workers of this deployment in several spans of time; the span with the highest crash rate, which excuses
+    the job most, counts.
     """
     if job.crashes_alone < CRASHES_ALONE:
         return ""
@@ -52,5 +55,5 @@ def condemned(job: Job, fleets: Iterable[Fleet]) -> str:
         return ""
     return (
         f"its worker crashed {job.crashes} times, {job.crashes_alone} of them in the {job.alone_s:.0f} s that the job "
-        f"ran alone; as often as other workers crash, that has a probability of {likely:.0e}"
+        f"ran alone; at the crash rate of the other workers, the probability of this is {likely:.0e}"
     )

@@ -1,4 +1,5 @@
-"""How a task ends: first the job's row, then its event, then the delivery, and last the blobs that no row names."""
+"""The ways in which a task ends: first the job's row, then its event, then the delivery, and last the blobs that no row
+names."""
 
 from __future__ import annotations
 
@@ -21,18 +22,19 @@ from shared.service.dispatch import dispatch
 T = TypeVar("T")
 
 BUSY_RETRY_S = 5.0
-"""A duplicate of a job that another worker is drawing comes back after this, or when that one's lease runs out."""
+"""Longest delay in seconds before a duplicate of a running job comes back; less where the other worker's lease ends
+earlier."""
 RETRY_S = 1.0
-"""First delay after a failure of the task; doubles with each."""
+"""First delay in seconds after a failure of the task; doubles with each failure."""
 CATALOG_RETRY_S = 5.0
-"""Longest pause between two tries to commit a finished job while the catalog is away or full: shorter than a sweep, so
-that with room again the commit comes first."""
+"""Longest pause in seconds between two tries to commit a finished job while the catalog is away or full. Shorter than a
+sweep, so that the commit comes before the sweep once the catalog has room again."""
 DEAD_LETTER_GRACE_S = 5.0
-"""How long a failed job's dead letter is left to the worker that failed it; its other tasks wait so long."""
+"""Seconds in which only the worker that failed a job writes its dead letter; the job's other tasks wait as long."""
 
 
 class Endings:
-    """The ways in which a task ends. Each attempt takes one, and a duplicate that gets no attempt takes `duplicate`."""
+    """The ways in which a task ends. Each attempt takes one; a duplicate that gets no attempt takes `duplicate`."""
 
     def __init__(self, context: Context, worker: str, claims: Claims) -> None:
         self._settings, self._clock, backends = context.settings, context.clock, context.backends
@@ -42,7 +44,8 @@ class Endings:
         self.finished = self.handed_back = 0
 
     async def attempt(self, attempt: Attempt, delivery: Delivery) -> None:
-        """Generate the image, commit it, publish that, acknowledge the task; or end the attempt as its error says."""
+        """Generate the image, commit the result, publish the event, acknowledge the task; or end the attempt as its
+        error says."""
         job = attempt.job
         try:
             result = await attempt.draw()
@@ -71,9 +74,10 @@ class Endings:
         await attempt.outputs.clean_up(succeeded=True, ended=True)
 
     async def _lost(self, attempt: Attempt, delivery: Delivery) -> None:
-        """The row is no longer this attempt's: cancelled, or claimed by another worker. Or the catalog committed it as
-        this attempt's, and its answer was lost."""
-        if attempt.unheard:  # the lease may have run out because nobody answered, not because its worker was dead
+        """End an attempt that no longer owns its row: the job was cancelled, or another worker claimed it. Or the
+        catalog did commit this attempt's result, and its answer was lost."""
+        # the lease may have run out because the catalog did not answer, not because the worker died
+        if attempt.unheard:
             await self._jobs.survived(attempt.job.id, attempt.job.crashes, attempt.job.crashes_alone)
         row = await self.duplicate(attempt.job.id, delivery, attempt.job.attempt)
         mine = row is not None and (row.state, row.attempt) == (JobState.SUCCEEDED, attempt.job.attempt)
@@ -81,14 +85,14 @@ class Endings:
         if row is not None and row.state is JobState.CANCELLED:
             try:
                 await self._jobs.stopped(attempt.job.id, attempt.job.attempt, attempt.cost)
-            except Exception as error:  # the row then lacks what a cancelled job cost
-                log("gpu_worker").warning("could not tell", error=repr(error))
+            except Exception as error:  # the row then lacks the cost of a cancelled job
+                log("gpu_worker").warning("cost of a cancelled job not recorded", error=repr(error))
 
     async def _moved(self, attempt: Attempt, plan: Plan, delivery: Delivery) -> None:
         """Hand the job to the lane of another model, where only that model may run its plan.
 
-        First the row, then the task: the sweeper sends a task that is not sent here, and of two tasks the second loses
-        the claim. The lane is never `refine`, whose only consumer may be this worker.
+        The row is written first, then the task is sent: the sweeper sends a task that is not sent here, and of two
+        tasks the second loses the claim. The lane is never `refine`, whose only consumer may be this worker.
         """
         job, lane = attempt.job, lane_of(plan.model)
         moved = self.patiently(lambda: self._jobs.move(job.id, job.attempt, lane, plan))
@@ -103,7 +107,8 @@ class Endings:
         await attempt.outputs.clean_up(succeeded=False, ended=False)
 
     async def _put_off(self, attempt: Attempt, error: Exception, delivery: Delivery) -> None:
-        """The error is not the task's own (a full disk, say): the task waits in its lane, and no failure is counted."""
+        """Return the task to its lane and count no failure: the error is not the task's own (a full disk, for
+        example)."""
         job, delay_s = attempt.job, getattr(error, "retry_after_s", None) or RETRY_S
         log("gpu_worker").warning(
             "attempt put off", job=job.id, attempt=job.attempt, error=str(error), again_in_s=delay_s
@@ -115,8 +120,9 @@ class Endings:
             await self._lost(attempt, delivery)
 
     async def _failed(self, attempt: Attempt, error: Exception, delivery: Delivery) -> None:
-        """The task's own error: tried again a few times, then kept on the job (design §8, Attempts), whose client reads
-        it. The log and the dead letter alone get what names hosts or is a bug."""
+        """Count an error of the task itself: retry a few times, then fail the job (docs/architecture.md, Crash
+        accounting). The client reads the error on the job. Errors that name hosts, and bugs, go in full only to the log
+        and the dead letter."""
         job, name = attempt.job, type(error).__name__
         said = f"{name}: {error.outside}" if isinstance(error, AfterimageError) else f"internal error: {name}"
         reason, bug = f"{name}: {error}", None if isinstance(error, AfterimageError) else error
@@ -130,8 +136,8 @@ class Endings:
             await self._lost(attempt, delivery)
 
     async def fail_for_good(self, attempt: Attempt, said: str, delivery: Delivery, reason: str) -> None:
-        """Fail the job for good: first the row, then the dead letter. Where the worker dies in between, the task comes
-        back and is dead-lettered then. said: on the row; reason: on the dead letter."""
+        """Fail the job for good: first the row, then the dead letter. If the worker dies in between, the task comes
+        back and is dead-lettered then. said: the error on the row; reason: the error on the dead letter."""
         job = attempt.job
         if await self.patiently(lambda: self._jobs.fail(job.id, job.attempt, said, final=True)):
             await self._bus.publish(JobFailed(job.id, job.attempt, said))
@@ -141,14 +147,14 @@ class Endings:
             await self._lost(attempt, delivery)
 
     async def hand_back(self, attempt: Attempt) -> None:
-        """The worker stops: the job goes back to its lane, neither failed nor crashed."""
+        """Return the job to its lane because the worker stops; this counts neither as a failure nor as a crash."""
         attempt.cancel()
         try:
             if await self._jobs.release(attempt.job.id, attempt.job.attempt):
                 self.handed_back += 1
                 log("gpu_worker").info("job handed back", job=attempt.job.id, attempt=attempt.job.attempt)
                 await attempt.outputs.clean_up(succeeded=False, ended=False)
-        except AfterimageError as error:  # the process ends: the next one finds the row as a crash left it
+        except AfterimageError as error:  # the process ends: the sweeper finds the row as after a crash
             log("gpu_worker").warning("job not handed back", job=attempt.job.id, error=str(error))
 
     async def release(self, job: Job) -> bool:
@@ -161,10 +167,11 @@ class Endings:
             raise
 
     async def duplicate(self, job_id: str, delivery: Delivery, attempt: int = 0) -> Job | None:
-        """End a task whose job is not this worker's; return the row, None where there is none (design §8).
+        """End a task whose job is not this worker's; return the row, None where there is none (docs/architecture.md,
+        Delivery rules).
 
-        The task of a finished job publishes its end again, and a task under another's live lease waits. A job that an
-        unanswered claim left running is queued again. The task of a failed job is dead-lettered if nobody did so: it
+        The end of a finished job is published again. A task under another worker's live lease waits. A job that an
+        unanswered claim left running is queued again. The task of a failed job is dead-lettered if it was not yet: it
         comes back to the worker that took over, or to this `attempt`, whose commit lost its answer.
         """
         try:
@@ -183,15 +190,15 @@ class Endings:
             await self._bury_once(job, delivery, own=job.attempt == attempt)
         else:
             await delivery.ack()
-        if delivery.redelivered and not attempt:  # its worker died before it cleaned up
+        if delivery.redelivered and not attempt:  # its worker died before it deleted the checkpoints
             await checkpoints.forget(self._blobs, job.id)
         return job
 
     async def _bury_once(self, job: Job, delivery: Delivery, *, own: bool) -> None:
         """Dead-letter a task of a job that failed before, unless the row says that its dead letter is there.
 
-        The sweeper sends a task at each crash, and each comes back once it has waited under a lease. own: this worker's
-        attempt is the one that failed.
+        The sweeper sends a task at each crash, and each comes back once it has waited under a lease. own: the job
+        failed in this worker's attempt.
         """
         left_s = job.updated_at + DEAD_LETTER_GRACE_S - self._clock.now()
         if left_s > 0 and not own:
@@ -205,14 +212,14 @@ class Endings:
                 await self._dead_letter(job, delivery, job.error)
 
     async def _dead_letter(self, job: Job, delivery: Delivery, reason: str) -> None:
-        """First the dead letter, then the note on the row: where the worker dies in between, a second dead letter may
-        be written, but one always is. While the broker is away neither is written, and the task comes back."""
+        """Write the dead letter first, then the note on the row. If the worker dies in between, a second dead letter
+        may be written, but one always is. While the broker is away neither is written, and the task comes back."""
         if not await delivery.bury(reason):
             return
         try:
             await self._jobs.buried(job.id)
         except AfterimageError as error:
-            log("gpu_worker").warning("a burial was not noted", job=job.id, error=str(error))
+            log("gpu_worker").warning("dead letter not noted on the row", job=job.id, error=str(error))
 
     async def patiently(self, write: Callable[[], Awaitable[T]]) -> T:
         """Write how a job ended, however long the catalog is away or full. Left to its lease, the job would count as a
@@ -224,6 +231,6 @@ class Endings:
             except AfterimageError as error:
                 if not passes(error):
                     raise
-                log("gpu_worker").warning("catalog does not take a job's end; trying again", error=str(error))
+                log("gpu_worker").warning("job outcome not committed; trying again", error=str(error))
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, CATALOG_RETRY_S)

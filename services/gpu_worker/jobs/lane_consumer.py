@@ -1,4 +1,5 @@
-"""Takes tasks from the worker's lanes, never more than it has rows for, and lets go of lanes without losing a task."""
+"""The consumer of the worker's lanes: it takes no more tasks than the worker has rows, and leaves lanes without losing
+a task."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from shared.runtime.telemetry import log
 
 
 class LaneConsumer:
-    """`handle` is run once per task, as a task of its own; it settles its delivery."""
+    """Run `handle` once per delivery, in an asyncio task of its own; `handle` settles the delivery."""
 
     def __init__(self, bus: Bus, most: int, handle: Callable[[Delivery], Coroutine[Any, Any, None]]) -> None:
         self._bus, self._most, self._handle = bus, most, handle
@@ -21,51 +22,52 @@ class LaneConsumer:
         self.lanes: tuple[str, ...] = ()
         self._wanted = self._aside = False
         self._one_at_a_time = asyncio.Lock()
-        """Of what begins and what ends the taking."""
+        """Held while consuming starts or stops."""
         self._receiver: Receiver | None = None
         self._loop: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
 
     @property
     def going_on(self) -> bool:
-        """Whether it takes what comes, or will once it stands aside no more."""
+        """Return whether this consumer takes tasks, or will take them once `come_back` is called."""
         return self._wanted
 
     async def begin(self, lanes: tuple[str, ...]) -> None:
-        """From these lanes from now on, or from when it stands aside no more; what is in hand is finished meanwhile.
-        Raises what the bus raises."""
+        """Consume these lanes from now on, or from `come_back` on. Tasks in hand are finished meanwhile. Raises what
+        the bus raises."""
         async with self._one_at_a_time:
             if not self._aside:
                 await self._open(lanes)
             self.lanes, self._wanted = lanes, True
 
     async def pause(self) -> None:
-        """Takes nothing new, and what the bus brought ahead goes back to its lanes for others (design §8, prefetch);
-        cancelling a receiver's get loses nothing."""
+        """Take no new task, and return prefetched tasks to their lanes for other workers (docs/architecture.md,
+        Delivery rules). Cancelling a receiver's `get` loses no task."""
         async with self._one_at_a_time:
             self._wanted = False
             await self._shut()
 
     async def stand_aside(self) -> None:
-        """As `pause`, until `come_back`, whoever begins meanwhile."""
+        """Pause until `come_back`, even where `begin` is called before."""
         async with self._one_at_a_time:
             self._aside = True
             await self._shut()
 
     async def come_back(self) -> None:
-        """Takes again where that is wanted. Raises what the bus raises, and then stands aside still."""
+        """Consume again if `begin` was called and `pause` was not. Raises what the bus raises, and then stays aside."""
         async with self._one_at_a_time:
             if self._wanted:
                 await self._open(self.lanes)
             self._aside = False
 
     async def finished(self) -> None:
-        """Until nothing is in hand."""
+        """Wait until no task is in hand."""
         while self.in_hand:
             await asyncio.wait(self.in_hand)
 
     async def close(self, timeout_s: float) -> None:
-        """Takes nothing new; what is not finished in time is cancelled, which hands it back."""
+        """Take no new task, and cancel the tasks that are not finished after `timeout_s` seconds, which hands them
+        back."""
         await self.pause()
         if self.in_hand:
             await asyncio.wait(self.in_hand, timeout=timeout_s)
@@ -76,7 +78,7 @@ class LaneConsumer:
             await self._receiver.close()
 
     async def _open(self, lanes: tuple[str, ...]) -> None:
-        # beside what is in hand, tasks brought ahead would wait here though another worker has a free row
+        # prefetched tasks would wait behind the tasks in hand although another worker may have a free row
         ahead = self._loop is None and not self.in_hand
         receiver = await self._bus.receive(lanes, prefetch=self._most, ahead=ahead)
         await self._end_loop()
@@ -99,7 +101,7 @@ class LaneConsumer:
             self._loop = None
 
     async def _take(self, receiver: Receiver) -> None:
-        """A delivery in hand is a row taken."""
+        """Receive while a row is free; each delivery in hand takes one row."""
         with contextlib.suppress(UnavailableError):  # the bus is closed
             while True:
                 while len(self.in_hand) >= self._most:
@@ -110,11 +112,12 @@ class LaneConsumer:
 
 
 async def _leave(receiver: Receiver, in_hand: set[asyncio.Task[None]]) -> None:
-    """Nothing more comes from there at once; closing would give back what is still being drawn."""
+    """Stop receiving at once, and close the receiver when its tasks have ended: closing returns unsettled tasks to
+    their lanes."""
     try:
         await receiver.stop()
         if in_hand:
             await asyncio.wait(in_hand)
         await receiver.close()
     except Exception as error:
-        log("gpu_worker").warning("lanes not left", error=repr(error))
+        log("gpu_worker").warning("old lanes not closed", error=repr(error))

@@ -1,4 +1,5 @@
-"""Two loops, each every third of a lease: renew the leases of the jobs in hand, and report the worker itself."""
+"""Two loops that run three times per lease: one renews the leases of the jobs in hand, one reports the worker
+itself."""
 
 from __future__ import annotations
 
@@ -13,28 +14,29 @@ from shared.catalog.jobs.exposure import RENEWALS
 from shared.runtime.telemetry import log
 
 AGAIN_S = 1.0
-"""Between two tries while the catalog does not answer: with it back, leases are renewed before anybody is swept up."""
+"""Seconds between tries while the catalog does not answer, so that leases are renewed before the sweeper runs again."""
 
 
 class Renewal:
-    """Beside the leases it looks after claims that got no answer, which nobody else can tell from a crash."""
+    """Renew the leases of the jobs in hand, and repair unanswered claims, which other processes cannot tell from a
+    crash."""
 
     def __init__(self, catalog: Catalog, claims: Claims, attempts: Mapping[str, Attempt], lease_s: float) -> None:
-        """attempts: those in hand at any moment."""
+        """attempts: the attempts in hand, a live mapping."""
         self._claims, self._attempts, self._lease_s = claims, attempts, lease_s
         self._every_s = lease_s / RENEWALS
-        self._jobs = catalog.within(self._every_s).jobs  # an answer after the lease is none
+        self._jobs = catalog.within(self._every_s).jobs  # an answer after the lease is useless
         self._away = False
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Renew until cancelled."""
         while True:
             await asyncio.sleep(min(self._every_s, AGAIN_S) if self._away else self._every_s)
             answered = await asyncio.gather(*(self._renewed(attempt) for attempt in [*self._attempts.values()]))
             self._away = not all([*answered, await self._repaired()])
 
     async def _renewed(self, attempt: Attempt) -> bool:
-        """Whether the catalog answered."""
+        """Renew one lease; return whether the catalog answered."""
         try:
             if await self._jobs.renew(attempt.job.id, attempt.job.attempt, self._lease_s):
                 attempt.unheard = False
@@ -62,7 +64,8 @@ class Renewal:
 
 
 class Presence:
-    """One small write as the first job comes, then one every third of a lease while the worker holds a job."""
+    """Report the worker to the catalog: one small write when the first job comes, then one every third of a lease while
+    the worker holds a job."""
 
     def __init__(self, catalog: Catalog, claims: Claims, lease_s: float, process: WorkerProcess) -> None:
         process.claims.add(claims)
@@ -72,7 +75,7 @@ class Presence:
         self._reported, self._reported_s = False, 0.0
 
     async def run(self) -> None:
-        """Report until cancelled, and once more then."""
+        """Report until cancelled, then once more."""
         try:
             while True:
                 await self._claims.busy.wait()
@@ -91,6 +94,6 @@ class Presence:
             more_s, lease_s = busy_s - self._reported_s, self._lease_s if self._process.holds else 0.0
             await self._jobs.report_worker(self._process.id, more_s, lease_s)
             self._reported, self._reported_s = True, busy_s
-        except Exception as error:  # the next report has these seconds too
+        except Exception as error:  # the next report includes these seconds
             self._claims.busy.set()
             log("gpu_worker").warning("worker not reported", error=repr(error))

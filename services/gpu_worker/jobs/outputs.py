@@ -18,7 +18,8 @@ _STATE_KEY = "states/{}-{}-{}.safetensors"
 
 
 class Outputs:
-    """Keys carry the job, the attempt and, where there is one, the step: two attempts never write the same blob."""
+    """The keys of an attempt's blobs carry the job, the attempt and, except for the image, the step: two attempts never
+    write the same blob."""
 
     def __init__(self, backends: Backends, job: Job, state_codec: str) -> None:
         self._jobs, self._blobs = backends.catalog.jobs, backends.blobs
@@ -34,7 +35,8 @@ class Outputs:
         self._captures.append(asyncio.create_task(self._capture(event)))
 
     def checkpoint(self, event: Checkpointed, plan: Plan) -> None:
-        """Store a checkpoint in the background, after the one before: the row must not name an older one last."""
+        """Store a checkpoint in the background, after the previous one, so that the row ends with the newest
+        checkpoint."""
         self._saving = asyncio.create_task(self._checkpoint(event, plan, self._saving))
 
     async def put_picture(self, pixels: Pixels) -> tuple[int, str]:
@@ -74,9 +76,9 @@ class Outputs:
         return Captured(event.step, key, len(data), self._state_codec, sha256)
 
     async def _checkpoint(self, event: Checkpointed, plan: Plan, before: asyncio.Task[None] | None) -> None:
-        """Store the blob, name it on the row, then delete the checkpoint before. A failure costs only the checkpoint.
+        """Store the blob, name it on the row, then delete the previous checkpoint. A failure costs only the checkpoint.
 
-        A catalog server that is killed may lose the name; the next attempt finds the blob by its key.
+        A killed catalog server may lose the name; the next attempt finds the blob by its key.
         """
         if before is not None:
             await before
@@ -92,6 +94,7 @@ class Outputs:
             log("gpu_worker").warning("checkpoint not written", job=self._job.id, error=repr(error))
 
     async def _checkpoints(self) -> list[str]:
-        """This attempt's, and those of earlier attempts: a killed worker may have left some that no row names."""
+        """Return the keys of this attempt's checkpoints and of earlier attempts': a killed worker may have left some
+        that no row names."""
         left = await checkpoints.all_of(self._blobs, self._job.id) if self._job.attempt > 1 else []
         return sorted({*self._written, *left})

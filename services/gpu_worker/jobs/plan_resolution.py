@@ -1,5 +1,5 @@
-"""From a recorded plan to what the engine is given: revalidated, by a model that is here, with a smaller K where a blob
-is gone."""
+"""Plan resolution at claim: revalidate the recorded plan, choose a loaded model, and take a smaller K where a blob is
+gone."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from shared.domain.types import Entry, Job, Plan, PlanSource, Request, Size
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """The plan as it will really run, and where that starts."""
+    """The plan as it will be run, and its start."""
 
     plan: Plan
     start: Start
     family: Family | None
-    """Who runs it; None: a model that is not here, and the plan says which."""
+    """Family that runs the plan; None: the plan names a model that this worker has not loaded."""
     lost: tuple[StateLost, ...] = ()
-    """Holes found on the way that the catalog does not know of."""
+    """Holes found here that the catalog still lists as states."""
     task: Task | None = None
-    """The engine's task, named by the job; None without a family."""
+    """The engine's task, whose id is the job's; None without a family."""
 
 
 def start_of(plan: Plan, blob: bytes | None, size: Size) -> Start:
-    """Where the plan says a picture of this size starts; `blob` is what lies under its state_key.
+    """Return the start that the plan names, for an image of this size. blob: the bytes under the plan's state_key.
 
-    Raises BlobCorruptError when the blob is not what the plan names, ModelError when it is missing.
+    Raises BlobCorruptError when the blob is not of the kind that the plan names, ModelError when it is missing.
     """
     if plan.is_miss:
         return FromNoise()
     if blob is None:
-        raise ModelError(f"the plan starts from {plan.state_key!r}, which was not given")
+        raise ModelError(f"the plan starts from blob {plan.state_key!r}, but no blob was given")
     match plan.source:
         case PlanSource.LATENT:
             latent = decode_state(blob, plan.state_codec)
@@ -52,11 +52,11 @@ def start_of(plan: Plan, blob: bytes | None, size: Size) -> Start:
         case PlanSource.IMAGE:
             return FromPicture(fitted(decode_png(blob), size), plan.start_step)
         case _:
-            raise ModelError(f"a picture cannot be drawn from a plan with source {plan.source.value!r}")
+            raise ModelError(f"the worker runs plans with source noise, latent or image (got {plan.source.value!r})")
 
 
 def task_of(task_id: str, request: Request, plan: Plan, start: Start, **ride: Any) -> Task:
-    """The engine's task for a request drawn as its plan says; `ride`: the Task's other fields."""
+    """Return the engine's task for a request that follows this plan; `ride`: the Task's other fields."""
     return Task(
         id=task_id,
         model=plan.model,
@@ -85,12 +85,15 @@ async def prepare(
     preferred: Collection[str] = (),
     assigned: Collection[str] | None = None,
 ) -> Prepared:
-    """The job's plan, revalidated at claim (design §8): other weights are a miss, a missing or corrupt blob a hole.
+    """Resolve the job's plan at claim (docs/architecture.md, Delivery rules): other weights are a miss, a missing or
+    corrupt blob is a hole.
 
-    Whatever else a cache can do wrong (away, slow, of a shape or in a codec that nobody asked for) costs steps, never
-    the request. A job that was interrupted goes on from its own checkpoint. families: the models that are here, by
-    name; preferred: those of them that are to draw what several may; assigned: the models that some worker runs, None
-    where any may be. timeout_s: limit of one read. ahead: a read that was begun before the claim.
+    Any other failure of the cache costs steps and never the request: a store that is away or slow, a wrong shape, a
+    codec that was not asked for. An interrupted job resumes from its own checkpoint.
+
+    families: loaded models by name; preferred: those that should generate what several models may; assigned: models
+    that some worker runs, None where any may be. timeout_s: limit of one read. ahead: a read that was begun before the
+    claim.
     """
     ahead = ahead or ReadAhead(blobs)
     preparation = _Preparation(job, families, blobs, entries, timeout_s, ahead)
@@ -102,7 +105,7 @@ async def prepare(
 
 @dataclass(slots=True)
 class _Preparation:
-    """One job's way down from its plan to what can really be started."""
+    """The resolution of one job's plan, from the recorded plan to a start that exists."""
 
     _job: Job
     _families: Mapping[str, Family]
@@ -114,9 +117,9 @@ class _Preparation:
     """Keys of blobs that are gone or corrupt."""
 
     async def run(self, plan: Plan, assigned: Collection[str] | None) -> Prepared:
-        """`plan`: the job's, by who takes it here."""
+        """Resolve `plan`, which is the job's plan with the model chosen here."""
         job = self._job
-        # one that names none may only have forgotten it
+        # a row without a checkpoint key may have lost it (see _resume)
         if (job.checkpoint_key or job.attempt > 1) and (resumed := await self._resume()) is not None:
             return resumed
         family = self._families.get(plan.model)
@@ -131,15 +134,15 @@ class _Preparation:
             return await self._degraded(plan, family, f"blobs: {error.outside}")
 
     def _unstarted(self, plan: Plan, lost: tuple[StateLost, ...] = ()) -> Prepared:
-        """Prepare a miss, or any plan of a model that is not here."""
+        """Prepare a miss, or any plan of a model that is not loaded."""
         family = self._families.get(plan.model)
         if family is not None:
             plan = revalidate(plan, family.card.weights_hash)
         return Prepared(plan, FromNoise(), family, lost)
 
     async def _start(self, plan: Plan, family: Family) -> Start:
-        """Raises what the blob store raises; UnavailableError when it takes too long, BlobCorruptError for a start
-        that does not fit the request."""
+        """Read and decode the plan's start. Raises what the blob store raises; UnavailableError when the read exceeds
+        `timeout_s`, BlobCorruptError for a start that does not fit the request."""
         try:
             blob = await self._read(plan.state_key, plan.state_sha256)
             size = self._job.request.size
@@ -163,19 +166,23 @@ class _Preparation:
             case FromState(latent=latent) | FromCheckpoint(latent=latent):
                 found, needed = latent.shape, family.latent_shape(size)
                 if found != needed:
-                    raise BlobCorruptError(f"blob {key}: its latent is {found}, {size} needs {needed}")
+                    raise BlobCorruptError(
+                        f"blob {key}: the latent of a {size} request must have shape {needed} (got {found})"
+                    )
             case FromPicture():
-                pass  # made to fit
+                pass  # fitted to the request's size
             case FromNoise():
                 return start
         if not 0 < start.step < steps:
-            raise ModelError(f"a run of {steps} steps cannot start after {start.step}")
+            raise ModelError(
+                f"start_step must be between 1 and {steps - 1} for a run of {steps} steps (got {start.step})"
+            )
         return start
 
     async def _resume(self) -> Prepared | None:
-        """From the checkpoint that the row names, else from the furthest there is: a catalog server that was killed
-        forgets what it had not synced yet, and then names one that is gone, or none. None when nothing is usable: then
-        the plan is run from its start."""
+        """Resume from the checkpoint that the row names, else from the furthest one in the store. A killed catalog
+        server loses what it had not synced: its row then names a deleted checkpoint, or none. None when no checkpoint
+        is usable; the plan then runs from its start."""
         named = self._job.checkpoint_key
         try:
             if named and (resumed := await self._from(named)) is not None:
@@ -188,7 +195,7 @@ class _Preparation:
         return None
 
     async def _from(self, key: str) -> Prepared | None:
-        """None for a checkpoint that is gone, torn, or of other weights."""
+        """Resume from this checkpoint; None when it is gone, torn, or of other weights."""
         try:
             start, plan = decode_checkpoint(await self._read(key))
             if (family := self._families.get(plan.model)) is None:
@@ -217,11 +224,12 @@ class _Preparation:
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._entries.get(plan.entry_id)
-        except (AfterimageError, TimeoutError):  # gone, or the catalog is away
+        except (AfterimageError, TimeoutError):  # the entry is gone, or the catalog is away
             return None
 
     def _told_lost(self, entry: Entry | None) -> tuple[StateLost, ...]:
-        """What the catalog still names although it is gone: states under the K of their own run, step 0 a picture."""
+        """Return the lost blobs that the catalog still lists: a state under the K of its own run, an image under step
+        0."""
         if entry is None:
             return ()
         steps = {state.key: state.step for state in entry.states} | {entry.picture_key: 0}

@@ -11,8 +11,9 @@ from shared.domain.ids import new_id
 
 
 class WorkerProcess:
-    """What the workers of one process share, because they crash together: which job runs alone, and one row in the
-    catalog. With a row each, a job that kills the process would look like one of several that crash alike."""
+    """State that the workers of one process share, because they crash together: the lock for jobs that run alone, and
+    one row in the catalog. With one row per worker, a job that kills the process would add crashes to the rows of the
+    other workers. Those crashes would then seem to excuse the job."""
 
     def __init__(self) -> None:
         self.id, self.turns = new_id(), SharedExclusiveLock()
@@ -20,12 +21,13 @@ class WorkerProcess:
 
     @property
     def holds(self) -> bool:
-        """Whether the end of the process would be a crash: one of its workers claims or holds a job."""
+        """Return whether the end of the process would count as a crash: one of its workers claims or holds a job."""
         return any(claims.holds for claims in self.claims)
 
 
 class SharedExclusiveLock:
-    """Those who must be alone come first, else they would wait for ever; each waits for those in hand to be done."""
+    """A lock that many holders share or one holder has alone. A waiting `alone` blocks new sharers, else it could wait
+    for ever. Each side waits until the other side has released the lock."""
 
     def __init__(self) -> None:
         self._together = self._waiting = 0
@@ -34,7 +36,7 @@ class SharedExclusiveLock:
 
     @contextlib.asynccontextmanager
     async def together(self) -> AsyncIterator[None]:
-        """Beside any number of others."""
+        """Hold the lock beside any number of other sharers."""
         await self._until(lambda: not self._alone and not self._waiting)
         self._together += 1
         try:
@@ -45,7 +47,7 @@ class SharedExclusiveLock:
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """With nobody else."""
+        """Hold the lock alone."""
         self._waiting += 1
         try:
             await self._until(lambda: not self._alone and not self._together)
@@ -61,5 +63,5 @@ class SharedExclusiveLock:
 
     async def _until(self, free: Callable[[], bool]) -> None:
         while not free():
-            self._news.clear()  # nothing is awaited between the look and this, so no news is missed
+            self._news.clear()  # nothing is awaited between the check and this line, so no release is missed
             await self._news.wait()

@@ -1,4 +1,4 @@
-"""A task from its lane to its end: taken while there is a free row, claimed, attempted, and only then acknowledged."""
+"""A task from its lane to its end: received while a row is free, claimed, attempted, and only then acknowledged."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Tasks:
     def __init__(
         self, context: Context, worker: str, process: WorkerProcess, place: Callable[[], AttemptContext]
     ) -> None:
-        """place: the models as they are when an attempt begins; only attempts in hand keep a model loaded."""
+        """place: returns the models as they are when an attempt begins; only attempts in hand keep a model loaded."""
         settings, catalog = context.settings, context.backends.catalog
         self._process, self._place = process, place
         self._jobs, self._blobs = catalog.jobs, context.backends.blobs
         self.attempts: dict[str, Attempt] = {}
-        """Attempts in hand by the engine's name for them."""
-        prompt = catalog.within(settings.lease_s / RENEWALS)  # a claim's lease runs before its answer
+        """Attempts in hand by their engine id."""
+        prompt = catalog.within(settings.lease_s / RENEWALS)  # a lease runs from before the claim's answer
         self.claims = Claims(prompt.jobs, worker, settings.lease_s)
         self.endings = endings.Endings(context, worker, self.claims)
         self.lanes = LaneConsumer(context.backends.bus, settings.max_rows, self.handle)
@@ -61,14 +61,15 @@ class Tasks:
         await asyncio.gather(self._renewing, return_exceptions=True)
 
     def attempts_at(self, job_id: str) -> list[Attempt]:
-        """One, or more where this worker was suspended for longer than a lease and then claimed its own job again."""
+        """Return the attempts at one job: several only where this worker was suspended for longer than a lease and then
+        claimed its own job again."""
         return [attempt for attempt in self.attempts.values() if attempt.job.id == job_id]
 
     async def handle(self, delivery: Delivery) -> None:
-        """Carry out one task; where a port is away or a bug shows, put the task back into its lane."""
+        """Carry out one task. Where a port is away or a bug shows, put the task back into its lane."""
         message = delivery.message
         if not isinstance(message, GenerateImage):
-            await delivery.bury(f"a worker cannot do {type(message).__name__}")
+            await delivery.bury(f"a generate lane takes GenerateImage only (got {type(message).__name__})")
             return
         try:
             for alone in (False, True):
@@ -77,18 +78,18 @@ class Tasks:
                         return
         except UnreadableRowError:  # the catalog logs such a row once; a worker that can read the row takes the task
             await delivery.reject(delay_s=endings.BUSY_RETRY_S, counts=False)
-        except AfterimageError as error:  # a port is away: the task waits, the row's lease runs out if it must
+        except AfterimageError as error:  # a port is away: the task waits, and the row's lease may run out
             log("gpu_worker").warning("task put back", job=message.job_id, error=str(error))
             self.gate.unanswered()
             await delivery.reject(delay_s=error.retry_after_s or endings.RETRY_S, counts=False)
-        except Exception as error:  # a bug must cost neither the task nor its place in the batch
+        except Exception as error:  # a bug must not lose the task or its place in the batch
             log("gpu_worker").error("task put back", job=message.job_id, error=repr(error), exc_info=error)
             await delivery.reject(delay_s=endings.BUSY_RETRY_S, counts=False)
 
     async def _carry_out(self, task: GenerateImage, delivery: Delivery, alone: bool) -> bool:
-        """Return False when the job must be the only one in this process's hands; the job is not claimed until then.
-        A claimed job that waits for others would count as present at their crash, and be condemned in the end."""
-        # one that is redelivered goes on from a checkpoint, or is another worker's
+        """Return False when the job must run alone in this process; the job stays unclaimed until then. A claimed job
+        that waits for others would count as present at their crash, and could be condemned in the end."""
+        # a redelivered task resumes from a checkpoint, or belongs to another worker: do not read its state ahead
         state = ("", "") if delivery.redelivered else (task.state_key, task.state_sha256)
         with contextlib.closing(ReadAhead(self._blobs, *state)) as ahead, self.claims.holding(task.job_id):
             if (job := await self._claim(task.job_id, alone)) is not None:
@@ -101,7 +102,8 @@ class Tasks:
         return True
 
     async def _claim(self, job_id: str, alone: bool) -> Job | None:
-        """A cancelled claim may stand in the catalog already: wait for its answer, and hand the job back."""
+        """Claim the job. A cancelled claim may already stand in the catalog: wait for its answer, then hand the job
+        back."""
         claiming = asyncio.ensure_future(self.claims.claim(job_id, alone=alone))
         try:
             return await asyncio.shield(claiming)

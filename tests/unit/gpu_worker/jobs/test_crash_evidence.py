@@ -113,7 +113,7 @@ def test_the_reason_says_how_often_how_long_and_how_likely_that_was() -> None:
     said = condemned(suspect(4, 864.0), [NEW])
     assert said == (
         "its worker crashed 6 times, 4 of them in the 864 s that the job ran alone; "
-        "as often as other workers crash, that has a probability of 6e-10"
+        "at the crash rate of the other workers, the probability of this is 6e-10"
     )
 
 
