@@ -1,1 +1,2 @@
-"""Decides which requests ride in the next denoising step, and draws them from wherever their plans say."""
+"""The worker service: choose which requests join the next denoising step, and generate each from the start that its
+plan names."""

@@ -1,1 +1,1 @@
-"""The batch on the device: decide which rows ride, run one denoising step, fold the results back."""
+"""The batch on the device: choose its rows, run one denoising step, apply the results."""

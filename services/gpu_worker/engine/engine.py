@@ -1,4 +1,4 @@
-"""The engine: step-level continuous batching, where every step decides, runs and folds (design §6)."""
+"""The engine: step-level continuous batching; every step decides, runs and folds (docs/architecture.md, Engine)."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ Outcome = list[tuple[Row, Stepped | Exception]]
 
 
 class Engine:
-    """Rows of any of `families`, at most `max_rows` at a time; not thread-safe: one thread owns it.
+    """A batch of at most `max_rows` rows of any of `families`. Not thread-safe: one thread owns the engine.
 
     Requests at different timesteps, with different guidance, sizes and seeds, hits and misses, join and leave between
-    steps. What a row becomes does not depend on who rides along (design §6: within 1e-4; to the bit where the families
-    were loaded with `batch_invariant`). `tell_every_s`: seconds between two Advanced of one row, so that fast steps do
-    not wake the event loop. `threads`: finds the thread count that each amount of work is fastest on; None: torch's
-    setting stays.
+    steps. A row's result does not depend on the other rows (docs/architecture.md, Equality): equal within 1e-4, and
+    bit-identical where the families were loaded with `batch_invariant`.
+
+    `tell_every_s`: seconds between two Advanced events of one row, so that fast steps do not wake the event loop.
+    `threads`: finds the fastest thread count for each amount of work; None keeps torch's setting.
     """
 
     def __init__(
@@ -77,31 +78,32 @@ class Engine:
         return len(self._running)
 
     def submit(self, task: Task) -> None:
-        """Queues a task; its id must not be in the engine yet (raises ModelError)."""
+        """Queue a task. Raises ModelError when its id is already in the engine."""
         if task.id in self._waiting or task.id in self._running:
             raise ModelError(f"task {task.id!r} is in the engine already")
         self._arrived += 1
         self._waiting[task.id] = replace(task, arrived=self._arrived)
 
     def cancel(self, task_id: str) -> None:
-        """The task leaves before the next step; an unknown id is ignored (it may just have finished)."""
+        """Remove the task before the next step. An unknown id is ignored: the task may just have finished."""
         if task_id in self._waiting or task_id in self._running:
             self._cancelled.add(task_id)
 
     def preview(self, task_id: str) -> None:
-        """From its next step on the task is told with previews; an unknown id is ignored."""
+        """Add previews to the task's events from its next step on. An unknown id is ignored."""
         if task_id in self._waiting:
             self._waiting[task_id] = replace(self._waiting[task_id], preview=True)
         elif (row := self._running.get(task_id)) is not None:
             row.task = replace(row.task, preview=True)
 
     def abandon(self, error: Exception) -> list[Event]:
-        """Everyone leaves, because the engine itself is in trouble."""
+        """Remove every task because the engine itself failed."""
         return [self._leave(task_id, error) for task_id in [*self._waiting, *self._running]]
 
     def step(self) -> list[Event]:
-        """One denoising step for everyone aboard; what happened to whom."""
-        if not torch.is_inference_mode_enabled():  # the engine's thread never leaves it: each time costs 5 µs
+        """Run one denoising step for every row; return the events."""
+        # the engine's thread stays in inference mode, because entering it costs 5 µs
+        if not torch.is_inference_mode_enabled():
             with torch.inference_mode():
                 return self.step()
         decision = self._decide()
@@ -135,7 +137,7 @@ class Engine:
         begun = self._clock()
         family = self.families[name]
         outcome = self._forward(family, rows)
-        if family.device.type == "cuda":  # which has been told what to do, and has not done it yet
+        if family.device.type == "cuda":  # CUDA kernels run asynchronously; wait for them before reading the clock
             torch.cuda.synchronize(family.device)
         seconds = self._clock() - begun
         if self._threads:
@@ -160,7 +162,7 @@ class Engine:
 
     def _row(self, task: Task) -> Row:
         if task.model not in self.families:
-            raise ModelError(f"model {task.model!r} is not loaded here (there are: {', '.join(self.families)})")
+            raise ModelError(f"model {task.model!r} is not loaded in this worker (loaded: {', '.join(self.families)})")
         return make_row(self.families[task.model], task)
 
     def _rows_by_model(self) -> dict[str, list[Row]]:
@@ -175,7 +177,7 @@ class Engine:
         except Exception as error:
             if len(rows) == 1:
                 return [(rows[0], error)]
-        # one row's trouble is not the others': alone, only the culprit fails
+        # one row's failure must not fail the others: run each row alone, so that only the failing row leaves
         return [pair for row in rows for pair in self._forward(family, [row])]
 
     # fold
@@ -186,7 +188,7 @@ class Engine:
     def _folded(self, row: Row, stepped: Stepped | Exception) -> Iterable[Event]:
         try:
             return self._fold_row(row, stepped)
-        except Exception as error:  # a latent that cannot be read off the device is this row's trouble alone
+        except Exception as error:  # a latent that cannot be copied off the device fails this row alone
             return [self._leave(row.task.id, error)]
 
     def _fold_row(self, row: Row, stepped: Stepped | Exception) -> Iterable[Event]:
@@ -220,7 +222,7 @@ class Engine:
     def _preview(self, row: Row, stepped: Stepped) -> Pixels | None:
         try:
             return self.families[row.task.model].preview(stepped.clean)
-        except Exception as error:  # nobody loses a picture over its preview
+        except Exception as error:  # a failed preview must not fail the image
             log("gpu_worker").warning("no preview", task=row.task.id, error=repr(error))
             return None
 
@@ -236,7 +238,9 @@ class Engine:
     def _picture(self, row: Row, denoised: float) -> Finished:
         latent = off_device(row.latent)
         if not np.isfinite(latent).all():
-            raise ModelError(f"model {row.task.model!r} drew numbers that are not finite")
+            raise ModelError(
+                f"model {row.task.model!r} gave a latent that is not finite; check its weights, or use dtype float32"
+            )
         pixels = self.families[row.task.model].decode(row.latent)
         return Finished(
             id=row.task.id,
@@ -249,7 +253,7 @@ class Engine:
 
 
 def make_row(family: Family, task: Task) -> Row:
-    """The row a task starts as: encoded prompt, schedule, generator, and the latent its start says.
+    """Build a task's row: encoded prompt, schedule, generator, and the latent at its start.
 
     Raises ModelError when the start does not fit the task (shape, K outside 0 … T−1).
     """
@@ -270,7 +274,7 @@ def make_row(family: Family, task: Task) -> Row:
             latent, done = _on_device(state, family), step
             generator.set_state(torch.frombuffer(bytearray(saved), dtype=torch.uint8))
     if latent.shape != noise.shape:
-        rule = f"its latent is {tuple(latent.shape)}, {task.size} needs {tuple(noise.shape)}"
+        rule = f"the latent of a {task.size} task must have shape {tuple(noise.shape)} (got {tuple(latent.shape)})"
         raise ModelError(f"task {task.id!r} cannot start from {type(task.start).__name__}: {rule}")
     if not 0 <= done < task.steps or not 0 <= renew <= 1:
         raise ModelError(f"task {task.id!r} cannot start after {done} of {task.steps} steps with fresh noise {renew}")
@@ -293,5 +297,5 @@ def _on_device(latent: Latent, family: Family) -> torch.Tensor:
 
 
 def off_device(latent: torch.Tensor) -> Latent:
-    """A copy nobody on the engine's thread will change."""
+    """Copy a latent off the device, so that later steps cannot change the copy."""
     return latent.float().cpu().numpy().copy()

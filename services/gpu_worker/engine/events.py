@@ -1,4 +1,4 @@
-"""What one engine step tells the rest of the worker: frozen values, safe to hand to another thread."""
+"""Events that one engine step reports to the rest of the worker: frozen values, safe to pass to another thread."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from services.gpu_worker.engine.rows import Latent, Pixels
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joined:
-    """The row rides from now on, with `step` steps behind it."""
+    """The row joined the batch, with `step` steps already done."""
 
     id: str
     step: int
     at: float
-    """On the engine's monotonic clock."""
+    """Seconds by the engine's monotonic clock."""
     encode_s: float
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Advanced:
-    """So many steps are behind the row; told now and then."""
+    """The row has done `step` steps; reported every `tell_every_s` seconds at most."""
 
     id: str
     step: int
@@ -31,7 +31,7 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentCaptured:
-    """The latent after a step the plan asked to keep."""
+    """The latent after a step that the plan asks to capture."""
 
     id: str
     step: int
@@ -40,7 +40,7 @@ class LatentCaptured:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpointed:
-    """Everything the rest of the run depends on."""
+    """Everything that the rest of the run depends on."""
 
     id: str
     step: int
@@ -50,20 +50,21 @@ class Checkpointed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finished:
-    """The picture is there."""
+    """The image is finished."""
 
     id: str
     latent: Latent
     pixels: Pixels
     steps_run: int
     denoise_s: float
-    """From joining to the last step, shared with whoever rode along."""
+    """Seconds from joining to the last step, shared with the other rows of the batch."""
     decode_s: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Left:
-    """The row is gone without a picture: an AfterimageError says why, anything else is the task's own failure."""
+    """The row left without an image. `error` is an AfterimageError with the reason, or any other error of the task
+    itself."""
 
     id: str
     error: Exception
@@ -72,7 +73,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchRan:
-    """One forward of one model's rows."""
+    """One forward pass of one model's rows."""
 
     model: str
     rows: int

@@ -1,4 +1,4 @@
-"""The engine's port to a model: a few functions, so that the rest of the worker knows no architecture."""
+"""The engine's port to a model: a few functions, so that the rest of the worker does not depend on an architecture."""
 
 from __future__ import annotations
 
@@ -23,42 +23,45 @@ class Family(Protocol):
 
     @property
     def guidance_embedded(self) -> bool:
-        """Whether guidance is an input of the denoiser: then no unconditional half runs, no negative prompt is read."""
+        """Whether guidance is an input of the denoiser: then no unconditional pass runs, and the negative prompt is not
+        read."""
         ...
 
     @property
     def memory_bytes(self) -> int:
-        """What the weights take."""
+        """Bytes of the weights."""
         ...
 
     def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptEncoding:
-        """What the denoiser is conditioned on, or guided away from; repeated prompts come from a cache."""
+        """Encode a prompt as the denoiser's conditioning, or its negative conditioning; repeated prompts come from a
+        cache."""
         ...
 
     def encode_picture(self, pixels: Pixels) -> Tensor:
-        """The picture's latent, (C, h, w), without noise."""
+        """Encode an image as a latent, (C, h, w), without noise."""
         ...
 
     def latent_shape(self, size: Size) -> tuple[int, int, int]:
-        """(C, h, w) of a latent of this size; safe on any thread."""
+        """Return (C, h, w) of a latent of this size; safe on any thread."""
         ...
 
     def initial_noise(self, size: Size, generator: torch.Generator) -> Tensor:
-        """Where a run from noise begins; depends on the generator's state and the size only."""
+        """Return the start of a run from noise; it depends only on the generator's state and the size."""
         ...
 
     def add_noise(self, latent: Tensor, noise: Tensor, schedule: Schedule, done: int) -> Tensor:
-        """A clean latent brought to the noise level of a run with `done` steps behind it."""
+        """Bring a clean latent to the noise level of a run with `done` steps behind it."""
         ...
 
     def step(self, rows: Sequence[Row]) -> list[Stepped]:
-        """One denoising step for rows of any sizes at their own timesteps; rows in, rows out, in order."""
+        """Run one denoising step for rows of any sizes, each at its own timestep; results are in the order of the
+        rows."""
         ...
 
     def decode(self, latent: Tensor) -> Pixels:
-        """The picture of a final latent."""
+        """Decode a final latent to an image."""
         ...
 
     def preview(self, clean: Tensor) -> Pixels:
-        """A picture of one pixel per latent cell, by a linear map (no VAE)."""
+        """Return an image of one pixel per latent cell, by a linear map (no VAE)."""
         ...

@@ -1,4 +1,4 @@
-"""How rows are put together for one forward: one group per size, padded where results must not depend on company."""
+"""Grouping of rows for one forward pass: one group per size, padded where results must not depend on the batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Forward = Callable[[Tensor, Tensor, Sequence[PromptEncoding], Sequence[Row]], Te
 
 
 def step_by_size(rows: Sequence[Row], forward: Forward, sampler: Sampler, batch_invariant: int = 0) -> list[Stepped]:
-    """One step for rows of any sizes, each at its own timestep: the same rows come back, in order."""
+    """Run one step for rows of any sizes, each at its own timestep; results are in the order of the rows."""
     stepped: dict[int, Stepped] = {}
     for members in groups([tuple(row.latent.shape) for row in rows]):
         group = [rows[i] for i in members]
@@ -24,7 +24,7 @@ def step_by_size(rows: Sequence[Row], forward: Forward, sampler: Sampler, batch_
 
 
 def groups(shapes: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """Indices of rows with equal latent shape, shapes in order of first appearance."""
+    """Return indices of rows with equal latent shape, shapes in order of first appearance."""
     found: dict[tuple[int, ...], list[int]] = {}
     for index, shape in enumerate(shapes):
         found.setdefault(shape, []).append(index)
@@ -32,10 +32,10 @@ def groups(shapes: Sequence[tuple[int, ...]]) -> list[list[int]]:
 
 
 def chunks(count: int, batch_invariant: int) -> list[list[int]]:
-    """Which of `count` forward rows ride together, padding included.
+    """Split `count` forward rows into batches of row indices, padding included.
 
-    Without `batch_invariant` all of them; with it, pieces of exactly that many, the last one filled up with copies of
-    its first row, so that the forward always has one shape (design §6, How equal).
+    Without `batch_invariant`: one batch of all rows. With it: batches of exactly that many rows, the last one padded
+    with copies of its first row, so that the forward always has one shape (docs/architecture.md, Equality).
     """
     if not batch_invariant:
         return [list(range(count))]
@@ -51,7 +51,7 @@ def _step_group(rows: Sequence[Row], forward: Forward, sampler: Sampler, batch_i
 
 
 def _guided(rows: Sequence[Row], latents: Tensor, forward: Forward, batch_invariant: int) -> Tensor:
-    """Classifier-free guidance per row: rows without it bring no unconditional half."""
+    """Apply classifier-free guidance per row; rows without guidance add no unconditional pass."""
     guided = [i for i, row in enumerate(rows) if row.negative is not None]
     owners = [*range(len(rows)), *guided]
     encodings = [row.encoding for row in rows] + [row.negative for row in rows if row.negative is not None]
@@ -60,7 +60,7 @@ def _guided(rows: Sequence[Row], latents: Tensor, forward: Forward, batch_invari
     for piece in chunks(len(owners), batch_invariant):
         riders = [owners[i] for i in piece]
         batch = forward(latents[riders], timesteps[piece], [encodings[i] for i in piece], [rows[i] for i in riders])
-        real = len(dict.fromkeys(piece))  # padding repeats a row: its result is the same and is dropped
+        real = len(dict.fromkeys(piece))  # padding repeats a row; its equal result is dropped
         outputs[piece[:real]] = batch[:real]
     conditional, unconditional = outputs[: len(rows)], outputs[len(rows) :]
     if guided:

@@ -15,19 +15,19 @@ from shared.domain.truncation import of_negative
 from shared.domain.types import Size
 
 Pixels = npt.NDArray[np.uint8]
-"""A picture, (height, width, 3), RGB."""
+"""An image, (height, width, 3), RGB."""
 Latent = npt.NDArray[np.float32]
 """A latent off the engine's thread and device, (channels, height, width)."""
 
 
 @dataclass(frozen=True, eq=False)
 class FromNoise:
-    """All T steps, from noise that depends on the seed and the size only."""
+    """Run all T steps, from noise that depends only on the seed and the size."""
 
 
 @dataclass(frozen=True, eq=False)
 class FromState:
-    """The steps after K, from a latent some run (this request's own or another's) left at K (NIRVANA §4)."""
+    """Run the steps after K, from the latent that this or another request's run had at K (NIRVANA §4)."""
 
     latent: Latent
     step: int
@@ -38,7 +38,7 @@ class FromState:
 
 @dataclass(frozen=True, eq=False)
 class FromPicture:
-    """The steps after K, from a picture brought to the noise level of K with the request's own noise (MoDM §4.3)."""
+    """Run the steps after K, from an image brought to the noise level of K with the request's own noise (MoDM §4.3)."""
 
     pixels: Pixels
     step: int
@@ -46,7 +46,8 @@ class FromPicture:
 
 @dataclass(frozen=True, eq=False)
 class FromCheckpoint:
-    """The steps after a crash: latent and generator as they were, so that the rest is what it would have been."""
+    """Resume after a crash: latent and generator are restored, so that the remaining steps equal those of the lost
+    run."""
 
     latent: Latent
     step: int
@@ -58,7 +59,7 @@ Start = FromNoise | FromState | FromPicture | FromCheckpoint
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What the engine is asked to draw; everything random in it comes from its seeds."""
+    """The engine's input for one image; all its randomness comes from its seeds."""
 
     id: str
     model: str
@@ -70,39 +71,41 @@ class Task:
     negative_prompt: str = ""
     start: Start = field(default_factory=FromNoise)
     capture_steps: tuple[int, ...] = ()
-    """Steps of T after which the latent leaves the engine."""
+    """Steps of T after which the latent is reported as LatentCaptured."""
     preview: bool = False
     checkpoint_every: int = 0
     """Steps between checkpoints for crash resume; 0: none."""
     checkpoint_gap_s: float = 0.0
-    """And at least so long after the last, or after joining: fast steps are sooner drawn again than written."""
+    """Least seconds since the last checkpoint, or since joining: repeating fast steps costs less than writing
+    checkpoints."""
     priority: int = 0
     deadline_at: float | None = None
-    """On the engine's monotonic clock."""
+    """Seconds by the engine's monotonic clock."""
     drop_if_late: bool = False
     alone: bool = False
-    """Rides with nobody: it was there when workers crashed (design §8, Attempts)."""
+    """Whether the task must run without other rows: it was present when workers crashed (docs/architecture.md, Crash
+    accounting)."""
     arrived: int = 0
     """Order of arrival, set by the engine."""
 
 
 @dataclass(frozen=True, eq=False)
 class PromptEncoding:
-    """What the denoiser is conditioned on."""
+    """The denoiser's conditioning from one prompt."""
 
     hidden: Tensor
     """(tokens, width)."""
     pooled: Tensor | None = None
     """(width,), where the family has one."""
     mask: Tensor | None = None
-    """(tokens,) 1 where a token is the prompt's, where the denoiser asks for it."""
+    """(tokens,), 1 for the prompt's own tokens; where the denoiser takes a mask."""
     warning: str = ""
-    """What the text encoder could not take in."""
+    """A client warning about the part of the prompt that the text encoder did not read."""
 
 
 @dataclass(eq=False)
 class Row:
-    """A task that rides in the batch."""
+    """A task that is in the batch."""
 
     task: Task
     schedule: Schedule
@@ -110,17 +113,17 @@ class Row:
     """(channels, height, width) float32 on the engine's device, after `done` steps."""
     done: int
     started: int
-    """`done` when this attempt's row joined: nothing before it was run here."""
+    """Value of `done` when this attempt's row joined; the steps before were not run here."""
     encoding: PromptEncoding
     negative: PromptEncoding | None
-    """None without guidance (guidance ≤ 1, or embedded in the denoiser): no unconditional half."""
+    """None without guidance (guidance ≤ 1, or embedded in the denoiser): no unconditional pass runs."""
     generator: torch.Generator
     renew: float = 0.0
-    """Share of the noise that the next step replaces; back to 0 after it."""
+    """Share of the noise that the next step replaces; 0 again after that step."""
     joined_at: float = 0.0
     told_at: float = 0.0
     saved_at: float = 0.0
-    """When it joined, or left its last checkpoint."""
+    """Time of the last checkpoint, or of joining."""
 
     @property
     def position(self) -> Position:
@@ -136,24 +139,26 @@ class Row:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What of the request's words goes unread."""
+        """Warnings about the parts of the request's prompts that the model does not read."""
         said = [self.encoding.warning, of_negative(self.negative.warning) if self.negative is not None else ""]
         if self.task.negative_prompt and self.negative is None:
-            said.append("negative_prompt: not read, because there is no unconditional half (guidance ≤ 1, or embedded)")
+            said.append(
+                "negative_prompt: ignored without an unconditional pass (guidance ≤ 1, or embedded in the model)"
+            )
         return tuple(filter(None, said))
 
 
 @dataclass(frozen=True, eq=False)
 class Stepped:
-    """What one step makes of a row."""
+    """A row's result of one step."""
 
     latent: Tensor
     clean: Tensor
-    """The picture's latent as the model sees it through the noise, for previews."""
+    """The clean latent that the model predicts, for previews."""
 
 
 def fresh_noise(rows: Sequence[Row]) -> Tensor | None:
-    """(B, …) noise for the rows whose step renews some, zeros for the others; None when no row does."""
+    """Return (B, …) noise: fresh noise for rows whose step renews some, zeros for the others; None when no row does."""
     if not any(row.position.renewed for row in rows):
         return None
     return torch.stack(

@@ -1,4 +1,5 @@
-"""The engine's own thread: the event loop gives it values and gets values back, torch never runs on the loop."""
+"""The engine's thread: the event loop sends commands to the engine and receives events; torch never runs on the event
+loop."""
 
 from __future__ import annotations
 
@@ -18,14 +19,15 @@ from shared.runtime.telemetry import log
 OnEvents = Callable[[list[Event]], None]
 Order = Callable[[Engine], list[Event]]
 HELD = 32
-"""Steps that are counted together: while the next are drawn, not when the picture is waited for."""
+"""Events that are passed to the event loop together, where all are BatchRan: metrics can wait while the next step
+runs."""
 
 
 class EngineThread:
-    """Runs an Engine until stopped; `on_events` is called on the event loop between steps, in order."""
+    """Run an Engine until stopped. `on_events` is called on the event loop between steps, in order."""
 
     def __init__(self, engine: Engine, on_events: OnEvents, *, threads: int = 0) -> None:
-        """threads: torch.set_num_threads for the engine; 0 leaves torch's own choice."""
+        """threads: torch.set_num_threads for the engine; 0 keeps torch's own choice."""
         self._engine = engine
         self._on_events = on_events
         self._threads = threads
@@ -39,8 +41,8 @@ class EngineThread:
         self._orders.put(lambda engine: _submit(engine, task))
 
     async def serve(self, families: Mapping[str, Family]) -> None:
-        """From now on these are the models that a task may name, and the engine holds no others; no row of another may
-        be aboard."""
+        """Replace the models that a task may name; the engine then holds no others. No row of a removed model may be in
+        the batch."""
         here, done = dict(families), asyncio.Event()
         self._orders.put(lambda engine: self._serve(engine, here, done))
         await done.wait()
@@ -52,7 +54,7 @@ class EngineThread:
         self._orders.put(lambda engine: _preview(engine, task_id))
 
     async def stop(self) -> None:
-        """Ends the thread after the step that is running; rows aboard are dropped without a word."""
+        """End the thread after the running step; rows in the batch are dropped without an event."""
         self._orders.put(None)
         await self._ended.wait()
 
@@ -71,7 +73,7 @@ class EngineThread:
                 return
             events += self._step()
             held += events
-            # a wake-up costs the loop more than a fast step takes: what is only counted waits for company
+            # waking the event loop costs more than a fast step: events that are only counted are passed on together
             if len(held) >= HELD or not all(isinstance(event, BatchRan) for event in events):
                 self._tell(self._on_events, held)
                 held = []
@@ -79,12 +81,12 @@ class EngineThread:
     def _step(self) -> list[Event]:
         try:
             return self._engine.step()
-        except Exception as error:  # a bug here must not leave requests waiting for ever
+        except Exception as error:  # an engine bug must not leave requests waiting for ever
             log("gpu_worker").error("engine step failed", error=repr(error), exc_info=error)
             return self._engine.abandon(error)
 
     def _obey(self) -> tuple[list[Event], bool]:
-        """Everything ordered since the last step; waits for the first order while there is nothing to draw."""
+        """Carry out all commands since the last step; with no rows, wait for the first command."""
         events: list[Event] = []
         while self._engine.idle or not self._orders.empty():
             order = self._orders.get()
@@ -101,7 +103,7 @@ class EngineThread:
     def _tell(self, handler: OnEvents, events: list[Event]) -> None:
         try:
             self._loop.call_soon_threadsafe(handler, events)
-        except RuntimeError:  # the loop is gone: nobody is left to tell
+        except RuntimeError:  # the event loop is closed
             return
 
 

@@ -1,4 +1,4 @@
-"""One step of DDIM or flow-match Euler for rows that each stand at their own timestep of their own schedule."""
+"""One DDIM or flow-match Euler step for a batch of rows, each at its own timestep of its own schedule."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from shared.models.schedules import sampler_id
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """A run of T steps: what the denoiser is told at each step, and the numbers its update needs."""
+    """A run of T steps: the timestep that the denoiser gets at each step, and the numbers that its update needs."""
 
     timesteps: Tensor
     """(T,) int64 or float32, as the denoiser takes them."""
     level: Tensor
-    """(T+1, 2) float32: signal and noise scale of the latent before step k; after the last step in row T."""
+    """(T+1, 2) float32: signal and noise scale of the latent before step k; row T: after the last step."""
     left: Tensor
-    """(T, 2) float32: signal and noise scale that step k leaves (DDIM with rounded timesteps: not level[k+1])."""
+    """(T, 2) float32: signal and noise scale after step k. DDIM with rounded timesteps: not equal to level[k+1]."""
     renewed: Tensor
-    """(T,) float32 in [0, 1]: share of the noise that step k draws anew (0: deterministic)."""
+    """(T,) float32 in [0, 1]: share of the noise that step k renews (0: deterministic)."""
 
-    @cached_property  # asking a tensor costs more than the rest of what happens between two steps
+    @cached_property  # reading a tensor's length costs more than all other work between two steps
     def steps(self) -> int:
         return len(self.timesteps)
 
 
 @dataclass(frozen=True, eq=False)
 class Position:
-    """Where one row stands: `done` of its schedule's steps are behind it, and how much noise its next step renews."""
+    """One row's place in its schedule: `done` steps are behind it, and the next step renews `renew` of its noise."""
 
     schedule: Schedule
     done: int
     renew: float = 0.0
-    """Share of the noise replaced in this step, on top of what the schedule renews (see Sampler.step)."""
+    """Share of the noise replaced in this step, on top of the schedule's own renewal (see Sampler.step)."""
 
     @property
     def timestep(self) -> Tensor:
@@ -53,51 +53,51 @@ class Position:
 
 
 class Sampler(Protocol):
-    """A sampler whose step is vectorised over rows; equal to diffusers' own for whole runs (tests)."""
+    """A sampler whose step is vectorised over rows; whole runs equal diffusers' own (tested)."""
 
     config_hash: str
     """`name:hash` for CompatKey.sampler."""
 
     def schedule(self, steps: int, latent_hw: tuple[int, int]) -> Schedule:
-        """The schedule of a run of `steps`; flow matching with dynamic shifting also looks at the latent's size."""
+        """Return the schedule of a run of `steps`. Flow matching with dynamic shifting also reads the latent's size."""
         ...
 
     def add_noise(self, latent: Tensor, noise: Tensor, schedule: Schedule, done: int) -> Tensor:
-        """`latent` without noise, brought to the level of a run with `done` steps behind it."""
+        """Bring a clean latent to the noise level of a run with `done` steps behind it."""
         ...
 
     def step(
         self, latents: Tensor, outputs: Tensor, positions: Sequence[Position], noise: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """One step for B rows.
+        """Run one step for B rows.
 
-        latents, outputs, noise: (B, …) float32; `noise` is read where a position renews noise and may be None when
-        none does. Returns the latents one step later and the clean latents the model sees in them, both (B, …).
+        latents, outputs, noise: (B, …) float32. `noise` is read for positions that renew noise; None when no position
+        does. Returns the latents one step later and the clean latents that the model predicts, both (B, …).
 
-        Fresh noise (NIRVANA §9, design §4): both samplers write the next latent as a'·x̂0 + b'·ε̂, where a', b' are the
-        signal and noise scale that the step leaves and x̂0, ε̂ the model's own prediction. Renewing a share f makes it
+        Fresh noise (NIRVANA §9): both samplers write the next latent as a'·x̂0 + b'·ε̂. a', b' are the signal and noise
+        scale after the step; x̂0, ε̂ are the model's own prediction. Renewing a share f makes it
             a'·x̂0 + b'·(√(1−f²)·ε̂ + f·ε_new),
-        which keeps the noise level for every f in [0, 1]: it is DDIM's eq. 12 with σ = f·b', a family of steps that
-        share their marginals, and flow matching's stochastic step at f = 1. So injecting the request's noise into a
-        reused state is its first step done with f, needs no forward of its own, and is the plain step at f = 0.
+        which keeps the noise level for every f in [0, 1]. This is DDIM's eq. 12 with σ = f·b', a family of steps with
+        equal marginals, and at f = 1 flow matching's stochastic step. A reused state gets the request's noise by one
+        such step as its first: this needs no extra forward, and f = 0 is the plain step.
         """
         ...
 
 
 def _wide(values: Tensor, like: Tensor) -> Tensor:
-    """(B,) as (B, 1, …) to multiply `like` with."""
+    """Reshape (B,) to (B, 1, …), to multiply with `like`."""
     return values.to(like.device).view(-1, *[1] * (like.dim() - 1))
 
 
 def _columns(positions: Sequence[Position]) -> tuple[Tensor, Tensor, Tensor, Tensor, list[float]]:
-    """Per row: signal and noise scale before and after the step, and the share of noise it renews."""
+    """Return per row the signal and noise scale before and after the step, and the share of noise that it renews."""
     before = torch.stack([p.schedule.level[p.done] for p in positions])
     after = torch.stack([p.schedule.left[p.done] for p in positions])
     return before[:, 0], before[:, 1], after[:, 0], after[:, 1], [p.renewed for p in positions]
 
 
 def _renew(epsilon: Tensor, shares: list[float], noise: Tensor | None) -> Tensor:
-    """√(1−f²)·ε̂ + f·ε_new per row; rows with f = 0 keep ε̂ to the bit."""
+    """Compute √(1−f²)·ε̂ + f·ε_new per row; without noise or with f = 0 in all rows, ε̂ is returned unchanged."""
     if noise is None or not any(shares):
         return epsilon
     keep = _wide(torch.tensor([(1 - share**2) ** 0.5 for share in shares]), epsilon)
@@ -113,9 +113,11 @@ class DDIM:
         from diffusers import DDIMScheduler
 
         if config.get("thresholding"):
-            raise ModelError("scheduler_config.json: thresholding is not supported (it looks at the whole picture)")
+            raise ModelError(
+                "scheduler_config.json: thresholding must be false (it depends on the whole image; got true)"
+            )
         if eta < 0 or eta > 1:
-            raise ModelError(f"card.json: eta must lie in 0–1 (got {eta})")
+            raise ModelError(f"card.json: eta must be between 0 and 1 (got {eta})")
         self._scheduler = DDIMScheduler.from_config(config)
         self._prediction = str(self._scheduler.config.prediction_type)
         self._clip = float(self._scheduler.config.clip_sample_range) if self._scheduler.config.clip_sample else None
@@ -132,7 +134,7 @@ class DDIM:
         timesteps = scheduler.timesteps.clone()
         bars = scheduler.alphas_cumprod
         before = bars[timesteps]
-        # diffusers looks back by a whole stride, not to the next timestep: the two differ where T does not divide 1000
+        # diffusers steps back by a whole stride, not to the next timestep: they differ where T does not divide 1000
         previous = timesteps - scheduler.config.num_train_timesteps // steps
         after = torch.where(previous >= 0, bars[previous.clamp(min=0)], scheduler.final_alpha_cumprod)
         variance = (1 - after) / (1 - before) * (1 - before / after)
@@ -165,7 +167,7 @@ class DDIM:
 
 
 def _levels(before: Tensor, after: Tensor) -> Tensor:
-    """(T+1, 2): signal and noise scale before every step, and after the last."""
+    """Return (T+1, 2): signal and noise scale before every step, and after the last."""
     bars = torch.cat([before, after[-1:]])
     return torch.stack([bars**0.5, (1 - bars) ** 0.5], dim=1)
 
@@ -176,11 +178,11 @@ class FlowMatchEuler:
     name: ClassVar[str] = "flow_match_euler"
 
     def __init__(self, config: dict[str, Any], *, patch: int = 2) -> None:
-        """`patch`: latent cells per token side, which size-dependent shifting counts in."""
+        """patch: latent cells per token side, for size-dependent shifting."""
         from diffusers import FlowMatchEulerDiscreteScheduler
 
         if config.get("invert_sigmas"):
-            raise ModelError("scheduler_config.json: invert_sigmas is not supported")
+            raise ModelError("scheduler_config.json: invert_sigmas must be false (got true)")
         self._scheduler = FlowMatchEulerDiscreteScheduler.from_config(_euler_config(config))
         self._patch = patch
         self.config_hash = sampler_id(self.name, config)
@@ -206,17 +208,17 @@ class FlowMatchEuler:
         )
 
     def _unshifted(self, steps: int) -> dict[str, Any]:
-        """The sigmas before shifting, where they are not the scheduler's own from σ_max to σ_min."""
+        """Return arguments with the sigmas before shifting; empty for the scheduler's own, from σ_max to σ_min."""
         return {}
 
     def _shift(self, tokens: int) -> float:
-        """diffusers' calculate_shift: μ grows linearly with the number of tokens."""
+        """Compute diffusers' calculate_shift: μ grows linearly with the number of tokens."""
         c = self._scheduler.config
         slope = (c.max_shift - c.base_shift) / (c.max_image_seq_len - c.base_image_seq_len)
         return float(c.base_shift + slope * (tokens - c.base_image_seq_len))
 
     def add_noise(self, latent: Tensor, noise: Tensor, schedule: Schedule, done: int) -> Tensor:
-        """MoDM eq. 2: σ·ε + (1 − σ)·x."""
+        """Compute MoDM eq. 2: σ·ε + (1 − σ)·x."""
         signal, spread = schedule.level[done].tolist()
         return signal * latent + spread * noise
 
@@ -235,7 +237,8 @@ class FlowMatchEuler:
 
 
 class EvenFlowMatchEuler(FlowMatchEuler):
-    """The same with FluxPipeline's sigmas: 1, (T−1)/T, … 1/T before shifting, so the last step begins higher."""
+    """Flow-match Euler with FluxPipeline's sigmas: 1, (T−1)/T, … 1/T before shifting, so that the last step starts
+    higher."""
 
     name: ClassVar[str] = "flow_match_euler_even"
 
@@ -244,10 +247,10 @@ class EvenFlowMatchEuler(FlowMatchEuler):
 
 
 def _euler_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A flow-matching DPM-Solver's configuration (SANA's checkpoints) as that of the Euler scheduler on its sigmas.
+    """Convert the configuration of a flow-matching DPM-Solver (SANA's checkpoints) to an Euler scheduler on its sigmas.
 
-    Its own multistep updates need the outputs of earlier steps, which a latent from the cache or a crash does not
-    bring; the flow is the same.
+    The multistep updates of a DPM-Solver need the outputs of earlier steps. A latent from the cache or from a
+    checkpoint does not carry those; the flow is the same.
     """
     if "flow_shift" not in config:
         return config
@@ -260,9 +263,9 @@ FLOWS = {kind.name: kind for kind in (FlowMatchEuler, EvenFlowMatchEuler)}
 
 
 def make_sampler(name: str, config: dict[str, Any], *, eta: float = 0.0, patch: int = 2) -> Sampler:
-    """The sampler a card names; raises ModelError for a name or a configuration nobody here can run."""
+    """Return the sampler that a card names. Raises ModelError for an unknown name or an unsupported configuration."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # diffusers on configurations older than itself
+        warnings.simplefilter("ignore", FutureWarning)  # diffusers, on configurations older than itself
         if name == DDIM.name:
             return DDIM(config, eta=eta)
         if name in FLOWS:

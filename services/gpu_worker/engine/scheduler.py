@@ -1,4 +1,4 @@
-"""Decides who joins the batch before the next step and who leaves it: pure, over values."""
+"""Scheduling: decide which tasks join the batch before the next step and which leave. Pure functions over values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Queued(Protocol):
-    """What the decision reads of a task."""
+    """The fields of a task that the decision reads."""
 
     @property
     def id(self) -> str: ...
@@ -26,7 +26,7 @@ class Queued(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Ids of tasks; a step acts on all three before it runs."""
+    """Task ids to admit, to cancel and to drop as late, all before the step runs."""
 
     join: tuple[str, ...] = ()
     cancel: tuple[str, ...] = ()
@@ -36,13 +36,14 @@ class Decision:
 def decide(
     waiting: Sequence[Queued], running: Sequence[Queued], cancelled: frozenset[str], now: float, max_rows: int
 ) -> Decision:
-    """Who joins: by priority, then earliest deadline, then arrival, as many as there are free rows.
+    """Decide which tasks join and which leave.
 
-    Who leaves: the cancelled, and those past their deadline who asked to be dropped. A task that must ride alone waits
-    for an empty batch, and once it is first in line nobody overtakes it, else it would wait for ever.
+    Tasks join by priority, then earliest deadline, then arrival, as many as there are free rows. Cancelled tasks leave,
+    and so do tasks with `drop_if_late` past their deadline. A task that must run alone waits for an empty batch. Once
+    it is first in line no task overtakes it, else it would wait for ever.
     """
     if not waiting and not cancelled and not any(_late(task, now) for task in running):
-        return Decision()  # almost every step
+        return Decision()  # the usual case
     late = tuple(task.id for task in [*waiting, *running] if _late(task, now) and task.id not in cancelled)
     gone = cancelled.union(late)
     riding = [task for task in running if task.id not in gone]

@@ -1,8 +1,9 @@
-"""How many threads a step is worth, found from live steps: one small picture alone is often drawn fastest on one.
+"""A search for the fastest thread count of a step, from live steps: one small image is often generated fastest on one
+thread.
 
-A step of the bundled `large` for one request took 27 ms on one thread of two cores and 61 ms on two, where the threads
-mostly waited for each other; eight requests took the same on either, and beside other work two threads were four times
-as slow at any size. Which is faster depends on model, batch, machine and neighbours, so it is measured where it runs.
+Measured on two cores, a step of the bundled `large` for one request took 27 ms on one thread and 61 ms on two, which
+mostly waited for each other. Eight requests took equally long on either. Beside other work, two threads were four times
+as slow at any size. The best count depends on model, batch, machine and load, so it is measured in place.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ import torch
 from shared.runtime.settings import Settings
 
 SAMPLES = 4
-"""Steps with each count; the fastest of them counts, since other work only ever adds to a step."""
+"""Steps measured per thread count; the fastest counts, since other work can only slow a step down."""
 WORTH = 0.95
-"""Half as many threads stay when they take at most this share of the time."""
+"""Halving the threads is kept when the step then takes at most this share of the time."""
 
 
 @dataclass(slots=True)
 class _Search:
-    """From every core downwards, halving for as long as that is faster."""
+    """A search from every core downwards, halving the thread count while that is faster."""
 
     trying: int
     seconds: list[float] = field(default_factory=list)
-    """Per latent element, of the steps with `trying` threads."""
+    """Seconds per latent element, of the steps with `trying` threads."""
     best: int = 0
     best_seconds: float = math.inf
     settled: bool = False
@@ -47,22 +48,23 @@ class _Search:
 
 
 class StepThreads:
-    """Threads per model and amount of work (latent elements, by powers of two); not thread-safe, as the engine."""
+    """Thread counts per model and amount of work (latent elements, by powers of two). Not thread-safe, like the
+    engine."""
 
     def __init__(self, most: int, use: Callable[[int], None] = torch.set_num_threads) -> None:
-        """most: threads to begin with; use: told before a step whenever the count changes."""
+        """most: thread count to begin with; use: called before a step whenever the count changes."""
         self._most, self._use, self._now = most, use, 0
         self._searches: dict[tuple[str, int], _Search] = {}
 
     def before(self, model: str, elements: int) -> None:
-        """To be called before a step over so many latent elements."""
+        """Set the thread count before a step over this many latent elements."""
         threads = self._search(model, elements).trying
         if threads != self._now:
             self._use(threads)
             self._now = threads
 
     def after(self, model: str, elements: int, seconds: float) -> None:
-        """What that step took."""
+        """Record the seconds that the step took."""
         search = self._search(model, elements)
         if not search.settled:
             search.took(seconds / elements)
@@ -72,8 +74,8 @@ class StepThreads:
 
 
 def search(settings: Settings, device: torch.device) -> StepThreads | None:
-    """For a model on `device`; None where nothing may be chosen: one core, a GPU, a number in the settings, or
-    `batch_invariant`, whose steps are one thread's."""
+    """Return a search for models on `device`. None where the count is fixed: one core, a GPU, a number in the settings,
+    or `batch_invariant`, whose steps run on one thread."""
     cores = torch.get_num_threads()
     free = device.type == "cpu" and not settings.batch_invariant and not settings.torch_threads
     return StepThreads(cores) if free and cores > 1 else None

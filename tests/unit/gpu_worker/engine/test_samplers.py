@@ -166,7 +166,7 @@ def test_thresholding_and_unknown_samplers_are_refused() -> None:
         DDIM({"thresholding": True})
     with pytest.raises(ModelError, match="invert_sigmas"):
         FlowMatchEuler({"invert_sigmas": True})
-    with pytest.raises(ModelError, match=r"eta must lie in 0–1 \(got 2\)"):
+    with pytest.raises(ModelError, match=r"eta must be between 0 and 1 \(got 2\)"):
         DDIM({}, eta=2)
     with pytest.raises(ModelError, match="got 'euler_a'"):
         make_sampler("euler_a", {})
