@@ -1,4 +1,4 @@
-"""The families of models, each over stock diffusers components; a family's file is imported when a card names it."""
+"""Model families over stock diffusers components. A family's module is imported when a card names it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.models import ModelCard
 __all__ = ["MODULES", "Family", "load_family"]
 
 MODULES = {name: f"services.gpu_worker.families.{name}" for name in ("unet", "sd3", "flux", "sana", "noop")}
-"""Where each family lives."""
+"""Module path of each family."""
 
 
 def load_family(
@@ -24,9 +24,9 @@ def load_family(
     prompts_kept: int = 512,
     offload: str = "none",
 ) -> Family:
-    """Loads the card's weights (safetensors only) to run on `device`; `offload`: see families/offload.py.
+    """Load the card's weights (safetensors only) to run on `device`; `offload`: see families/offload.py.
 
-    Raises ModelError when the family is unknown or the weights are missing or are not of that family.
+    Raises ModelError when the family is unknown, or when the weights are missing or of another family.
     """
     if card.family not in MODULES:
         raise ModelError(f"model {card.name!r}: family must be one of {', '.join(MODULES)} (got {card.family!r})")

@@ -13,21 +13,22 @@ from services.gpu_worker.families.pipeline import PipelineFamily, load_pipeline,
 from shared.models import ModelCard
 
 T5_TOKENS = 512
-"""What FluxPipeline gives T5 to read."""
+"""Tokens that FluxPipeline lets T5 read."""
 TRAINED = 1000
-"""The transformer takes timesteps in [0, 1]."""
+"""Steps in training; the transformer takes timesteps divided by this, in [0, 1]."""
 
 
 def load(card: ModelCard, **placed: Any) -> FluxFamily:
-    """A FluxPipeline; `placed`: PipelineFamily's keywords."""
+    """Load a FluxPipeline; `placed`: PipelineFamily's keywords."""
     return FluxFamily(card, load_pipeline(card, "FluxPipeline"), **placed)
 
 
 class FluxFamily(PipelineFamily):
-    """Six functions over a FluxPipeline's own components.
+    """A FluxPipeline's own components in the engine's loop.
 
-    With embedded guidance (dev) a row is one forward and no negative prompt is read, as in FluxPipeline with
-    true_cfg_scale = 1. Without it guidance above 1 is classifier-free: its true_cfg_scale, with the negative prompt.
+    With embedded guidance (dev), a row is one forward pass and its negative prompt is not read, as in FluxPipeline with
+    true_cfg_scale = 1. Without it, guidance above 1 is classifier-free (FluxPipeline's true_cfg_scale) and reads the
+    negative prompt.
     """
 
     @property

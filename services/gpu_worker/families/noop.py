@@ -1,4 +1,4 @@
-"""A denoiser that only waits a known time, so that benchmarks see what everything around it costs."""
+"""A denoiser that only sleeps a known time, for benchmarks of everything around it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from shared.models import ModelCard
 
 
 def load(card: ModelCard, *, device: torch.device, **unused: Any) -> NoopFamily:
-    """`noop:?step_ms=1&row_ms=.2`: seconds a forward takes, and more for each row in it."""
+    """Load `noop:?step_ms=1&row_ms=.2`: milliseconds per forward, plus milliseconds per row in it."""
     options = card.noop_options
     try:
         step_s, row_s = (float(options.get(key, 0)) / 1000 for key in ("step_ms", "row_ms"))
     except ValueError as error:
-        raise ModelError(f"model path {card.path!r}: step_ms and row_ms must be numbers") from error
+        raise ModelError(f"model path {card.path!r}: step_ms and row_ms must be numbers of milliseconds") from error
     return NoopFamily(card, device, step_s, row_s)
 
 
 class NoopFamily:
-    """Every latent stays what it was; the picture is its first channels."""
+    """A model whose latents never change; an image shows the first three channels."""
 
     guidance_embedded = False
 

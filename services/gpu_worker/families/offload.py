@@ -1,4 +1,4 @@
-"""Where a model's components wait while unused: on the device, in the machine's memory, or layer by layer."""
+"""Offload of a model's unused components: kept on the device, in host memory, or moved layer by layer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Parts = Mapping[str, Sequence[torch.nn.Module]]
 
 
 class Residence:
-    """Brings the part that is about to run to the device, as `settings.offload` says.
+    """Move the part that is about to run to the device, as `settings.offload` says.
 
-    none:       everything stays on the device.
-    model:      one part is on the device at a time; the others wait in the machine's memory. A request that joins makes
-                the denoiser wait while its prompt is encoded, so this is for devices that cannot hold both.
-    sequential: text encoders and denoiser run layer by layer, each layer on the device while it runs; the VAE comes as
-                a whole and goes. Least memory, slowest.
+    none:       every part stays on the device.
+    model:      one part at a time is on the device; the others stay in host memory. The denoiser waits while the
+                prompt of a new request is encoded, so use this where the device cannot hold both.
+    sequential: text encoders and denoiser run layer by layer, each layer on the device only while it runs. The VAE
+                moves as a whole. Least memory, slowest.
     Results do not change: the same weights compute in the same dtype.
     """
 
@@ -30,7 +30,7 @@ class Residence:
         self._device = device
         self._offload = offload
         self.here: str = ""
-        """The part on the device, where only one is."""
+        """The part that is on the device, where only one is."""
         if offload == "none":
             _move(parts, list(parts), device)
         if offload == "sequential":
@@ -39,7 +39,7 @@ class Residence:
                     by_layers(module, device)
 
     def bring(self, name: str) -> None:
-        """Before `name` runs; cheap when it is there already."""
+        """Move `name` to the device before it runs; cheap when it is there already."""
         if self._offload == "none" or name == self.here:
             return
         whole = [part for part in self._parts if self._offload == "model" or part == "vae"]
@@ -49,23 +49,23 @@ class Residence:
 
 
 def _move(parts: Parts, names: Sequence[str], device: torch.device) -> None:
-    with torch.inference_mode(False):  # a weight moved inside it could never be moved again outside
+    with torch.inference_mode(False):  # a weight moved in inference mode could not be moved outside of it later
         for module in (module for name in names for module in parts[name]):
             module.to(device)
 
 
 def by_layers(module: torch.nn.Module, device: torch.device) -> None:
-    """Hooks every layer (a module without children) so that its weights are on `device` while it runs and no longer.
+    """Hook every layer (a module without children), so that its weights are on `device` only while it runs.
 
-    What belongs to no layer (tables of positions, scales: small) goes to the device for good. Weights do not change, so
-    nothing is copied back: after a layer ran, its parameters name the copy in the machine's memory again.
+    Tensors of no layer (position tables, scales: small) stay on the device. Weights do not change, so nothing is copied
+    back: after a layer ran, its parameters refer to the copy in host memory again.
     """
     waiting: dict[Tensor, Tensor] = {}
     for part in module.modules():
         for tensor in _own(part):
             if any(part.children()):
                 tensor.data = tensor.data.to(device)
-            elif tensor not in waiting:  # two layers may share one
+            elif tensor not in waiting:  # two layers may share one tensor
                 waiting[tensor] = tensor.data.pin_memory() if device.type == "cuda" else tensor.data
     for layer in module.modules():
         if (own := _own(layer)) and not any(layer.children()):
@@ -73,7 +73,7 @@ def by_layers(module: torch.nn.Module, device: torch.device) -> None:
 
 
 def _own(part: torch.nn.Module) -> list[Tensor]:
-    """Parameters and buffers of the module itself, without its children's."""
+    """Return the parameters and buffers of the module itself, without its children's."""
     return [*part.parameters(recurse=False), *part.buffers(recurse=False)]
 
 
@@ -94,5 +94,5 @@ def _hook(layer: torch.nn.Module, waiting: Mapping[Tensor, Tensor], device: torc
 
 
 def placeholder(host: Tensor) -> Tensor:
-    """What stands for a weight that is away: the copy in the machine's memory itself."""
+    """Return the tensor that stands for a weight that is off the device: the copy in host memory itself."""
     return host

@@ -1,4 +1,5 @@
-"""What the families of diffusers pipelines share: loading, the VAE both ways, prompts kept, rows grouped by size."""
+"""The common base of families over diffusers pipelines: loading, VAE encoding and decoding, cached prompts, rows
+grouped by size."""
 
 from __future__ import annotations
 
@@ -24,20 +25,21 @@ from shared.models.checkpoint import left_out
 
 
 def load_pipeline(card: ModelCard, *classes: str) -> Any:
-    """The checkpoint through DiffusionPipeline.from_pretrained, whether bundled, in a folder or from the hub.
+    """Load a checkpoint through DiffusionPipeline.from_pretrained: bundled, in a folder or from the hub.
 
-    classes: diffusers' names of the pipelines that the card's family runs. Raises ModelError for any other and for
-    weights that are missing, broken or not safetensors.
+    classes: diffusers' names of the pipelines that the card's family runs. Raises ModelError for another pipeline, and
+    for weights that are missing, broken or not safetensors.
     """
     import diffusers
     import transformers
 
     dtype = getattr(torch, card.dtype)
-    for logging in (transformers.utils.logging, diffusers.utils.logging):  # notices about torchvision, bars per file
+    # no notices about torchvision, no progress bar per file
+    for logging in (transformers.utils.logging, diffusers.utils.logging):
         logging.disable_progress_bar()
         logging.set_verbosity_error()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # diffusers on checkpoints older than itself
+        warnings.simplefilter("ignore")  # diffusers, on checkpoints older than itself
         try:
             pipeline = diffusers.DiffusionPipeline.from_pretrained(
                 card.folder,
@@ -49,25 +51,25 @@ def load_pipeline(card: ModelCard, *classes: str) -> Any:
         except (OSError, ValueError, RuntimeError, AttributeError) as error:
             raise ModelError(f"model {card.name!r}: cannot load {card.folder}: {error}") from error
     if (found := type(pipeline).__name__) not in classes:
-        raise ModelError(f"model {card.name!r}: family {card.family!r} runs {' and '.join(classes)}, not {found}")
+        raise ModelError(f"model {card.name!r}: family {card.family!r} runs {' and '.join(classes)} (got {found})")
     pipeline.set_progress_bar_config(disable=True)
     for part in pipeline.components.values():
-        # without accelerate diffusers takes SD 3's from its files as they are, whatever dtype it was asked for
+        # without accelerate, diffusers loads SD 3's text encoders in the dtype of their files, not in `torch_dtype`
         if isinstance(part, diffusers.ModelMixin) and part.dtype != dtype:
             part.to(dtype)
     return pipeline
 
 
 class PipelineFamily(ABC):
-    """A pipeline's own components without its loop; a family adds how prompts are encoded and the denoiser is called.
+    """The components of a diffusers pipeline without its loop. A subclass adds prompt encoding and the denoiser's call.
 
-    Latents are diffusers' own of that model, (C, h, w), never packed.
+    Latents are diffusers' own for the model, (C, h, w), never packed.
     """
 
     denoiser_name: ClassVar[str] = "transformer"
     guidance_embedded = False
     slots_differ: ClassVar[bool] = False
-    """Whether a row's bits depend on its place in a batch: with `batch_invariant` every row then runs alone."""
+    """Whether a row's bits depend on its place in a batch; with `batch_invariant`, every row then runs alone."""
 
     def __init__(
         self,
@@ -83,16 +85,16 @@ class PipelineFamily(ABC):
         self.pipeline = pipeline
         self.device = device
         self.denoiser = getattr(pipeline, self.denoiser_name)
-        # the pipeline corrects outdated scheduler configurations when it loads: its scheduler is the reference
+        # the pipeline corrects outdated scheduler configurations while loading, so its scheduler is the reference
         config = dict(pipeline.scheduler.config)
         self.sampler = make_sampler(card.sampler, config, eta=card.eta, patch=self._patch)
         self._batch_invariant = min(batch_invariant, 1) if self.slots_differ else batch_invariant
         self._encode = lru_cache(maxsize=prompts_kept)(self._encode_prompt)
-        # the VAE's own: the card of a hub id was written before anyone saw the weights
+        # read from the VAE: the card of a hub id is written before the weights are loaded
         self._cell_px = int(pipeline.vae_scale_factor)
         self._scale, self._shift = _normal_latents(card, pipeline.vae.config)
         if card.dtype == "float16" and getattr(pipeline.vae.config, "force_upcast", False):
-            pipeline.vae.to(torch.float32)  # SDXL's overflows in half precision
+            pipeline.vae.to(torch.float32)  # SDXL's VAE overflows in half precision
         self._dtype = self.denoiser.dtype
         for module in self._modules.values():
             module.requires_grad_(False)
@@ -100,11 +102,11 @@ class PipelineFamily(ABC):
         parts = {"text": text, "denoiser": [self.denoiser], "vae": [pipeline.vae]}
         self._residence = Residence(parts, device, offload)
 
-    # what a family says for itself
+    # hooks for subclasses
 
     @property
     def _patch(self) -> int:
-        """Latent cells per token side, which size-dependent sigmas count in."""
+        """Latent cells per token side, for size-dependent sigmas."""
         return 2
 
     @property
@@ -119,7 +121,7 @@ class PipelineFamily(ABC):
         self, latents: Tensor, timesteps: Tensor, encodings: Sequence[PromptEncoding], rows: Sequence[Row]
     ) -> Tensor: ...
 
-    # what they share
+    # common to all families
 
     @property
     def _modules(self) -> dict[str, torch.nn.Module]:
@@ -154,7 +156,7 @@ class PipelineFamily(ABC):
         return step_by_size(rows, self._forward, self.sampler, self._batch_invariant)
 
     def decode(self, latent: Tensor) -> Pixels:
-        # one picture at a time: its bits then do not depend on who finished together
+        # decode one image at a time, so that its bits do not depend on images that finish in the same step
         return self._paint(latent[None])[0]
 
     def preview(self, clean: Tensor) -> Pixels:
@@ -165,7 +167,7 @@ class PipelineFamily(ABC):
         return fit_factors(self.card.preview_factors, self._channels, self._cell_px, self._paint)
 
     def _paint(self, latents: Tensor) -> Pixels:
-        """(B, C, h, w) → (B, H, W, 3)."""
+        """Decode (B, C, h, w) to (B, H, W, 3)."""
         self._residence.bring("vae")
         vae = self.pipeline.vae
         scaled = (latents / self._scale + self._shift).to(vae.dtype)
@@ -174,21 +176,23 @@ class PipelineFamily(ABC):
 
 
 def _normal_latents(card: ModelCard, config: Any) -> tuple[float, float]:
-    """The VAE's scale and shift: the denoiser's latents are (what the VAE gives − shift) · scale."""
+    """Return the VAE's scale and shift: the denoiser's latents are (VAE latents − shift) · scale."""
     if getattr(config, "latents_mean", None) or getattr(config, "latents_std", None):
-        raise ModelError(f"model {card.name!r}: vae/config.json: latents_mean and latents_std are not supported")
+        raise ModelError(f"model {card.name!r}: vae/config.json: latents_mean and latents_std must be null")
     return float(config.scaling_factor), float(getattr(config, "shift_factor", None) or 0.0)
 
 
 def _latent_of(encoded: Any) -> Tensor:
-    """AutoencoderKL gives a distribution, AutoencoderTiny latents, AutoencoderDC a latent."""
+    """Return the latent of an encoder's output: AutoencoderKL returns a distribution, AutoencoderTiny latents,
+    AutoencoderDC a latent."""
     if hasattr(encoded, "latent_dist"):
         return encoded.latent_dist.mode()
     return encoded.latents if hasattr(encoded, "latents") else encoded.latent
 
 
 def read_to(prompt: str, tokenizer: Any, most: int, special: int) -> str:
-    """The warning for a prompt of more than `most` tokens (`special` of them not the prompt's); empty when it fits."""
+    """Return the warning for a prompt of more than `most` tokens, of which `special` are not the prompt's own; empty
+    when it fits."""
     length = len(tokenizer(prompt).input_ids)
     if length <= most:
         return ""
@@ -196,6 +200,6 @@ def read_to(prompt: str, tokenizer: Any, most: int, special: int) -> str:
 
 
 def stacked(encodings: Sequence[PromptEncoding], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(B, tokens, width) and (B, width) of encodings that have a pooled vector."""
+    """Stack encodings that have a pooled vector to (B, tokens, width) and (B, width)."""
     pooled = [encoding.pooled for encoding in encodings if encoding.pooled is not None]
     return torch.stack([encoding.hidden for encoding in encodings]).to(dtype), torch.stack(pooled).to(dtype)

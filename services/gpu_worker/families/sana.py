@@ -1,8 +1,10 @@
-"""SANA: linear attention over latents of a 32× autoencoder, prompts read by Gemma 2 under a standing instruction.
+"""SANA: linear attention over latents of a 32× autoencoder; Gemma 2 encodes the prompts, with an instruction before
+each.
 
-Its checkpoints name DPM-Solver++ as their scheduler. A multistep solver carries outputs of earlier steps: a latent of
-step K alone cannot go on as it would have, and rows at different steps cannot share an update. SANA is a flow-matching
-model, so its own sigmas (the same flow_shift) are walked with Euler steps, as its authors' flow_euler sampler does.
+SANA checkpoints name DPM-Solver++ as their scheduler. A multistep solver needs outputs of earlier steps: a run cannot
+resume from the latent of step K alone, and rows at different steps cannot share an update. SANA is a flow-matching
+model, so this family takes Euler steps on the checkpoint's own sigmas (same flow_shift), like the authors' flow_euler
+sampler.
 """
 
 from __future__ import annotations
@@ -20,22 +22,23 @@ from services.gpu_worker.families.pipeline import PipelineFamily, load_pipeline,
 from shared.models import ModelCard
 
 TOKENS = 300
-"""What SanaPipeline keeps of a prompt's encoding."""
+"""Tokens of a prompt's encoding that SanaPipeline keeps."""
 
 
 def load(card: ModelCard, **placed: Any) -> SanaFamily:
-    """A SanaPipeline; `placed`: PipelineFamily's keywords."""
+    """Load a SanaPipeline; `placed`: PipelineFamily's keywords."""
     return SanaFamily(card, load_pipeline(card, "SanaPipeline"), **placed)
 
 
 class SanaFamily(PipelineFamily):
-    """Six functions over a SanaPipeline's own components."""
+    """A SanaPipeline's own components in the engine's loop."""
 
-    slots_differ = True  # measured on the CPU: linear attention's odd-sized products, 3e-7 apart between slots
+    slots_differ = True  # measured on the CPU: linear attention's odd-sized products differ by 3e-7 between slots
 
     @cached_property
     def _instruction(self) -> Any:
-        """The lines that SanaPipeline puts before a prompt (SANA §3.1), its own default; not before a negative one."""
+        """The instruction that SanaPipeline puts before a prompt by default (SANA §3.1), but not before a negative
+        prompt."""
         return inspect.signature(type(self.pipeline).__call__).parameters["complex_human_instruction"].default
 
     def _encode_prompt(self, prompt: str, negative: bool) -> PromptEncoding:
@@ -47,7 +50,7 @@ class SanaFamily(PipelineFamily):
             max_sequence_length=TOKENS,
             complex_human_instruction=None if negative else self._instruction,
         )
-        # behind the instruction one token fewer is the prompt's
+        # with the instruction, the prompt has one token fewer
         warning = read_to(prompt, self.pipeline.tokenizer, TOKENS if negative else TOKENS - 1, special=1)
         return PromptEncoding(hidden=hidden[0], mask=mask[0], warning=warning)
 
@@ -62,4 +65,4 @@ class SanaFamily(PipelineFamily):
             timestep=timesteps * self.denoiser.config.timestep_scale,
             return_dict=False,
         )[0]
-        return output[:, : self._channels].float()  # a learned sigma, where there is one, is not used
+        return output[:, : self._channels].float()  # drop a learned sigma, where there is one

@@ -12,16 +12,16 @@ from services.gpu_worker.families.pipeline import PipelineFamily, load_pipeline,
 from shared.models import ModelCard
 
 T5_TOKENS = 256
-"""What StableDiffusion3Pipeline gives T5 to read."""
+"""Tokens that StableDiffusion3Pipeline lets T5 read."""
 
 
 def load(card: ModelCard, **placed: Any) -> SD3Family:
-    """A StableDiffusion3Pipeline; `placed`: PipelineFamily's keywords."""
+    """Load a StableDiffusion3Pipeline; `placed`: PipelineFamily's keywords."""
     return SD3Family(card, load_pipeline(card, "StableDiffusion3Pipeline"), **placed)
 
 
 class SD3Family(PipelineFamily):
-    """Six functions over a StableDiffusion3Pipeline's own components."""
+    """A StableDiffusion3Pipeline's own components in the engine's loop."""
 
     @property
     def _patch(self) -> int:
@@ -33,7 +33,7 @@ class SD3Family(PipelineFamily):
         hidden, _, pooled, _ = pipeline.encode_prompt(
             prompt, prompt, prompt, self.device, 1, False, max_sequence_length=T5_TOKENS
         )
-        # the encoder that reads furthest decides what went unread
+        # the encoder that reads the most tokens decides the warning
         if pipeline.text_encoder_3 is not None:
             warning = read_to(prompt, pipeline.tokenizer_3, T5_TOKENS, special=1)
         else:

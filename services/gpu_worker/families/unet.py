@@ -15,7 +15,7 @@ from shared.models import ModelCard
 
 
 def load(card: ModelCard, **placed: Any) -> UNetFamily:
-    """A StableDiffusionPipeline or StableDiffusionXLPipeline; `placed`: PipelineFamily's keywords."""
+    """Load a StableDiffusionPipeline or StableDiffusionXLPipeline; `placed`: PipelineFamily's keywords."""
     pipeline = load_pipeline(card, "StableDiffusionPipeline", "StableDiffusionXLPipeline")
     if getattr(pipeline.unet.config, "time_cond_proj_dim", None):
         rule = "unet/config.json: time_cond_proj_dim must be null (guidance distilled into the timestep)"
@@ -24,7 +24,7 @@ def load(card: ModelCard, **placed: Any) -> UNetFamily:
 
 
 class UNetFamily(PipelineFamily):
-    """Six functions over a UNet pipeline's own components."""
+    """A UNet pipeline's own components in the engine's loop."""
 
     denoiser_name = "unet"
 
@@ -63,6 +63,7 @@ class UNetFamily(PipelineFamily):
         return output.float()
 
     def _time_ids(self, rows: Sequence[Row]) -> Tensor:
-        """(B, 6) SDXL's micro-conditioning: original size, crop at (0, 0), target size, each height before width."""
+        """Return (B, 6), SDXL's micro-conditioning: original size, crop at (0, 0), target size, each height before
+        width."""
         sizes = [(row.task.size.height, row.task.size.width) for row in rows]
         return torch.tensor([(h, w, 0, 0, h, w) for h, w in sizes], dtype=self._dtype, device=self.device)

@@ -1,1 +1,1 @@
-"""Which models this worker runs: its assignment, what is loaded, and how fast each is."""
+"""The models of this worker: its assignment, the loaded models, and the speed of each."""

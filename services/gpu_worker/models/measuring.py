@@ -1,4 +1,4 @@
-"""A model's first steps on this device, before any request: to load and warm it, and to measure its step seconds."""
+"""A model's first steps on this device, before any request: load it, warm it up, and measure its step time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from shared.models.devices import chosen_device
 from shared.runtime.settings import Settings
 
 STEPS = 4
-"""The first of them is warmer for the second; the median of the others counts."""
+"""Steps per measurement. The first is not counted; it warms up the others, whose median counts."""
 
 
 def load_warm(card: ModelCard, settings: Settings) -> Family:
-    """The model on its device, warm; to be run on a thread of its own, because weights take seconds."""
+    """Load the model on its device and warm it up. Call this on a separate thread, because loading takes seconds."""
     device, padded = chosen_device(settings.device), settings.batch_invariant
     family = load_family(card, device=device, batch_invariant=padded, offload=settings.offload)
     warm_up(family)
@@ -28,7 +28,7 @@ def load_warm(card: ModelCard, settings: Settings) -> Family:
 
 
 def warm_up(family: Family) -> None:
-    """Two steps, a preview and a picture of the model's default size."""
+    """Run two steps, a preview and a decode at the model's default size."""
     card = family.card
     engine = Engine({card.name: family}, tell_every_s=0.0)
     guidance = card.default_guidance
@@ -38,8 +38,8 @@ def warm_up(family: Family) -> None:
 
 
 def measure(family: Family, batches: Sequence[int]) -> dict[int, float]:
-    """Seconds of one step by rows in the batch, at the model's default size and guidance; on the calling thread
-    (MoDM §5.3: profiled throughput)."""
+    """Measure the seconds of one step by rows in the batch, at the model's default size and guidance, on the calling
+    thread (MoDM §5.3: profiled throughput)."""
     return {rows: _step_s(family, rows) for rows in sorted(set(batches))}
 
 

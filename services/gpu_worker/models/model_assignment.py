@@ -1,4 +1,4 @@
-"""What an assignment means for one worker: which lanes it takes from, and with which models it draws."""
+"""The effect of an assignment on one worker: the lanes that it consumes, and the models that it runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shared.domain.messages import WorkersAssigned, lane_of, refine_lane
 
 @dataclass(frozen=True, slots=True)
 class ModelAssignment:
-    """The worker's model, and what it must know of the others."""
+    """The worker's model, and the models of the other workers as far as they matter to it."""
 
     model: str
     assigned: frozenset[str]
@@ -19,13 +19,13 @@ class ModelAssignment:
     """`quality` or `throughput` (MoDM §5.3)."""
 
     def after(self, fact: WorkersAssigned, worker: str) -> ModelAssignment:
-        """As the monitor wants it; a worker that it does not name keeps its model."""
+        """Return the assignment after a monitor's event; a worker that the event does not name keeps its model."""
         models: Mapping[str, str] = dict(fact.assignments)
         own = models.get(worker, self.model)
         return ModelAssignment(own, frozenset({own, *models.values()}), fact.mode)
 
     def alone(self) -> ModelAssignment:
-        """As if nobody else were there: which models others run, nobody says any more."""
+        """Return the assignment without the other workers: while the monitor is away, their models are unknown."""
         return ModelAssignment(self.model, frozenset({self.model}), self.mode)
 
     def with_model(self, model: str) -> ModelAssignment:
@@ -33,11 +33,12 @@ class ModelAssignment:
 
 
 def lanes(duty: ModelAssignment, served: Sequence[str], here: Collection[str]) -> tuple[str, ...]:
-    """The lanes that it takes from, in their order (design §3, Lanes). served: the large model first; here: loaded.
+    """Return the lanes that the worker consumes, in order (docs/architecture.md, Services). served: the large model
+    first; here: loaded models.
 
-    After its own lane and `refine`, where that is its to take, come the lanes of models that nobody runs and that are
-    loaded here: what waits there is never stranded by a switch. With one model served nobody else may refine, and all
-    waits in its own lane.
+    The worker's own lane comes first, then `refine` where the worker may refine. Then come the lanes of models that no
+    worker is assigned and that are loaded here, so that a switch never strands their tasks. With one model served there
+    is no `refine`: all tasks wait in the model's lane.
     """
     if len(served) == 1:
         return (lane_of(duty.model),)
@@ -46,23 +47,25 @@ def lanes(duty: ModelAssignment, served: Sequence[str], here: Collection[str]) -
 
 
 def used(duty: ModelAssignment, served: Sequence[str], here: Collection[str]) -> tuple[str, ...]:
-    """The models that this worker draws with, the large one first: its own, and those that nobody runs."""
+    """Return the models that this worker runs, the large one first: its own, and loaded models that no worker is
+    assigned."""
     models = {duty.model, *_nobodys(duty, served, here)}
     return tuple(model for model in served if model in models)
 
 
 def preferred(duty: ModelAssignment, served: Sequence[str], here: Collection[str]) -> tuple[str, ...]:
-    """Which of them it draws with what several may draw, an image hit.
+    """Return the models that generate what several may (image hits), in order of preference.
 
-    Its own; in throughput mode, while no worker is small, first the small ones that are loaded here: a worker alone is
-    of both kinds in turns.
+    Usually the worker's own. In throughput mode, while no worker runs a small model, the small models loaded here come
+    first: a single worker takes both roles.
     """
     alone = duty.mode == "throughput" and duty.model == served[0] and not _small_runs(duty, served)
     return (*(_nobodys(duty, served, here) if alone else ()), duty.model)
 
 
 def _refines(duty: ModelAssignment, served: Sequence[str]) -> bool:
-    """Large models leave hits to small ones in throughput mode, while there are any (MoDM §5.3.2)."""
+    """Return whether the worker consumes `refine`: in throughput mode large models leave hits to small ones, while
+    there are any (MoDM §5.3.2)."""
     return duty.model != served[0] or duty.mode == "quality" or not _small_runs(duty, served)
 
 

@@ -1,4 +1,4 @@
-"""The models of this worker: their cards on its device, and those it has loaded, as many as its memory holds."""
+"""The models of this worker: their cards, and the loaded models within the memory limit."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from shared.runtime.telemetry import log
 
 
 class Resident:
-    """limit_bytes: of the weights together, 0 for none; whoever was used longest ago goes first."""
+    """Loaded models up to `limit_bytes` of weights in total (0: no limit); the least recently used is unloaded
+    first."""
 
     def __init__(
         self, cards: Mapping[str, ModelCard], load: Callable[[ModelCard], Family], *, limit_bytes: int = 0
     ) -> None:
         self.cards, self._load, self._limit = cards, load, limit_bytes
         self.families: dict[str, Family] = {}
-        """Loaded ones by name, oldest use first."""
+        """Loaded models by name, oldest use first."""
         self._bytes: dict[str, int] = {}
 
     def fits(self, name: str) -> bool:
-        """Whether it is here, or can be beside all that is."""
+        """Return whether the model is loaded, or can be loaded beside all that are."""
         if name in self.families or not self._limit:
             return True
         needed = self._needed(name)
         return bool(needed) and self._taken + needed <= self._limit
 
     async def get(self, name: str) -> Family:
-        """The model, loaded on a thread of its own; before that others leave until it fits. Raises what loading does.
+        """Return the model, loaded on a separate thread if needed; others are unloaded until it fits. Raises what
+        loading raises.
 
-        A model whose size nobody knows yet is loaded alone.
+        A model of unknown size is loaded alone.
         """
         while not self.fits(name) and self.families:
             self._drop(next(iter(self.families)))
@@ -63,10 +65,12 @@ class Resident:
 
 
 def placed_cards(settings: Settings, *, alone: bool) -> dict[str, ModelCard]:
-    """By name, the large model's first. alone: every service is in this process, and knows this device.
+    """Return the cards by name, the large model's first. alone: all services run in this process, and so know this
+    device.
 
-    Other processes cannot see it: where `dtype` and `device` are left to it, and it takes another dtype than the card's
-    own, they look for latents that no worker leaves (design §2, Compatibility), and that is said here.
+    Services in other processes do not know this worker's device. Where `dtype` and `device` are unset and the device
+    needs another dtype than the card's, those services look for latents that no worker stores (docs/architecture.md,
+    Nouns). This function then logs a warning.
     """
     cards = served_cards(placed(settings))
     if alone:
@@ -74,7 +78,8 @@ def placed_cards(settings: Settings, *, alone: bool) -> dict[str, ModelCard]:
     for name, card in served_cards(settings).items():
         if card.dtype != (here := cards[name].dtype):
             log("gpu_worker").warning(
-                "latents of another dtype than others look for", model=name, dtype=here, looked_for=card.dtype,
+                "latents stored in another dtype than other services look up",
+                model=name, dtype=here, looked_for=card.dtype,
                 rule="device: set it for all services (AFTERIMAGE_DEVICE=cpu), or dtype",
             )  # fmt: skip
     return cards

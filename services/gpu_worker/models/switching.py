@@ -1,4 +1,5 @@
-"""Follows the global monitor: reports what this worker runs, and changes its model when it is told to, by draining."""
+"""The worker's side of the global monitor: report what this worker runs, and switch its model as assigned, after
+draining."""
 
 from __future__ import annotations
 
@@ -20,18 +21,18 @@ from shared.domain.messages import Message, WorkerReported, WorkersAssigned, sil
 from shared.runtime.telemetry import log
 
 KEPT_STEPS = 64
-"""Of each model and batch size: what is reported is the median of the last ones."""
+"""Step times kept per model and batch size; reports carry their median."""
 RETRY_S = 1.0
 
 Serve = Callable[[Mapping[str, Family]], Awaitable[None]]
-"""Tells the engine which models it may be asked for, and waits until it has let go of others."""
+"""Set the models that the engine may run, and wait until it has released all others."""
 
 
 class Assignment:
-    """Begins with the large model and every lane that nobody else is known to take from.
+    """The worker's assignment. It begins with the large model and every lane that no other worker is known to consume.
 
-    When the monitor is away its model stands, and a worker that starts meanwhile begins as said; what others run is
-    forgotten, so that no lane is left to workers that are no more (design §3: nothing is ever stranded).
+    While the monitor is away the worker keeps its model, and a newly started worker begins as above. The other workers'
+    models then count as unknown, so that no lane waits for a worker that is gone (docs/architecture.md, Services).
     """
 
     def __init__(
@@ -58,9 +59,9 @@ class Assignment:
         self._subscription: Subscription | None = None
 
     async def load(self) -> Family:
-        """Loads and measures every model that is served, the large one last: it is here when this returns.
+        """Load and measure every served model, the large one last, so that it is loaded when this returns.
 
-        Raises what loading the large model raises; without a small one the worker goes on.
+        Raises what loading the large model raises. The worker goes on without a small model that cannot be loaded.
         """
         for name in reversed(self.served[1:]):
             await self._loaded(name)
@@ -71,14 +72,14 @@ class Assignment:
         return family
 
     async def begin(self, serve: Serve) -> None:
-        """Takes tasks, reports, and follows from now on."""
+        """Consume lanes, report to the monitor, and follow its assignments until `end`."""
         self._serve = serve
         self._subscription = await self._bus.subscribe([WorkersAssigned], self.hear)
         await self._taking.begin(self._lanes(self.duty))
         self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._keep_reporting())]
 
     async def end(self) -> None:
-        """Follows nobody any more; the last word is that it leaves."""
+        """Stop following assignments; the last report says that the worker leaves."""
         if self._subscription is None:
             return
         subscription, self._subscription = self._subscription, None
@@ -90,17 +91,17 @@ class Assignment:
 
     @property
     def families(self) -> dict[str, Family]:
-        """The models that this worker draws with: its own, and those loaded here that nobody runs; large first."""
+        """Families that this worker runs: its own, and loaded ones that no worker is assigned; the large one first."""
         here = self._models.families
         return {name: here[name] for name in used(self.duty, self.served, here)}
 
     @property
     def preferred(self) -> tuple[str, ...]:
-        """Those of them that draw what several may."""
+        """Models of `families` that generate what several may."""
         return preferred(self.duty, self.served, self._models.families)
 
     def count(self, model: str, rows: int, seconds: float) -> None:
-        """A step that ran."""
+        """Record the seconds of a step that ran."""
         self.step_s[model, rows].append(seconds)
 
     # ---- following
@@ -116,21 +117,21 @@ class Assignment:
             self._news.clear()
             try:
                 await self._change(self._wanted)
-            except Exception as error:  # a bus that is away, say: what it takes from stays until it is back
-                log("gpu_worker").warning("assignment not followed yet", error=repr(error))
+            except Exception as error:  # for example a bus that is away: the old lanes stay until it is back
+                log("gpu_worker").warning("assignment not applied; trying again", error=repr(error))
                 await asyncio.sleep(RETRY_S)
                 self._news.set()
 
     async def _heard(self) -> None:
-        """Wait for an assignment. The monitor publishes as often as workers report: when it has missed reports, other
-        workers may be gone unnoticed, and no model is known to run elsewhere."""
+        """Wait for an assignment. The monitor publishes as often as workers report. When it has missed reports, other
+        workers may be gone unnoticed: then no model is known to run elsewhere."""
         try:
             async with asyncio.timeout(silence_s(self._report_s)):
                 await self._news.wait()
         except TimeoutError:
             self._wanted = self.duty.alone()
             if self._wanted != self.duty:
-                log("gpu_worker").warning("monitor not heard; taking from every lane it can", model=self.duty.model)
+                log("gpu_worker").warning("monitor silent; consuming every lane this worker can", model=self.duty.model)
 
     async def _change(self, duty: ModelAssignment) -> None:
         before = self.duty.model
@@ -145,8 +146,9 @@ class Assignment:
             await self._report()
 
     async def _switched(self, name: str) -> bool:
-        """Whether the worker has this model now, and nothing in hand: it takes nothing new, and finishes what runs with
-        the old one. Where memory allows the new one is loaded before that, and the old one stays."""
+        """Switch to this model and return whether that succeeded; no task is in hand then. The worker takes no new task
+        and finishes running ones with the old model. Where memory allows, the new model is loaded before that, and the
+        old one stays loaded."""
         if name not in self.served or name in self._cannot:
             return False
         if self._models.fits(name) and not await self._loaded(name):
@@ -154,7 +156,7 @@ class Assignment:
         await self._taking.pause()
         await self._taking.finished()
         if name not in self._models.families:
-            await self._tell_engine({})  # which must not keep what has to go
+            await self._tell_engine({})  # the engine must release models that are unloaded
             await self._loaded(name)
             await self._models.get(name if name not in self._cannot else self.duty.model)
         await self._tell_engine(self._models.families)
@@ -164,7 +166,7 @@ class Assignment:
         return lanes(duty, self.served, self._models.families)
 
     async def _loaded(self, name: str) -> bool:
-        """Whether it is here now; one that cannot be loaded is reported as such."""
+        """Load the model and return whether it is loaded; a failure is reported to the monitor as `cannot`."""
         try:
             family = await self._models.get(name)
             if not any(model == name for model, _ in self.step_s):
@@ -177,7 +179,7 @@ class Assignment:
         return True
 
     async def _tell_engine(self, families: Mapping[str, Family]) -> None:
-        if self._serve is not None:  # there is one
+        if self._serve is not None:  # set once the engine runs
             await self._serve(families)
 
     async def _measured(self, family: Family) -> None:
@@ -206,12 +208,12 @@ class Assignment:
         )
         try:
             await self._bus.publish(report)
-        except AfterimageError as error:  # the next one is soon
-            log("gpu_worker").warning("not reported", error=str(error))
+        except AfterimageError as error:  # the next report follows soon
+            log("gpu_worker").warning("worker report not published", error=str(error))
 
 
 def kind_of(device: torch.device) -> str:
-    """What workers are equally fast on: the accelerator's name, or how many threads a step may have."""
+    """Return a name that equally fast workers share: the accelerator's name, or the thread limit of a step."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"{device.type}, {torch.get_num_threads()} threads"

@@ -9,7 +9,7 @@ import pytest
 from services.gpu_worker.models.residency import placed_cards
 from shared.runtime.settings import Settings
 
-TOLD = "latents of another dtype than others look for"
+TOLD = "latents stored in another dtype than other services look up"
 
 
 @pytest.fixture(autouse=True)
