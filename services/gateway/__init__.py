@@ -1,1 +1,2 @@
-"""The public door: decides whether a request is taken, where it queues, and who hears how it goes."""
+"""The gateway service, the public API: admit requests, choose their lanes, and send progress and results to waiting
+clients."""

@@ -1,4 +1,5 @@
-"""Whether another job may wait, and when to come back if not (design §8, Accept)."""
+"""Admission: refuse a job when the queue or the disk is full, with a delay after which to retry (docs/architecture.md,
+Delivery rules)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from shared.domain.errors import OverloadedError, StorageFullError
 
 _MIN_DELAY_S, _MAX_DELAY_S, _UNKNOWN_DELAY_S = 0.1, 60.0, 1.0
 _FAR_S = 10.0
-"""Places further ahead than this are not given out: who was sent away may have gone for good."""
+"""Longest delay in seconds for a reserved place in the queue: a refused client may never come back."""
 
 
 class FinishRate:
@@ -30,7 +31,8 @@ class FinishRate:
 
 
 def retry_delay_s(queued: int, max_queued: int, finished_per_s: float) -> float:
-    """Seconds until a place is free if jobs keep finishing as they did; 1 s when nothing is known, never above 60."""
+    """Return the seconds until a place is free, if jobs keep finishing at this rate; 1 s when the rate is unknown, 60 s
+    at most."""
     if finished_per_s <= 0:
         return _UNKNOWN_DELAY_S
     ahead = max(queued - max_queued + 1, 1)
@@ -38,17 +40,18 @@ def retry_delay_s(queued: int, max_queued: int, finished_per_s: float) -> float:
 
 
 class RetryAfter:
-    """Those who were refused, each told to come back when a place is free behind those who were refused before.
+    """Retry delays of refused clients: each is asked to come back when a place is free after the clients refused
+    before.
 
-    Told the same short delay, hundreds would come back together again and again for one place, and refusing them would
-    cost more than drawing.
+    With equal short delays, hundreds of clients would come back together for one place. Refusing them would cost more
+    than generating images.
     """
 
     def __init__(self) -> None:
         self._last_at = float("-inf")
 
     def delay_s(self, queued: int, max_queued: int, finished_per_s: float, now: float) -> float:
-        """Seconds until this one's turn."""
+        """Return the seconds until this client's turn."""
         first_s = retry_delay_s(queued, max_queued, finished_per_s)
         if finished_per_s <= 0:
             return first_s
@@ -62,25 +65,26 @@ def check_queue(queued: int, max_queued: int, finished_per_s: float, sent_away: 
     """Raises OverloadedError with a retry delay when the queue is full."""
     if queued >= max_queued:
         delay = sent_away.delay_s(queued, max_queued, finished_per_s, now)
-        message = f"{queued} jobs are waiting and max_queued is {max_queued}; come back in {delay:.1f} s"
+        message = f"{queued} jobs are waiting and max_queued is {max_queued}; retry in {delay:.1f} s"
         raise OverloadedError(message, retry_after_s=delay)
 
 
 def check_disk(free_bytes: int, min_free_bytes: int) -> None:
-    """Raises StorageFullError before a job is accepted that could not be stored."""
+    """Raises StorageFullError when the disk has no room to store another job's results."""
     if free_bytes < min_free_bytes:
         raise StorageFullError(
-            f"the data directory's disk has {free_bytes >> 20} MiB left and min_free_bytes asks for "
+            f"the data directory's disk has {free_bytes >> 20} MiB left; min_free_bytes needs "
             f"{min_free_bytes >> 20} MiB; free some space",
             retry_after_s=30.0,
         )
 
 
 class QueueLength:
-    """Jobs waiting: counted now and then, and kept up with what this gateway let in since."""
+    """The number of waiting jobs: counted in the catalog now and then, plus the jobs that this gateway admitted
+    since."""
 
     def __init__(self, stale_after_s: float = 0.25, relaxed_s: float = 2.0) -> None:
-        """A count is good for `relaxed_s` while the queue is less than half full, for `stale_after_s` else."""
+        """A count is good for `relaxed_s` while the queue is less than half full, else for `stale_after_s`."""
         self._stale_after_s, self._relaxed_s = stale_after_s, relaxed_s
         self._counted_at = float("-inf")
         self._counted = self._since = self._arriving = 0
@@ -90,7 +94,7 @@ class QueueLength:
         return self._counted + self._since + self._arriving
 
     def stale(self, now: float, limit: int) -> bool:
-        """Whether to count again before the next one is let in; always when it would be refused."""
+        """Return whether to count again before the next admission; always when the next request would be refused."""
         good_for_s = self._relaxed_s if self.length * 2 < limit else self._stale_after_s
         return now - self._counted_at > good_for_s or self.length >= limit
 
@@ -98,10 +102,10 @@ class QueueLength:
         self._counted, self._since, self._counted_at = queued, 0, now
 
     def arriving(self) -> None:
-        """A request was admitted; its row is not written yet."""
+        """Count a request that was admitted and whose row is not written yet."""
         self._arriving += 1
 
     def arrived(self) -> None:
-        """Its row is written (or it came to nothing: the next count puts that right)."""
+        """Count its row as written. If the request failed instead, the next count corrects that."""
         self._arriving -= 1
         self._since += 1

@@ -1,10 +1,11 @@
-"""A circuit breaker: a service that keeps failing is left alone for a while instead of costing every request a wait."""
+"""A circuit breaker: a service that keeps failing is not called for a while, so that requests do not wait for it."""
 
 from __future__ import annotations
 
 
 class Breaker:
-    """Opens after `failures` in a row, for `first_s` doubling to `max_s`; then one probe at a time passes."""
+    """A circuit breaker that opens after `failures` in a row, for `first_s` doubling to `max_s`; then one probe at a
+    time passes."""
 
     def __init__(self, *, failures: int = 3, first_s: float = 1.0, max_s: float = 30.0) -> None:
         self._limit, self._first_s, self._max_s = failures, first_s, max_s
@@ -17,7 +18,7 @@ class Breaker:
         return self._failed >= self._limit
 
     def allows(self, now: float) -> bool:
-        """Whether to call now; an allowed probe closes the door behind it until its outcome is known."""
+        """Return whether to call now. A probe blocks further calls until its outcome is known."""
         if not self.open:
             return True
         if now < self._open_until:

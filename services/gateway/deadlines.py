@@ -1,4 +1,4 @@
-"""When a job is given up: its client asked for that (`drop_if_late`) and its deadline passed."""
+"""The rule that drops late jobs: the client set `drop_if_late`, and the deadline passed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from shared.domain.types import Job, JobState
 from shared.runtime.telemetry import log
 
 AGAIN_S = 1.0
-"""Between two tries to drop a job while the catalog does not answer."""
+"""Seconds between two tries to drop a job while the catalog does not answer."""
 
 
 def time_left_s(job: Job, now: float) -> float | None:
-    """Seconds until the job is dropped, ≤ 0 when it is too late; None when it never is. `now`: the catalog's clock."""
+    """Return the seconds until the job is dropped: ≤ 0 when it is too late, None when it is never dropped. now: the
+    catalog's clock."""
     request = job.request
     if request.deadline_s is None or not request.drop_if_late or job.state.final:
         return None
@@ -22,29 +23,29 @@ def time_left_s(job: Job, now: float) -> float | None:
 
 
 def outcome_error(job: Job) -> AfterimageError | None:
-    """The error that a final job means for whoever waits for it; None when there is a picture."""
+    """Return the error for clients that wait for a final job; None when there is an image."""
     if job.state is JobState.SUCCEEDED:
         return None
     if reason := dropped_because(job):
         return DeadlineError(f"job {job.id} was dropped: {reason}")
     if job.state is JobState.FAILED:
-        # `attempt` grows with every claim, a drain's and one that was given back at once, too
+        # `attempt` is not a count of failures: it grows with every claim, also with one that was handed back
         tried = f" after {job.failures} attempts" if job.failures > 1 and not job.crashes else ""
         return JobFailedError(f"job {job.id} failed{tried}: {job.error}")
     return CancelledError(f"job {job.id} was cancelled")
 
 
 def dropped_because(job: Job) -> str:
-    """Field and rule, where a job ended without a picture after the deadline that its client set; else empty."""
+    """Return field and rule where a job ended without an image after the deadline that its client set; else empty."""
     request, failed = job.request, job.state in (JobState.CANCELLED, JobState.FAILED)
     if not failed or request.deadline_s is None or not request.drop_if_late:
         return ""
     late = job.updated_at >= job.created_at + request.deadline_s
-    return f"deadline_s: {request.deadline_s:g} s passed before it was done" if late else ""
+    return f"deadline_s: {request.deadline_s:g} s passed before the job finished" if late else ""
 
 
 def late_because(job: Job) -> str:
-    """The warning on a picture that came after the deadline that its client set, by the catalog's clock; else empty."""
+    """Return the warning for an image that came after its client's deadline, by the catalog's clock; else empty."""
     request = job.request
     if job.state is not JobState.SUCCEEDED or request.deadline_s is None:
         return ""
@@ -52,11 +53,11 @@ def late_because(job: Job) -> str:
     if late_s <= 0:
         return ""
     said = f"deadline_s: finished {late_s:.2f} s after the deadline of {request.deadline_s:g} s"
-    return said if request.drop_if_late else f"{said}; drop_if_late gives such requests up"
+    return said if request.drop_if_late else f"{said}; set drop_if_late to cancel such requests"
 
 
 class DropTimers:
-    """One timer per job that may be dropped; a restart arms them again from the rows."""
+    """One timer per job that may be dropped; a restart sets them again from the rows."""
 
     def __init__(self, drop: Callable[[str], Awaitable[object]]) -> None:
         self._drop = drop
@@ -67,15 +68,15 @@ class DropTimers:
     def arm(self, job: Job, now: float) -> None:
         left = time_left_s(job, now)
         if left is not None:
-            self._in(max(left, 0.0) + 0.01, job.id)  # a moment later, so that the row's own times say that it was late
+            self._in(max(left, 0.0) + 0.01, job.id)  # a little later, so that the row's own times show that it was late
 
     def disarm(self, job_id: str) -> None:
         if (timer := self._timers.pop(job_id, None)) is not None:
             timer.cancel()
 
     def drop_soon(self, job_id: str) -> None:
-        """Drops now, in a task of its own: the caller may itself be being cancelled. Tried again until the catalog
-        takes it."""
+        """Drop now, in a separate task, because the caller itself may be being cancelled. Retries until the catalog
+        answers."""
         task = asyncio.create_task(self._dropped(job_id))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,4 +1,5 @@
-"""Who waits for which job: facts wake them, the row decides (design §8, Streams)."""
+"""Fanout of job events to waiting calls: an event wakes a call, and the job's row decides its answer
+(docs/architecture.md, Delivery rules)."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from shared.domain.messages import JobCancelled, JobFailed, JobSucceeded, Messag
 from shared.domain.types import Job, JobState
 
 POLL_S = 1.0
-"""Facts may be lost (a broker restarts); the row is read this often all the same, also while progress is reported: a
-worker that lost its job may report for as long as it does not know."""
+"""Seconds between reads of the row while a call waits, because events may be lost (a broker restart). The row is also
+read while progress arrives: a worker that lost its job reports progress until it notices."""
 DRAINING_POLL_S = 0.2
 _KINDS: tuple[type[Message], ...] = (Progress, JobSucceeded, JobFailed, JobCancelled)
 
@@ -25,7 +26,7 @@ class Rows(Protocol):
 
 
 class Watch:
-    """What one waiting call hears about its job; only the last few facts are kept."""
+    """The events of one job for one waiting call; only the last 32 are kept."""
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
@@ -40,7 +41,7 @@ class Watch:
         self._news.set()
 
     async def next(self, timeout_s: float) -> Message | None:
-        """The next fact; None when there is none within `timeout_s` (or on `wake`)."""
+        """Return the next event; None when there is none within `timeout_s`, or on `wake`."""
         if not self._facts:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
@@ -53,7 +54,7 @@ class Fanout:
     """One subscription per gateway, one watch per waiting call."""
 
     def __init__(self, bus: Bus, on_end: Callable[[str], None]) -> None:
-        """`on_end` hears the id of every job that ended, waited for or not."""
+        """on_end: called with the id of every job that ended, waited for or not."""
         self._bus, self._on_end = bus, on_end
         self._watches: dict[str, set[Watch]] = defaultdict(set)
         self._subscription: Subscription | None = None
@@ -67,7 +68,7 @@ class Fanout:
             await self._subscription.close()
 
     def drain(self) -> None:
-        """From now on, waiting for a job that this process will not finish ends."""
+        """Make calls fail, from now on, whose job this process will not finish."""
         self.draining = True
         for watches in self._watches.values():
             for watch in watches:
@@ -78,7 +79,8 @@ class Fanout:
 
     @contextlib.contextmanager
     def watch(self, job_id: str) -> Iterator[Watch]:
-        """Hears from now on; open it before the row is written or read, and nothing is missed."""
+        """Watch a job's events from now on. Open the watch before the row is written or read, so that no event is
+        missed."""
         watch = Watch(job_id)
         self._watches[job_id].add(watch)
         try:
@@ -87,7 +89,7 @@ class Fanout:
             self._forget(watch)
 
     def redirect(self, watch: Watch, job_id: str) -> None:
-        """From now on it hears of another job; the row is read at once, since that one may have ended before."""
+        """Watch another job from now on. Its row is read at once, since that job may have ended before."""
         self._forget(watch)
         watch.job_id = job_id
         self._watches[job_id].add(watch)
@@ -101,10 +103,10 @@ class Fanout:
     async def follow(
         self, watch: Watch, rows: Rows, on_success: Callable[[JobSucceeded], object] = lambda _: None
     ) -> AsyncIterator[Progress | Job]:
-        """Progress as it is heard, the row on every slow poll, and last the row in its final state.
+        """Yield progress as it arrives, the row on every slow poll, and last the row in its final state.
 
-        `on_success` hears the fact before the row is read, which decides what it is worth. Raises UnavailableError when
-        this gateway stops before the job ran to its end.
+        `on_success` is called with the event before the row is read; the row decides whether the event counts. Raises
+        UnavailableError when this gateway stops before the job has ended.
         """
         now = asyncio.get_running_loop().time
         looked = now()
@@ -119,13 +121,17 @@ class Fanout:
                 on_success(fact)
             job, looked = await rows.get(watch.job_id), now()
             if not job.state.final and self.draining and self._goes_on_without_us(job):
-                raise UnavailableError(f"shutting down; job {job.id} goes on, ask again for it", retry_after_s=0.5)
+                raise UnavailableError(
+                    f"this gateway is shutting down; job {job.id} goes on, ask another replica for it",
+                    retry_after_s=0.5,
+                )
             yield job
             if job.state.final:
                 return
 
     def _goes_on_without_us(self, job: Job) -> bool:
-        """A worker of another process draws on; one of this process finishes what it has begun while it drains."""
+        """Return whether the job goes on after this process: queued jobs do, and jobs on workers of other processes. A
+        worker of this process finishes its running jobs while it drains."""
         return not self._bus.process_local or job.state is JobState.QUEUED
 
     async def _heard(self, fact: Message) -> None:

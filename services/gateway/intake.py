@@ -1,4 +1,5 @@
-"""From a client's message to a job row with its plan, queued on its lane or answered at once (design §8, Accept)."""
+"""Intake of requests: from a client's message to a job row with its plan, queued on its lane or answered at once
+(docs/architecture.md, Delivery rules)."""
 
 from __future__ import annotations
 
@@ -35,24 +36,24 @@ from shared.service.dispatch import dispatch
 
 
 class NobodyAbleError(UnavailableError):
-    """No worker could load the model: the job would wait for a person."""
+    """No worker could load the model, so the job would wait until an operator acts."""
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """A job that is (or already was) accepted."""
+    """A job that is accepted, now or by an earlier request with the same idempotency key."""
 
     job: Job
     timings: Timings
     picture: bytes = b""
-    """An exact repeat's picture, read before it was promised."""
+    """The image of an exact repeat, read before the job was committed."""
     confirmed: bool = True
-    """Whether the broker has its task; if not, the sweeper sends it, and until then nothing is promised. A retry knows
-    only what the row says."""
+    """True if the broker confirmed the task; if not, the sweeper sends it, and the client gets no acceptance until
+    then. A retry knows only the row's flag."""
 
 
 class Intake:
-    """Decides, plans, commits, sends: in this order, so that a client is never promised what could be lost."""
+    """Admission of requests: plan, commit, send, in this order, so that an accepted job cannot be lost."""
 
     def __init__(self, context: Context, models: Models, hints: Hints, roster: Roster) -> None:
         self._settings, self._clock, self._backends = context.settings, context.clock, context.backends
@@ -62,16 +63,18 @@ class Intake:
         self._queue, self._sent_away = QueueLength(), RetryAfter()
         scheme, _, folder = context.settings.blobs_url.partition(":")
         self._local_disk = folder if scheme == "file" else ""
-        # long before the sweeper asks, and seldom while a picture is being drawn or stored
+        # much earlier than the sweeper looks, and rarely while an image is being generated or stored
         self._confirmer = Confirmer(context.backends.catalog, every_s=min(1.0, context.settings.sweep_s / 10))
         self.rate = FinishRate()
 
     async def accept(
         self, message: pb.Request, caller: Caller, job_id: str, *, durable: bool, previews: bool = False
     ) -> Accepted:
-        """The job of this request: a new one named `job_id`, or the first one of the caller's idempotency key.
+        """Return the job of this request: a new one with id `job_id`, or the first one with the caller's idempotency
+        key.
 
-        durable: the job is on disk when this returns; else it is at its end, which the client waits for.
+        durable: the job is on disk when this returns. Otherwise the job is durable when it ends, which the client waits
+        for.
         """
         start = self._clock.monotonic()
         request, card = validate(message, self._models, self._settings, caller.tenant)
@@ -79,7 +82,7 @@ class Intake:
         try:
             planned, picture = await self._admitted(request, card)
         except (OverloadedError, NobodyAbleError):
-            # a retry takes up what was accepted, however full queue or disk are by now, and whoever can draw it
+            # a retry gets its accepted job, even if the queue or the disk is full or no worker can load the model now
             first = await self._first(caller, body)
             if first is None:
                 raise
@@ -106,14 +109,15 @@ class Intake:
         await self._confirmer.close()
 
     async def _first(self, caller: Caller, body: str) -> Job | None:
-        """The job that the caller's idempotency key already names."""
+        """Return the job that the caller's idempotency key already names."""
         if not caller.idempotency_key:
             return None
         return await self._backends.catalog.jobs.first(caller.tenant, caller.idempotency_key, body)
 
     async def _admitted(self, request: Request, card: ModelCard) -> tuple[Planned, bytes]:
-        """The plan of a request that can be drawn, and its picture if it is an exact repeat, which needs neither room
-        nor a worker. Its row is to be written, and the queue told so. Raises OverloadedError and NobodyAbleError."""
+        """Admit and plan a request; return its plan, and its image if it is an exact repeat, which needs neither disk
+        space nor a worker. The caller must write the job's row and call `_queue.arrived`. Raises OverloadedError and
+        NobodyAbleError."""
         undrawable = self._undrawable(card)
         if undrawable is not None and not _may_repeat(request):
             raise undrawable
@@ -129,9 +133,9 @@ class Intake:
         return planned, picture
 
     def _undrawable(self, card: ModelCard) -> NobodyAbleError | StorageFullError | None:
-        """Why no picture of this model can be drawn now."""
+        """Return the reason why no image of this model can be generated now; None when there is none."""
         if card.name in self._roster.unable(self._clock.monotonic()):
-            said = f"model {card.name!r}: none of the workers could load it, and their logs say why; ask for another"
+            said = f"model {card.name!r}: no worker could load it; ask for another, or read their logs for why"
             return NobodyAbleError(said)
         try:
             if self._local_disk:
@@ -141,7 +145,7 @@ class Intake:
         return None
 
     async def _admit(self) -> None:
-        """Raises OverloadedError when the queue is full; never refuses on an old count."""
+        """Raises OverloadedError when the queue is full. A request is never refused on an old count."""
         now, limit = self._clock.monotonic(), self._settings.max_queued
         if self._queue.stale(now, limit):
             self._queue.counted(await self._backends.catalog.jobs.queued(), now)
@@ -149,7 +153,8 @@ class Intake:
         self._queue.arriving()
 
     async def _stored_picture(self, planned: Planned) -> bytes:
-        """The picture of an exact repeat; one that cannot be read in time is planned again, without the exact check."""
+        """Return the image of an exact repeat. A request whose image cannot be read in time is planned again, without
+        the exact check."""
         plan = planned.plan
         if plan is None or plan.source is not PlanSource.EXACT:
             return b""
@@ -183,7 +188,8 @@ class Intake:
         )
 
     async def _announce(self, job: Job, previews: bool) -> bool:
-        """Whether its task, if it needs one, is confirmed by the broker; ConfigurationError when that refuses it."""
+        """Send the job's task, if it needs one; return whether the broker confirmed the task. Raises ConfigurationError
+        when the broker refuses it."""
         if job.state.final:
             self._hints.tell(StateUsed(job.plan.entry_id, 0))
             return True
@@ -196,20 +202,20 @@ class Intake:
         if error is None:
             return True
         METRICS.unsent.inc()
-        if isinstance(error, ConfigurationError):  # until a person mends it, and then the sweeper's
-            kept = f"job {job.id} is kept, and sent once that is mended"
+        if isinstance(error, ConfigurationError):  # lasts until an operator fixes it; then the sweeper sends the task
+            kept = f"job {job.id} is kept; the gateway sends it once this is fixed"
             raise ConfigurationError(f"{error}; {kept}", outside=f"{error.outside}; {kept}") from error
         log("gateway").warning("task not sent; the sweeper sends it", job=job.id, error=str(error))
         return False
 
 
 def body_hash(message: pb.Request) -> str:
-    """sha256 of the request as the client sent it, before defaults and a drawn seed."""
+    """Return the sha256 of the request as the client sent it, before defaults and a random seed."""
     return hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest()
 
 
 def _may_repeat(request: Request) -> bool:
-    """Whether a stored picture may be the answer: one that names its seed and reads the cache."""
+    """Return whether a stored image may be the answer: only to a request that names its seed and reads the cache."""
     return request.seed_given and request.cache.reads
 
 

@@ -1,4 +1,4 @@
-"""Jobs as clients see them: the row, its picture, and where the time went; the log line of each that ended."""
+"""Jobs as clients see them: the row, its image, and its timings; also the log line of each finished job."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ _OURS = ("embed_s", "predict_s", "plan_s", "accept_s")
 
 
 class Answers:
-    """Adds to each row what only this gateway knows: the seconds before acceptance, and in all."""
+    """Views of jobs; adds to each row the seconds that only this gateway knows: the stages before acceptance, and the
+    total."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
         self._timings: FIFOCache[str, Timings] = FIFOCache(_KEPT)
 
     def timed(self, job_id: str, timings: Timings) -> None:
-        """Remembers the seconds of a job's stages in the gateway; only the last few thousand jobs' are kept."""
+        """Keep the seconds of a job's stages in the gateway; only those of the last 4096 jobs are kept."""
         self._timings[job_id] = timings
 
     def ended(self, job_id: str, total_s: float) -> None:
@@ -51,24 +52,26 @@ class Answers:
         return message
 
     def ahead(self, fact: JobSucceeded) -> ReadAhead:
-        """Begins to read the picture that the fact names, while the row is read."""
+        """Start reading the image that the event names, while the row is read."""
         return ReadAhead(self._blobs, fact.picture_key, fact.picture_sha256)
 
     async def picture(self, job: Job, ahead: ReadAhead | None = None) -> bytes:
-        """The job's PNG; NotFoundError when it is not there (any more)."""
+        """Return the job's PNG. Raises NotFoundError when there is none, or none any more."""
         if job.result is None or not job.result.picture_key:
-            raise NotFoundError(f"job {job.id} is {job.state} and has no picture")
+            raise NotFoundError(f"job {job.id} is {job.state} and has no image")
         try:
             return await (ahead or self._blobs).get(job.result.picture_key, job.result.picture_sha256)
         except BlobMissingError as error:
-            raise NotFoundError(f"the picture of job {job.id} is gone; results are kept results_keep_s") from error
+            raise NotFoundError(
+                f"the image of job {job.id} is gone; results are kept for results_keep_s seconds"
+            ) from error
 
 
 class FinishedLog:
-    """One log line for each job that was accepted or taken up here, once its row is final."""
+    """A log of finished jobs: one line per job that this gateway accepted or took up, once its row is final."""
 
     def __init__(self, rows: Rows, waited_for: Callable[[str], bool], *, prompts: bool) -> None:
-        """waited_for: whether a call that waits for the job will read its row anyway; prompts: whether to log them."""
+        """waited_for: returns whether a waiting call will read the job's row anyway; prompts: whether to log them."""
         self._rows, self._waited_for, self._prompts = rows, waited_for, prompts
         self._open: FIFOCache[str, None] = FIFOCache(_KEPT)
         self._looking: set[asyncio.Task[None]] = set()
@@ -102,12 +105,12 @@ class FinishedLog:
         await asyncio.gather(*self._looking, return_exceptions=True)
 
     async def _look(self, job_id: str) -> None:
-        with contextlib.suppress(AfterimageError):  # a line less; the row stays as it is
+        with contextlib.suppress(AfterimageError):  # this only costs the log line
             self.ended(await self._rows.get(job_id))
 
 
 def _add(gateway: Timings, run: pb.Timings) -> None:
-    """The gateway's own stages beside the worker's seconds, and its total where it knows one."""
+    """Add the gateway's own stages to the worker's seconds, and the gateway's total where known."""
     for name in _OURS:
         setattr(run, name, getattr(gateway, name))
     run.total_s = gateway.total_s or run.total_s
@@ -141,9 +144,9 @@ def waiting_event(job: Job, position: int) -> gateway_pb2.GenerateStreamResponse
 
 
 def _waits_again(job: Job) -> str:
-    """Why a queued job that was begun is queued; empty where it never was."""
+    """Return the reason why a job that was running is queued again; empty where it never ran."""
     if not job.attempt:
         return ""
     if job.crashes:
-        return "its worker is gone, another one goes on"
-    return "it failed and is tried again" if job.failures else "its worker handed it back, another one goes on"
+        return "its worker is gone; another worker continues"
+    return "the attempt failed; the job is tried again" if job.failures else "its worker returned the job to the queue"

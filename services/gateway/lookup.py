@@ -1,4 +1,5 @@
-"""Asks embedder, match predictor and retriever for a plan; whatever is away, late or wrong costs the hit only."""
+"""Planning: ask embedder, match predictor and retriever for a plan. A service that is away, late or wrong costs only
+the hit."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass
 class Planned:
-    """A request on its way to a job: its plan, its embedding, and what there is to say about them."""
+    """A request on its way to a job: its plan, its embedding, and the warnings about both."""
 
     request: Request
     card: ModelCard
@@ -43,10 +44,10 @@ class Planned:
 
 
 class Lookup:
-    """The three services in front of the queue, each behind its own circuit breaker."""
+    """The clients of embedder, match predictor and retriever, each behind its own circuit breaker."""
 
     def __init__(self, context: Context, served: Collection[str]) -> None:
-        """`served`: the models of which any may go on from a picture."""
+        """served: the models that may continue from an image."""
         self._served = served
         self._settings, self._clock = context.settings, context.clock
         self._embedder = EmbedderServiceStub(context.channel("embedder"))
@@ -55,7 +56,7 @@ class Lookup:
         self._breakers = {name: Breaker() for name in ("embedder", "match_predictor", "retriever")}
 
     async def plan(self, request: Request, card: ModelCard) -> Planned:
-        """The request with its plan; never fails because of the cache."""
+        """Return the request with its plan; a failing cache never raises."""
         planned = Planned(request, card)
         await self._embed(planned)
         await self._predict(planned)
@@ -63,11 +64,11 @@ class Lookup:
         return planned
 
     async def replan(self, planned: Planned, *, exact: bool) -> None:
-        """Asks the retriever (again); `exact` says whether a stored picture may be the answer."""
+        """Ask the retriever, again if need be. exact: whether a stored image may be the answer."""
         start = self._clock.monotonic()
         plan = await self._try("retriever", planned, lambda: self._plan(planned, exact))
         if plan is None:
-            reason = f"Drawn from noise: {planned.degraded[-1]}."
+            reason = f"Generated from noise: {planned.degraded[-1]}."
             card, kept = planned.card, self._settings.capture_steps
             plan = noise_plan(planned.request, card.name, card.weights_hash, kept, reason, degraded=planned.degraded)
         elif planned.degraded:
@@ -95,7 +96,7 @@ class Lookup:
         planned.encoder_weights = reply.encoder_weights
         if embedding.unknown_words:
             words = ", ".join(embedding.unknown_words)
-            planned.warnings.append(f"the model was never shown these words: {words}")
+            planned.warnings.append(f"these words are not in the models' training vocabulary: {words}")
         if embedding.truncated:
             planned.warnings.append(UNSEARCHED)
         return True
@@ -127,15 +128,15 @@ class Lookup:
         return check_plan(plan_from_proto(reply.plan), planned.request, planned.card, self._served, exact=exact)
 
     async def _call(self, method: Callable[..., Awaitable[Any]], message: Any) -> Any:
-        # the client's own timer too: a peer that accepts and then hangs must not hold the request
+        # the timer on this side is for a peer that accepts the call and then hangs
         async with asyncio.timeout(self._settings.call_timeout_s * 1.5):
             return await rpc.call(method, message, timeout_s=self._settings.call_timeout_s)
 
     async def _try(self, service: str, planned: Planned, ask: Callable[[], Awaitable[T]]) -> T | None:
-        """The answer; or None, with a note on the plan of what happened."""
+        """Call a service; on failure return None and note the reason on the plan."""
         breaker = self._breakers[service]
         if not breaker.allows(self._clock.monotonic()):
-            self._without(service, planned, "failed repeatedly and is not asked for a while")
+            self._without(service, planned, "failed repeatedly and is not called for up to 30 s")
             return None
         try:
             answer = await ask()
@@ -148,7 +149,7 @@ class Lookup:
 
     def _without(self, service: str, planned: Planned, what: str, logged: str = "") -> None:
         if service != "retriever" and not planned.request.cache.reads:
-            return  # nothing was lost that this request wanted
+            return  # a request that does not read the cache lost nothing
         planned.degraded.append(f"{service}: {what}")
         METRICS.degraded.labels(service).inc()
         log("gateway").warning("planned without a service", service=service, error=logged or what)

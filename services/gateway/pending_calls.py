@@ -1,4 +1,4 @@
-"""One call that waits for its job: the job is accepted, followed until its row is final, and answered."""
+"""A call that waits for its job: the job is accepted, followed until its row is final, and answered."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from shared.runtime.telemetry import METRICS
 from shared.service import Context
 
 PREVIEWS_AGAIN_S = 1.0
-"""Seconds between two requests of one stream for previews that do not come."""
+"""Least seconds between two requests of one stream for previews that have not come."""
 
 
 @dataclass
 class PendingCall:
-    """One waiting call."""
+    """One waiting call and its job."""
 
     watch: Watch
     start: float
@@ -39,7 +39,7 @@ class PendingCall:
     picture: bytes = b""
     confirmed: bool = True
     ahead: ReadAhead | None = None
-    """The picture, read from the moment that its event arrives."""
+    """The read of the image, begun when JobSucceeded arrives."""
 
     def close(self) -> None:
         if self.ahead is not None:
@@ -47,7 +47,8 @@ class PendingCall:
 
 
 class Calls:
-    """All calls that wait at this gateway, and what happens to a job when its call leaves or its deadline passes."""
+    """All calls that wait at this gateway. Jobs are dropped when their call leaves or their deadline passes, if
+    `drop_if_late` is set."""
 
     def __init__(self, context: Context, intake: Intake, hints: Hints) -> None:
         self._jobs, self._clock, self._intake, self._hints = context.backends.catalog.jobs, context.clock, intake, hints
@@ -63,16 +64,18 @@ class Calls:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[PendingCall]:
-        """Watch the coming job before it exists. A caller that leaves early may take its job along."""
+        """Watch a job before it exists. When the caller leaves early, its job is dropped if `drop_if_late` is set."""
         if self.fanout.draining:
-            raise UnavailableError("shutting down; try another replica, or again in a moment", retry_after_s=2.0)
+            raise UnavailableError(
+                "this gateway is shutting down; retry in 2 s, or ask another replica", retry_after_s=2.0
+            )
         with contextlib.ExitStack() as after, self.fanout.watch(new_id()) as watch:
             call = PendingCall(watch, self._clock.monotonic())
             after.callback(self._unwatched, call)
             try:
                 yield call
             except (asyncio.CancelledError, GeneratorExit):
-                if not self.fanout.draining:  # else it is us who leave
+                if not self.fanout.draining:  # while draining, the gateway leaves and not the caller
                     self._left(call)
                 raise
             finally:
@@ -101,30 +104,30 @@ class Calls:
         return job
 
     async def result(self, call: PendingCall) -> pb.GenerateResponse:
-        """The answer, once the job's row is final. Raises the error that the job ended with."""
+        """Return the answer once the job's row is final. Raises the error that the job ended with."""
         assert call.job is not None
         job = call.job
         async for event in self._follow(call, job):
             if isinstance(event, Job):
                 job = event
-        return await self._answer(job, call)  # its final row, with which following ends
+        return await self._answer(job, call)  # its final row, the last event
 
     async def stream(self, call: PendingCall, *, previews: bool) -> AsyncIterator[pb.GenerateStreamResponse]:
-        """Acceptance, once the broker has the task; then progress, and last the result."""
+        """Yield the acceptance once the broker has the task, then progress, then the result."""
         assert call.job is not None
         job, ask_at = call.job, 0.0
         if call.confirmed:
             yield accepted_event(job, 0 if job.state.final else await self._jobs.position(job.id))
         async for event in self._follow(call, job):
             if not call.confirmed:
-                if isinstance(event, Job) and not event.promised:  # its task is to be sent
+                if isinstance(event, Job) and not event.promised:  # the sweeper has yet to send its task
                     continue
                 call.confirmed = True
                 yield accepted_event(job, await self._jobs.position(job.id))
             if isinstance(event, Progress):
                 preview = base64.b64decode(event.preview) if previews else b""
                 now = self._clock.monotonic()
-                if previews and not preview and now >= ask_at:  # of each worker that takes the job up
+                if previews and not preview and now >= ask_at:  # once per worker that takes the job
                     self._hints.tell(PreviewsRequested(event.job_id))
                     ask_at = now + PREVIEWS_AGAIN_S
                 yield progress_event(event, preview)
@@ -136,23 +139,23 @@ class Calls:
     async def cancel(self, job_id: str) -> Job:
         job = await self._jobs.cancel(job_id)
         if job.state is JobState.CANCELLED:
-            self._hints.tell(JobCancelled(job_id))  # a worker that misses it finds out at its next write
+            self._hints.tell(JobCancelled(job_id))  # a worker that misses the event finds out at its next write
         return job
 
     def requeued(self, job: Job) -> None:
-        """The sweeper sent the job's task again."""
+        """Follow a job whose task the sweeper sent again."""
         self._arm(job)
-        if self._process_local:  # the gateway that accepted it is gone
+        if self._process_local:  # the gateway process that accepted it is gone
             self._finished.accepted(job.id)
 
     async def _follow(self, call: PendingCall, job: Job) -> AsyncIterator[Progress | Job]:
-        """Every event of the job until its row is final, and that row last."""
+        """Yield every event of the job until its row is final, and that row last."""
         if job.state.final:
             yield job
             return
 
         def read_ahead(event: JobSucceeded) -> None:
-            call.close()  # a duplicate's event: one read is enough
+            call.close()  # a duplicate's event: drop the first read
             call.ahead = self.answers.ahead(event)
 
         async for event in self.fanout.follow(call.watch, self._jobs, read_ahead):
@@ -178,7 +181,7 @@ class Calls:
             self._finished.look(call.job.id)
 
     def _arm(self, job: Job) -> None:
-        self.timers.arm(job, now=job.updated_at)  # just written: this is the catalog's clock
+        self.timers.arm(job, now=job.updated_at)  # just written, so this is the catalog's clock
 
     def _ended(self, job_id: str) -> None:
         self.timers.disarm(job_id)

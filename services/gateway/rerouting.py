@@ -1,5 +1,5 @@
-"""Moves hits that wait for a model which nobody runs any more to where they can be drawn (design §3: nothing is ever
-stranded)."""
+"""Rerouting: move hits that wait for a model that no worker runs any more to a lane with consumers
+(docs/architecture.md, Services)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from shared.runtime.telemetry import log
 from shared.service.dispatch import dispatch
 
 AT_A_TIME = 100
-"""Rows of one read: what cannot move may wait before what can, so all are looked at, a page after the other."""
+"""Rows per read. All pages are read, because jobs that cannot move may come before jobs that can."""
 
 
 async def reroute(catalog: Catalog, bus: Bus, served: Collection[str], assigned: Collection[str] | None) -> int:
-    """Move them, and return how many moved. The tasks that stay in the old lanes lose their claims."""
+    """Move waiting jobs, and return how many moved. Their tasks in the old lanes lose the claim."""
     if assigned is None:
         return 0
     moved = 0
-    # where one model alone is served nobody takes from `refine`; what waits there is of an earlier start
+    # with one served model no worker consumes `refine`; jobs there are from a run with other settings
     taken = {*(lane_of(model) for model in assigned), *((refine_lane(),) if len(served) > 1 else ())}
     for left_alone in await catalog.jobs.lanes() - taken:
         async for job in _waiting(catalog, left_alone):
@@ -38,12 +38,12 @@ async def reroute(catalog: Catalog, bus: Bus, served: Collection[str], assigned:
             if done.error is not None:
                 log("gateway").warning(done.trouble, job=job.id, error=str(done.error))
     if moved:
-        log("gateway").info("jobs moved to where they can be drawn", jobs=moved)
+        log("gateway").info("jobs moved to lanes with workers", jobs=moved)
     return moved
 
 
 async def _waiting(catalog: Catalog, lane: str) -> AsyncIterator[Job]:
-    """The lane's queued jobs, oldest first."""
+    """Yield the lane's queued jobs, oldest first."""
     after = ""
     while page := await catalog.jobs.waiting(lane, AT_A_TIME, after):
         for job in page:

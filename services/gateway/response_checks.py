@@ -1,4 +1,4 @@
-"""Whether what another service answered can be used: a wrong answer is treated like no answer (design §1)."""
+"""Checks of other services' answers: a wrong answer is treated like no answer (docs/architecture.md, Request path)."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ class NonsenseError(AfterimageError):
 
 
 def check_vector(vector: bytes) -> bytes:
-    """The embedding, if it is float32 of unit length; raises NonsenseError."""
+    """Return the embedding if it is float32 of unit length. Raises NonsenseError."""
     if not vector or len(vector) % 4:
-        raise NonsenseError(f"an embedding of {len(vector)} bytes")
+        raise NonsenseError(f"the embedding must be float32 values (got {len(vector)} bytes)")
     norm = float(np.linalg.norm(vector_from(vector)))
     if not abs(norm - 1.0) < _UNIT_TOLERANCE:  # also refuses nan
-        raise NonsenseError(f"an embedding of length {norm:.3g} instead of 1")
+        raise NonsenseError(f"the embedding must have length 1 (got {norm:.3g})")
     return vector
 
 
 def check_plan(
     plan: Plan, request: Request, card: ModelCard, served: Collection[str] = (), *, exact: bool = True
 ) -> Plan:
-    """The plan, if this request, made for this model, can be drawn by it; raises NonsenseError.
+    """Return the plan if this request's model, or a model that it allows, can run it. Raises NonsenseError.
 
-    `served`: the models that may go on from a picture instead, where the request names none. `exact`: whether a stored
-    picture may be the answer, whoever drew it where the request names none.
+    served: the models that may continue from an image where the request names no model. exact: whether a stored image
+    may be the answer, by any model where the request names none.
     """
     if plan.source is PlanSource.IMAGE:
         _check_refiners(plan, request, card, () if request.names_a_model else served)
     elif plan.model != card.name and (plan.source is not PlanSource.EXACT or request.names_a_model):
-        raise NonsenseError(f"a plan for model {plan.model!r} instead of {card.name!r}")
+        raise NonsenseError(f"the plan must be for model {card.name!r} (got {plan.model!r})")
     if plan.miss_model not in ("", card.name, *served):
-        raise NonsenseError(f"a plan that {plan.miss_model!r} draws when its start is gone, which nobody runs")
+        raise NonsenseError(f"the plan's miss_model must be a served model (got {plan.miss_model!r})")
     _check_start(plan, request, exact)
     if plan.fallback is not None:
         check_plan(plan.fallback, request, card, served, exact=False)
     if any(not 0 < step < request.steps for step in plan.capture_steps):
-        raise NonsenseError(f"capture steps {plan.capture_steps} of {request.steps}")
+        raise NonsenseError(f"capture_steps must be between 1 and {request.steps - 1} (got {plan.capture_steps})")
     return plan
 
 
@@ -59,28 +59,30 @@ def _check_start(plan: Plan, request: Request, exact: bool) -> None:
         case PlanSource.LATENT | PlanSource.IMAGE:
             first, last = 1, plan.run_steps(request.steps) - 1
         case _:
-            raise NonsenseError(f"a plan from {plan.source}, which was not asked for")
+            raise NonsenseError(
+                f"the plan's source must be noise, latent or image, or exact if asked for (got {plan.source})"
+            )
     if not first <= plan.start_step <= last:
         raise NonsenseError(
-            f"a start from {plan.source} after step {plan.start_step} of {plan.run_steps(request.steps)}"
+            f"start_step of a plan from {plan.source} must be between {first} and {last} (got {plan.start_step})"
         )
     if plan.source is not PlanSource.NOISE and not plan.state_key:
-        raise NonsenseError(f"a plan from {plan.source} that names nothing to start from")
+        raise NonsenseError(f"a plan with source {plan.source} must name its state_key (got none)")
     if not 0 <= plan.fresh_noise <= 1:  # also refuses nan
-        raise NonsenseError(f"{plan.fresh_noise} of the noise fresh")
+        raise NonsenseError(f"fresh_noise must be between 0 and 1 (got {plan.fresh_noise})")
     if not all(one.guidance is None or 0 <= one.guidance < inf for one in plan.may_run):
-        raise NonsenseError(f"guidance {[one.guidance for one in plan.may_run]}")
+        raise NonsenseError(f"guidance must be at least 0 and finite (got {[one.guidance for one in plan.may_run]})")
 
 
 def _check_refiners(plan: Plan, request: Request, card: ModelCard, served: Collection[str]) -> None:
     models = [one.model for one in plan.may_run]
     if plan.model not in models or not {*models} <= {card.name, *served}:
         raise NonsenseError(
-            f"a picture that {', '.join(models) or 'nobody'} may go on from, planned for {plan.model!r}"
+            f"may_run must list served models and the plan's own, {plan.model!r} (got {', '.join(models) or 'none'})"
         )
     starts = [(one.start_step, one.run_steps(request.steps)) for one in plan.may_run]
     if not all(0 < start < steps for start, steps in starts):
         said = ", ".join(f"{start} of {steps}" for start, steps in starts)
-        raise NonsenseError(f"starts after {said} steps")
+        raise NonsenseError(f"start_step must be between 1 and steps − 1 for each model (got {said})")
     if any(one.model == card.name and one.steps not in (None, request.steps) for one in plan.may_run):
-        raise NonsenseError(f"a run of {card.name!r} in other than the {request.steps} steps that were asked for")
+        raise NonsenseError(f"model {card.name!r} must run the request's {request.steps} steps")

@@ -1,4 +1,5 @@
-"""Which models some worker runs, and which none can, by what workers say of themselves."""
+"""The roster of workers: the models that some worker runs, and those that no worker can load, by the workers' own
+reports."""
 
 from __future__ import annotations
 
@@ -8,17 +9,18 @@ from shared.domain.messages import MISSED_REPORTS, WorkerReported, silence_s
 
 
 class Roster:
-    """Nothing is known, and None said, once nobody reports any more, and until everybody had the time to after the
-    first report that follows: meanwhile any model may be run by workers that were not heard."""
+    """The live workers by their reports. The answer is None, for unknown, when no worker has reported for a while, and
+    then until one report interval after the next first report. During that time any model may be run by a worker that
+    has not reported yet."""
 
     def __init__(self, report_s: float) -> None:
         self._report_s, self._lapse_s = report_s, silence_s(report_s)
         self._heard: dict[str, tuple[WorkerReported, float]] = {}
         self._last_at, self._whole_at = -inf, inf
-        """When anybody was heard last, and from when on everybody was."""
+        """Time of the last report, and the time from which every worker has had time to report."""
 
     def reported(self, report: WorkerReported, at: float) -> None:
-        """at: monotonic seconds."""
+        """Record a report. at: monotonic seconds."""
         if self._silent(at):
             self._whole_at = at + self._report_s
         self._last_at = at
@@ -31,16 +33,16 @@ class Roster:
         return frozenset(report.model for report in self._live(now)) or None
 
     def unable(self, now: float) -> frozenset[str]:
-        """Models that every worker failed to load; of none when nothing is known."""
+        """Return the models that every worker failed to load; empty when no worker is known."""
         failed = [frozenset(report.cannot) for report in self._live(now)]
         return frozenset.intersection(*failed) if failed else frozenset()
 
     def _live(self, now: float) -> list[WorkerReported]:
-        """The last word of everybody who is there; nobody's while not everybody was heard."""
+        """Return the last report of every live worker; empty until every worker has had time to report."""
         if self._silent(now) or now < self._whole_at:
             return []
         return [report for report, at in self._heard.values() if now - at <= self._lapse_s]
 
     def _silent(self, now: float) -> bool:
-        """Whether all workers have missed reports at once: then the bus is away, not the workers."""
+        """Return whether all workers have missed reports at once: then the bus is away, not the workers."""
         return now - self._last_at > silence_s(self._report_s, MISSED_REPORTS - 1)

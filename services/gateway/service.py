@@ -1,4 +1,4 @@
-"""The gateway's handlers: accept, wait, answer."""
+"""The gateway's gRPC handlers: accept a request, wait for its job, answer."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from shared.runtime.telemetry import METRICS, counted_when_scraped
 from shared.service import Context
 
 LOCAL_PEERS = ("unix:", "ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D")
-"""How gRPC names callers on this machine."""
+"""Prefixes of gRPC peer names of callers on this machine."""
 NOTED_S, LOOK_S = 2.0, 0.02
-"""A caller who cancels what runs waits for its worker's note on what it had cost; the row is looked at so often."""
+"""Seconds that CancelJob waits for the worker's note on the cost of a running job; first delay between reads of the
+row."""
 
 
 class GatewayService(GatewayServiceServicer):
-    """The public door (design §3)."""
+    """The public API (docs/architecture.md, Services)."""
 
     name: ClassVar[str] = "gateway"
     ports: ClassVar[frozenset[str]] = frozenset({"catalog", "blobs", "bus"})
@@ -43,7 +44,7 @@ class GatewayService(GatewayServiceServicer):
 
     async def start(self, context: Context) -> None:
         catalog, bus = context.backends.catalog, context.backends.bus
-        # a caller waits for what handlers ask; nobody for the sweeper, whose questions are large
+        # handlers have waiting callers, so their queries are bounded in time; the sweeper's large queries are not
         bounded = replace(context.backends, catalog=catalog.within(context.settings.catalog_timeout_s))
         self._context = context = replace(context, backends=bounded)
         cards = await asyncio.to_thread(_read_cards, context.settings)
@@ -125,7 +126,7 @@ class GatewayService(GatewayServiceServicer):
         local = context.peer().startswith(LOCAL_PEERS)
         return pb.LocateResponse(internal_address=self._context.internal_address if local else "")
 
-    # ---- what handlers share ----
+    # ---- shared by the handlers ----
 
     async def _reported(self, fact: Message) -> None:
         if isinstance(fact, WorkerReported):
@@ -136,7 +137,7 @@ class GatewayService(GatewayServiceServicer):
         return self._context.backends.catalog.jobs
 
     async def _own(self, job_id: str, context: Any) -> Job:
-        """The caller's job; another tenant's looks like none."""
+        """Return the caller's job. Raises NotFoundError for another tenant's, as if the job did not exist."""
         try:
             job: Job = await self._jobs.get(job_id)
             if job.request.tenant == caller_of(context).tenant:
@@ -147,8 +148,8 @@ class GatewayService(GatewayServiceServicer):
         raise NotFoundError(f"job {job_id!r}: no such job; it never existed or its result expired")
 
     async def _noted(self, job: Job) -> Job:
-        """A cancelled job with what its worker noted, where one had it and says so in time. It is cancelled whether or
-        not the catalog can be asked again."""
+        """Return a cancelled job with the worker's note on its cost, if a worker had the job and writes the note in
+        time. The job stays cancelled even where the catalog cannot be read again."""
         now, look_s = asyncio.get_running_loop().time, LOOK_S
         end = now() + NOTED_S
         while job.state is JobState.CANCELLED and job.worker and job.result is None and now() < end:
@@ -160,7 +161,7 @@ class GatewayService(GatewayServiceServicer):
 
 
 def _read_cards(settings: Settings) -> dict[str, ModelCard]:
-    """The models that are served; their weights' hashes are read once, not during the first request."""
+    """Return the cards of the served models; reads their weights' hashes once, not during the first request."""
     cards = served_cards(settings)
     for card in cards.values():
         _ = card.weights_hash

@@ -1,4 +1,5 @@
-"""Tells the catalog what was sent, and sends again what a crash left unsent or unfinished (design §8, Sweeper)."""
+"""The sweeper: record in the catalog which tasks were sent, and send again those that a crash left unsent or unfinished
+(docs/architecture.md, Delivery rules)."""
 
 from __future__ import annotations
 
@@ -16,18 +17,22 @@ from shared.runtime.telemetry import log
 from shared.service.dispatch import dispatch
 
 SLEPT_S = 5.0
-"""The clock on the wall this far ahead of the monotonic one: the machine was suspended, or its clock was set."""
+"""Seconds by which the wall clock may run ahead of the monotonic clock; more means that the machine was suspended, or
+its clock set."""
 ANSWER_S = 5.0
-"""A catalog that takes longer to say that it is there is away."""
+"""Seconds after which a catalog without an answer counts as away."""
 
 
 class Sweeper:
-    """Duplicates that it sends lose the claim, so sending once too often costs nothing but the message.
+    """Send tasks again whose jobs need it. Duplicates lose the claim, so a needless one costs only the message.
 
-    lease_s: how long workers get to renew after a suspend or with the catalog back, when leases ran out but nobody
-    crashed.
-    resend_s: a job that waits for longer is sent again whatever the broker confirmed: its task may have been buried.
-    reroute: moves what waits where nobody takes it; after each sweep, and whether or not that failed.
+    lease_s: time for workers to renew after a suspend, or after the catalog was away, when leases ran out without a
+    crash.
+
+    resend_s: a job that waits longer is sent again whatever the broker confirmed, because its task may have been
+    dead-lettered.
+
+    reroute: moves jobs that wait in lanes without consumers; called after each sweep, whether or not the sweep failed.
     """
 
     def __init__(
@@ -46,26 +51,26 @@ class Sweeper:
         self._impatient, self._away = catalog.within(ANSWER_S), False
         self._catalog, self._bus, self._every_s, self._on_requeued = catalog, bus, every_s, on_requeued
         self._lease_s, self._clock = lease_s, clock or SystemClock()
-        # a bus of this process loses nothing while the process lives
+        # an in-process bus loses nothing while the process lives
         self._resend_s = NEVER_S if bus.process_local else resend_s
 
     async def recover(self) -> int:
-        """Embedded start: whatever the last process had in its queues or hands is queued again; how many."""
+        """Embedded start: queue again every job that the last process had queued or running; return how many."""
         return await self._send(await self._catalog.jobs.recover())
 
     async def sweep(self) -> int:
-        """Rows committed but never confirmed, rows whose lease ran out, and rows that wait so long that their task may
-        be lost; how many were sent."""
+        """Send jobs that were committed but not confirmed, whose lease ran out, or that wait so long that their task
+        may be lost; return how many."""
         jobs = self._catalog.jobs.to_requeue(unconfirmed_after_s=self._every_s, anyhow_after_s=self._resend_s)
         return await self._send(await jobs)
 
     async def run(self) -> None:
-        """Sweeps until cancelled; an error is logged, holds up nothing else, and the next sweep tries again."""
+        """Sweep until cancelled. An error is logged and stops nothing else; the next sweep tries again."""
         while True:
             lead_s = self._clock.now() - self._clock.monotonic()
             await asyncio.sleep(self._every_s)
             if self._clock.now() - self._clock.monotonic() - lead_s > SLEPT_S:
-                await self._let_renew("slept")
+                await self._let_renew("the machine was suspended or its clock set")
             if await self._catalog_is_there():
                 await self._go_round()
 
@@ -90,7 +95,7 @@ class Sweeper:
         for step in (self._sweep, self._reroute):
             try:
                 await step()
-            except AfterimageError as error:  # the sweeper outlives a broker or catalog that is away
+            except AfterimageError as error:  # broker or catalog is away; the sweeper goes on
                 away = away or str(error)
             except Exception as error:
                 log("gateway").error("sweep failed", error=repr(error), exc_info=error)
@@ -102,9 +107,10 @@ class Sweeper:
             log("gateway").warning("requeued jobs", count=sent)
 
     async def _send(self, jobs: Sequence[Job]) -> int:
-        """What could not be sent stays unconfirmed, for the next sweep; what was sent is confirmed.
+        """Send these jobs' tasks and confirm those that were sent. The others stay unconfirmed for the next sweep.
 
-        A lane that takes nothing holds up no other; the first one's error is raised when all had their turn.
+        A lane that takes no task does not hold up other lanes. The first lane's error is raised when all lanes are
+        done.
         """
         sent: list[str] = []
         errors: dict[str, AfterimageError] = {}
@@ -130,11 +136,12 @@ class Sweeper:
 
 
 async def _nothing() -> None:
-    """Where nothing moves."""
+    """The default of `reroute`: move nothing."""
 
 
 class Confirmer:
-    """Notes in batches, off the request's path, that the broker has a job's task; one lost is sent once more."""
+    """Records in batches, off the request's path, that the broker has a job's task. A job whose record is lost is sent
+    once more."""
 
     def __init__(self, catalog: Catalog, every_s: float) -> None:
         self._catalog, self._every_s = catalog, every_s
@@ -143,7 +150,7 @@ class Confirmer:
         self._closing = asyncio.Event()
 
     async def confirm(self, job_ids: Sequence[str]) -> None:
-        """Returns at once; the batch is written soon."""
+        """Add to the next batch, and return at once."""
         self._sent += job_ids
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._confirm_soon())

@@ -1,4 +1,5 @@
-"""From what a client sent to a Request with every default filled in, or the field and the rule it breaks."""
+"""Validation: turn a client's message into a Request with every default filled in, or name the field and the rule it
+breaks."""
 
 from __future__ import annotations
 
@@ -18,25 +19,25 @@ from shared.runtime.rpc_types import cache_from_proto, scope_from_proto
 from shared.runtime.settings import Settings
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-"""Control characters; tabs and line ends are text."""
+"""Control characters, except tabs and line ends."""
 KEY_METADATA = "idempotency-key"
-"""The call metadata that names a caller's key for a request."""
+"""Name of the call metadata with a caller's key for a request."""
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")
 TENANT_METADATA = "tenant"
-"""The call metadata that names the tenant (API keys will)."""
+"""Name of the call metadata with the tenant."""
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _ENUMS = {
     field: {number: name for name, number in kind.items()}
     for field, kind in (("cache", pb.CacheMode), ("scope", pb.Scope), ("modality", pb.Modality))
 }
-"""By field: what each number it may hold is called."""
+"""Names of the enum values by field and number."""
 _MAX_USER_CHARS = 200
 _MAX_PRIORITY = 100
 
 
 @dataclass(frozen=True)
 class Caller:
-    """The tenant that calls, and its key for a request that it may repeat."""
+    """The tenant that calls, and its idempotency key."""
 
     tenant: str
     idempotency_key: str = ""
@@ -44,27 +45,28 @@ class Caller:
 
 @dataclass(frozen=True)
 class Models:
-    """What can be asked for: cards by model id, and which of them draws what asks for no model."""
+    """The served models: cards by model id, and the ids behind `large` and `small`."""
 
     cards: Mapping[str, ModelCard]
     large: str
     small: str | None = None
 
     def choose(self, quality: str) -> ModelCard:
-        """The card behind `auto`, `large`, `small` or a model id; raises InvalidRequestError listing what exists."""
+        """Return the card behind `auto`, `large`, `small` or a model id. Raises InvalidRequestError with the known
+        names."""
         roles = {"": self.large, "auto": self.large, "large": self.large, "small": self.small or quality}
         name = roles.get(quality, quality)
         if name not in self.cards:
             offered = ", ".join(dict.fromkeys(["auto", "large", *(["small"] if self.small else []), *self.cards]))
-            rule = f"must be one of {offered}: these are served here, AFTERIMAGE_LARGE and _SMALL name others"
+            rule = f"must be one of {offered}: the models served here; AFTERIMAGE_LARGE and _SMALL set others"
             raise InvalidRequestError("quality", rule, quality)
         return self.cards[name]
 
 
 def validate(message: pb.Request, models: Models, settings: Settings, tenant: str) -> tuple[Request, ModelCard]:
-    """The Request and the card of the model that it is for.
+    """Return the Request and the card of its model.
 
-    Draws a random seed when the client gave none (then `seed_given` is False). Raises InvalidRequestError.
+    Chooses a random seed when the client gave none (then `seed_given` is False). Raises InvalidRequestError.
     """
     _check_text("prompt", message.prompt, settings.max_prompt_chars)
     if not message.prompt.strip():
@@ -107,7 +109,7 @@ def validate(message: pb.Request, models: Models, settings: Settings, tenant: st
 
 
 def caller_of(context: Any) -> Caller:
-    """The caller that a gRPC call's metadata names. Raises InvalidRequestError."""
+    """Return the caller that a gRPC call's metadata names. Raises InvalidRequestError."""
     metadata = dict(context.invocation_metadata() or ())
     return Caller(
         tenant=check_tenant(metadata.get(TENANT_METADATA, "default")),
@@ -116,28 +118,28 @@ def caller_of(context: Any) -> Caller:
 
 
 def check_tenant(tenant: str) -> str:
-    """The tenant of a call; one pattern, so that scope keys made from it are never ambiguous."""
+    """Check a tenant's name. One pattern for all names keeps the scope keys made from them unambiguous."""
     if not _TENANT.fullmatch(tenant):
         raise InvalidRequestError("tenant", "must be 1 to 64 letters, digits, dots, dashes or underscores", tenant)
     return tenant
 
 
 def check_key(key: str) -> str:
-    """The key as it is, empty when there is none; raises InvalidRequestError for one that cannot be a key."""
+    """Return the key, which may be empty. Raises InvalidRequestError for an invalid key."""
     if key and not _KEY.fullmatch(key):
         raise InvalidRequestError(KEY_METADATA, "must be 1 to 200 printable ASCII characters without spaces", key)
     return key
 
 
 def page_size(wanted: int) -> int:
-    """How many jobs a page holds: 1 to 1000, 0 means 50."""
+    """Return the number of jobs per page: 1 to 1000; 0 means 50."""
     if wanted > 1000:
         raise InvalidRequestError("page_size", "must be from 1 to 1000, or 0 for 50", wanted)
     return wanted or 50
 
 
 def page_token(token: str) -> str:
-    """Where a page of jobs begins: after the job that the page before ended with."""
+    """Return the id of the job before the page: the last job of the previous page, or empty."""
     if token and not is_id(token):
         raise InvalidRequestError("page_token", "must be the next_page_token of the page before, or empty", token[:100])
     return token
@@ -152,20 +154,21 @@ def _check_text(field: str, text: str, limit: int) -> None:
 
 
 def _check_enums(message: pb.Request) -> None:
-    """proto3 lets unknown numbers through; taking them for the default would do something the client did not ask."""
+    """Refuse unknown enum numbers, which proto3 lets through: taking them for the default would do what the client did
+    not ask."""
     for field, kind in _ENUMS.items():
         value = getattr(message, field)
         if value not in kind:
             names = ", ".join(name.rsplit("_", 1)[1].lower() for name in list(kind.values())[1:])
             raise InvalidRequestError(field, f"must be one of {names}", value)
     if message.modality == pb.MODALITY_VIDEO:
-        raise InvalidRequestError("modality", "must be image: no model here draws video")
+        raise InvalidRequestError("modality", "must be image: no served model generates video")
 
 
 def _size(message: pb.Request, card: ModelCard) -> Size:
     if message.HasField("width") != message.HasField("height"):
         missing = "height" if message.HasField("width") else "width"
-        raise InvalidRequestError(missing, "width and height go together: give both or neither")
+        raise InvalidRequestError(missing, "width and height go together: set both or neither")
     return Size(message.width, message.height) if message.HasField("width") else card.default_size
 
 

@@ -53,7 +53,7 @@ async def test_cancelling_takes_effect_between_steps_and_the_batch_goes_on(make:
         cancelled_s = time.monotonic() - begun
         picture = await other
         cost = await it.client.get_job(doomed)
-        with pytest.raises(NotFoundError, match="cancelled and has no picture"):
+        with pytest.raises(NotFoundError, match="cancelled and has no image"):
             await it.client.get_picture(doomed)
         again = await it.client.cancel(picture.job.id)
 
@@ -121,9 +121,9 @@ async def test_a_late_job_is_dropped_only_if_its_client_asked_for_that(make: Mak
 
     assert patient.steps_run == 30
     (late,) = patient.job.warnings
-    assert re.fullmatch(r"deadline_s: finished \d+\.\d\d s after the deadline of 0\.1 s; drop_if_late .*", late)
+    assert re.fullmatch(r"deadline_s: finished \d+\.\d\d s after the deadline of 0\.1 s; set drop_if_late .*", late)
     assert views["late but wanted"].job.warnings == patient.job.warnings
-    assert views["late"].job.error == "deadline_s: 0.3 s passed before it was done"
+    assert views["late"].job.error == "deadline_s: 0.3 s passed before the job finished"
     assert 0 < views["late"].steps_run < 500
     assert views["late but wanted"].job.error == ""
     assert states == wanted
@@ -188,7 +188,7 @@ async def test_an_exact_repeat_needs_neither_room_nor_a_worker(
             monkeypatch.setattr(gateway._intake, "_settings", full)
         else:
             monkeypatch.setattr(gateway._roster, "unable", lambda now: {"noop"})
-            refusal = UnavailableError, "'noop': none of the workers could load it"
+            refusal = UnavailableError, "'noop': no worker could load it"
         repeat = await it.client.generate("a red fox", steps=10, seed=7)
         assert (repeat.plan.source, repeat.png, repeat.steps_run) == (PlanSource.EXACT, first.png, 0)
         others: tuple[dict[str, Any], ...] = (

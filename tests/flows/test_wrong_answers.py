@@ -73,15 +73,15 @@ def no_message(_: bytes) -> bytes:
 NOISE = planned(source=common_pb2.PLAN_SOURCE_NOISE, start_step=0, state_key="")
 WRONG: dict[str, tuple[Answer, str]] = {
     "no message": (no_message, "retriever: what it answered is no message"),
-    "no plan": (nothing, "retriever: a plan for model ''"),
-    "model": (planned(model="another"), "retriever: a plan for model 'another'"),
-    "step": (planned(start_step=STEPS), "retriever: a start from latent after step 10 of 10"),
-    "nothing named": (planned(state_key=""), "retriever: a plan from latent that names nothing"),
-    "nan": (planned(fresh_noise=float("nan")), "retriever: nan of the noise"),
-    "nobody draws it": (planned(miss_model="nobody's"), 'retriever: a plan that "nobody\'s" draws'),
+    "no plan": (nothing, "retriever: the plan must be for model "),
+    "model": (planned(model="another"), "retriever: the plan must be for model "),
+    "step": (planned(start_step=STEPS), "retriever: start_step of a plan from latent must be between 1 and 9 (got 10)"),
+    "nothing named": (planned(state_key=""), "retriever: a plan with source latent must name its state_key"),
+    "nan": (planned(fresh_noise=float("nan")), "retriever: fresh_noise must be"),
+    "nobody draws it": (planned(miss_model="nobody's"), "retriever: the plan's miss_model must be"),
     "a picture": (
         planned(source=common_pb2.PLAN_SOURCE_EXACT),
-        "retriever: a plan from exact, which was not asked for",
+        "retriever: the plan's source must be",
     ),
     # these could be plans: the worker finds out
     "no such blob": (planned(), "blobs: blob states/none: not there"),

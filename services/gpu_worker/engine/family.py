@@ -23,7 +23,7 @@ class Family(Protocol):
 
     @property
     def guidance_embedded(self) -> bool:
-        """Whether guidance is an input of the denoiser: then no unconditional pass runs, and the negative prompt is not
+        """True if guidance is an input of the denoiser: then no unconditional pass runs, and the negative prompt is not
         read."""
         ...
 

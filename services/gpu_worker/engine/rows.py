@@ -83,7 +83,7 @@ class Task:
     """Seconds by the engine's monotonic clock."""
     drop_if_late: bool = False
     alone: bool = False
-    """Whether the task must run without other rows: it was present when workers crashed (docs/architecture.md, Crash
+    """True if the task must run without other rows: it was present when workers crashed (docs/architecture.md, Crash
     accounting)."""
     arrived: int = 0
     """Order of arrival, set by the engine."""

@@ -69,7 +69,7 @@ class PipelineFamily(ABC):
     denoiser_name: ClassVar[str] = "transformer"
     guidance_embedded = False
     slots_differ: ClassVar[bool] = False
-    """Whether a row's bits depend on its place in a batch; with `batch_invariant`, every row then runs alone."""
+    """True if a row's bits depend on its place in a batch; with `batch_invariant`, every row then runs alone."""
 
     def __init__(
         self,

@@ -71,7 +71,7 @@ class Attempt:
         self.id = f"{job.id}-{job.attempt}"
         """Id of the attempt in the engine: after a suspend this worker may hold two attempts at one job."""
         self.unheard = False
-        """Whether the catalog did not answer the last renewal of the lease."""
+        """True if the catalog did not answer the last renewal of the lease."""
         self.outputs = Outputs(place.backends, job, place.settings.state_codec)
         self.plan = job.plan
         self._place = place

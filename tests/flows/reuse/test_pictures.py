@@ -171,7 +171,7 @@ async def test_a_stream_says_that_a_worker_is_gone_and_the_job_waits_for_another
                 assert isinstance(waiting, Progress)
         await events.aclose()
 
-    assert waiting.waits_again == "its worker is gone, another one goes on"
+    assert waiting.waits_again == "its worker is gone; another worker continues"
     assert (waiting.step, waiting.steps) == (20, 50)
 
 

@@ -19,7 +19,7 @@ def test_nothing_is_drawn_before_a_step_is_done() -> None:
     plan = picture().plan
     assert _moved(Accepted("j1", 3, plan)) == {"description": "3 ahead in the queue"}
     assert _moved(Accepted("j1", 0, plan)) == {"description": "queued, next in turn"}
-    gone = "its worker is gone, another one goes on"
+    gone = "its worker is gone; another worker continues"
     assert _moved(Progress("j1", 20, 50, queue_position=2, waits_again=gone)) == {"description": gone}
     assert _moved(Progress("j1", 20, 50)) == {"description": "drawing", "completed": 20, "total": 50, "at": "20/50"}
 

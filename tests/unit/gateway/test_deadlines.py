@@ -37,7 +37,7 @@ def test_what_a_final_state_means_for_who_waits() -> None:
     assert isinstance(outcome_error(replace(late, state=JobState.CANCELLED)), DeadlineError)
     assert isinstance(outcome_error(replace(late, state=JobState.FAILED)), DeadlineError)
     assert isinstance(outcome_error(replace(JOB, state=JobState.CANCELLED)), CancelledError)
-    assert dropped_because(replace(late, state=JobState.CANCELLED)) == "deadline_s: 5 s passed before it was done"
+    assert dropped_because(replace(late, state=JobState.CANCELLED)) == "deadline_s: 5 s passed before the job finished"
     for kept in (late, replace(late, state=JobState.SUCCEEDED), replace(JOB, state=JobState.CANCELLED)):
         assert dropped_because(kept) == ""
     failed = outcome_error(replace(JOB, state=JobState.FAILED, error="out of memory"))
@@ -56,7 +56,7 @@ def test_a_picture_that_came_late_says_how_late() -> None:
     drawn = replace(JOB, state=JobState.SUCCEEDED, updated_at=128.8)
     patient = replace(REQUEST, drop_if_late=False)
     said = "deadline_s: finished 23.80 s after the deadline of 5 s"
-    assert late_because(replace(drawn, request=patient)) == f"{said}; drop_if_late gives such requests up"
+    assert late_because(replace(drawn, request=patient)) == f"{said}; set drop_if_late to cancel such requests"
     assert late_because(drawn) == said  # it was done before anyone could drop it
     in_time = replace(drawn, updated_at=104.0)
     without = replace(drawn, request=replace(patient, deadline_s=None))
