@@ -1,1 +1,1 @@
-"""Decides where a picture starts: from an embedding to a Plan (NIRVANA §5.3)."""
+"""The retriever service: choose where a request starts, from its embedding to a Plan (NIRVANA §5.3)."""

@@ -15,7 +15,7 @@ from shared.domain.types import Vector, vector_from
 
 @dataclass
 class Asked:
-    """A question on its way to a plan, with what went wrong while it was looked into."""
+    """A question on its way to a plan, with the failures met while looking for an answer."""
 
     question: Question
     known: Known
@@ -23,19 +23,19 @@ class Asked:
     rules: Rules
     vector: Vector | None
     notes: tuple[str, ...] = ()
-    """Notes on the K table of the latents, for the plan."""
+    """Notes about the latents' K table, for the plan."""
     degraded: list[str] = field(default_factory=list)
     over_at: float = math.inf
-    """When the clock is here no port is waited for any longer."""
+    """Monotonic time after which no port is waited for."""
 
 
 def vector_in(data: bytes) -> Vector | None:
-    """The embedding; None when there is none. InvalidRequestError for what is not one."""
+    """Decode the embedding; None when there is none. Raises InvalidRequestError for invalid bytes."""
     if not data:
         return None
     if len(data) % 4:
-        raise InvalidRequestError("vector", "float32, little endian: a multiple of 4 bytes", len(data))
+        raise InvalidRequestError("vector", "must be float32, little endian: a multiple of 4 bytes", len(data))
     vector = vector_from(data)
     if not np.isfinite(vector).all():
-        raise InvalidRequestError("vector", "finite numbers")
+        raise InvalidRequestError("vector", "must hold finite numbers only")
     return vector

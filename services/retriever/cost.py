@@ -1,17 +1,18 @@
-"""Which start is cheapest at equal quality: latents and pictures, small models and large, in one currency.
+"""The cost of a start, by which the planner compares latents and images, small and large models, at equal quality.
 
-Every offer that comes here keeps the same promise: the table that allowed its K proves that a picture from there has
-at least α of the quality of one from scratch (NIRVANA §5.3, MoDM eq. 5). Equal in that, they differ in what they cost:
+Every offer makes the same promise: the table that allowed its K proves that an image started there has at least α of
+the quality of one from scratch (NIRVANA §5.3, MoDM eq. 5). Offers therefore differ only in cost:
 
     cost = (T − K) · step + encode,
 
-the steps that are left (NIRVANA §4.3; MoDM eqs. 3 and 4, where C_small is `step`), in steps of the model that was asked
-for, and for a picture its way through the refining model's VAE encoder. The cheapest wins. Among equals a latent comes
-first: it goes on with the very run that left it. Then `best` decides, as it does among candidates of one kind and pace.
+in steps of the model that was asked for. (T − K) · step is the work of the steps that are left (NIRVANA §4.3; MoDM
+eqs. 3 and 4, where C_small is `step`). `encode` is the refining model's VAE encoding of an image. The cheapest offer
+wins. Among equals a latent comes first, since it continues the run that stored it; then `best` decides, as it does
+among candidates of one kind and pace.
 
-A small model's step counts as less than a whole one only where both models' latency was measured alike; a ratio that
-nobody measured is taken for 1, so that nothing leaves the large model for a saving that may not be there. Fewer steps
-then decide, and among equals the small model.
+A small model's step costs less than 1 only where the latencies of both models were measured alike. An unmeasured ratio
+counts as 1, so that no request leaves the large model for an unproven saving. Then fewer steps decide, and among equals
+the small model.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from shared.models.latency import Latency
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What a model's work costs, in steps of the model that was asked for."""
+    """The cost of one model's work, in steps of the model that was asked for."""
 
     step: float = 1.0
     encode: float = 0.0
-    """Of a picture; as much as its decoding, which is measured (a VAE's halves are about alike)."""
+    """Cost of encoding an image. The measured cost of decoding is taken, since a VAE's halves take about as long."""
     known: bool = False
 
 
 def pace_of(latencies: Iterable[Latency], asked: Sequence[Latency]) -> Pace:
-    """The pace of one model beside the one asked for, by the first latencies of both that were measured alike, if there
-    are such on one machine: both here, or both as they ship. A step each where none were."""
+    """Return the pace of one model relative to the one asked for, by the first latencies of both that were measured
+    alike. Latencies of one machine are preferred: both measured here, or both as shipped. Without such latencies, a
+    step costs 1."""
     alike = [(one, other) for one in latencies for other in asked if one.comparable(other)]
     if not alike:
         return Pace()
@@ -46,12 +48,12 @@ def pace_of(latencies: Iterable[Latency], asked: Sequence[Latency]) -> Pace:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One way to start that keeps the quality."""
+    """One start that keeps the quality, and its cost."""
 
     candidate: Candidate
     state: State
     may_run: tuple[ModelPlan, ...]
-    """Who may, cheapest first; one for a latent."""
+    """Models that may run the start, cheapest first; one for a latent."""
     cost: float
 
     @property
@@ -68,17 +70,17 @@ class Offer:
 
     @property
     def rank(self) -> tuple[float, bool]:
-        """The least wins: by cost, then latents before pictures."""
+        """Sort key; the least wins: by cost, then latents before images."""
         return round(self.cost, 9), self.state.is_picture
 
 
 def cost_of(pace: Pace, steps: int, start: int, *, picture: bool) -> float:
-    """Of the rest of a run of `steps` that begins after `start`."""
+    """Return the cost of the rest of a run of `steps` that begins after `start`."""
     return (steps - start) * pace.step + (pace.encode if picture else 0.0)
 
 
 def cheapest(offers: Iterable[Offer]) -> Offer | None:
-    """The offer that wins; None of none."""
+    """Return the cheapest offer; None without offers."""
     able = list(offers)
     least = min((one.rank for one in able), default=None)
     return best(one for one in able if one.rank == least)

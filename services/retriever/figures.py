@@ -1,4 +1,4 @@
-"""Lookups on /metrics: each plan by its source and K, and what a wider search found."""
+"""Lookup metrics: each plan by its source and K, and the outcome of wider searches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def count_plan(plan: Plan, request: Request) -> None:
 
 
 def outcome(nearest: Plan, wider: Plan) -> str:
-    """Whether the wider search found a latent that starts later than the nearest ones do."""
+    """Return whether the wider search found a latent that starts later than the nearest ones do, as a metric label."""
     latest = [max((one.start_step for one in plan.candidates if one.kind == "latent"), default=0)
               for plan in (nearest, wider)]  # fmt: skip
     return "later_start" if latest[1] > latest[0] else "nothing_better"

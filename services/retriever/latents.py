@@ -23,7 +23,7 @@ def nearest_latents(question: Question, rules: Rules, plan: Plan) -> list[Weighe
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """What every latent of a question is weighed with."""
+    """The values with which every latent of a question is weighed."""
 
     question: Question
     rules: Rules
@@ -41,7 +41,7 @@ class Scales:
 
 
 def weigh_latent(scales: Scales, hit: Hit, entry: Entry | None) -> WeighedHit:
-    """What this candidate's latents could do."""
+    """Weigh the start that this candidate's latents allow."""
     request = scales.question.request
     refused = _refused(scales, entry)
     if refused or entry is None:
@@ -51,9 +51,9 @@ def weigh_latent(scales: Scales, hit: Hit, entry: Entry | None) -> WeighedHit:
     if wished == 0:
         reason = too_different(hit.similarity, scales.rules, request)
     elif start == 0:
-        reason = f"step {wished} is allowed, but no state at or before it is there"
+        reason = f"step {wished} is allowed, but no state at or before it is cached"
     else:
-        hole = f"; the state at {wished} is not there" if start < wished else ""
+        hole = f"; the state at {wished} is not cached" if start < wished else ""
         reason = f"could start after step {start}{hole}"
     one = Candidate(
         hit.entry_id, "latent", hit.similarity, wished, start, entry.prompt, reason=reason, model=entry.model
@@ -65,13 +65,13 @@ def weigh_latent(scales: Scales, hit: Hit, entry: Entry | None) -> WeighedHit:
 
 
 def _refused(scales: Scales, entry: Entry | None) -> str:
-    """Why this entry may not be used at all; empty when it may."""
+    """Return why this entry may not be used at all; empty when it may."""
     if entry is None:
         return "no longer in the cache"
     if owner_key(entry.scope, entry.tenant, entry.user) not in scales.owners:
         return "not visible to this caller"
-    if entry.compat != scales.question.compat and str(entry.compat) != scales.compat:  # which leaves out T
-        return "drawn with other weights, sampler, number format or size"
+    if entry.compat != scales.question.compat and str(entry.compat) != scales.compat:  # the string leaves out T
+        return "generated with other weights, sampler, dtype or size"
     if entry.encoder_hash != scales.question.encoder_hash:
         return "embedded by another encoder"
     return ""
@@ -80,7 +80,7 @@ def _refused(scales: Scales, entry: Entry | None) -> str:
 def too_different(similarity: float, rules: Rules, request: Request) -> str:
     """Return why this similarity allows no step."""
     if not rules.table.levels:
-        return f"of no use (similarity {similarity:.3f}): no reuse kept this model's quality when it was profiled"
+        return f"not usable (similarity {similarity:.3f}): no start kept this model's quality when profiled"
     lowest = shifted(rules.table.lowest_similarity, request.savings)
     if similarity > lowest:
         return f"similar enough ({similarity:.3f}), but {request.steps} steps are too few to skip any"

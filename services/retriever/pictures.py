@@ -1,4 +1,4 @@
-"""What a finished picture could start: for each model that may go on from it, its own k (MoDM §5.1, §5.2)."""
+"""The starts that a finished image allows: for each model that may continue from it, its own k (MoDM §5.1, §5.2)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.domain.types import Candidate, Entry, Hit, ModelPlan, Request, owner
 from shared.models.tables_in_force import ImageTable
 
 TableOf = Callable[[str, str], ImageTable]
-"""(name, weights hash) of the model that drew a picture → what may be done with it."""
+"""(name, weights hash) of the model that generated an image → the table for starts from that image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class OwnRun:
 
 @dataclass(frozen=True, slots=True)
 class Refiner:
-    """A model that may go on from a picture."""
+    """A model that may continue from an image."""
 
     model: str
     weights_hash: str
@@ -41,7 +41,7 @@ class Refiner:
 
 @dataclass(frozen=True, slots=True)
 class WeighedHit:
-    """A picture that was found, what may start from it, and what there is to say about the tables."""
+    """A cached image or latent that was found, the start that it allows, and warnings about the tables."""
 
     candidate: Candidate
     offer: Offer | None = None
@@ -49,10 +49,11 @@ class WeighedHit:
 
 
 def weigh_picture(request: Request, refiners: Sequence[Refiner], hit: Hit, entry: Entry | None) -> WeighedHit:
-    """What the picture of this hit could start; k·T/50 rounds down, and no table goes beyond 30 of 50 (MoDM §5.2).
+    """Weigh the starts that the image of this hit allows; k·T/50 rounds down, and no table goes beyond 30 of 50 (MoDM
+    §5.2).
 
-    A picture has every noise level, so there are no holes; its size need not be the request's. By which encoder it was
-    embedded the search has seen to.
+    An image can be brought to every noise level, so there are no holes. Its size may differ from the request's. The
+    search already filtered by encoder.
     """
     refused = _refused(request, entry)
     if refused or entry is None:
@@ -82,7 +83,8 @@ _Rank = tuple[float, bool, str]
 
 
 def _start(request: Request, hit: Hit, refiner: Refiner, found: ImageTable) -> tuple[_Rank, ModelPlan] | None:
-    """Its rank among the others (cheapest first, of equals the small one) and what it does; None: nothing."""
+    """Return the model's rank (cheapest first, the small model among equals) and its start; None where it cannot
+    start."""
     if found.table is None:
         return None
     own, table = refiner.own_run, found.table
@@ -95,14 +97,14 @@ def _start(request: Request, hit: Hit, refiner: Refiner, found: ImageTable) -> t
         return None
     steps = own.steps if own else request.steps
     cost = cost_of(refiner.pace, steps, step, picture=True)
-    if own and cost >= request.steps:  # from noise, the model that was asked for is done sooner
+    if own and cost >= request.steps:  # the model that was asked for is faster from noise
         return None
     plan = ModelPlan(refiner.model, step, refiner.guidance, own.steps if own else None)
     return (cost, not refiner.small, refiner.model), plan
 
 
 def _refused(request: Request, entry: Entry | None) -> str:
-    """Why this picture may not be used at all; empty when it may."""
+    """Return why this image may not be used at all; empty when it may."""
     if entry is None:
         return "no longer in the cache"
     if owner_key(entry.scope, entry.tenant, entry.user) not in visible_owners(request.tenant, request.user):
@@ -121,17 +123,17 @@ def _could(may_run: Sequence[ModelPlan], entry: Entry, request: Request) -> str:
 
 
 def _of(plan: ModelPlan) -> str:
-    """The start step, with T where that is the model's own."""
+    """Format the start step, with T where the model has its own."""
     return f"{plan.start_step} of {plan.steps}" if plan.steps else f"{plan.start_step}"
 
 
 def _too_different(hit: Hit, request: Request, found: Sequence[tuple[Refiner, ImageTable]]) -> str:
     tables = [one.table for _, one in found if one.table is not None]
     if not tables:
-        return next((one.why_not for _, one in found), "no model here goes on from pictures")
+        return next((one.why_not for _, one in found), "no served model continues from images")
     lowest = shifted(min(table.lowest_similarity for table in tables), request.savings)
     if lowest > 1:
-        return "of no use: no start from such a picture kept the quality when that was profiled"
+        return "not usable: no start from such an image kept the quality when profiled"
     if hit.similarity > lowest and any(one.own_run for one, _ in found):
         return f"similar enough ({hit.similarity:.3f}), but no start from it takes less than {request.steps} steps do"
     if hit.similarity > lowest:

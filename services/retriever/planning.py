@@ -1,4 +1,4 @@
-"""From candidates to a Plan: every candidate is weighed, and every choice says why (NIRVANA §5.3.1, §9; MoDM §5.2)."""
+"""Planning: weigh every candidate, choose one, and record the reason of each choice (NIRVANA §5.3.1, §9; MoDM §5.2)."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ def hash_uniform(request: Request, purpose: str) -> float:
 
 
 def fresh_seed(seed: int, source: str) -> int:
-    """The seed of the noise that replaces a share of `source`'s at K (NIRVANA §9), repeatable and never the run's own.
+    """Return the seed of the noise that replaces a share of the state's noise at K (NIRVANA §9). It is repeatable and
+    never the run's own seed.
 
-    A request's own seed made the noise that the state's rest comes from when both pictures were asked for with the same
-    seed: injected again it would add to itself, and the noise level after the step would be far too high. The source is
-    in it because its state may hold fresh noise of this seed itself.
+    Where both requests had the same seed, that seed's noise is already in the state. Injected again, it would add to
+    itself, and the noise level after the step would be far too high. `source` is part of the key because its state may
+    itself hold fresh noise of this request's seed.
     """
     key = f"fresh\0{seed}\0{source}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 
 
 def from_noise(question: Question, rules: Rules, reason: str, *, degraded: Sequence[str] = ()) -> Plan:
-    """All T steps."""
+    """Return a plan of all T steps from noise."""
     return noise_plan(
         question.request,
         question.model,
@@ -57,7 +58,7 @@ def from_repeat(question: Question, entry: Entry, degraded: Sequence[str] = ()) 
         start_step=question.request.steps,
         prompt=entry.prompt,
         chosen=True,
-        reason="the same request was drawn before",
+        reason="the same request was generated before",
         model=entry.model,
     )
     return Plan(
@@ -71,7 +72,7 @@ def from_repeat(question: Question, entry: Entry, degraded: Sequence[str] = ()) 
         noise_seed=question.request.seed,
         weights_hash=entry.compat.weights_hash,
         candidates=(chosen,),
-        reason="The same request with the same seed was drawn before: its picture is returned.",
+        reason="The same request with the same seed was generated before: its image is returned.",
         degraded=tuple(degraded),
         predicted_hit=question.predicted_hit,
     )
@@ -79,7 +80,7 @@ def from_repeat(question: Question, entry: Entry, degraded: Sequence[str] = ()) 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the searches brought; None: there was none."""
+    """Results of the searches; None: that search was not made, or failed."""
 
     latents: Sequence[Hit] | None
     pictures: Sequence[Hit] | None = None
@@ -89,10 +90,10 @@ class Found:
 def from_candidates(
     question: Question, rules: Rules, found: Found, step_in: StepIn, *, degraded: Sequence[str] = ()
 ) -> Plan:
-    """The cheapest usable start of all candidates (services.retriever.cost says what that is).
+    """Return a plan with the cheapest usable start of all candidates (see services.retriever.cost).
 
-    Never a K above the one its own similarity allows, never a state of another scope or encoder, never a latent of
-    another compatibility key.
+    The plan never uses a K above the one that the candidate's own similarity allows, a state of another scope or
+    encoder, or a latent of another compatibility key.
     """
     request, entries, scales = question.request, found.entries, Scales.of(question, rules, step_in)
     latents = [weigh_latent(scales, hit, entries.get(hit.entry_id)) for hit in found.latents or ()]
@@ -112,9 +113,9 @@ def from_candidates(
         return base
     if hash_uniform(request, "epsilon") < rules.epsilon:
         reason = (
-            f"Drawn from noise although it could start after {best.candidate.start_step} "
+            f"Generated from noise although it could start after {best.candidate.start_step} "
             f"of {best.may_run[0].run_steps(request.steps)} steps: "
-            f"a share of {rules.epsilon:g} of hits is, so that pictures stay diverse."
+            f"epsilon = {rules.epsilon:g} of hits are generated anew, so that images stay diverse."
         )
         return replace(base, reason=reason, sampled=True)
     plan = _started(question, rules, base, best)
@@ -126,11 +127,11 @@ def from_candidates(
 
 
 def _started(question: Question, rules: Rules, base: Plan, best: Offer) -> Plan:
-    """The plan that takes this offer."""
+    """Return the plan that takes this offer."""
     state, first, steps = best.state, best.may_run[0], question.request.steps
     source = PlanSource.IMAGE if state.is_picture else PlanSource.LATENT
     own_latents = first.model == question.model and len(best.may_run) == 1
-    # latents of a model that was not asked for would start nobody who asks the same
+    # latents of a model that was not asked for would not match later requests like this one
     kept = capture_steps(rules.capture_steps, steps, first.start_step, insert_on_hit=rules.insert_on_hit)
     hashes = {one.model: one.weights_hash for one in rules.refiners}
     return replace(
@@ -154,7 +155,7 @@ def _started(question: Question, rules: Rules, base: Plan, best: Offer) -> Plan:
 
 
 def _judged(weighed: Sequence[WeighedHit], best: Offer, steps: int) -> tuple[Candidate, ...]:
-    """Every candidate with the reason it was or was not taken."""
+    """Return every candidate with the reason why it was or was not taken."""
     judged = []
     for one in weighed:
         candidate, offer = one.candidate, one.offer
@@ -168,7 +169,7 @@ def _judged(weighed: Sequence[WeighedHit], best: Offer, steps: int) -> tuple[Can
 
 
 def _beaten(offer: Offer, best: Offer, steps: int) -> str:
-    """Why the best was taken instead."""
+    """Return the reason why the best offer was taken instead of this one."""
     if offer.cost <= best.cost:
         same = offer.state.is_picture == best.state.is_picture
         return "less similar than the chosen one" if same else "costs as much as the chosen latent"
@@ -186,13 +187,13 @@ def _hit_reason(best: Offer, steps: int, table: KTable) -> str:
         )
         return (
             f"Starts after {one.start_step} of {first.run_steps(steps)} steps with {first.model}{others} "
-            f"from a picture by {one.model} that has similarity {one.similarity:.3f} to the prompt."
+            f"from an image by {one.model} that has similarity {one.similarity:.3f} to the prompt."
         )
     is_hole = one.start_step < one.allowed_step
-    hole = f" ({one.allowed_step} are allowed, but that state is not there)" if is_hole else ""
+    hole = f" ({one.allowed_step} are allowed, but that state is not cached)" if is_hole else ""
     assumed = f" K table: {table.source}." if table.assumed else ""
     return (
-        f"Starts after {one.start_step} of {steps} steps{hole} from a picture whose prompt has similarity "
+        f"Starts after {one.start_step} of {steps} steps{hole} from an image whose prompt has similarity "
         f"{one.similarity:.3f}.{assumed}"
     )
 
@@ -200,12 +201,12 @@ def _hit_reason(best: Offer, steps: int, table: KTable) -> str:
 def _nothing(latents: Sequence[WeighedHit], pictures: Sequence[WeighedHit], rules: Rules, request: Request) -> str:
     if not latents and not pictures:
         if rules.no_table:
-            return f"Drawn from noise: {rules.no_table}."
-        return "Drawn from noise: the cache has nothing that fits this model, size and caller."
+            return f"Generated from noise: {rules.no_table}."
+        return "Generated from noise: the cache has nothing that fits this model, size and caller."
     if not latents:
         nearest = max((one.candidate for one in pictures), key=lambda one: one.similarity)
-        return f"Drawn from noise; of the nearest cached picture: {nearest.reason}."
+        return f"Generated from noise; the nearest cached image: {nearest.reason}."
     nearest_prompt = max(one.candidate.similarity for one in latents)
     if any(one.candidate.allowed_step for one in latents):
-        return f"Drawn from noise: similar prompts are cached ({nearest_prompt:.3f}), but no state they allow is there."
-    return f"Drawn from noise: the nearest cached prompt is {too_different(nearest_prompt, rules, request)}."
+        return f"Generated from noise: similar prompts are cached ({nearest_prompt:.3f}), but without a usable state."
+    return f"Generated from noise: the nearest cached prompt is {too_different(nearest_prompt, rules, request)}."

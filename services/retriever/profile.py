@@ -1,4 +1,5 @@
-"""Algorithm 2 as this project reads it: from measured pictures to the similarity → K table (NIRVANA §5.3.1)."""
+"""This project's reading of NIRVANA's Algorithm 2: from measured images to the similarity → K table (NIRVANA
+§5.3.1)."""
 
 from __future__ import annotations
 
@@ -10,29 +11,30 @@ from statistics import NormalDist, covariance, fmean, variance
 from shared.models.k_table import Cell, KTable, Level
 
 CONFIDENCE = 0.95
-"""One-sided."""
+"""One-sided confidence level of the bounds."""
 CELL_ROWS = 20
-"""Rows that a band of similarity begins with: enough for a bound, few enough to see where quality falls."""
+"""Rows in the first part of a similarity band: enough for a bound, few enough to see where quality falls."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """One picture started at K from another prompt's state, beside the same prompt and seed drawn from noise."""
+    """One image started at K from another prompt's state, beside an image of the same prompt and seed from noise."""
 
     k: int
-    """Of the table's T."""
+    """K of the table's T."""
     similarity: float
-    """Cosine of the two prompts' embeddings, or of the prompt's and the picture's."""
+    """Cosine of the two prompts' embeddings, or of the prompt's and the image's."""
     score: float
-    """CLIP score from state K, not below 0 …"""
+    """CLIP score of the image started at K, not below 0."""
     score_from_noise: float = 1.0
-    """… and from noise."""
+    """CLIP score of the image from noise."""
     kept: bool | None = None
-    """Whether the attribute that differs between the prompts came out as asked; None where no judge knows."""
+    """True if the image shows the attribute that differs between the prompts; None where no judge knows."""
     kept_from_noise: bool | None = None
-    """The same for the picture from noise."""
+    """The same for the image from noise."""
     kind: str = ""
-    """What differs: paraphrase, style, light, colour, size/position, background, object, unrelated."""
+    """The kind of difference between the prompts: paraphrase, style, light, colour, size/position, background, object,
+    unrelated."""
 
     @property
     def judged(self) -> bool:
@@ -49,15 +51,15 @@ def build_table(
     weights_hash: str = "",
     encoder_hash: str = "",
 ) -> KTable:
-    """threshold(K): the lowest similarity above which every band's 95 % lower bound stays ≥ α, for the quality ratio
-    and, where a judge knows it, for the changed attribute (docs/adr/0003-algorithm-2.md).
+    """Build the K table. threshold(K) is the lowest similarity above which every band's 95 % lower bound stays ≥ α: for
+    the quality ratio and, where judged, for the changed attribute (docs/adr/0003-algorithm-2.md).
 
-    The printed algorithm (`min{s | ∀I: quality(I) > α}`) contradicts its text; Fig. 9 shows a curve of quality over
-    similarity that must stay above α to the right of the threshold, and that is what is computed. Monotone in K; a K
-    that is never safe is left out, and so is every K above it. Raises ValueError without rows.
+    The printed algorithm (`min{s | ∀I: quality(I) > α}`) contradicts its text. Fig. 9 shows a curve of quality over
+    similarity that must stay above α to the right of the threshold; this function computes that. Thresholds are
+    monotone in K. A K that is never safe is left out, and so is every K above it. Raises ValueError without rows.
     """
     if not rows:
-        raise ValueError("a profile needs at least one row")
+        raise ValueError("rows must hold at least one row (got none)")
     levels: list[Level] = []
     cells: list[Cell] = []
     floor: float | None = -1.0
@@ -72,11 +74,11 @@ def build_table(
 
 
 def measure(rows: Sequence[ProfileRow], *, alpha: float, cell_rows: int = CELL_ROWS) -> list[Cell]:
-    """One K's rows in bands, most similar first; equal similarities share a band.
+    """Group one K's rows into bands, most similar first; equal similarities share a band.
 
-    A band begins with about `cell_rows` rows and takes in the next ones for as long as it proves nothing: it ends where
-    it is safe, or where the rows it took in last prove that quality is lost. What is left at the end and is too little
-    to prove anything belongs to the band above it.
+    A band begins with about `cell_rows` rows and grows while it proves nothing. It ends where it is safe, or where the
+    last rows added prove a loss of quality. Remaining rows that are too few to prove anything are joined to the band
+    above.
     """
     cells: list[Cell] = []
     taken: list[ProfileRow] = []
@@ -98,7 +100,8 @@ def measure(rows: Sequence[ProfileRow], *, alpha: float, cell_rows: int = CELL_R
 
 
 def threshold(bands: Iterable[Cell]) -> float | None:
-    """The lower end of the last safe band before the first unsafe one, seen from the most similar; None: never safe."""
+    """Return the lower end of the last safe band before the first unsafe one, from the most similar; None: never
+    safe."""
     lowest: float | None = None
     for band in bands:
         if not band.safe:
@@ -109,17 +112,18 @@ def threshold(bands: Iterable[Cell]) -> float | None:
 
 
 def by_kind(rows: Sequence[ProfileRow], *, alpha: float) -> dict[tuple[str, int], Cell]:
-    """What each K costs per kind of change: (kind, K) → one cell over every similarity."""
+    """Return the quality of each K per kind of change: (kind, K) → one cell over every similarity."""
     keys = sorted({(row.kind, row.k) for row in rows})
     return {key: _cell([row for row in rows if (row.kind, row.k) == key], alpha) for key in keys}
 
 
 def ratio_bounds(values: Sequence[float], references: Sequence[float]) -> tuple[float, float]:
-    """95 % one-sided lower and upper confidence bounds of Σ values / Σ references, which are paired (Fieller 1954).
+    """Return 95 % one-sided lower and upper confidence bounds of Σ values / Σ references for paired data (Fieller
+    1954).
 
-    The lower bound is the largest α for which the paired differences `value − α·reference` have a mean whose own
-    lower bound, Student's t, is not negative; so a reference near 0 weighs little, which a mean of ratios it ruins.
-    (−inf, inf) for fewer than three pairs and where the references may well be 0.
+    The lower bound is the largest α for which the mean of the paired differences `value − α·reference` has a
+    non-negative lower bound (Student's t). A reference near 0 weighs little here, while it would ruin a mean of ratios.
+    Returns (−inf, inf) for fewer than three pairs, and where the mean of the references may be 0.
     """
     n = len(values)
     if n < 3:
@@ -137,22 +141,23 @@ def ratio_bounds(values: Sequence[float], references: Sequence[float]) -> tuple[
 
 
 def share_bounds(kept: Sequence[bool], references: Sequence[bool]) -> tuple[float, float]:
-    """The same for a share kept of those kept from noise, where without a single loss there would be no spread.
+    """Return such bounds for the share of kept attributes, relative to those kept from noise. Without a single loss the
+    data have no spread.
 
-    An imaginary row that lost what noise kept stands for the losses not seen yet (one that kept it, for the upper
-    bound), as in the intervals of Wilson, and of Agresti and Coull.
+    One pseudo-row stands for losses not seen yet: for the lower bound a row lost at K and kept from noise, for the
+    upper bound a row kept in both. The intervals of Wilson and of Agresti and Coull do the same.
     """
     values, against = [float(one) for one in kept], [float(one) for one in references]
     return ratio_bounds([*values, 0.0], [*against, 1.0])[0], ratio_bounds([*values, 1.0], [*against, 1.0])[1]
 
 
 def rows_that_prove(alpha: float) -> float:
-    """Rows without one loss that prove with 95 % confidence that a share of at least α is kept: αⁿ ≤ 5 %."""
+    """Return how many rows without a loss prove, with 95 % confidence, that a share of at least α is kept: αⁿ ≤ 5 %."""
     return math.ceil(math.log(1 - CONFIDENCE) / math.log(alpha)) if 0 < alpha < 1 else math.inf
 
 
 def _student_t(degrees: int) -> float:
-    """The one-sided 95 % quantile, Cornish-Fisher: within .01 of the exact value from 4 degrees on."""
+    """Return the one-sided 95 % quantile by Cornish-Fisher: within .01 of the exact value from 4 degrees on."""
     z = NormalDist().inv_cdf(CONFIDENCE)
     return (
         z
@@ -195,14 +200,14 @@ def _cell(rows: Sequence[ProfileRow], alpha: float) -> Cell:
 
 
 def _proves_loss(rows: Sequence[ProfileRow], alpha: float) -> bool:
-    """Whether even the upper bounds are below α."""
+    """Return whether the rows prove a loss: even an upper bound is below α."""
     judged = [row for row in rows if row.judged]
     clip = ratio_bounds([row.score for row in rows], [row.score_from_noise for row in rows])[1]
     return clip < alpha or share_bounds(*_outcomes(judged))[1] < alpha
 
 
 def _too_few(cell: Cell, alpha: float, cell_rows: int) -> bool:
-    """No rows could have proved this band safe."""
+    """Return whether the band has too few rows to be proved safe, however good they are."""
     return cell.count < cell_rows // 2 or 0 < cell.judged < rows_that_prove(alpha)
 
 

@@ -15,7 +15,7 @@ StepIn = Callable[[int, int], int]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is to be planned."""
+    """One request to plan."""
 
     request: Request
     model: str
@@ -28,16 +28,16 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the operator decided."""
+    """The operator's settings for planning, as they apply to one question."""
 
     table: KTable
-    """The table for latents; without a level where none is in force."""
+    """The K table for latents; without levels where none is in force."""
     no_table: str = ""
-    """Why none is in force for latents."""
+    """The reason why no table is in force for latents."""
     capture_steps: tuple[int, ...] = (5, 10, 15, 20, 25)
     """K of T = 50."""
     epsilon: float = 0.0
-    """Share of hits drawn from noise, so that pictures stay diverse (NIRVANA §9)."""
+    """Share of hits generated from noise, so that images stay diverse (NIRVANA §9)."""
     insert_on_hit: bool = True
     refiners: tuple[Refiner, ...] = ()
-    """Who may go on from a finished picture: the named model alone, else every one that is served."""
+    """Models that may continue from a finished image: the named model alone, else every served model."""

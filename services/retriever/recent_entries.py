@@ -1,7 +1,7 @@
-"""Entries the planner has read, so that a lookup beside a busy denoiser waits for no other thread.
+"""Entries kept in memory, so that a lookup beside a busy denoiser waits for no other thread.
 
-A copy may be older than the last eviction only for as long as the fact of it travels; then a queued plan names a state
-that is gone, and the worker, who looks again when it claims the job, takes a smaller K (design §8).
+A copy can be stale only until the eviction's event arrives. A plan made in that time may name an evicted state. The
+worker revalidates the plan when it claims the job, and then takes a smaller K (docs/architecture.md, Delivery rules).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shared.domain.types import Entry
 
 
 class Remembered:
-    """At most `capacity` entries; the one longest not asked for goes first."""
+    """At most `capacity` entries; the least recently used is dropped first."""
 
     def __init__(self, capacity: int) -> None:
         self._entries: LRUCache[str, Entry] = LRUCache(capacity)
@@ -25,11 +25,12 @@ class Remembered:
 
     @property
     def mark(self) -> int:
-        """Take it before reading, hand it to `put`: what was forgotten meanwhile is not remembered from an old read."""
+        """A counter to take before reading and to pass to `put`: entries read before a `forget` are then not stored
+        after it."""
         return self._forgot
 
     def known(self, entry_ids: Sequence[str]) -> dict[str, Entry]:
-        """Those of them that are remembered."""
+        """Return those of these entries that are in memory."""
         return {entry_id: self._entries[entry_id] for entry_id in entry_ids if entry_id in self._entries}
 
     def put(self, entries: Iterable[Entry], mark: int) -> None:

@@ -1,4 +1,5 @@
-"""Models that may go on from a picture for one question, each with its own steps, guidance and pace (MoDM §5.1)."""
+"""The models that may continue from an image for one question, each with its own steps, guidance and pace (MoDM
+§5.1)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from shared.runtime.settings import Settings
 def refiners_of(
     asked: Known, served: Sequence[Known], question: Question, encoder: EncoderId, settings: Settings
 ) -> tuple[Refiner, ...]:
-    """The model that the request names, else every one that is served and draws such a request."""
+    """Return the model that the request names, else every served model that can generate such a request."""
     request = question.request
     drawers = [one.card for one in (*served, asked)]
     able = [
@@ -40,11 +41,11 @@ def refiners_of(
 
 
 def _steps_of(one: Known, asked: Known, request: Request) -> int:
-    """T of the model `one` in a request for the model `asked`."""
+    """Return T of the model `one` in a request for the model `asked`."""
     return request.steps if one.card.name == asked.card.name else one.card.steps_for(request.steps, asked.card)
 
 
 def _own_run(one: Known, asked: Known, request: Request) -> OwnRun | None:
-    """None where the model runs as many steps as the request names."""
+    """Return the model's own run; None where the model runs as many steps as the request names."""
     steps = _steps_of(one, asked, request)
     return None if steps == request.steps else OwnRun(steps, partial(one.card.step_near, steps=steps))

@@ -1,4 +1,5 @@
-"""Looks for an exact repeat, then for similar prompts and pictures, and plans; what is away costs the hit only."""
+"""The retriever's handlers: look for an exact repeat, then for similar prompts and images, then plan. A port that is
+away costs only the hit."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ from shared.service import Context
 T = TypeVar("T")
 Planned: TypeAlias = Plan  # inside the servicer its rpc hides the name
 PAGE = 200
-"""Entries read at a time while the memory fills."""
+"""Entries read at a time while the memory is filled."""
 REMEMBERED_ENTRIES = 10_000
 """Entries kept in memory, 3 KB each."""
 EMBEDDER_TIMEOUT_S = 30.0
@@ -74,18 +75,18 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
     async def handle(self, message: Message) -> None:
         match message:
             case EntriesCached(entry_ids=ids):
-                await self._read(ids)  # what was drawn a moment ago is what its user refines next
+                await self._read(ids)  # a user often refines an image just generated
             case EntriesEvicted(entry_ids=ids, holes=holes):
                 self._entries.forget((*ids, *holes))
             case _:
                 return
 
     async def _after_gap(self) -> None:
-        """Which of them were evicted nobody will say any more: they are read again as they are needed."""
+        """Drop all entries in memory, because eviction events were missed; they are read again when needed."""
         self._entries.forget_all()
 
     async def _read(self, entry_ids: Sequence[str]) -> dict[str, Entry]:
-        """These entries, from memory where possible."""
+        """Return these entries, from memory where possible."""
         known = self._entries.known(entry_ids)
         if len(known) < len(entry_ids):
             mark = self._entries.mark
@@ -95,28 +96,28 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         return known
 
     async def _read_newest(self) -> None:
-        """Fills the memory behind the first requests' backs."""
+        """Fill the memory with the newest entries, in the background."""
         after, read = "", 0
         while read < REMEMBERED_ENTRIES:
             try:
                 mark = self._entries.mark
                 page, after = await self._backends.catalog.entries.page(PAGE, after)
             except AfterimageError as error:
-                log(self.name).warning("catalog away, entries are read as they are needed", error=str(error))
+                log(self.name).warning("catalog away; entries are read when needed", error=str(error))
                 return
             self._entries.put([entry for entry in page if entry.states], mark)
             read += len(page)
             if not after:
                 return
-            await asyncio.sleep(0.02)  # requests first
+            await asyncio.sleep(0.02)  # let requests go first
 
     async def _check_tables(self, context: Context) -> None:
-        """Log at the start which served models have no K table for the encoder. Where this process does not know the
-        embedder, the first request of each model says it."""
+        """Log at the start which served models have no K table for the encoder. Where the embedder cannot be reached
+        from here, each model's first request logs it."""
         try:
             channel = context.channel("embedder")
             async with asyncio.timeout(EMBEDDER_TIMEOUT_S):
-                await channel.channel_ready()  # it may be in this very process, which serves later
+                await channel.channel_ready()  # the embedder may be in this process and start later
             message = embedder_pb2.EmbedTextRequest(texts=["an image"])
             reply = await rpc.call(EmbedderServiceStub(channel).EmbedText, message, timeout_s=EMBEDDER_TIMEOUT_S)
         except (AfterimageError, TimeoutError) as error:
@@ -129,7 +130,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
                 self._say_missing(known, encoder, notes)
 
     def _say_missing(self, known: Known, encoder: EncoderId, notes: Sequence[str]) -> None:
-        """Once for each model and encoder."""
+        """Log a missing K table once per model and encoder."""
         if (known.card.name, encoder.hash) not in self._without_table:
             self._without_table.add((known.card.name, encoder.hash))
             log(self.name).warning(
@@ -145,7 +146,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
     async def _asked(self, message: pb.PlanRequest) -> Asked:
         request = request_from_proto(message.request, tenant=message.tenant, seed_given=message.seed_given)
         if request.steps < 1:
-            raise InvalidRequestError("request.steps", "at least 1", request.steps)
+            raise InvalidRequestError("request.steps", "must be at least 1", request.steps)
         known = await self._tables.of(message.model)
         predicted = message.predicted_hit if message.HasField("predicted_hit") else None
         question = Question(
@@ -180,7 +181,8 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         )
 
     async def _repeat(self, asked: Asked) -> Planned | None:
-        """The stored picture, when the client named the seed and drew this before."""
+        """Return a plan for the stored image, when the client named the seed and the same request was generated
+        before."""
         request = asked.question.request
         if not (asked.question.request.cache.reads and request.seed_given):
             return None
@@ -194,24 +196,24 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
     async def _planned(self, asked: Asked) -> Planned:
         question, noise = asked.question, partial(from_noise, asked.question, asked.rules)
         if not question.request.cache.reads:
-            return noise("Drawn from noise: the request does not read the cache.", degraded=asked.degraded)
+            return noise("Generated from noise: the request does not read the cache.", degraded=asked.degraded)
         if asked.vector is None:
-            return noise("Drawn from noise: the prompt has no embedding.", degraded=asked.degraded)
+            return noise("Generated from noise: the prompt has no embedding.", degraded=asked.degraded)
         worth_it = _worth_it(question) and not asked.rules.no_table
         if asked.rules.no_table:
             asked.degraded += asked.notes
         if not worth_it and not asked.rules.refiners:
             why = asked.rules.no_table or "the match predictor expects nothing similar"
-            return noise(f"Drawn from noise: {why}.", degraded=asked.degraded)
+            return noise(f"Generated from noise: {why}.", degraded=asked.degraded)
         return await self._searched(asked, asked.vector, latents=worth_it)
 
     async def _searched(self, asked: Asked, vector: Vector, *, latents: bool) -> Planned:
         settings = self._settings
-        # a search and a read: two looks have the time of one, so that the caller still waits for what the first found
+        # one time limit for both searches and their reads, so that a wider search cannot double the wait of the caller
         asked.over_at = self._clock.monotonic() + 2 * settings.lookup_timeout_s
         found = await self._found(asked, vector, latents=latents)
         if found is None:
-            reason = f"Drawn from noise: {asked.degraded[-1]}."
+            reason = f"Generated from noise: {asked.degraded[-1]}."
             return from_noise(asked.question, asked.rules, reason, degraded=asked.degraded)
         if found.latents is not None:
             asked.degraded += asked.notes
@@ -225,10 +227,10 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         return plan
 
     async def _found(self, asked: Asked, vector: Vector, *, latents: bool) -> Found | None:
-        """The nearest entries of both kinds; None when nothing can be said of them."""
+        """Return the nearest entries of both kinds; None when the searches failed."""
         of_latents, of_pictures = await asyncio.gather(
             self._search(asked, "whole", vector, str(asked.question.compat)) if latents else _nothing(),
-            # a picture starts any model, at any size: whose it is does not matter here
+            # an image starts any model at any size, so its compatibility key does not matter
             self._search(asked, "image", vector, "") if asked.rules.refiners else _nothing(),
         )
         entries = await self._entries_of(asked, of_latents, of_pictures)
@@ -237,7 +239,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         return Found(of_latents, of_pictures, entries)
 
     async def _further(self, asked: Asked, vector: Vector, found: Found) -> Found | None:
-        """The same with latents from further away; None when they cannot be had."""
+        """Search again with more latent candidates; None when that fails."""
         compat = str(asked.question.compat)
         of_latents = await self._search(asked, "whole", vector, compat, self._settings.further_candidates)
         entries = await self._entries_of(asked, of_latents, found.pictures) if of_latents is not None else None
@@ -252,7 +254,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         return from_candidates(asked.question, asked.rules, found, step_in, degraded=asked.degraded)
 
     def _in_mind(self, plan: Planned) -> Planned:
-        """The plan without the candidates from further away that were not chosen."""
+        """Return the plan without those candidates of the wider search that were not chosen."""
         latents = [one for one in plan.candidates if one.kind == "latent"]
         others = [one for one in plan.candidates if one.kind != "latent"]
         kept = trim_candidates(latents, self._settings.candidates, next((one for one in latents if one.chosen), None))
@@ -261,21 +263,22 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
     async def _search(
         self, asked: Asked, name: str, vector: Vector, compat: str, limit: int | None = None
     ) -> list[Hit] | None:
-        """The nearest by this named vector, of what the caller may see; None when the index is away, late or wrong."""
+        """Return the nearest entries by this named vector among those visible to the caller; None when the index is
+        away, late or wrong."""
         request = asked.question.request
         where = IndexFilter(compat, visible_owners(request.tenant, request.user), asked.question.encoder_hash)
         search = self._backends.index.search(name, vector, where, limit or self._settings.candidates)
         return await self._within(asked, "index", search)
 
     async def _within(self, asked: Asked, port: str, answer: Awaitable[T]) -> T | None:
-        """The port's answer; None, with a note on the plan, when it is away, late or wrong."""
+        """Return the port's answer; None, with a note on the plan, when the port is away, late or wrong."""
         limit_s = max(0.0, min(self._settings.lookup_timeout_s, asked.over_at - self._clock.monotonic()))
         try:
             async with asyncio.timeout(limit_s):
                 return await answer
         except TimeoutError:
             what = said = f"{port}: no answer within {limit_s:.3g} s"
-        except Exception as error:  # no failure of the cache may fail a request (design §1)
+        except Exception as error:  # no failure of the cache may fail a request (docs/architecture.md, Request path)
             outside = error.outside if isinstance(error, AfterimageError) else str(error)
             said, what = (f"{port}: {type(error).__name__}: {text[:200]}" for text in (outside, str(error)))
         asked.degraded.append(said)
@@ -285,10 +288,10 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
 
 
 async def _nothing() -> None:
-    """What a search brings that is not made."""
+    """The result of a search that is not made."""
 
 
 def _worth_it(question: Question) -> bool:
-    """A predicted miss is believed, except for a sampled share, and where the caller asks for more savings than the
-    table that the prediction was made for."""
+    """Return whether to search for latents. A predicted miss skips the search, except in a sampled share, and where the
+    caller asks for more savings than the prediction assumed."""
     return question.predicted_hit is not False or question.sampled or question.request.savings > 0.5

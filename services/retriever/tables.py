@@ -1,5 +1,5 @@
-"""What is known of each model: its card, its K tables and its latency; tables are read again now and then, so that a
-fresh profile counts without a restart."""
+"""The card, K tables and latency of each model. Tables are read again every 30 s, so that a new profile applies without
+a restart."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ REREAD_S = 30.0
 
 @dataclass(frozen=True)
 class Known:
-    """A model and what was measured of it."""
+    """A model and its measurements."""
 
     card: ModelCard
     given: str
-    """The name of the model in the settings or the request."""
+    """Name of the model in the settings or the request."""
     latents: tuple[KTable, ...]
-    """Those that may count, best first."""
+    """Tables that may be in force, best first."""
     pictures: tuple[KTable, ...]
-    """One for each model whose pictures it was measured on."""
+    """One table for each model whose images this model was profiled on."""
     latencies: tuple[Latency, ...]
-    """Measured here, then shipped."""
+    """Latencies measured here, then shipped ones."""
 
     def latent_table(self, encoder: EncoderId, settings: Settings) -> tuple[KTable | None, tuple[str, ...]]:
-        """The table in force for latents of its own, and what there is to say about it."""
+        """Return the table in force for the model's own latents, and notes about it."""
         command = profile_command(self.given, settings.encoder, settings.k_table_alpha)
         return latent_table(self.latents, self.card, encoder, settings.k_table_alpha, command)
 
     def table_of(self, encoder: EncoderId, settings: Settings) -> TableOf:
-        """What this model may do with pictures, by who drew them."""
+        """Return a lookup of this model's tables for images, by the model that generated them."""
 
         def of(model: str, weights: str) -> ImageTable:
             command = profile_command(self.given, settings.encoder, settings.image_k_table_alpha, model)
@@ -57,14 +57,14 @@ class Known:
         return of
 
     def may_refine(self, encoder: EncoderId, sources: Iterable[ModelCard]) -> bool:
-        """Whether it could start from any picture of `sources` at all, by similarities of this encoder."""
+        """Return whether the model could start from any image of `sources`, by similarities of this encoder."""
         return MODM.fits(encoder) or any(
             table.fits(encoder) for table in measured_on(self.pictures, self.card, sources)
         )
 
 
 class Tables:
-    """Models by name: those that are served, and whoever else is asked for."""
+    """Models by name: the served ones, and others that requests ask for."""
 
     def __init__(self, profiles: Profiles, settings: Settings) -> None:
         self._profiles, self._settings = profiles, settings
@@ -72,7 +72,7 @@ class Tables:
         self._served: dict[str, ModelCard] = {}
 
     async def open(self) -> None:
-        """Reads the models that these settings serve. ModelError when one is unknown."""
+        """Read the models that the settings serve. Raises ModelError when one is unknown."""
         self._served = await asyncio.to_thread(served_cards, self._settings)
         given = [self._settings.large, *filter(None, (part.strip() for part in self._settings.small.split(",")))]
         for card, name in zip(self._served.values(), given, strict=True):
@@ -84,10 +84,10 @@ class Tables:
         return [self._known[name] for name in self._served]
 
     async def of(self, model: str) -> Known:
-        """ModelError when unknown."""
+        """Return the model of this name or path. Raises ModelError when it is unknown."""
         if model not in self._known:
-            # its dtype is part of every latent's compatibility key, as the workers compute
-            card = await asyncio.to_thread(card_for, model, self._settings)  # the hub may be asked
+            # the dtype is part of every latent's compatibility key; take the one in which workers compute
+            card = await asyncio.to_thread(card_for, model, self._settings)  # this may call the hub
             return await self._read(card, model)
         return self._known[model]
 
@@ -105,7 +105,7 @@ class Tables:
         return known
 
     async def keep_fresh(self) -> None:
-        """Never ends."""
+        """Read the tables again every REREAD_S seconds, without end."""
         while True:
             await asyncio.sleep(REREAD_S)
             await self._reread(list(self._known.values()))
@@ -114,5 +114,5 @@ class Tables:
         for one in known:
             try:
                 await self._read(one.card, one.given)
-            except (AfterimageError, ValueError) as error:  # the tables in hand stay in force
+            except (AfterimageError, ValueError) as error:  # the tables in memory stay in force
                 log("retriever").warning("K tables not read again", model=one.card.name, error=str(error))

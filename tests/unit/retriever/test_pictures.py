@@ -180,7 +180,7 @@ def test_a_model_with_a_t_of_its_own_starts_at_the_same_noise_level_of_its_own_s
     assert (made.model, made.start_step, made.run_steps(50)) == ("turbo", 3, 10)
     assert replace(made, model="large").run_steps(50) == 50
     assert made.candidates[0].reason == "turbo starts after step 3 of 10, large after step 15"
-    assert made.reason.startswith("Starts after 3 of 10 steps with turbo, large after 15 from a picture by large")
+    assert made.reason.startswith("Starts after 3 of 10 steps with turbo, large after 15 from an image by large")
     assert made.capture_steps == ()
 
 

@@ -75,7 +75,7 @@ def test_starts_from_the_nearest_prompt() -> None:
 def test_the_best_state_of_all_candidates_wins_not_the_nearest_prompt() -> None:
     made = plan(question(), [(0.96, entry("nearest", ks=(5,))), (0.91, entry("second"))])
     assert (made.entry_id, made.start_step) == ("second", 20)
-    assert "25 is not there" in made.candidates[0].reason
+    assert "25 is not cached" in made.candidates[0].reason
     assert "saves fewer steps" in made.candidates[0].reason
 
 
@@ -88,7 +88,7 @@ def test_a_hole_is_named_and_filled_from_below() -> None:
     made = plan(question(), [(0.96, entry("a", ks=(5, 15)))])
     assert made.start_step == 15
     assert made.candidates[0].allowed_step == 25
-    assert "that state is not there" in made.reason
+    assert "that state is not cached" in made.reason
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_hole_is_named_and_filled_from_below() -> None:
         (entry("x", compat=replace(COMPAT, weights_hash="w2")), "other weights"),
         (entry("x", compat=replace(COMPAT, sampler="euler:1")), "sampler"),
         (entry("x", compat=replace(COMPAT, size=Size(96, 64))), "size"),
-        (entry("x", compat=replace(COMPAT, dtype="float16")), "number format"),
+        (entry("x", compat=replace(COMPAT, dtype="float16")), "dtype"),
         (entry("x", encoder_hash="e2"), "another encoder"),
         (entry("x", tenant="else"), "not visible"),
         (entry("x", scope=Scope.PRIVATE, user="bob"), "not visible"),
@@ -135,9 +135,9 @@ def test_another_schedule_only_where_the_noise_is_exactly_equal() -> None:
 def test_why_nothing_is_reused_is_said() -> None:
     assert "0.500 is not above 0.650" in plan(question(), [(0.5, entry("a"))]).reason
     assert "nothing that fits" in plan(question(), []).reason
-    assert "no state they allow is there" in plan(question(), [(0.99, entry("a", ks=()))]).reason
+    assert "without a usable state" in plan(question(), [(0.99, entry("a", ks=()))]).reason
     unsafe = replace(RULES, table=KTable(()))
-    assert "no reuse kept this model's quality" in plan(question(), [(0.99, entry("a"))], unsafe).reason
+    assert "no start kept this model's quality" in plan(question(), [(0.99, entry("a"))], unsafe).reason
     assert "too few to skip" in plan(question(steps=1), [(0.99, entry("a"))]).reason
 
 

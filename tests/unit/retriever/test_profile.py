@@ -67,7 +67,7 @@ def test_a_lost_attribute_makes_a_k_unsafe_however_good_the_clip_score() -> None
 
 def test_too_few_rows_prove_nothing() -> None:
     assert not build_table([ProfileRow(5, 0.9, 1.0), ProfileRow(5, 0.8, 1.0)], alpha=0.9).levels
-    with pytest.raises(ValueError, match="at least one row"):
+    with pytest.raises(ValueError, match="rows must hold"):
         build_table([], alpha=0.9)
 
 
