@@ -1,1 +1,1 @@
-"""Decides which worker runs which model (MoDM §5.3)."""
+"""The global monitor: assign models to workers (MoDM §5.3)."""

@@ -1,4 +1,4 @@
-"""The monitor's knobs, and its decision: an allocation with everything it was made from."""
+"""The monitor's settings, and its decision: an allocation with all its inputs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from services.global_monitor.roster import Worker
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The monitor's knobs; seconds, except the gains, which are per minute."""
+    """The monitor's settings. Times are in seconds; the gains are per minute."""
 
     large: str
     smalls: tuple[str, ...] = ()
-    """Best first."""
+    """Small models, best first."""
     mode: Mode = "quality"
     period_s: float = 180.0
     window_s: float = 180.0
@@ -30,29 +30,29 @@ class Rules:
     turn_s: float = 30.0
     lapse_s: float = 15.0
     generations: Generations = field(default_factory=dict)
-    """Steps of a full generation by model; a model without one runs as many as the paper's."""
+    """Steps of a full generation by model; for models not listed, the paper's number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An allocation and everything it was made from."""
+    """An allocation and all its inputs."""
 
     at: float
     models: Mapping[str, str]
     """Worker → model."""
     mode: Mode
-    """As it is run."""
+    """The mode in force, which may be the fallback mode."""
     demand: Demand
     work: Workload
     target: Target
     pid: PidState
     workers: tuple[Worker, ...]
     switches: tuple[str, ...] = ()
-    """Workers whose model this changes."""
+    """Workers whose model this decision changes."""
     kept: str = ""
-    """Why a wanted switch was not made."""
+    """Reason why a wanted switch was not made."""
     turns: str = ""
-    """Who runs another model than the target wants of it, and why."""
+    """Workers on a turn, with the reason."""
 
     @property
     def why(self) -> str:

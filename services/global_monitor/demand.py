@@ -1,4 +1,5 @@
-"""What is asked for: rates, hit rate and K histogram per lane and modality, from the facts of a window (MoDM §5.3)."""
+"""The demand: request rates, hit rate and K histogram per lane and modality, from the events of a time window (MoDM
+§5.3)."""
 
 from __future__ import annotations
 
@@ -9,21 +10,21 @@ from dataclasses import dataclass, field
 from shared.domain.messages import JobQueued, lane_of
 
 GENERATION = 50
-"""Steps of the paper's full generation: work is counted in so many, whatever T a request asks for."""
+"""Steps of the paper's full generation, the unit of work whatever T a request asks for."""
 Generations = Mapping[str, float]
-"""Steps of a full generation by model, where not GENERATION: a Turbo's 10 do the work of a large model's 50."""
+"""Steps of a full generation by model, where not GENERATION: 10 steps of a Turbo do the work of 50 of a large model."""
 FORGOTTEN_S = 3600.0
-"""A job whose end nobody told is not waited for after this."""
+"""Seconds after which a job without an end event counts as ended."""
 LEAST_WINDOW_S = 1.0
-"""Right after the start a rate is over at least so long."""
+"""Least seconds over which a rate is computed, right after the start."""
 
 Lane = tuple[str, str]
-"""(lane, modality); a hit in `refine` that one model alone may draw counts as waiting in that model's lane."""
+"""(lane, modality). A hit in `refine` that only one model may run counts as waiting in that model's lane."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneDemand:
-    """What one lane was asked for; work is in full generations."""
+    """The demand of one lane; work is in full generations."""
 
     lane: str
     modality: str
@@ -32,12 +33,12 @@ class LaneDemand:
     share_by_k: Mapping[int, float] = field(default_factory=dict)
     """Share of the lane's requests by K of 50."""
     waiting: float = 0.0
-    """Work that is in nobody's hands yet."""
+    """Work that no worker has claimed yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What all lanes were asked for."""
+    """The demand of all lanes."""
 
     lanes: tuple[LaneDemand, ...] = ()
 
@@ -56,7 +57,7 @@ class Demand:
 
     @property
     def hit_rate(self) -> float:
-        """H_cache: the share of requests that start from something."""
+        """H_cache: the share of requests that start from a cached state or image."""
         return sum(share for k, share in self.share_by_k.items() if k)
 
 
@@ -69,7 +70,7 @@ class _Asked:
 
 
 class _Sums:
-    """Requests per lane, kept up as they come and go: a window may hold tens of thousands."""
+    """Running sums of requests per lane, because a window may hold tens of thousands."""
 
     def __init__(self) -> None:
         self.work: dict[Lane, float] = {}
@@ -81,24 +82,24 @@ class _Sums:
         self.work[asked.lane] = self.work.get(asked.lane, 0.0) + count * asked.work
         if not by_k[asked.k]:
             del by_k[asked.k]
-        if not by_k:  # and no rounding stays behind
+        if not by_k:  # and drop the rounding error with the lane
             del self.by_k[asked.lane], self.work[asked.lane]
 
 
 class DemandWindow:
-    """Hears what is queued and what ends; `at` is in seconds of one clock that does not go back."""
+    """The demand within a sliding window, from queued and ended jobs. `at`: seconds of a monotonic clock."""
 
     def __init__(self, window_s: float, at: float, generations: Generations | None = None) -> None:
         self._window_s, self._since, self._generations = window_s, at, generations or {}
         self._asked: deque[_Asked] = deque()
         self._open: dict[str, _Asked] = {}
-        """Queued and not ended, oldest first."""
+        """Jobs queued and not ended, oldest first."""
         self._in_window, self._waiting = _Sums(), _Sums()
 
     def queued(self, fact: JobQueued, at: float) -> None:
         left = max(fact.steps - fact.start_step, 0) / self._generations.get(fact.model, GENERATION)
         k = round(fact.start_step * GENERATION / max(fact.steps, 1))
-        # what one model alone may draw is that model's work, wherever it waits
+        # a job that only one model may run is that model's work, whatever its lane
         lane = lane_of(fact.only) if fact.only else fact.lane
         asked = _Asked(at, (lane, str(fact.modality)), left, k)
         self.ended(fact.job_id)
@@ -113,16 +114,18 @@ class DemandWindow:
             self._waiting.add(asked, -1)
 
     def open_in(self, lanes: Collection[str]) -> int:
-        """Jobs of these lanes that have not ended, waiting or in a worker's hands."""
+        """Count jobs of these lanes that have not ended, waiting or held by a worker."""
         return sum(by_k.total() for (lane, _), by_k in self._waiting.by_k.items() if lane in lanes)
 
     def missed(self) -> None:
-        """Facts were lost: what has ended is not known, so nothing counts as waiting but what comes from now on."""
+        """Drop all open jobs, because events were lost and it is unknown which have ended. Only jobs queued from now on
+        count as waiting."""
         self._open.clear()
         self._waiting = _Sums()
 
     def demand(self, at: float, in_hand: int = 0) -> Demand:
-        """Of the window that ends now. in_hand: jobs that workers hold; the rest of what has not ended waits."""
+        """Return the demand of the window that ends now. in_hand: jobs that workers hold; all other open jobs are
+        waiting."""
         self._forget(at)
         seconds = max(min(self._window_s, at - self._since), LEAST_WINDOW_S)
         share = max(1 - in_hand / len(self._open), 0.0) if self._open else 0.0

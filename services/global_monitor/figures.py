@@ -1,5 +1,5 @@
-"""The last decision, and what is known since, on /metrics: by model, lane, K and mode, of which there are few; never by
-worker."""
+"""Metrics of the last decision and the current demand, by model, lane, K and mode. Never by worker, since label values
+must be few."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def show(decision: Decision, rules: Rules) -> None:
 
 
 def _show_demand(decision: Decision, lanes: set[str]) -> None:
-    """Lanes of models that are not served are counted together."""
+    """Set the demand metrics; lanes of models that are not served are counted together."""
     demand = decision.demand
     rates = dict.fromkeys((*sorted(lanes), "other"), 0.0)
     waiting = dict(rates)

@@ -1,4 +1,4 @@
-"""The monitor as a value machine: facts in, an allocation of models to workers out (MoDM §5.3, Algorithm 1)."""
+"""The monitor as a pure state machine: events in, an allocation of models to workers out (MoDM §5.3, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -32,43 +32,44 @@ SWITCHES_KEPT = 20
 
 
 class GlobalMonitor:
-    """`hear` facts as they come and `decide` once a period, or sooner when `urgent`: someone came or went. Between two
-    decisions `turn` sends workers where work waits in vain."""
+    """The monitor's state. Call `hear` for each event, and `decide` once per period, or sooner when `urgent`: a worker
+    came or went. Between two decisions `turn` sends workers to lanes without a worker."""
 
     def __init__(self, rules: Rules, at: float) -> None:
         self.rules = rules
         self._roster = Roster(rules.lapse_s, rules.generations)
         self._window = DemandWindow(rules.window_s, at, rules.generations)
         self._home: dict[str, str] = {}
-        """What was decided for each worker, or what it reports where nothing was."""
+        """Each worker's model by the last decision, or its reported model before any decision."""
         self._away: dict[str, str] = {}
-        """Those that run another model for a while, and which."""
+        """Workers on a turn, and the model that each runs meanwhile."""
         self._runs: dict[str, tuple[str, float]] = {}
-        """The model that each worker reports, and since when."""
+        """Each worker's reported model, and since when."""
         self._asked_at: dict[str, float] = {}
-        """Workers that are switching."""
+        """Workers that are switching, and since when."""
         self._busy: dict[str, tuple[set[str], int]] = {}
-        """Models whose workers have had no lack of work since the last look: their lanes, and rows."""
+        """Models whose workers have had enough work since the last check, with their lanes and rows."""
         self._took_s: deque[float] = deque(maxlen=SWITCHES_KEPT)
         self._pid: PidState | None = None
         self._of = 0
-        """Workers that the PID's output is a part of."""
+        """Number of workers when the PID's output was computed."""
         self._since = self._decided_at = at
         self._last: Decision | None = None
         self._refused: tuple[str, bool, float] | None = None
-        """The switch that the last decisions refused: to which small model, whether to a better state, since when."""
+        """The switch that the last decisions refused: its small model, whether it improves quality, and since when it
+        was refused."""
         self._mode: Mode = rules.mode
         self._small = rules.smalls[0] if rules.smalls else ""
         self.urgent = False
 
     @property
     def models(self) -> Mapping[str, str]:
-        """Worker → model, as it was last told."""
+        """Worker → model, by the last assignment."""
         return self._home | self._away
 
     @property
     def mode(self) -> Mode:
-        """As it is run."""
+        """The mode in force, which may be the fallback mode."""
         return self._mode
 
     def hear(self, fact: Message, at: float) -> None:
@@ -86,7 +87,7 @@ class GlobalMonitor:
                 return
 
     def missed(self) -> None:
-        """Facts were lost on the way here."""
+        """Drop counts that depend on events, because events were lost."""
         self._window.missed()
         self._busy = {}
 
@@ -99,13 +100,13 @@ class GlobalMonitor:
             self._took_s.append(at - self._asked_at.pop(report.worker))
 
     def adopt(self, fact: WorkersAssigned) -> None:
-        """What another monitor decided, which this one goes on from if it must."""
+        """Take over another monitor's decision, to continue from it if this replica becomes the leader."""
         self._home |= dict(fact.assignments)
         self._away = {}
         self._mode = "throughput" if fact.mode == "throughput" else "quality"
 
     def view(self, at: float) -> Decision:
-        """The last decision with what is known now of demand and workers."""
+        """Return the last decision with the current demand and workers."""
         workers, demand = tuple(self._roster.workers()), self._demand(at)
         models = {worker.name: self.models.get(worker.name, worker.model) for worker in workers}
         if self._last is None:
@@ -115,7 +116,7 @@ class GlobalMonitor:
         return replace(self._last, models=models, demand=demand, work=self._work(demand), workers=workers)
 
     def look(self, at: float) -> None:
-        """Between two decisions: who is gone, and who is as fast as it says."""
+        """Update the workers between two decisions: drop silent ones, and compare their claims with finished jobs."""
         self.urgent |= bool(self._roster.lapse(at))
         self._forget_gone()
         before, self._busy = self._busy, self._lack_nothing()
@@ -123,8 +124,8 @@ class GlobalMonitor:
         self._roster.judge(at, lambda report: report.worker not in self._asked_at and report.model in busy)
 
     def _lack_nothing(self) -> dict[str, tuple[set[str], int]]:
-        """Models whose workers cannot lack work now: their lanes hold more jobs than all who take from them have rows;
-        which lanes, and how many rows."""
+        """Return models whose workers cannot lack work now, because their lanes hold more jobs than the rows of all
+        their consumers: model → (lanes, rows)."""
         workers = self._roster.workers()
         lanes = {worker.model: self._lanes(worker.model) for worker in workers}
         rows = {
@@ -140,7 +141,8 @@ class GlobalMonitor:
         }
 
     def _forget_gone(self) -> None:
-        """A replica that stands by decides nothing for as long as it lives, however many workers come and go."""
+        """Drop state of workers that are gone. A standby replica makes no decision, so nothing else would drop that
+        state."""
         here = {worker.name for worker in self._roster.workers()}
         self._home = {name: model for name, model in self._home.items() if name in here}
         self._runs = {name: run for name, run in self._runs.items() if name in here}
@@ -150,7 +152,7 @@ class GlobalMonitor:
         return {lane_of(model), *(REFINE if refines else ())}
 
     def _refines(self, mode: Mode, models: Mapping[str, str]) -> bool:
-        """Whether large models refine hits too (design §3, Lanes)."""
+        """Return whether large models refine hits too (docs/architecture.md, Services)."""
         return mode == "quality" or not any(model in self.rules.smalls for model in models.values())
 
     def _demand(self, at: float) -> Demand:
@@ -159,7 +161,7 @@ class GlobalMonitor:
     # ---- deciding ----
 
     def decide(self, at: float) -> Decision:
-        """The allocation from now on."""
+        """Decide the allocation from now on."""
         self.look(at)
         workers, demand = self._roster.workers(), self._demand(at)
         rules, work = self.rules, self._work(demand)
@@ -180,11 +182,11 @@ class GlobalMonitor:
         return self._decided(Decision(at, models, self._mode, demand, work, target, pid, tuple(workers), kept=kept))
 
     def _watching(self, workers: int, now: int) -> Target:
-        """In the first period nothing is known of the demand, and whatever runs goes on."""
-        return Target(now, self._small, self._mode, 0, workers, "the first period is watched")
+        """Return a target that keeps the running models during the first period, while the demand is unknown."""
+        return Target(now, self._small, self._mode, 0, workers, "the demand is measured for one period first")
 
     def _present_small(self) -> str:
-        """The small model that most run, else the one that was decided last."""
+        """Return the small model that most workers run, else the one decided last."""
         counts = Counter(model for model in self._home.values() if model in self.rules.smalls)
         return counts.most_common(1)[0][0] if counts else self._small
 
@@ -197,8 +199,8 @@ class GlobalMonitor:
         return sum(model == self.rules.large for model in models.values())
 
     def _advance(self, target: Target, workers: int, at: float, *, asked: bool) -> PidState | None:
-        """The first demand is answered by the heuristic alone, then the PID follows it (§5.3); None before that. A
-        fleet that grows or shrinks keeps the share that is large."""
+        """Advance the PID to the target. The heuristic alone answers the first demand; then the PID follows it (§5.3).
+        Returns None before any demand. When the fleet grows or shrinks, the share of large workers stays."""
         minutes, self._decided_at = (at - self._decided_at) / 60, at
         if self._pid is None:
             self._pid = PidState(target.large) if asked else None
@@ -214,13 +216,14 @@ class GlobalMonitor:
             return {}
         large, refines = self.rules.large, target.mode == "quality"
         of = bands(workers, large, target.small)
-        # who is there on a turn need not come back
+        # a worker that is on a turn with its wanted model can stay there
         return place(of, self.models, total, large, target.small or large, work, large_refines=refines)
 
     def _worth_it(
         self, workers: Sequence[Worker], wanted: dict[str, str], target: Target, work: Workload, at: float
     ) -> tuple[dict[str, str], str]:
-        """The wanted models, or the present ones and why: what must change is changed whatever it costs."""
+        """Return the wanted models; or the present models and the reason, where a switch would not pay back. A
+        necessary switch is made whatever it costs."""
         now, total = self._home, self._count_large(self._home)
         served = {self.rules.large, *self.rules.smalls}
         must = not target.least <= total <= target.most or any(model not in served for model in now.values())
@@ -243,9 +246,10 @@ class GlobalMonitor:
         return dict(now), f"{switches} × {seconds:.3g} s of switching would not pay back within {lasts_s:g} s"
 
     def _better(self, wanted: Mapping[str, str], target: Target) -> bool:
-        """Whether pictures are: a better small model, or the same and more large ones."""
+        """Return whether the wanted models give better images: a better small model, or the same one and more large
+        workers."""
         smalls = self.rules.smalls
-        if target.small not in smalls:  # nobody can run one: all are large
+        if target.small not in smalls:  # no worker can run a small model, so all are large
             return True
         now = smalls.index(self._small), -self._count_large(self._home)
         return (smalls.index(target.small), -self._count_large(wanted)) < now
@@ -256,26 +260,26 @@ class GlobalMonitor:
             name: model for name, model in self._away.items() if self._home.get(name, model) != model
         }  # fmt: skip
         self._mode = decision.target.mode
-        if not decision.kept:  # while nobody can run a small one, the last that was wanted stays in mind
+        if not decision.kept:  # while no worker can run a small model, keep the one wanted last
             self._small = decision.target.small or self._small
         return self._told(decision, before)
 
     def _told(self, decision: Decision, before: Mapping[str, str]) -> Decision:
-        """The decision with what workers are told now."""
+        """Complete the decision with the models to publish, the switches and the turns."""
         models = dict(self.models)
         switches = tuple(name for name, model in models.items() if before[name] != model)
         for name in switches:
             self._asked_at[name] = decision.at
         self._asked_at = {name: at for name, at in self._asked_at.items() if name in models}
-        said = ", ".join(f"{name} runs {model}, whose lane nobody served" for name, model in self._away.items())
+        said = ", ".join(f"{name} runs {model}, whose lane had no worker" for name, model in self._away.items())
         self._last = replace(decision, models=models, mode=self._mode, switches=switches, turns=said)
         return self._last
 
     # ---- turns
 
     def turn(self, waits: Waits, at: float) -> Decision | None:
-        """The allocation from now on, where work that nobody serves has waited too long, or does so no more; None: as
-        it was. waits: by served model."""
+        """Return the new allocation where a lane without workers has waited too long, or a turn ends; None without a
+        change. waits: seconds by served model."""
         if self._last is None:
             return None
         workers, before = self._roster.workers(), self.models
@@ -291,6 +295,6 @@ class GlobalMonitor:
 
     def _stand(self, worker: Worker) -> WorkerSlot:
         told, (runs, since) = self.models[worker.name], self._runs[worker.name]
-        # what it has measured it can run, and while it has measured nothing, anything
+        # a worker can run the models it has measured; before any measurement, assume all
         able = frozenset(worker.rates) if worker.rates else frozenset((self.rules.large, *self.rules.smalls))
         return WorkerSlot(worker.name, self._home[worker.name], told, since if runs == told else None, able)

@@ -1,4 +1,4 @@
-"""A decision as it travels to whoever watches."""
+"""Conversion of decisions to protobuf messages for watchers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def allocation(decision: Decision, rules: Rules, history: Iterable[pb.Change], *
 
 
 def change(decision: Decision, at: float) -> pb.Change:
-    """at: seconds since 1970."""
+    """Return a change for the history. at: seconds since 1970."""
     return pb.Change(
         at=at,
         mode=decision.mode,

@@ -1,4 +1,4 @@
-"""Who works: workers as they report themselves, gone when they are not heard of, believed as far as they are right."""
+"""The workers by their reports: dropped when silent, and trusted as far as their finished jobs confirm their claims."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from shared.domain.messages import JobSucceeded, WorkerReported
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker that is there."""
+    """A live worker."""
 
     name: str
     kind: str
     model: str
-    """What it runs by its own word."""
+    """The model that it reports to run."""
     rows: int
     max_rows: int
     rates: Rates
-    """Full generations per second by model, corrected by its credit; a model that it cannot run has none."""
+    """Full generations per second by model, corrected by the credit; models that the worker cannot run are left out."""
     credit: float = 1.0
-    """Below or above 1: it is not as fast as it says."""
+    """Factor on the worker's claims; not 1 where its speed differs from its claims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,15 @@ class _Heard:
 
 
 class Roster:
-    """`lapse_s`: a worker not heard of for so long is dead. `generations`: steps of a full generation by model."""
+    """The live workers. lapse_s: seconds without a report after which a worker counts as dead. generations: steps of a
+    full generation by model."""
 
     def __init__(self, lapse_s: float, generations: Generations | None = None) -> None:
         self._lapse_s, self._generations = lapse_s, generations or {}
         self._heard: dict[str, _Heard] = {}
 
     def reported(self, report: WorkerReported, at: float) -> bool:
-        """Whether that changes who is there or what it can run."""
+        """Record a report; return whether it changes the set of workers or the models that one can run."""
         before = self._heard.get(report.worker)
         if report.leaving:
             return self._heard.pop(report.worker, None) is not None
@@ -56,8 +57,8 @@ class Roster:
         return before.report.cannot != report.cannot
 
     def finished(self, fact: JobSucceeded) -> None:
-        """Of another model than its own, which it draws with while nobody else runs that: as many steps of its own as
-        take it as long, by its word."""
+        """Add a finished job to the worker's evidence. A job of another model counts as the number of own steps that
+        take as long, by the worker's claims: workers also run models that no worker is assigned."""
         heard = self._heard.get(fact.worker)
         if heard is not None and (rate := heard.claims.get(fact.model)):
             own = heard.evidence.model
@@ -69,14 +70,14 @@ class Roster:
         return self._generations.get(model, GENERATION)
 
     def lapse(self, at: float) -> tuple[str, ...]:
-        """Forgets who was not heard of; their names."""
+        """Drop silent workers; return their names."""
         gone = tuple(name for name, heard in self._heard.items() if at - heard.at > self._lapse_s)
         for name in gone:
             del self._heard[name]
         return gone
 
     def judge(self, at: float, pressed: Callable[[WorkerReported], bool]) -> None:
-        """Compares claims with evidence. pressed: whether a worker cannot lack work."""
+        """Compare claims with evidence. pressed: returns whether a worker cannot lack work."""
         for name, heard in self._heard.items():
             model, claimed = heard.report.model, heard.claims.get(heard.report.model, 0.0)
             evidence = heard.evidence.after(model, at, pressed=pressed(heard.report))
@@ -85,7 +86,7 @@ class Roster:
             self._heard[name] = replace(heard, evidence=evidence, credit=found)
 
     def workers(self) -> list[Worker]:
-        """By name. What a worker has not measured is taken from others of its kind."""
+        """Return the workers by name. Rates that a worker has not measured are taken from workers of its kind."""
         typical = by_kind((heard.report.kind, heard.claims) for heard in self._heard.values())
         return [self._worker(self._heard[name], typical) for name in sorted(self._heard)]
 

@@ -1,4 +1,5 @@
-"""Hears demand and workers, decides once a period who runs which model, tells the workers, and shows what it did."""
+"""The global monitor's handlers: receive demand and worker reports, decide once per period which worker runs which
+model, publish the assignment and the metrics."""
 
 from __future__ import annotations
 
@@ -37,14 +38,14 @@ from shared.service import Context
 from shared.service.leadership import Leadership
 
 LOOKS = 5
-"""Between two reports of a worker the monitor looks so often who came and went."""
+"""Checks for workers that came or went, per report interval of a worker."""
 LEASE_S = 15.0
-"""A monitor not heard of for this long is replaced by another replica."""
+"""Seconds without a renewal after which another replica takes over from a monitor."""
 HISTORY = 50
 
 
 class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
-    """Of several replicas all listen, and the one that holds the catalog's lease decides."""
+    """The global monitor. All replicas receive events; the replica that holds the catalog's lease decides."""
 
     name: ClassVar[str] = "global_monitor"
     ports: ClassVar[frozenset[str]] = frozenset({"catalog", "bus"})
@@ -52,7 +53,7 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
 
     async def start(self, context: Context) -> None:
         self._context, settings = context, context.settings
-        # a catalog that hangs must hold up neither the next decision nor a planned stop
+        # a catalog that hangs must delay neither the next decision nor a planned stop
         self._catalog = context.backends.catalog.within(settings.catalog_timeout_s)
         self._leadership = Leadership(self.name, self._catalog, context.clock, LEASE_S)
         self._monitor = GlobalMonitor(rules_of(settings), context.clock.monotonic())
@@ -75,7 +76,7 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
         return pb.DESCRIPTOR.services_by_name["GlobalMonitorService"].full_name
 
     async def drain(self) -> None:
-        """The last assignment stands."""
+        """Stop deciding; the last assignment stays in force."""
         self._draining = True
         self._wake()
         self._looking.cancel()
@@ -108,11 +109,11 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
         for news in self._news:
             news.set()
 
-    # ---- facts ----
+    # ---- events ----
 
     async def handle(self, fact: Message) -> None:
         if isinstance(fact, WorkersAssigned):
-            if not self._leads:  # then it is another replica's word
+            if not self._leads:  # then another replica decided
                 self._monitor.adopt(fact)
             return
         self._monitor.hear(fact, self._context.clock.monotonic())
@@ -123,13 +124,13 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
     # ---- deciding ----
 
     async def _look(self) -> None:
-        """A look is quick; it decides when the period is over, or at once when a worker came or went."""
+        """Check the workers often; decide when the period is over, or at once when a worker came or went."""
         while True:
             await asyncio.sleep(self._settings.report_s / LOOKS)
             try:
                 await self._renew()
                 await self._looked(self._context.clock.monotonic())
-            except Exception as error:  # the last assignment stands, and the next look is soon
+            except Exception as error:  # the last assignment stays in force, and the next check is soon
                 log(self.name).error("no decision", error=repr(error), exc_info=error)
 
     async def _looked(self, at: float) -> None:
@@ -148,7 +149,8 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
             self._wake()
 
     async def _take_turns(self, at: float) -> None:
-        """What waits, and since when, the catalog knows, whatever this monitor has heard."""
+        """Send workers on turns by the waiting times in the catalog, which are complete even where this monitor missed
+        events."""
         rules = self._monitor.rules
         lanes = {lane_of(model): model for model in (rules.large, *rules.smalls)}
         try:
@@ -177,15 +179,15 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
             )  # fmt: skip
 
     async def _tell(self) -> None:
-        """Said again and again: a worker that missed it, or is new, hears it the next time."""
+        """Publish the assignment with every report interval: a worker that is new or missed it gets the next one."""
         models = self._monitor.models
         if not (self._leads and models):
             return
         try:
             await self._context.backends.bus.publish(WorkersAssigned(tuple(sorted(models.items())), self._monitor.mode))
-        except AfterimageError as error:  # the last assignment stands
+        except AfterimageError as error:  # the last assignment stays in force
             if not self._unheard:
-                log(self.name).warning("assignment not told", error=str(error))
+                log(self.name).warning("assignment not published", error=str(error))
             self._unheard = True
         else:
             self._unheard = False

@@ -1,4 +1,5 @@
-"""How fast each worker is with each model: what workers report, per kind of device (MoDM §5.3, P_small and P_large)."""
+"""Throughput of each worker with each model, from workers' reports, per kind of device (MoDM §5.3, P_small and
+P_large)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ Rates = Mapping[str, float]
 
 
 def rates_of(step_s: Iterable[tuple[str, int, float]], generations: Generations | None = None) -> dict[str, float]:
-    """From seconds of a step at each batch size: the best of them, since under load batches fill."""
+    """Compute rates from step seconds at each batch size; the best rate counts, since batches fill under load."""
     best: dict[str, float] = {}
     for model, rows, seconds in step_s:
         if seconds > 0:
@@ -22,7 +23,7 @@ def rates_of(step_s: Iterable[tuple[str, int, float]], generations: Generations 
 
 
 def by_kind(claims: Iterable[tuple[str, Rates]]) -> dict[tuple[str, str], float]:
-    """(kind, model) → median over the workers of that kind."""
+    """Return (kind, model) → median over the workers of that kind."""
     found: dict[tuple[str, str], list[float]] = {}
     for kind, rates in claims:
         for model, rate in rates.items():

@@ -1,4 +1,4 @@
-"""Whether a worker is as fast as it says: what it claims against the jobs that it is seen to finish."""
+"""Trust in workers' claims: the claimed throughput is compared with the jobs that a worker finishes."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from dataclasses import dataclass
 from services.global_monitor.demand import GENERATION
 
 FAR = 2.0
-"""A claim is believed while what is seen lies within this factor of it: pictures are also decoded and stored."""
+"""A claim is trusted while the measured throughput lies within this factor of it: images are also decoded and
+stored."""
 FULL_BATCHES = 3
-"""Evidence covers at least the time that so many full batches should take, else it is chance."""
+"""Evidence must cover at least the time of this many full batches, else it may be chance."""
 RENEWED_S = 600.0
-"""Evidence begins anew after this, so that it is of what a worker does now."""
+"""Evidence is discarded after this many seconds, so that it describes the present."""
 LEAST = 0.01
-"""Who finishes nothing counts for almost nothing, and for more again once it finishes something."""
+"""Least credit. A worker that finishes nothing counts for almost nothing, and regains credit once it finishes jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Of a time through which a worker had one model and never lacked work."""
+    """Steps finished in a time through which a worker had one model and never lacked work."""
 
     model: str = ""
     since: float = 0.0
     steps: float = 0.0
 
     def after(self, model: str, at: float, *, pressed: bool) -> Evidence:
-        """Looked at again: begins anew when its model changed, or when there may have been nothing to do."""
+        """Return the evidence after another check: new evidence when the model changed, or when the worker may have
+        lacked work."""
         goes_on = pressed and model == self.model and at - self.since <= RENEWED_S
         return self if goes_on else Evidence(model, at)
 
@@ -41,8 +43,11 @@ def credit(
     before: float = 1.0,
     generation: float = GENERATION,
 ) -> float:
-    """What a worker's claims are multiplied by: 1 while it is believed, else seen over claimed; `before` while there is
-    too little evidence. claimed: full generations per second with the evidence's model, of `generation` steps each."""
+    """Return the factor on a worker's claims: 1 while the claims are trusted, else measured over claimed; `before`
+    while there is too little evidence.
+
+    claimed: full generations per second with the evidence's model, of `generation` steps each.
+    """
     seconds = at - evidence.since
     if claimed <= 0 or claimed * seconds < FULL_BATCHES * max_rows:
         return before

@@ -1,1 +1,2 @@
-"""How many workers run which model, and which ones: both modes, the PID, and what a switch costs (MoDM §5.3)."""
+"""The allocation: number of workers per model, and their choice; both modes, the PID, and the cost of a switch (MoDM
+§5.3)."""

@@ -1,4 +1,5 @@
-"""Workers as numbers: how many are equally fast, what a split of them gets done, and whether that is enough."""
+"""Capacity of a fleet: groups of equally fast workers, their splits between models, and the workload that a split
+sustains."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from dataclasses import dataclass
 from services.global_monitor.allocation.workload import Workload
 
 SPLITS = 100_000
-"""More ways than this to split a fleet are not tried one by one."""
+"""Largest number of splits that are tried one by one."""
 CLOSE = 1e-9
-"""Rounding must not make a workload infeasible that fits exactly."""
+"""Relative tolerance, so that rounding does not make a workload infeasible that fits exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Equally fast workers: P_large and P_small, full generations per second of each."""
+    """Equally fast workers: P_large and P_small, full generations per second of each worker."""
 
     count: int
     large: float
@@ -25,7 +26,7 @@ class Group:
 
 
 Split = tuple[int, ...]
-"""How many of each group run the large model."""
+"""Number of workers per group that run the large model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ def capacity(groups: Sequence[Group], split: Split) -> Capacity:
 
 
 def feasible(has: Capacity, work: Workload) -> bool:
-    """Eqs. 7 and 9, and that what only small models may draw is done by them."""
+    """Return whether the capacity satisfies eqs. 7 and 9, and small workers can do the work that only small models may
+    do."""
     return (
         has.large * (1 + CLOSE) >= work.miss
         and has.small * (1 + CLOSE) >= work.small
@@ -53,7 +55,7 @@ def feasible(has: Capacity, work: Workload) -> bool:
 
 
 def sustained(has: Capacity, work: Workload, *, large_refines: bool) -> float:
-    """The multiple of this workload that is still done; inf without work."""
+    """Return the largest multiple of this workload that can be done; inf without work."""
     limits = [_ratio(has.large, work.miss), _ratio(has.small, work.small)]
     if large_refines:
         limits.append(_ratio(has.large + has.small, work.total))
@@ -67,10 +69,10 @@ def _ratio(has: float, wanted: float) -> float:
 
 
 def splits(groups: Sequence[Group], total: int | None = None) -> Iterator[Split]:
-    """Every way to split the groups, with `total` large workers where that is given.
+    """Yield every way to split the groups; where `total` is given, those with `total` large workers.
 
-    Of a fleet with more than SPLITS ways only those that turn to the large model whoever is best at it: the exact
-    answer for one group, a good one for many.
+    With more than SPLITS ways, yield only splits that give the large model to the workers that are best at it: exact
+    for one group, good for many.
     """
     if math.prod(group.count + 1 for group in groups) <= SPLITS:
         for split in itertools.product(*(range(group.count + 1) for group in groups)):

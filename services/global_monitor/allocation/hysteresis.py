@@ -1,4 +1,4 @@
-"""From the PID's unrounded output to whole workers, without going back and forth at a half."""
+"""Hysteresis: round the PID's output to whole workers, without alternating around a half."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 
 def whole(unrounded: float, now: int, band: float, least: int, most: int) -> int:
-    """`now` until the output is more than .5 + `band` workers away from it, then the nearest number; in the bounds."""
+    """Return `now` while the output is within .5 + `band` workers of it, else the nearest whole number; within the
+    bounds."""
     stays = abs(unrounded - now) <= 0.5 + band
     return min(max(now if stays else math.floor(unrounded + 0.5), least), most)

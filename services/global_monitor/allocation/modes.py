@@ -1,4 +1,5 @@
-"""Which small model, and how many large ones: both modes and their corner cases (MoDM §5.3, Algorithm 1; design §4)."""
+"""The target of the heuristic: the small model and the number of large workers, in both modes and their corner cases
+(MoDM §5.3, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -14,29 +15,29 @@ from services.global_monitor.allocation.workload import Workload
 
 Mode = Literal["quality", "throughput"]
 BACK_UP = 1.15
-"""A better small model than the present one must carry so much more than is asked for, else the two take turns."""
+"""Factor on the demand that a better small model than the present one must carry, else the two would alternate."""
 
 Fleet = Mapping[str, Sequence[Group]]
-"""The same workers once per small model, best model first; empty: only the large one is served."""
+"""The same workers once per small model, best model first; empty: only the large model is served."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the heuristic wants (the start of Algorithm 1), before the PID."""
+    """The heuristic's target (the start of Algorithm 1), before the PID."""
 
     large: float
     """N_large, not rounded; within `least` … `most`."""
     small: str
-    """The model of the others; empty: none is served."""
+    """The model of the other workers; empty: no small model is served."""
     mode: Mode
-    """As it is run: where no split meets the demand, quality mode falls back on throughput mode's."""
+    """The mode in force: where no split meets the demand, quality mode falls back to throughput mode's split."""
     least: int
     most: int
     why: str
 
 
 def allocate(workers: int, fleet: Fleet, work: Workload, mode: Mode, *, small: str = "", large: float = 0.0) -> Target:
-    """The target for so many workers; small and large are what runs now."""
+    """Return the target for this many workers; small and large: the present small model and number of large workers."""
     if not fleet or workers == 0:
         return _all_large(workers, "", mode, "no small model is served")
     small = small if small in fleet else next(iter(fleet))
@@ -55,11 +56,11 @@ def _all_large(workers: int, small: str, mode: Mode, why: str) -> Target:
 
 
 def _quality(workers: int, fleet: Fleet, work: Workload, now: str) -> Target | None:
-    """With the best small model that can carry it."""
+    """Return quality mode's target with the best small model that meets the demand; None when none does."""
     for small, asked in _candidates(fleet, work, now):
         split = most_large(fleet[small], asked)
         if split is not None:
-            # with a margin for going back up the model can be had, with the margin left aside the split is eq. 10's
+            # BACK_UP only decides whether the model is taken; its split is eq. 10's, without that margin
             split = most_large(fleet[small], work) or split
             why = f"the most large models that meet the demand with {small}"
             most = workers - 1 if work.small else workers
@@ -68,17 +69,18 @@ def _quality(workers: int, fleet: Fleet, work: Workload, now: str) -> Target | N
 
 
 def _throughput(workers: int, fleet: Fleet, work: Workload, now: str, large: float) -> Target:
-    """With the best small model that can carry it, else with the fastest."""
+    """Return throughput mode's target with the best small model that meets the demand, else with the fastest."""
     if not work.total:
-        return Target(min(max(large, 1), workers), now, "throughput", 1, workers, "nothing is asked for")
+        return Target(min(max(large, 1), workers), now, "throughput", 1, workers, "there is no demand")
     for small, asked in _candidates(fleet, work, now):
         if _carries(workers, fleet[small], asked):
-            return _balanced(workers, fleet, work, small, large, f"in balance with {small}")
+            return _balanced(workers, fleet, work, small, large, f"large workers in balance with {small}")
     return _balanced(workers, fleet, work, _fastest(fleet), large, "no split meets the demand")
 
 
 def _balanced(workers: int, fleet: Fleet, work: Workload, small: str, large: float, why: str) -> Target:
-    """Eq. 12 within its bounds: at least one large always, at least one small when there are hits."""
+    """Apply eq. 12 within its bounds: at least one large worker always, at least one small worker when there are
+    hits."""
     most = workers - 1 if work.hit + work.small > 0 else workers
     wanted = balanced(fleet[small], work)
     share = min(max(large if wanted is None else wanted, 1), most)
@@ -86,8 +88,9 @@ def _balanced(workers: int, fleet: Fleet, work: Workload, small: str, large: flo
 
 
 def _whole_side(groups: Sequence[Group], work: Workload, large: float, most: int) -> float:
-    """`large`, or, where its nearest whole number leaves work undone of which the one on its other side gets more done,
-    that one: 1.3 large workers of which .3 are missing may hold up more than 14 small ones for 15 do."""
+    """Return `large`, or the whole number on its other side where rounding leaves work undone and the other number does
+    more. Example: rounding 1.3 large workers down to 1 may cost more work than running 14 small workers instead of
+    15."""
 
     def carried(count: int) -> float:
         shares = (sustained(capacity(groups, split), work, large_refines=False) for split in splits(groups, count))
@@ -101,13 +104,13 @@ def _whole_side(groups: Sequence[Group], work: Workload, large: float, most: int
 
 
 def _candidates(fleet: Fleet, work: Workload, now: str) -> list[tuple[str, Workload]]:
-    """Small models, best first, each with what it must be able to carry to be taken."""
+    """Return the small models, best first, each with the workload that it must be able to carry."""
     order = list(fleet)
     return [(one, work.times(BACK_UP) if order.index(one) < order.index(now) else work) for one in order]
 
 
 def _carries(workers: int, groups: Sequence[Group], work: Workload) -> bool:
-    """Whether some split with hits on small models alone gets all of it done."""
+    """Return whether some split can do all the work, with hits on small models alone."""
     able = (split for split in splits(groups) if 1 <= sum(split) < workers)
     return any(sustained(capacity(groups, split), work, large_refines=False) >= 1 for split in able)
 

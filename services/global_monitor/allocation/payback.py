@@ -1,4 +1,4 @@
-"""Whether a switch is worth what it costs: a worker that changes its model draws nothing meanwhile."""
+"""Payback of a switch: a worker that changes its model generates nothing meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.global_monitor.roster import Worker
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What can be done in so many seconds, and whether large models refine hits in them."""
+    """The capacity during some seconds, and whether large models refine hits in that time."""
 
     seconds: float
     has: Capacity
@@ -21,7 +21,8 @@ class Stage:
 
 
 def switch_s(took_s: Sequence[float], workers: Sequence[Worker], wanted: Mapping[str, str]) -> float:
-    """Seconds that a switch takes: as the last ones did; before there were any, what a full batch takes to end."""
+    """Return the seconds of a switch: the median of the last ones; before any switch, the time that a full batch takes
+    to finish."""
     if took_s:
         return median(took_s)
     drains = [
@@ -42,9 +43,9 @@ def expected_s(wanted_s: float, period_s: float, catch_up_s: float) -> float:
 
 
 def pays_back(before: Stage, during: Stage, after: Stage, work: Workload, *, better: bool) -> bool:
-    """Whether a switch gets more done in the seconds of `before`, or as much of it and in a `better` way.
+    """Return whether a switch gets more work done within the seconds of `before`, or as much work in a `better` way.
 
-    before: those seconds (`expected_s`) without a switch; during and after: the switch, and the seconds left after it.
+    before: those seconds (`expected_s`) without a switch; during, after: the switch, and the seconds left after it.
     """
     if during.seconds >= before.seconds:
         return False
@@ -53,13 +54,13 @@ def pays_back(before: Stage, during: Stage, after: Stage, work: Workload, *, bet
 
 
 def done(stages: tuple[Stage, ...], work: Workload) -> float:
-    """Full generations of `work` that are drawn, no kind of it at the cost of another: an equal share of each. What one
-    stage leaves undone may be caught up in the next."""
+    """Return the full generations of `work` that are done, an equal share of each kind. Work left undone in one stage
+    may be done in the next."""
     seconds = sum(stage.seconds for stage in stages)
     large = sum(stage.seconds * stage.has.large for stage in stages)
     small = sum(stage.seconds * stage.has.small for stage in stages)
     refining = sum(stage.seconds * stage.has.large for stage in stages if stage.large_refines)
-    of_large = refining / large if large else 0.0  # what large models do beyond their misses they do for hits
+    of_large = refining / large if large else 0.0  # large models refine hits with the capacity that misses leave
     limits = ((large, work.miss), (small, work.small), (small + refining, work.hit + work.small + of_large * work.miss))
     share = min((has / (wanted * seconds) for has, wanted in limits if wanted), default=0.0)
     return min(share, 1.0) * work.total * seconds

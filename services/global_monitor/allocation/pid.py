@@ -21,7 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STEP_MIN = 1 / 60
-"""A period is gone through in steps of a second, so that its length changes nothing but how often one looks."""
+"""Minutes per integration step, one second, so that the length of a period changes only how often the target is
+read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Gains:
 
 @dataclass(frozen=True, slots=True)
 class PidState:
-    """`output` is the unrounded number of large models."""
+    """State of the controller; `output` is the unrounded number of large models."""
 
     output: float
     error: float = 0.0

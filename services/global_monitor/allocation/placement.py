@@ -1,4 +1,5 @@
-"""Which workers run the large model, once it is known how many: who is best at it, and with the fewest switches."""
+"""The placement: which workers run the large model once the number is known; the best at it, with the fewest
+switches."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class Band:
 
 
 def bands(workers: Sequence[Worker], large: str, small: str) -> tuple[Band, ...]:
-    """Workers in groups that differ by less than a hundredth in what they do with these two models."""
+    """Group workers whose rates with these two models agree to two significant digits."""
     found: dict[tuple[str, str], list[Worker]] = {}
     for worker in workers:
         rates = (worker.rates.get(large, 0.0), worker.rates.get(small, 0.0))
@@ -39,7 +40,7 @@ def _band(members: Sequence[Worker], large: str, small: str) -> Band:
 
 
 def fleet_of(workers: Sequence[Worker], large: str, smalls: Sequence[str]) -> Fleet:
-    """Without the small models that nobody is known to run."""
+    """Return the groups per small model, without small models that no worker is known to run."""
     found = {}
     for small in smalls:
         groups = [band.group for band in bands(workers, large, small)]
@@ -51,8 +52,9 @@ def fleet_of(workers: Sequence[Worker], large: str, smalls: Sequence[str]) -> Fl
 def place(
     of: Sequence[Band], now: Models, total: int, large: str, small: str, work: Workload, *, large_refines: bool
 ) -> dict[str, str]:
-    """Worker → model with `total` large ones: of the splits that meet the demand the one with the fewest switches,
-    where none does the one that sustains most. Nobody gets a model that it cannot run, as long as that is possible."""
+    """Return worker → model with `total` large workers. Among splits that meet the demand, the one with the fewest
+    switches; without such a split, the one that sustains most. No worker gets a model that it cannot run, where that is
+    possible."""
     groups = [band.group for band in of]
 
     def worth(split: Split) -> tuple[int, bool, float, float, Split]:
@@ -66,7 +68,7 @@ def place(
 
 
 def capacity_of(workers: Sequence[Worker], models: Models, large: str) -> Capacity:
-    """What these workers get done with these models."""
+    """Return the throughput of these workers with these models."""
     rates = [(models[worker.name], worker.rates.get(models[worker.name], 0.0)) for worker in workers]
     return Capacity(
         sum(rate for model, rate in rates if model == large), sum(rate for model, rate in rates if model != large)
@@ -74,7 +76,7 @@ def capacity_of(workers: Sequence[Worker], models: Models, large: str) -> Capaci
 
 
 def _named(of: Sequence[Band], split: Split, now: Models, large: str, small: str) -> dict[str, str]:
-    """Whoever runs the large model keeps it first."""
+    """Name the workers of a split; those that run the large model now keep it first."""
     models: dict[str, str] = {}
     for band, count in zip(of, split, strict=True):
         order = sorted(band.names, key=lambda name: (now.get(name) != large, name))
@@ -83,7 +85,7 @@ def _named(of: Sequence[Band], split: Split, now: Models, large: str, small: str
 
 
 def _idle(groups: Sequence[Group], split: Split) -> int:
-    """Workers with a model that they are not known to run."""
+    """Count workers with a model that they are not known to run."""
     return sum(
         n * (not group.large) + (group.count - n) * (not group.small)
         for n, group in zip(split, groups, strict=True)

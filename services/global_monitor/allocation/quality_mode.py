@@ -9,9 +9,10 @@ from services.global_monitor.allocation.workload import Workload
 
 
 def most_large(groups: Sequence[Group], work: Workload) -> Split | None:
-    """Eq. 10: the split with the most large workers that satisfies eqs. 6–9; at least one large. None: there is none.
+    """Solve eq. 10: the split with the most large workers, at least one, that satisfies eqs. 6–9; None when there is
+    none.
 
-    Of several with as many, the one that could sustain most.
+    Among splits with equally many, the one that could sustain most.
     """
     able = [split for split in splits(groups) if sum(split) >= 1 and feasible(capacity(groups, split), work)]
     return max(able, key=lambda split: (sum(split), _spare(groups, split, work), split), default=None)

@@ -1,5 +1,5 @@
-"""Turns: a worker goes over for a while to a lane that waits although no worker runs its model (design §3: nothing is
-ever stranded)."""
+"""Turns: send a worker for a while to a lane that waits without a worker of its model (docs/architecture.md,
+Services)."""
 
 from __future__ import annotations
 
@@ -7,36 +7,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 AMORTISED = 4
-"""Work waits, and a turn that others wait for lasts, for so many switches' time: these cost a third of it at most."""
+"""Least length of a wait before a turn, and of a turn that others wait for, in switch times; switching then takes at
+most a third of the time."""
 
 Models = Mapping[str, str]
 """Worker → model."""
 Waits = Mapping[str, float]
-"""Model → seconds that the oldest job in its lane has waited; a lane in which nothing waits is not there."""
+"""Model → seconds that the oldest job in its lane has waited; lanes without waiting jobs are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSlot:
-    """How a worker stands."""
+    """A worker with the model that it runs and the one that it should run."""
 
     name: str
     home: str
-    """The model that the allocation wants it to run."""
+    """The model that the allocation assigns to it."""
     told: str
-    """The model that it was told to run, another one during a turn."""
+    """The model that was last published for it, another one during a turn."""
     since: float | None
-    """When it began to; None: it is switching."""
+    """Time since which it has run that model; None: it is switching."""
     able: frozenset[str]
     """Models that it can run."""
 
 
 def turns(stands: Sequence[WorkerSlot], waits: Waits, bound_s: float, at: float, large: str) -> dict[str, str]:
-    """Worker → model of those that are not to run their home's.
+    """Return worker → model of the workers that should run another model than their home's.
 
-    Work that has waited for `bound_s` in a lane whose model nobody runs gets a worker: one whose own model another runs
-    too, or whose own lane is empty, or that has been at it for `bound_s`. It goes home when the lane is empty, when
-    another worker runs that model, or after `bound_s` when other work has waited as long; lanes that always have work
-    share a worker alone in turns of that length.
+    Work that has waited `bound_s` in a lane whose model no worker runs gets a worker. That may be a worker whose home
+    model another worker runs too, whose home lane is empty, or that has run its model for `bound_s`.
+
+    The worker goes home when the lane is empty, when another worker runs that model at home, or after `bound_s` when
+    other work has waited as long. A single worker thus serves several busy lanes in turns of that length.
     """
     away = {one.name: one.told for one in stands if one.told != one.home and _stays(one, stands, waits, bound_s, at)}
     models = {one.name: away.get(one.name, one.home) for one in stands}
@@ -53,18 +55,18 @@ def _starving(models: Models, waits: Waits, bound_s: float) -> list[str]:
 
 
 def _stays(one: WorkerSlot, stands: Sequence[WorkerSlot], waits: Waits, bound_s: float, at: float) -> bool:
-    """Whether a worker's turn goes on."""
+    """Return whether a worker's turn goes on."""
     arrived = (other.told for other in stands if other.home == other.told and other.since is not None)
     if one.told not in one.able or one.told in arrived:
         return False
-    if one.since is None:  # let it arrive
+    if one.since is None:  # let it finish switching first
         return True
     others_wait = _starving({other.name: other.told for other in stands}, waits, bound_s)
     return one.told in waits and not (others_wait and at - one.since >= bound_s)
 
 
 def _may_go(one: WorkerSlot, model: str, models: Models, waits: Waits, bound_s: float, at: float) -> bool:
-    """Whether a worker that is at home, or comes from a turn, may begin one with this model."""
+    """Return whether a worker at home or at the end of a turn may begin a turn with this model."""
     if model not in one.able or one.since is None:
         return False
     if one.told != one.home and model == one.told:  # its turn is over
@@ -77,10 +79,11 @@ def _may_go(one: WorkerSlot, model: str, models: Models, waits: Waits, bound_s: 
 
 
 def _shared(one: WorkerSlot, models: Models) -> bool:
-    """Whether another worker runs its home's model."""
+    """Return whether another worker runs its home's model."""
     return any(model == one.home for name, model in models.items() if name != one.name)
 
 
 def _cost(one: WorkerSlot, models: Models, waits: Waits, large: str) -> tuple[bool, float, bool, str]:
-    """Of leaving home: whose lane others serve first, then whose work has waited least, a small one's first."""
+    """Sort key for leaving home; the least goes first: lane served by others, then shortest wait at home, then small
+    home model."""
     return not _shared(one, models), waits.get(one.home, 0.0), one.home == large, one.name

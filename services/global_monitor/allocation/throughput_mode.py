@@ -9,9 +9,10 @@ from services.global_monitor.allocation.workload import Workload, weighted_hit
 
 
 def balanced(groups: Sequence[Group], work: Workload) -> float | None:
-    """Eq. 12: the number of large workers, not rounded. None while nothing is asked for, or nobody is known to refine.
+    """Compute eq. 12: the unrounded number of large workers. None without demand, or where no worker is known to run
+    one of the models.
 
-    Of workers that are not equally fast the mean throughput stands for P_large and P_small.
+    Where workers are not equally fast, mean throughputs stand for P_large and P_small.
     """
     large_rate = sum(group.count * group.large for group in groups)
     small_rate = sum(group.count * group.small for group in groups)

@@ -14,15 +14,15 @@ REFINE = frozenset(refine_lane(modality) for modality in Modality)
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Full generations per second."""
+    """Work by kind, in full generations per second."""
 
     miss: float = 0.0
-    """W_miss: what waits in the large model's lane. Latent hits are in it with the steps they have left."""
+    """W_miss: work in the large model's lane, including latent hits with their remaining steps."""
     hit: float = 0.0
     """W_hit (eq. 8): image hits that the large model may refine too."""
     small: float = 0.0
-    """What names a small model, and image hits that it alone may refine, its table proving more than the large one's;
-    not in the paper, where no request names a model and one table serves all."""
+    """Requests that name a small model, and image hits that only a small model may refine, because its table proves
+    more than the large one's. Not in the paper, where no request names a model and one table serves all."""
 
     @property
     def total(self) -> float:
@@ -35,10 +35,10 @@ class Workload:
 def workload(
     demand: Demand, large: str, smalls: Sequence[str], *, headroom: float = 0.0, catch_up_s: float = 0.0
 ) -> Workload:
-    """What the workers must get done a second.
+    """Return the work that the workers must do per second.
 
-    headroom: share on top of what was measured, since at exactly full use a queue grows without end. catch_up_s: what
-    waits is to be gone after so many seconds; 0: only what arrives counts, as in the paper.
+    headroom: share on top of the measured demand, since at full use a queue grows without end. catch_up_s: seconds
+    within which the waiting work should be done; 0: only arriving work counts, as in the paper.
     """
 
     def of(lanes: frozenset[str]) -> float:
@@ -54,5 +54,5 @@ def _due(lane: LaneDemand, headroom: float, catch_up_s: float) -> float:
 
 
 def weighted_hit(hit: float, large_rate: float, small_rate: float) -> float:
-    """Eq. 11: the hits' work as what it would be for workers as fast as the large model's."""
+    """Compute eq. 11: the hits' work, converted to the speed of the large model's workers."""
     return hit / (small_rate / large_rate)

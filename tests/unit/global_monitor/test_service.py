@@ -100,7 +100,11 @@ async def test_hits_turn_a_worker_into_a_small_one_and_everyone_may_watch(quick:
     with telemetry.serving_metrics("127.0.0.1:0") as port:
         async with house(quick) as home:
             first = await home.answer()
-            assert (first.mode, first.why, first.leads) == ("throughput", "the first period is watched", True)
+            assert (first.mode, first.why, first.leads) == (
+                "throughput",
+                "the demand is measured for one period first",
+                True,
+            )
             await home.ask(hits=8, misses=2)
             await home.until(lambda: sorted(home.models.values()) == ["large", "small"])
             answer = await home.answer()
@@ -216,12 +220,12 @@ async def test_work_that_names_a_model_nobody_runs_gets_the_only_worker_and_give
         job, _ = await jobs.accept(Job(new_id(), request, plan, JobState.QUEUED, lane=lane_of("small")))
         await home.until(lambda: home.models == {"w0": "small"})
         answer = await home.answer()
-        assert "w0 runs small, whose lane nobody served" in answer.why
+        assert "w0 runs small, whose lane had no worker" in answer.why
         assert [(one.worker, one.model, one.role) for one in answer.assignments] == [("w0", "small", "small")]
         assert [dict(change.workers_by_model) for change in answer.history][-1] == {"small": 1}
         await jobs.cancel(job.id)
         await home.until(lambda: home.models == {"w0": "large"})
-        assert "nobody served" not in (await home.answer()).why
+        assert "had no worker" not in (await home.answer()).why
 
 
 async def test_a_broker_that_is_away_is_said_once_and_is_no_bug(
@@ -245,4 +249,4 @@ async def test_a_broker_that_is_away_is_said_once_and_is_no_bug(
         before = len(home.said)
         await home.until(lambda: len(home.said) > before)
     own = [line for line in logs if line.get("service") == "global_monitor"]
-    assert [line["event"] for line in own if line["log_level"] in ("warning", "error")] == ["assignment not told"]
+    assert [line["event"] for line in own if line["log_level"] in ("warning", "error")] == ["assignment not published"]
