@@ -1,1 +1,2 @@
-"""Decides what the cache keeps: finished pictures become entries, the least useful states leave (NIRVANA §5.4)."""
+"""Decides what the cache keeps: finished images become entries, and the least useful states are evicted (NIRVANA
+§5.4)."""

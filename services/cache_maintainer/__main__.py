@@ -1,4 +1,4 @@
-"""`python -m services.cache_maintainer`: the cache maintainer alone in its process."""
+"""`python -m services.cache_maintainer`: run the cache maintainer alone in its own process."""
 
 from shared.runtime.extras import missing_packages_named
 

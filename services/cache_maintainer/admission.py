@@ -1,4 +1,5 @@
-"""Which finished pictures become cache entries, and with which of their states (NIRVANA §5.4; MoDM §A.6)."""
+"""Selects the finished images that become cache entries, and the states that each entry keeps (NIRVANA §5.4; MoDM
+§A.6)."""
 
 from __future__ import annotations
 
@@ -11,11 +12,12 @@ from shared.domain.types import PICTURE_CODEC, PICTURE_STEP, Entry, Job, PlanSou
 
 
 def admit(job: Job, *, picture: bool = False) -> Entry | None:
-    """The entry this job becomes, or None when it must not be kept.
+    """Return the entry that this job becomes, or None when the job must not be kept.
 
-    `picture`: whether its picture may start others too; then it is one of its states. An entry without states answers
-    exact repeats only: it is not in the index, and it goes with its job. Latents that nothing could find again (the
-    prompt was never embedded) are left out. The entry's id is its job's, so that a fact heard twice makes one entry.
+    With `picture`, the job's image may start others and becomes one of the states. An entry without states answers only
+    exact repeats: it is not indexed, and is dropped with its job. If the prompt was never embedded, the latents are
+    left out, because no lookup could find them. The entry's id is the job's id, so that a repeated event makes one
+    entry.
     """
     entry, result = entry_of(job), job.result
     if entry is None or result is None:
@@ -31,7 +33,8 @@ def admit(job: Job, *, picture: bool = False) -> Entry | None:
 
 
 def offer_of(entry: Entry, job: Job, at: float) -> Offer:
-    """Its states and what its lookup thought of each entry's latents, for the policy. The user is one tenant's."""
+    """Return the entry's states and its lookup's candidates, as input for the policy. User names are scoped to the
+    tenant."""
     latents, picture = entry.latents, entry.picture
     user = f"{entry.tenant}/{entry.user}" if entry.user else ""
     start = 0 if job.plan.source is PlanSource.IMAGE else job.plan.start_step
@@ -49,17 +52,20 @@ def offer_of(entry: Entry, job: Job, at: float) -> Offer:
 
 
 def _picture(entry_id: str, result: Result) -> State:
-    """The job's own blob: it goes when neither the job nor the cache names it (design §2, Who owns what)."""
+    """Return the image as a state; it names the job's own blob.
+
+    The blob is deleted when neither the job nor the cache names it (docs/architecture.md, Blob ownership).
+    """
     return State(entry_id, PICTURE_STEP, result.picture_key, result.picture_bytes, PICTURE_CODEC, result.picture_sha256)
 
 
 def keeping(entry: Entry, steps: Sequence[int]) -> Entry:
-    """The entry with those of its states that are kept (PICTURE_STEP: its picture)."""
+    """Return the entry with only the states of these steps (PICTURE_STEP: the image)."""
     return replace(entry, states=tuple(state for state in entry.states if state.step in steps))
 
 
 def left_out(jobs: Sequence[Job], kept: Sequence[Entry]) -> list[str]:
-    """Blobs of latents that became no state of their job's entry."""
+    """Return the blob keys of captured latents that became no state of their job's entry."""
     stay = {state.key for entry in kept for state in entry.states}
     captured = [latent.key for job in jobs if job.result is not None for latent in job.result.captured]
     return [key for key in captured if key not in stay]

@@ -1,4 +1,4 @@
-"""Work in the background, done while this replica leads; failures are logged, and the cache goes on."""
+"""Background work of the leading replica: failures are logged, and the service continues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shared.service.leadership import Leadership
 
 
 class BackgroundWork:
-    """Runs one piece of work, once or every so many seconds."""
+    """Runs a coroutine function once, or every `period_s` seconds, while this replica holds the lease."""
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
@@ -24,18 +24,19 @@ class BackgroundWork:
             await asyncio.sleep(period_s)
 
     async def guarded(self, work: Callable[[], Awaitable[Any]]) -> None:
-        if not self._leadership.held:  # slept longer than the lease: another replica may be at work
+        # this process may have slept longer than its lease: another replica may be the leader
+        if not self._leadership.held:
             return
         try:
             await work()
-        except AfterimageError as error:  # a port is away, or a disk is full
-            log("cache_maintainer").warning("cache maintenance put off", work=_in_words(work), error=str(error))
-        except Exception as error:  # the cache must go on; what was not inserted is caught up with later
+        except AfterimageError as error:  # a backend is unreachable, or a disk is full
+            log("cache_maintainer").warning("cache maintenance postponed", work=_in_words(work), error=str(error))
+        except Exception as error:  # the service must continue; `catch_up` inserts the missing jobs later
             log("cache_maintainer").error(
                 "cache maintenance failed", work=_in_words(work), error=repr(error), exc_info=error
             )
 
 
 def _in_words(work: Callable[[], Awaitable[Any]]) -> str:
-    """What a log line calls this work: `collect orphans`, `delete`, `flush`."""
+    """Return the name of this work for log lines: `collect orphans`, `delete evicted`, `flush`."""
     return getattr(work, "__name__", "work").strip("_").replace("_", " ")

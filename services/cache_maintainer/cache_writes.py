@@ -1,6 +1,7 @@
-"""The cache's writes in the order that never leaves the index naming what is not there (design §8, Order of writes).
+"""The cache's writes, in an order that never leaves the index naming a missing blob (docs/architecture.md, Write
+order).
 
-Longer than 300 lines: insertion, eviction and purge share one lock and one order, and read best in one place.
+This module exceeds 300 lines on purpose: insertion, eviction and purge share one lock and one write order.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from shared.runtime.telemetry import METRICS, log
 from shared.service.backends import Backends
 
 IDS_IN_A_FACT = 1000
-"""A fact of so many entry ids stays well below what the bus takes."""
+"""Entry ids per event: keeps each message well below the bus's size limit."""
 
 
 @dataclass
 class Counts:
-    """Since this process started."""
+    """Counts since this process started."""
 
     inserted: int = 0
     evicted: int = 0
     holes: int = 0
-    """States evicted from entries that kept others."""
+    """States evicted from entries that kept other states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What a purge took away; `states` and `bytes` are latents'."""
+    """Counts of what a purge removed; `states` and `bytes` count latents only."""
 
     entries: int
     states: int
@@ -49,7 +50,7 @@ class Removed:
 
 
 class Cache:
-    """Inserts, evicts and purges, one at a time; blobs go a grace later."""
+    """Inserts, evicts and purges entries, one operation at a time; deletes blobs after the grace."""
 
     def __init__(
         self,
@@ -63,8 +64,11 @@ class Cache:
         pictures: Window | None = None,
         pictures_of: Callable[[str], bool] = lambda model: True,
     ) -> None:
-        """`check` raises when this process may not write any more; asked before what the catalog does not see.
-        `max_bytes` is the latents' budget; `pictures`, if any, start every model; `pictures_of`: those of which models.
+        """Share the state store `shelf` and the backends with the service.
+
+        `check` raises when this process may not write any more. It is called before writes that the catalog cannot
+        fence. `max_bytes` is the latents' budget. `pictures` is the window of images that other models may start from,
+        if any. `pictures_of(model)` returns whether this model's images belong in that window.
         """
         self.held = CacheContents(shelf, pictures, max_bytes)
         self.shelf, self.pictures = shelf, pictures
@@ -76,18 +80,20 @@ class Cache:
         self._lock = asyncio.Lock()
         self.setbacks = RetrySchedule()
         self._doubtful: set[str] = set()
-        """Entries whose insertion failed, or was done and only lost its answer."""
+        """Entries whose insertion failed, or succeeded without a reply."""
         self._unindexed: set[str] = set()
-        """Entries of which the index may not know what the catalog knows."""
+        """Entries whose row changed and whose index object may be stale."""
         self._fresh = Fresh()
         self.doomed = DeferredDeletes(backends, clock, grace_s, check)
 
     async def insert(self, job_ids: Sequence[str]) -> list[Entry]:
-        """Turns succeeded jobs into entries: room first, then catalog, then index (their blobs exist already).
+        """Turn succeeded jobs into entries and return the new ones. Order: make room, write the catalog, write the
+        index.
 
-        Returns those that are new. Jobs that are entries already, are gone or may not be kept are fine; the latter's
-        latents are dropped. Raises what the first job that failed raised, after all others are cached; the catalog
-        still lists it as uncached. A job that is itself at fault raises nothing: it is put off, for longer each time.
+        The blobs exist already. Jobs that are entries already, that are gone or that must not be kept are skipped; for
+        the last, the latents are dropped. If jobs fail, the first error is raised after all other jobs are cached; the
+        catalog still lists the failed jobs as uncached. A job that is itself at fault raises nothing: its retry is
+        postponed, for longer each time.
         """
         async with self._lock:
             await self._look_again()
@@ -101,17 +107,19 @@ class Cache:
             return await self._add([keeping(*one) for one in zip(entries, taken.kept, strict=True)], by_id)
 
     async def only_waiting(self, job_ids: Collection[str]) -> None:
-        """Forgets what is remembered of all other jobs: they were cached, or expired."""
+        """Drop the bookkeeping of all jobs but these: the others were cached, or expired."""
         self.setbacks.keep(job_ids)
-        async with self._lock:  # what is being inserted is neither
+        async with self._lock:  # jobs that are being inserted are neither; the lock waits for them
             self.held.only_waiting(job_ids)
 
     def holds_picture(self, entry_id: str) -> bool:
-        """Whether its picture can be started from, once it is embedded."""
+        """Return whether the entry's image is in the window, so that jobs can start from the image once it is
+        embedded."""
         return self.pictures is not None and self.pictures.shelf.get((entry_id, PICTURE_STEP)) is not None
 
     async def drop_picture(self, entry_id: str) -> None:
-        """The entry's picture starts nothing any more; its job keeps it, and so does the entry for exact repeats."""
+        """Remove the image from the window: no job starts from it any more. The blob stays for its job and for exact
+        repeats."""
         async with self._lock:
             state = self.held.of(PICTURE_STEP).get((entry_id, PICTURE_STEP))
             if state is not None:
@@ -119,8 +127,11 @@ class Cache:
                 await self._take_away([state])
 
     async def place_pictures(self, vectors: Mapping[str, bytes], encoder_hash: str) -> None:
-        """Brings pictures into the index by their embeddings, entry id → float32 little endian; those whose prompt was
-        embedded by another encoder cannot stand beside it, and start nothing."""
+        """Index images by their embeddings (entry id → float32, little endian).
+
+        An image whose prompt was embedded by another encoder cannot share the index object. Such images are removed
+        from the window.
+        """
         async with self._lock:
             kept = await self._backends.catalog.entries.embedded(vectors, encoder_hash)
             self._unindexed.update(entry_id for entry_id, is_kept in kept.items() if is_kept)
@@ -129,7 +140,7 @@ class Cache:
             await self.drop_picture(entry_id)
 
     async def _look_again(self) -> None:
-        """What is in the catalog counts, whatever was heard of its insertion."""
+        """Add doubtful entries to the store: an insertion that seemed to fail may have reached the catalog."""
         if not self._doubtful:
             return
         found = await self._backends.catalog.entries.by_ids(sorted(self._doubtful))
@@ -158,7 +169,7 @@ class Cache:
         return jobs
 
     def _admitted(self, jobs: Sequence[Job]) -> dict[str, Entry | None]:
-        """By job id; None for those that must not be kept."""
+        """Return the entry of each job id; None for jobs that must not be kept."""
         admitted: dict[str, Entry | None] = {}
         for job in jobs:
             try:
@@ -171,11 +182,11 @@ class Cache:
         return self.pictures is not None and job.result is not None and self._pictures_of(job.result.model)
 
     def _set_back(self, job_id: str, error: Exception) -> None:
-        """Puts off a job that is at fault; raises the error when it is a port's."""
+        """Postpone the retry of a job that is at fault; raise the error if a backend is at fault."""
         if passes(error):
             raise error
         again_in_s = self.setbacks.failed(job_id, self._clock.monotonic())
-        if isinstance(error, UnreadableRowError):  # no fault of the job's, and the catalog has said so
+        if isinstance(error, UnreadableRowError):  # the job is not at fault, and the catalog has logged the error
             return
         log("cache_maintainer").error("job not cached", job=job_id, error=repr(error), again_in_s=again_in_s)
 
@@ -184,7 +195,8 @@ class Cache:
             self.doomed.add(await self._backends.catalog.jobs.drop_captured(job_ids))
 
     async def _add(self, entries: Sequence[Entry], jobs: dict[str, Job]) -> list[Entry]:
-        """What is in the catalog is on the shelf, in the index and announced, whatever happens to the next one."""
+        """Add the entries one by one. Each one in the catalog is stored, indexed and announced, even if a later one
+        fails."""
         added: list[Entry] = []
         failed: list[Exception] = []
         for entry in entries:
@@ -219,32 +231,36 @@ class Cache:
             self._unindexed.add(entry.id)
 
     async def _tell_evicted(self, entry_ids: Sequence[str], holes: Sequence[str] = ()) -> None:
-        """In facts that no broker finds too long."""
+        """Publish evictions, split into events that fit the broker's size limit."""
         for start in range(0, max(len(entry_ids), len(holes)), IDS_IN_A_FACT):
             part = slice(start, start + IDS_IN_A_FACT)
             await self._tell(EntriesEvicted(tuple(entry_ids[part]), tuple(holes[part])))
 
     async def _tell(self, fact: EntriesCached | EntriesEvicted) -> None:
-        """A hint: who missed it reads the catalog again, and the cache's own work goes on."""
+        """Publish an event that is only a hint: consumers that miss the event reread the catalog, so a failure is only
+        logged."""
         try:
             await self._backends.bus.publish(fact)
         except AfterimageError as error:
-            log("cache_maintainer").warning("bus away, a fact is lost", fact=type(fact).__name__, error=str(error))
+            log("cache_maintainer").warning("bus unreachable, event lost", fact=type(fact).__name__, error=str(error))
 
     async def index_pending(self) -> None:
-        """Brings into the index what could not be brought before."""
-        async with self._lock:  # else an entry evicted meanwhile would come back
+        """Index the entries whose earlier index writes failed."""
+        async with self._lock:  # without the lock, an entry that is being evicted would return to the index
             await self._look_again()
             await self._index_pending()
 
     async def _index_pending(self) -> None:
-        """After the catalog changed, whoever else writes; while one of both is away they wait for the next time."""
+        """Write pending entries to the index from their catalog rows. If either backend is away, they wait for the next
+        call."""
         try:
             self._check()
             await reconcile(self._backends.catalog, self._backends.index, self._unindexed)
             self.note_fresh(self._unindexed)
         except Exception as error:
-            log("cache_maintainer").warning("index away, entries wait", entries=len(self._unindexed), error=str(error))
+            log("cache_maintainer").warning(
+                "index unreachable, entries wait", entries=len(self._unindexed), error=str(error)
+            )
             return
         self._unindexed.clear()
 
@@ -253,7 +269,7 @@ class Cache:
             self._fresh.added(entry_ids, self._clock.monotonic())
 
     async def find_fresh(self) -> int:
-        """Looks for what came into the index a moment ago, and brings what no search finds once more; how many."""
+        """Search for recently indexed entries and index those again that no search finds. Return how many."""
         catalog, index, now = self._backends.catalog, self._backends.index, self._clock.monotonic()
         due = self._fresh.due(now)
         live = sorted(await catalog.entries.live(due)) if due else []
@@ -266,7 +282,7 @@ class Cache:
         return len(missing)
 
     async def _evict(self, victims: Sequence[State]) -> None:
-        """Makes states that the shelf gave up leave everywhere, and counts them."""
+        """Remove states that the store evicted from the index, the catalog and the blobs, and count them."""
         if not victims:
             return
         latents = [state for state in victims if not state.is_picture]
@@ -278,8 +294,11 @@ class Cache:
             METRICS.evicted.labels(self.held.of(state.step).policy.name, _label(state.step)).inc()
 
     async def _take_away(self, victims: Sequence[State]) -> None:
-        """Index (entries with nothing left), catalog, and the blobs after the grace: a picture's stays for as long as
-        its job or its entry names it."""
+        """Remove states in order: index objects of entries with no state left, catalog rows, then blobs after the
+        grace.
+
+        An image's blob stays as long as its job or its entry names it.
+        """
         entries = {state.entry_id for state in victims}
         dead = {entry_id for entry_id in entries if not self.held.alive(entry_id)}
         try:
@@ -287,13 +306,14 @@ class Cache:
             await self._backends.index.remove(sorted(dead))
             await self._backends.catalog.entries.drop_states([(state.entry_id, state.step) for state in victims])
         except BaseException:
-            for state in victims:  # still there: they are evicted with the next insertion
+            # the rows still exist: the next insertion evicts these states again
+            for state in victims:
                 self.held.put(state)
             self._unindexed |= entries
             raise
         self.doomed.add([state.key for state in victims])
-        # a rebuild may have added the dead again between the two; who lost the last latent is not found by its prompt
-        # any more, who lost the picture not by that
+        # A rebuild may have re-indexed dead entries between the two writes. Entries that lost their last latent must
+        # lose their prompt vector, and those that lost their image must lose their image vector.
         spent = {entry_id for entry_id in entries if not self.shelf.alive(entry_id)}
         self._unindexed |= dead | spent | {state.entry_id for state in victims if state.is_picture}
         await self._index_pending()
@@ -301,9 +321,10 @@ class Cache:
         self._show_sizes()
 
     async def lose(self, entry_id: str, step: int, key: str) -> None:
-        """A worker found this state's blob gone or corrupt (step 0: the entry's picture); hearing it twice is fine.
+        """Remove a state whose blob a worker found missing or corrupt (step 0: the entry's image). Repeated reports do
+        nothing.
 
-        The state leaves as in an eviction; an entry whose picture is gone leaves whole.
+        The state is removed as in an eviction. An entry whose image is gone is removed whole.
         """
         async with self._lock:
             if step == PICTURE_STEP:
@@ -316,12 +337,14 @@ class Cache:
                 await self._take_away([state])
 
     async def shrink(self) -> None:
-        """Evicts until the budgets hold, for one that was lowered since the last start, and pictures that grew old."""
+        """Evict until the budgets hold. Needed after a restart with a smaller budget, and for images that became too
+        old."""
         async with self._lock:
             await self._evict(self.held.make_room(self._clock.now()))
 
     async def purge(self, wanted: Callable[[Entry], bool]) -> Removed:
-        """Removes whole entries at once, and what lost attempts left of their jobs; pictures that a job has stay."""
+        """Remove whole entries at once, with the leftovers of their jobs' failed attempts. Images that a job names
+        stay."""
         async with self._lock:
             doomed: list[Entry] = []
             after = ""
@@ -332,11 +355,11 @@ class Cache:
                     break
             await self._erase(doomed)
             removed = await self._drop(doomed)
-            await self._erase(doomed)  # a full disk may have had no room for it before
+            await self._erase(doomed)  # the first call may have failed for lack of disk space
             return removed
 
     async def _erase(self, entries: Sequence[Entry]) -> None:
-        """Notes that no quarantine keeps what a crash leaves of their blobs."""
+        """Record in the catalog that leftovers of these entries' blobs skip the quarantine."""
         with suppress(StorageFullError):
             await self._backends.catalog.custody.erase([entry.job_id or entry.id for entry in entries])
 
@@ -348,7 +371,7 @@ class Cache:
         await self._backends.index.remove(ids)
         try:
             gone = await self._drop_rows(entries)
-        finally:  # dropped or not: the index follows
+        finally:  # the index must match the catalog, dropped or not
             self._unindexed.update(ids)
         await self._index_pending()
         states = [state for entry in gone for state in entry.states]
@@ -365,21 +388,21 @@ class Cache:
         try:
             return await self._backends.catalog.entries.drop_entries(ids)
         except StorageFullError:
-            # a full disk has no room for the deletion of rows either; a state without its blob is a hole. A picture is
-            # its job's too
+            # On a full disk, row deletion fails too: delete the latents' blobs first. A state without its blob is a
+            # hole. Images stay, because jobs name them too.
             self._check()
             await self._backends.blobs.delete([state.key for entry in entries for state in entry.latents])
             return await self._backends.catalog.entries.drop_entries(ids)
 
     async def drop_spent(self) -> None:
-        """Drops entries that only answered exact repeats and whose job expired."""
+        """Drop entries that only answered exact repeats and whose job expired."""
         async with self._lock:
             ids = await self._backends.catalog.entries.spent()
             if ids:
                 await self._drop(list((await self._backends.catalog.entries.by_ids(ids)).values()))
 
     async def measure(self) -> None:
-        """Sets the gauges by what the catalog counts, row by row: not after every batch."""
+        """Set the gauges from row counts in the catalog. Too slow to run after every batch."""
         totals = await self._backends.catalog.entries.totals()
         METRICS.cache_bytes.set(totals.bytes)
         METRICS.cache_entries.set(totals.entries)
@@ -388,7 +411,7 @@ class Cache:
         METRICS.cache_picture_bytes.set(totals.picture_bytes)
 
     def _show_sizes(self, more: int = 0) -> None:
-        """Sets the gauges by what is on the shelves; `more` entries are in the catalog than before."""
+        """Set the gauges from the stores' sizes; `more` is the change in the number of catalog entries."""
         METRICS.cache_entries.inc(more)
         METRICS.cache_bytes.set(self.shelf.bytes)
         METRICS.cache_states.set(len(self.shelf))
@@ -398,7 +421,7 @@ class Cache:
 
 
 def _label(step: int) -> str:
-    """Metrics have few labels, whatever T is."""
+    """Return a metric label for a step, with bounded cardinality whatever the number of steps."""
     if step == PICTURE_STEP:
         return "picture"
     return str(step) if step <= 50 else "above 50"

@@ -1,5 +1,8 @@
-"""All that the cache holds: latents on one shelf, the window of pictures beside it, each with its own budget; and what
-becomes of finished pictures, decided alike for the maintainer, who writes it down, and for a replay."""
+"""Contents of the cache: a store of latents and a window of images, each with its own budget.
+
+The maintainer and the replay use the same decisions about finished images; only the maintainer writes them to the
+catalog.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +16,31 @@ from shared.domain.types import PICTURE_STEP, State
 
 
 class Taken(NamedTuple):
-    """What is decided about a batch of finished pictures."""
+    """Decision about a batch of finished images."""
 
     kept: list[tuple[int, ...]]
-    """Of each the steps whose states are kept, rising; PICTURE_STEP: its picture."""
+    """Kept steps of each offer, ascending; PICTURE_STEP means the image."""
     victims: list[State]
-    """What leaves for them; off the shelves already."""
+    """States evicted for the batch, already removed from the stores."""
 
 
 @dataclass(frozen=True)
 class CacheContents:
-    """`pictures` None: no picture starts another."""
+    """State store of latents and window of images. `pictures` is None when no image may start another."""
 
     latents: StateStore
     pictures: Window | None
     max_bytes: int
-    """Of the latents."""
+    """Budget of the latents."""
     _weighed: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Entry → the steps of it that the policy let in, until it is settled."""
+    """Entry → steps that the policy admitted, until the entry is settled."""
 
     def take_in(self, offers: Sequence[Offer], now: float) -> Taken:
-        """Which states of these are kept, and what leaves for them, latents for latents and pictures for pictures.
+        """Decide which states of these offers are kept, and what is evicted: latents for latents, images for images.
 
-        The policy first hears what was looked up for each, and who asked even where there is nothing to keep: once,
-        however often an insertion is tried. Whoever asks puts the states on the shelves, once they are where they can
-        be found, and says of each entry that it is settled.
+        The policy first receives each offer's lookup and user, even for offers with nothing to keep. It receives them
+        once, however often an insertion is retried. The caller puts the states into the stores once their rows exist,
+        then calls `settled` for each entry.
         """
         kept, count, size = [], 0, 0
         for offer in fitting(offers, self.max_bytes):
@@ -53,25 +56,25 @@ class CacheContents:
 
     def _let_in(self, offer: Offer) -> tuple[int, ...]:
         before = self._weighed.get(offer.entry_id)
-        if before is not None:  # of a larger batch fewer may fit now
+        if before is not None:  # in a larger batch, fewer steps may fit
             return tuple(step for step in before if step in offer.steps)
         self.latents.looked_up(offer.wishes, offer.at, offer.total)
         steps = self._weighed[offer.entry_id] = self.latents.admit(offer, self.max_bytes)
         return steps
 
     def settled(self, entry_id: str) -> None:
-        """It is in the catalog, or never comes there."""
+        """Clear the bookkeeping of an entry that is in the catalog, or never will be."""
         self._weighed.pop(entry_id, None)
         if not self.latents.alive(entry_id):
             self.latents.forget(entry_id)
 
     def only_waiting(self, entry_ids: Collection[str]) -> None:
-        """All others are in the catalog, or their jobs expired."""
+        """Clear the bookkeeping of all other entries: they are in the catalog, or their jobs expired."""
         for entry_id in self._weighed.keys() - set(entry_ids):
             self.settled(entry_id)
 
     def make_room(self, now: float) -> list[State]:
-        """What leaves although nothing comes: budgets were lowered, pictures grew old."""
+        """Evict without inserting, after budgets were lowered or when images became too old."""
         victims = self.latents.make_room(0, 0, self.max_bytes, now)
         return victims if self.pictures is None else victims + self.pictures.make_room(0, 0, now)
 
@@ -85,26 +88,29 @@ class CacheContents:
         self.of(state.step).remove((state.entry_id, state.step))
 
     def of(self, step: int) -> StateStore:
-        """The shelf on which states of this step are."""
+        """Return the store that holds states of this step."""
         return self.pictures.shelf if step == PICTURE_STEP and self.pictures is not None else self.latents
 
     def alive(self, entry_id: str) -> bool:
-        """Whether anything can be started from this entry."""
+        """Return whether a job can start from any state of this entry."""
         return self.latents.alive(entry_id) or (self.pictures is not None and self.pictures.shelf.alive(entry_id))
 
     def score(self, state: State) -> float:
-        """What its policy gives it; the lowest leaves first."""
+        """Return the policy's score of this state; the lowest score is evicted first."""
         shelf, key = self.of(state.step), (state.entry_id, state.step)
         return (shelf.score(key) if key in shelf else shelf.policy.score(state))[0]
 
     def use(self, entry_id: str, step: int, at: float) -> None:
-        """A picture started from this state, or (step 0) from the entry's picture, or was answered with it."""
+        """Record that a job started from this state or, with step 0, used the entry's image as its start or its
+        result."""
         self.of(step).use((entry_id, step), at)
 
 
 def fitting(offers: Sequence[Offer], max_bytes: int) -> Sequence[Offer]:
-    """The offers with only as many latents as an empty cache of `max_bytes` could hold: a batch that is larger than
-    the budget keeps the latents that save the most steps. Pictures have a budget of their own."""
+    """Return the offers, reduced to the latents that an empty cache of `max_bytes` could hold.
+
+    A batch larger than the budget keeps the latents that save the most steps. Images have their own budget.
+    """
     total = 0
     for offer in offers:
         total += sum(offer.sizes)

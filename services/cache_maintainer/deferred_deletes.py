@@ -1,4 +1,5 @@
-"""Blobs that nothing names any more, for as long as somebody may still be reading them (design §8, Order of writes)."""
+"""Unreferenced blobs, kept for a grace because a worker may still be reading them (docs/architecture.md, Write
+order)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from shared.service.backends import Backends
 
 
 class DeferredDeletes:
-    """Goes with the process: what it forgets by that, the orphan collector finds."""
+    """Queue of blob keys in memory. After a restart, the orphan collector finds the keys that this queue lost."""
 
     def __init__(self, backends: Backends, clock: Clock, grace_s: float, check: Callable[[], None]) -> None:
         """`check` raises when this process may not delete any more."""
@@ -18,13 +19,15 @@ class DeferredDeletes:
         self._keys: list[tuple[float, list[str]]] = []
 
     def add(self, keys: Sequence[str]) -> None:
-        """They go after the grace."""
+        """Delete these blobs after the grace."""
         if keys:
             self._keys.append((self._clock.monotonic() + self._grace_s, list(keys)))
 
     async def delete(self, *, unread: bool = False) -> int:
-        """Deletes those whose grace is over and that nothing names; how many went. `unread`: nobody can be reading, so
-        no grace is needed."""
+        """Delete the blobs whose grace is over and that no row names; return how many.
+
+        `unread`: no process can be reading, so no grace is needed.
+        """
         now = math.inf if unread else self._clock.monotonic()
         due = [key for at, keys in self._keys if at <= now for key in keys]
         if not due:

@@ -1,4 +1,4 @@
-"""Finds blobs that nothing names any more, and deletes them when they have stayed so for the quarantine (design §8)."""
+"""Finds unreferenced blobs and deletes them after a quarantine (docs/architecture.md, Blob ownership)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared.service.pairing import KINDS, compare, job_of, mismatch, places_of
 
 AT_ONCE = 500
 LARGE_BLOBS, LARGE_SHARE = 100, 0.1
-"""A pass that would delete more than so many blobs, and more than this share of the store's, waits for an operator."""
+"""A pass that would delete more blobs than both limits (a count, a share of the store) waits for an operator."""
 REASONS = ("mismatch", "unadopted", "large")
 
 
@@ -24,34 +24,34 @@ class Findings:
     """Results of one pass, in blobs."""
 
     blobs: int = 0
-    """In the store."""
+    """Blobs in the store."""
     unnamed: int = 0
-    """In quarantine, the due ones included."""
+    """Blobs in quarantine, including the due ones."""
     due: int = 0
-    """Have been in quarantine for long enough."""
+    """Blobs whose quarantine is over."""
     erased: int = 0
-    """Left over from purged entries; they skip the quarantine."""
+    """Leftovers of purged entries; they skip the quarantine."""
     deleted: int = 0
     held: str = ""
-    """One of REASONS for which the due blobs stay; empty: none."""
+    """The one of REASONS for which the due blobs stay; empty if they may be deleted."""
     said: str = ""
     """The reason in words, and what to do."""
 
 
 def judge_size(found: Findings) -> Findings:
-    """Hold a pass back that would delete suspiciously much."""
+    """Hold back a pass that would delete suspiciously many blobs."""
     if found.due <= LARGE_BLOBS or found.due <= LARGE_SHARE * found.blobs:
         return found
     said = (
-        f"{found.due} of {found.blobs} blobs have been named by nothing for the whole quarantine: more than "
-        f"{LARGE_BLOBS} and more than {LARGE_SHARE:.0%}. If the catalog is the right one and complete, let them go "
+        f"{found.due} of {found.blobs} blobs were unreferenced for the whole quarantine: more than "
+        f"{LARGE_BLOBS} and more than {LARGE_SHARE:.0%}. If the catalog is the right one and complete, delete them "
         "with `afterimage cache collect --yes`"
     )
     return replace(found, held="large", said=said)
 
 
 class Collector:
-    """Collects on the maintainer's behalf, one pass at a time."""
+    """Runs collection passes for the maintainer, one at a time."""
 
     def __init__(self, backends: Backends, clock: Clock, settings: Settings, check: Callable[[], None]) -> None:
         """`check` raises when this process may not delete any more."""
@@ -62,15 +62,16 @@ class Collector:
         self._said = ""
 
     async def may_delete(self) -> bool:
-        """Whether the store is still this catalog's, or has no id; logs the error where it is another's."""
+        """Return whether the store belongs to this catalog, or has no id yet; log an error when it belongs to
+        another."""
         said = await mismatch(self._backends.catalog, self._backends.blobs, self._at)
-        if said and said != self._said:  # asked often: logged once, and again by each pass
+        if said and said != self._said:  # called often: logged once, and again by each pass
             self._show(Findings(held="mismatch", said=said))
         self._said = said
         return not said
 
     async def collect(self, *, confirmed: bool = False, only_look: bool = False) -> Findings:
-        """Make one pass over the store: mark blobs older than the grace that nothing names, delete the due ones.
+        """Make one pass over the store: mark unreferenced blobs older than the grace, then delete the due ones.
 
         `confirmed`: delete them however many they are. `only_look`: mark, and delete nothing.
         """
@@ -100,7 +101,7 @@ class Collector:
         return found
 
     async def _survey(self, only_look: bool) -> Findings:
-        """Marks what nothing names; deletes what is left of purged entries, which no quarantine keeps."""
+        """Mark unreferenced blobs, and delete leftovers of purged entries, which skip the quarantine."""
         custody, found = self._backends.catalog.custody, Findings()
         began_at, old = await custody.now(), self._clock.now() - self._grace_s
         for kind in KINDS:
@@ -129,14 +130,14 @@ class Collector:
         return len(keys)
 
     async def _unnamed(self, keys: list[str]) -> list[str]:
-        """Those that no row names and whose job is not in work."""
+        """Return the keys that no row names and whose job is not running."""
         catalog = self._backends.catalog
         named = await catalog.entries.referenced(keys)
         rest = [key for key in keys if key not in named]
-        # a worker stores blobs first and names them on the row when it is done
+        # a worker stores blobs first, and names them on the row when the job is done
         working = await catalog.custody.in_work(sorted({job_of(key) for key in rest}))
         idle = [key for key in rest if job_of(key) not in working]
-        # a job that finished between the two questions names its blobs now
+        # a job that finished between the two queries names its blobs now
         named = await catalog.entries.referenced(idle)
         return [key for key in idle if key not in named]
 

@@ -1,4 +1,4 @@
-"""Embeds finished pictures behind everybody's back, so that prompts find them by what they show (MoDM §5.2)."""
+"""Embeds finished images in the background, so that prompts can find images by their content (MoDM §5.2)."""
 
 from __future__ import annotations
 
@@ -30,55 +30,56 @@ from shared.service.backends import Backends
 
 AT_A_TIME = 16
 TIMEOUT_S = 30.0
-"""Of one call with so many pictures or fewer."""
+"""Timeout of one call with at most AT_A_TIME images."""
 REMEMBERED = 1024
-"""Pictures that wait in memory; beyond that the catalog is asked for all."""
+"""Images that wait in memory; with more, the catalog is asked for all."""
 
 
 class Pictures:
-    """Works through the pictures that it heard of, and through those that the catalog lists as not embedded where it
-    may not have heard of all: at the start, and when something went wrong. What fails is listed again.
+    """Embeds the images of new entries. At the start and after failures, it also embeds those that the catalog lists.
 
-    Where no served model may start from a served one's pictures, nothing is embedded until one may: then all are.
+    The catalog keeps listing images that are not embedded, so each failure is retried. No image is embedded until some
+    served model may start from a served model's images; then all are.
     """
 
     def __init__(self, context: Context, backends: Backends) -> None:
         self._backends = backends
         self._clock, self._settings = context.clock, context.settings
         self._start_something: bool | None = None
-        """Whether a picture can start anything here; None: not looked up yet."""
+        """True when a served model may start from images; None until looked up."""
         self._encoder: EncoderId | None = None
-        """None: not asked yet."""
+        """Identity of the embedder's encoder; None until asked."""
         self._setbacks = RetrySchedule()
         self._max_bytes = context.settings.max_message_bytes // 2
         self._heard: dict[str, Entry] = {}
         self.behind = True
-        """Whether the catalog must be asked."""
+        """True when the catalog must be asked for unembedded images."""
         self._embedder: EmbedderServiceStub | None = None
         try:
             self._channel = context.channel("embedder")
             self._embedder = EmbedderServiceStub(self._channel)
         except ConfigurationError as error:
-            log("cache_maintainer").warning("pictures are not embedded, and start nothing", error=str(error))
+            log("cache_maintainer").warning("images are not embedded: no embedder configured", error=str(error))
 
     def hear(self, entries: Iterable[Entry]) -> bool:
-        """Entries that came into the cache; whether one of them has a picture to embed."""
+        """Queue the images of entries that came into the cache; return whether an image needs embedding."""
         if self._embedder is None or self._start_something is False:
             return False
         with_picture = {entry.id: entry for entry in entries if entry.picture is not None}
         if len(self._heard) + len(with_picture) > REMEMBERED:
-            self.behind = True  # and with it all that are heard of
+            self.behind = True  # the catalog then lists the queued ones too
         elif not self.behind:
             self._heard |= with_picture
         return bool(with_picture)
 
     def look_again(self) -> bool:
-        """Whether some were left, for whose sake the catalog is asked next."""
+        """Return whether images are left to embed; if some failed, the next run asks the catalog."""
         self.behind |= len(self._setbacks) > 0
         return self.behind
 
     async def embed_waiting(self, cache: Cache) -> int:
-        """Those that were heard of, or all that the catalog knows of; how many were embedded."""
+        """Embed the queued images, or all that the catalog lists if some may be missing. Return how many were
+        embedded."""
         if self._embedder is None or not await self._wanted(self._embedder):
             self._heard, self.behind = {}, True
             return 0
@@ -95,8 +96,10 @@ class Pictures:
         return done
 
     async def embed_all(self, cache: Cache) -> int:
-        """Until each that the catalog knows of was tried, or the embedder, catalog or store is away; how many were
-        embedded."""
+        """Try every image that the catalog lists as not embedded; return how many were embedded.
+
+        Stop early if the embedder, the catalog or the blob store is unreachable.
+        """
         done, after, listed = 0, "", set[str]()
         self.behind = False
         try:
@@ -107,7 +110,7 @@ class Pictures:
                     break
                 done += await self._embed_page(page, cache)
                 listed.update(entry.id for entry in page)
-                for entry_id in listed & self._heard.keys():  # heard of meanwhile, and done with
+                for entry_id in listed & self._heard.keys():  # queued during this loop, and already embedded
                     del self._heard[entry_id]
                 after = page[-1].id
         except BaseException:
@@ -118,7 +121,7 @@ class Pictures:
     async def _wanted(self, embedder: EmbedderServiceStub) -> bool:
         if not self._start_something:
             if self._encoder is None:
-                with suppress(TimeoutError):  # at a start it may be in this very process, which serves later
+                with suppress(TimeoutError):  # at the start, the embedder may run in this process, which serves later
                     async with asyncio.timeout(TIMEOUT_S):
                         await self._channel.channel_ready()
                 reply = await rpc.call(
@@ -130,7 +133,7 @@ class Pictures:
             self._start_something = await pictures_start(profiles, self._settings, self._encoder)
             if before is None and not self._start_something:
                 log("cache_maintainer").info(
-                    "pictures are not embedded: no served model was measured on pictures of one",
+                    "images are not embedded: no served model was profiled on a served model's images",
                     rule="afterimage profile --model MODEL --images-from MODEL",
                 )
         return bool(self._start_something)
@@ -139,7 +142,8 @@ class Pictures:
         now = self._clock.monotonic()
         held = [entry for entry in page if cache.holds_picture(entry.id)]
         due = [entry for entry in held if self._setbacks.due(entry.id, now)]
-        self.behind |= len(held) < len(page)  # just evicted, or on its way to the shelf
+        # missing images were just evicted, or their entries are still being inserted
+        self.behind |= len(held) < len(page)
         return sum([await self._embed(entries, cache) for entries in calls(due, self._max_bytes)])
 
     async def _embed(self, entries: Sequence[Entry], cache: Cache) -> int:
@@ -147,7 +151,7 @@ class Pictures:
         return await self._send(read, cache) if read else 0
 
     async def _send(self, read: Sequence[tuple[Entry, bytes]], cache: Cache) -> int:
-        """In one call; in halves what the embedder cannot do together, so that one picture costs only itself."""
+        """Embed these images in one call. On failure, split the batch in halves, so that one bad image fails alone."""
         try:
             reply = await self._ask([data for _, data in read])
         except UnavailableError:
@@ -164,13 +168,13 @@ class Pictures:
         return len(vectors)
 
     async def _leave(self, entry: Entry, error: AfterimageError, cache: Cache) -> None:
-        """For later; for good what is no picture that anyone could start from."""
+        """Postpone an image that failed. An image that the embedder rejects as invalid leaves the window for good."""
         if isinstance(error, InvalidRequestError):
-            log("cache_maintainer").warning("picture not embedded", entry=entry.id, error=str(error))
+            log("cache_maintainer").warning("image not embedded", entry=entry.id, error=str(error))
             await cache.drop_picture(entry.id)
             return
         again_in_s = self._setbacks.failed(entry.id, self._clock.monotonic())
-        log("cache_maintainer").warning("picture not embedded", entry=entry.id, error=str(error), again_in_s=again_in_s)
+        log("cache_maintainer").warning("image not embedded", entry=entry.id, error=str(error), again_in_s=again_in_s)
 
     async def _read(self, entry: Entry, cache: Cache) -> bytes | None:
         try:
@@ -185,16 +189,19 @@ class Pictures:
             self._embedder.EmbedImage, pb.EmbedImageRequest(images=pictures), timeout_s=TIMEOUT_S
         )
         if len(reply.embeddings) != len(pictures):
-            raise AfterimageError(f"embedder: {len(reply.embeddings)} embeddings of {len(pictures)} pictures")
+            raise AfterimageError(
+                f"the embedder returned {len(reply.embeddings)} embeddings for {len(pictures)} images; "
+                "check its version and log"
+            )
         return reply
 
 
 async def pictures_start(profiles: Profiles, settings: Settings, encoder: EncoderId) -> bool:
-    """Whether a table counts for any pair of models that these settings serve, with this encoder (MoDM §5.2)."""
+    """Return whether a table applies to some pair of served models with this encoder (MoDM §5.2)."""
     if MODM.fits(encoder):
         return True
     cards = await asyncio.to_thread(served_cards, settings)
-    await asyncio.to_thread(lambda: [card.weights_hash for card in cards.values()])  # hashing takes a moment
+    await asyncio.to_thread(lambda: [card.weights_hash for card in cards.values()])  # hashing the weights takes a while
     for card in cards.values():
         tables = await load_image_tables(profiles, card, list(cards), settings.image_k_table_alpha)
         if any(table.fits(encoder) for table in measured_on(tables, card, cards.values())):
@@ -203,7 +210,7 @@ async def pictures_start(profiles: Profiles, settings: Settings, encoder: Encode
 
 
 def calls(entries: Iterable[Entry], max_bytes: int) -> list[list[Entry]]:
-    """The entries, in their order, so that the pictures of one call are together no larger than this, or one alone."""
+    """Split entries into calls, in order: each call's images total at most `max_bytes`, or the call has one image."""
     found: list[list[Entry]] = []
     size = 0
     for entry in entries:

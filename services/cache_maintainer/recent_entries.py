@@ -1,8 +1,8 @@
-"""Which entries came into the index a moment ago, and are looked for there once more.
+"""Recently indexed entries, which the maintainer looks up once more.
 
-An index server that is killed forgets the places of its last second's entries (shared/index/weaviate/findable.py), a
-maintainer that is killed may have written its last ones to the catalog alone. Both would cost hits until the whole
-index is next checked; looking at the newest costs a query.
+An index server that is killed loses the places of its last second's entries (shared/index/weaviate/findable.py). A
+maintainer that is killed may have written its last entries to the catalog alone. Without this check, both would cost
+hits until the next repair of the whole index; checking the newest entries costs one query.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 SETTLED_S = 5.0
-"""What is found so long after it was added stays, whoever is killed."""
+"""Seconds after which an indexed entry that searches find stays, even if the server is killed."""
 NEWEST = 1000
-"""So many of its predecessor's entries a new leader looks for."""
+"""Number of the previous leader's entries that a new leader checks."""
 
 
 class Fresh:
-    """Entry ids, each with the monotonic time from which on it is worth looking."""
+    """Entry ids, each with the monotonic time from which it is due for a check."""
 
     def __init__(self) -> None:
         self._due_at: dict[str, float] = {}

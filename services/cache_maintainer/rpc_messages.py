@@ -1,4 +1,4 @@
-"""gRPC messages of the maintainer: a purge request as a filter, the counts and the entries as responses."""
+"""gRPC messages of the maintainer: a purge request as a filter, counts and entries as responses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.domain.errors import InvalidRequestError
 from shared.domain.types import Entry, State
 
 PAGE = 100
-"""Largest page of Inspect."""
+"""Largest page of Inspect, in entries."""
 
 
 def stats(cache: Cache, totals: Totals, max_bytes: int) -> pb.StatsResponse:
@@ -51,7 +51,9 @@ async def wanted(request: pb.PurgeRequest, entries: Entries) -> Callable[[Entry]
             return lambda entry: entry.model == request.model
         case "everything" if request.everything:
             return lambda entry: True
-    raise InvalidRequestError("what", "say one of entry_id, tenant, model or everything")
+    raise InvalidRequestError(
+        "what", "must be exactly one of entry_id, tenant, model or everything=true (got none); set one of them"
+    )
 
 
 def shown(entry: Entry, contents: CacheContents) -> pb.Entry:

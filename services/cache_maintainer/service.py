@@ -1,4 +1,5 @@
-"""Turns finished jobs into cache entries in batches, keeps the budget, and answers what the cache holds."""
+"""Turns finished jobs into cache entries in batches, enforces the cache's budgets, and serves gRPC queries about the
+cache."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             self.name, context.backends.catalog, context.clock, self._settings.maintainer_lease_s
         )
         self._work = BackgroundWork(self._leadership)
-        # another replica may lead before this one knows it: then the catalog takes nothing more from this one
+        # another replica may take the lease before this replica notices; from then on the fenced catalog rejects this
+        # replica's writes
         self._backends = replace(context.backends, catalog=self._leadership.fenced)
         self._uses = Uses(context.backends.catalog)
         self._leads = False
@@ -51,7 +53,10 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
                 await self._lead()
 
     async def _stand(self) -> None:
-        """Renews the lease, or waits for the end of whoever has it; taking over may take longer than a lease."""
+        """Renew the lease, or wait until the current leader's lease ends.
+
+        Taking over may take longer than a lease, so a separate task does that.
+        """
         while not self._leadership.alone:
             await asyncio.sleep(self._leadership.every_s)
             held = await self._leadership.renew()
@@ -64,15 +69,16 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             await (self._work.guarded(self._lead) if held else self._step_down())
 
     async def _lead(self) -> None:
-        """From what the catalog says: whatever another leader did before is there."""
+        """Load the cache's contents from the catalog, which holds everything that earlier leaders did, and start to
+        maintain them."""
         context, settings = self._context, self._settings
         self._finished: asyncio.Queue[str] = asyncio.Queue()
         self._unembedded = asyncio.Event()
         self._unembedded.set()
-        """Whether a picture may wait for its embedding."""
+        """Set while an image may be waiting for its embedding."""
         self._behind = True
-        """Whether the catalog must be asked what is not cached: at the start, and after a batch that failed."""
-        # asked once: a card may have to be looked for
+        """True when the catalog must be asked for uncached jobs: at the start, and after a batch that failed."""
+        # looked up once: finding a model card may take a while
         self._large = (await asyncio.to_thread(served_card, settings)).name if settings.image_tier == "large" else ""
         states = await context.backends.catalog.entries.states()
         shelf = state_store_of(settings, [one for one in states if not one.is_picture])
@@ -92,23 +98,27 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             [JobSucceeded, StateUsed, StateLost], self.handle, queue=self.name
         )
         self._leads = True
-        # a full disk must not keep anyone from making room; what failed is tried again when collecting
+        # the cache must free space even when one of these steps fails on a full disk; `collect` retries what failed
         for work in (self.catch_up, self.cache.shrink, self.cache.measure, self._doubt_newest):
             await self._work.guarded(work)
         self._tasks = [
             asyncio.create_task(self._batches()),
             asyncio.create_task(self._embed_pictures()),
             asyncio.create_task(self._work.every(settings.blob_grace_s / 2, self._tidy)),
-            # once soon after the start too: a process that never runs for long must collect as well
+            # collection also runs once soon after the start, for processes that never run long
             asyncio.create_task(self._work.every(settings.collect_s, self.collect, first_s=settings.blob_grace_s)),
         ]
 
     def _pictures_of(self, model: str) -> bool:
-        """Whether pictures of this model may start others: the large model's alone, or everybody's (MoDM §A.6)."""
+        """Return whether images of this model may start others: only the large model's, or every model's (MoDM
+        §A.6)."""
         return self._settings.image_tier == "all" or model == self._large
 
     async def _step_down(self) -> None:
-        """Facts that come from now on are the next leader's; what this one had not done is in the catalog."""
+        """Stop maintaining the cache.
+
+        The next leader receives all later events. The catalog lists the work that this replica has not done.
+        """
         self._leads = False
         tasks, self._tasks = self._tasks, []
         for task in tasks:
@@ -116,9 +126,9 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._subscription.close()
         try:
-            await self._uses.write()  # only this one heard of them
-        except AfterimageError as error:  # kept until it leads again, or ends
-            log(self.name).warning("uses not written down", uses=len(self._uses), error=str(error))
+            await self._uses.write()  # no other replica received these uses
+        except AfterimageError as error:  # kept until this replica leads again, or stops
+            log(self.name).warning("uses not written", uses=len(self._uses), error=str(error))
 
     def register(self, server: grpc.aio.Server) -> str:
         pb_grpc.add_CacheMaintainerServiceServicer_to_server(self, server)
@@ -135,9 +145,9 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         await asyncio.gather(*self._standing, *self._tasks, return_exceptions=True)
         if not self._leads:
             return
-        if self._context.backends.bus.process_local:  # everyone who reads is in this process, and has drained
+        if self._context.backends.bus.process_local:  # every reader of blobs runs in this process and has drained
             await self._work.guarded(self._delete_unread)
-        await self._leadership.give_up()  # last: from then on nothing is deleted
+        await self._leadership.give_up()  # last: after this, this replica deletes nothing
 
     async def _delete_unread(self) -> None:
         if await self._collector.may_delete():
@@ -151,7 +161,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
     def _settings(self) -> Settings:
         return self._context.settings
 
-    # ---- facts ----
+    # ---- events ----
 
     async def handle(self, message: Message) -> None:
         match message:
@@ -167,7 +177,8 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
                 return
 
     async def flush(self) -> None:
-        """Inserts every job heard of so far, and writes down the uses; what fails is tried again within a grace."""
+        """Insert every job received so far, and write the uses to the catalog. What fails is retried within
+        `blob_grace_s`."""
         try:
             await self._insert_heard()
         finally:
@@ -180,20 +191,22 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             try:
                 await self._insert(jobs)
             except BaseException:
-                self._behind = True  # the catalog lists them until they are cached, so that none is forgotten here
+                # the catalog lists these jobs until they are cached, so none is lost
+                self._behind = True
                 raise
 
     async def _insert(self, job_ids: Sequence[str]) -> None:
         try:
             added = await self.cache.insert(job_ids)
         except BaseException:
-            self._pictures.behind = True  # some may be in the cache all the same
+            self._pictures.behind = True  # some entries may be in the cache despite the error
             raise
         if self._pictures.hear(added):
             self._unembedded.set()
 
     async def catch_up(self) -> None:
-        """Caches (or drops) what finished while nobody listened, or could not be inserted then."""
+        """Cache, or drop, the jobs that finished while no maintainer received events, and those whose insertion
+        failed."""
         self._behind, seen, after = False, set[str](), ""
         try:
             while job_ids := await self._backends.catalog.jobs.to_cache(self._settings.cache_batch_max, after):
@@ -206,8 +219,11 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         await self.cache.only_waiting(seen)
 
     async def collect(self) -> None:
-        """Expires results, drops entries that lived only with them, and collects blobs that nothing names; what fails
-        keeps nothing else from being done."""
+        """Expire results, drop entries that only answered exact repeats of expired jobs, and collect unreferenced
+        blobs.
+
+        A step that fails does not stop the other steps.
+        """
         work = (self._expire, self.cache.drop_spent, self.catch_up, self._repair_index, self._collect_orphans)
         for step in (*work, self.cache.measure):
             await self._work.guarded(step)
@@ -216,7 +232,8 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         self.cache.doomed.add(await self._backends.catalog.jobs.expire(self._settings.results_keep_s))
 
     async def _repair_index(self) -> None:
-        """Killed between two writes, we or the server, one of them is out of step."""
+        """Make the index agree with the catalog: a maintainer or server killed between two writes leaves them
+        different."""
         backends = self._backends
         if not backends.index.process_local:
             found = await repair_index(backends.catalog, backends.index, lambda _: None)
@@ -224,13 +241,14 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
                 log(self.name).info("index repaired", added=found.added, removed=found.removed)
 
     async def _doubt_newest(self) -> None:
-        """Who led before may have been killed between the catalog and the index."""
+        """Schedule a check of the newest entries: the previous leader may have been killed between its catalog and
+        index writes."""
         newest, _ = await self._backends.catalog.entries.page(NEWEST)
         self.cache.note_fresh(entry.id for entry in newest if entry.states)
 
     async def _find_fresh(self) -> None:
         if again := await self.cache.find_fresh():
-            log(self.name).info("entries brought into the index again", entries=again)
+            log(self.name).info("entries indexed again", entries=again)
 
     async def _collect_orphans(self) -> None:
         await self._collector.collect()
@@ -238,22 +256,25 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
     async def _tidy(self) -> None:
         for step in (self._delete_evicted, self.cache.index_pending, self.cache.shrink, self._find_fresh):
             await self._work.guarded(step)
-        if self._pictures.look_again():  # the embedder was away, or failed on one
+        if self._pictures.look_again():  # images remain, because the embedder was unreachable or one image failed
             self._unembedded.set()
-        # with other processes around, a fact may have gone to one that led a moment ago, or with its broker
+        # with several replicas, an event may have reached a former leader, or was lost with its broker
         if self._behind or not self._leadership.alone:
             await self.catch_up()
 
     async def _batches(self) -> None:
-        """One batch at most `cache_batch_s` after its first job."""
+        """Insert one batch at most `cache_batch_s` seconds after its first job."""
         while True:
-            self._finished.put_nowait(await self._finished.get())  # wait for one, and leave it there
+            self._finished.put_nowait(await self._finished.get())  # wait for the first job, and leave it in the queue
             await asyncio.sleep(self._settings.cache_batch_s)
             await self._work.guarded(self.flush)
 
     async def _embed_pictures(self) -> None:
-        """Beside the batches, and many together: whoever refines a picture next starts from its latents, and need not
-        share the machine with this."""
+        """Embed images in large batches, apart from insertion.
+
+        A job that refines an image starts from the image's latents. Those jobs should not compete with the embedder for
+        the machine.
+        """
         while True:
             await self._unembedded.wait()
             await asyncio.sleep(self._settings.picture_batch_s)
@@ -269,7 +290,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
     def _check_leads(self) -> None:
         if not self._leads:
             raise UnavailableError(
-                "another replica maintains the cache; ask that one (AFTERIMAGE_CACHE_MAINTAINER_ADDRESS)",
+                "this cache_maintainer replica is a standby; point AFTERIMAGE_CACHE_MAINTAINER_ADDRESS at the leader",
                 retry_after_s=1.0,
             )
 
@@ -280,7 +301,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
 
     async def Purge(self, request: pb.PurgeRequest, context: Any) -> pb.PurgeResponse:
         self._check_leads()
-        await self._work.guarded(self.flush)  # with a full disk it fails, and the purge must not
+        await self._work.guarded(self.flush)  # flush fails on a full disk; the purge must still run
         removed = await self.cache.purge(await wanted(request, self._context.backends.catalog.entries))
         return pb.PurgeResponse(entries=removed.entries, states=removed.states, bytes=removed.bytes)
 

@@ -7,7 +7,7 @@ from shared.domain.errors import passes
 
 
 class Uses:
-    """One (entry id, step, time) for each start from a state."""
+    """One (entry id, step, time) for each job that started from a state."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -20,12 +20,12 @@ class Uses:
         self._waiting.append((entry_id, step, at))
 
     async def write(self) -> None:
-        """Counts only grow, so whoever leads by now is not disturbed."""
+        """Add the uses to the catalog's counts. Counts only grow, so a former leader may still write them."""
         uses, self._waiting = self._waiting, []
         try:
             if uses:
                 await self._catalog.entries.used(uses)
         except BaseException as error:
-            if not isinstance(error, Exception) or passes(error):  # else they would fail for ever
+            if not isinstance(error, Exception) or passes(error):  # other errors would repeat forever
                 self._waiting = uses + self._waiting
             raise

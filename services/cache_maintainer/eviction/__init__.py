@@ -1,2 +1,1 @@
-"""Which states and images leave when the cache is full: one module per policy, a shelf they share (NIRVANA §5.4, MoDM
-§5.4)."""
+"""Eviction policies for states and images, one module each, over a shared state store (NIRVANA §5.4, MoDM §5.4)."""

@@ -1,4 +1,5 @@
-"""The `afterimage` policy: a state is kept for the steps it is expected to save per byte (design §4)."""
+"""The `afterimage` policy: evict the states with the fewest expected saved steps per byte (docs/architecture.md,
+Planning)."""
 
 from __future__ import annotations
 
@@ -17,25 +18,28 @@ from services.cache_maintainer.eviction.users import START_EMA_EDGES, Users
 from shared.domain.types import State
 
 RANKS = (0, 1, 2, 3, 3, 4, 4, 4, 4, 5)
-"""Rank by how many newer entries the user has, counted up to nine."""
+"""Rank of an entry by how many newer entries its user has, counted up to nine."""
 STARTS, USES, START_EMA_BINS = 3, 3, 4
-"""An entry was drawn from noise, from a small or from a large K; was used never, once, more often; and its user's
-recent pictures started, on average, from a K in one of four ranges."""
+"""Classes of entries. STARTS: generated from noise, a small K or a large K. USES: never, once, more often.
+
+START_EMA_BINS: the average start K of the user's recent images falls into one of four ranges.
+"""
 START_EMA_WEIGHT = 0.3
-"""Of the last picture in its user's average."""
+"""Weight of the last image in its user's average."""
 FIT_EVERY = 2000
-"""Lookups between two fits, once so many were heard."""
+"""Lookups between two fits, once that many were counted."""
 FIRST_FIT = 200
-"""Lookups before the first fit; from then on each has heard twice what the one before had, up to FIT_EVERY."""
+"""Lookups before the first fit. The count doubles from fit to fit, up to FIT_EVERY between two fits."""
 AT_ONCE = 0.02
-"""Share of the states that are put in line to leave each time the line is empty."""
+"""Share of the states that are queued for eviction each time the queue is empty."""
 LEAST_WORTH = 1.3
-"""A new state must be expected to save so many times what the last one that left was: it may still be wrong."""
+"""Factor by which a new state's expected savings must exceed those of the last evicted state: estimates may be
+wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The policy's name; what a state is worth depends on the others and is the shelf's to say."""
+    """The policy's name. A state's worth depends on the other states, so ExpectedStateStore computes the score."""
 
     name: ClassVar[str] = "afterimage"
 
@@ -44,30 +48,30 @@ class Expected:
 
 
 class ExpectedStateStore(StateStore):
-    """Worths of all states are computed together, now and then; the least are put in line and leave as room is needed.
+    """Computes the worth of all states together, periodically, and evicts from a queue of the least valuable ones.
 
-    Similar entries share the requests they could serve: a lookup counts for an entry only as far as no other one has a
-    state as good, so that what a newer near-duplicate covers is soon worth little.
+    Similar entries share the requests they could serve. A lookup counts for an entry only as far as no other entry has
+    a state as good. A state that a newer near-duplicate covers therefore soon loses its worth.
     """
 
     def __init__(self, levels: Sequence[int], states: Iterable[State] = (), *, whole: bool = False) -> None:
-        """`whole`: an entry is one thing that holds every level, shelved as its highest (equal entries, MoDM §7.1)."""
+        """`whole`: an entry holds every level at once and is stored as its highest level (equal entries, MoDM §7.1)."""
         self.demand = Demand(levels, ranks=max(RANKS) + 1, kinds_per_rank=STARTS * USES * START_EMA_BINS, whole=whole)
         self._whole = whole
         self._entries, self._users = Entries(), Users()
         self._steps: dict[str, dict[int, list[int]]] = {}
-        """Entry → place of a level → its states' steps, of entries whose steps are not the levels themselves."""
+        """Entry → level index → its states' steps, for entries whose steps are not the levels themselves."""
         self._slot: dict[str, int] = {}
         self._below, self._above = beside(len(self.demand.levels))
         self._line: Iterator[tuple[str, int, float]] = iter(())
         self._least = 0.0
-        """Worth per byte of what left last."""
+        """Worth per byte of the last evicted state."""
         self._looked, self._fit_at = 0, FIRST_FIT
         self._counted_at: float | None = None
-        """Until when the entries' time was counted; None before anything was heard."""
+        """Time up to which the entries' presence was counted; None before the first lookup."""
         super().__init__(Expected(), states)
 
-    # ---- what is heard ----
+    # ---- input ----
 
     def looked_up(self, wishes: Sequence[Wished], at: float, total: int = OF) -> None:
         if total != OF:
@@ -81,11 +85,12 @@ class ExpectedStateStore(StateStore):
         for wish in wishes:
             slot = self._slot.get(wish.entry_id)
             otherwise = second if wish.start_step == best else best
-            could = wish.start_step if self._whole else wish.allowed_step  # a whole entry has what it has
+            could = wish.start_step if self._whole else wish.allowed_step  # a whole entry offers only what it holds
             if slot is not None and could > otherwise:
                 silent_s = at - self._entries.used_at[slot]
                 self.demand.asked(self._kind(slot), silent_s, could, otherwise)
-        if chosen in self._slot:  # counted here and not when it is used: what was asked of it was asked before
+        # counted at the lookup, not at the use, so that this lookup itself counts with the older class
+        if chosen in self._slot:
             slot = self._slot[chosen]
             self._entries.uses[slot] += 1
             self._entries.used_at[slot] = max(at, self._entries.used_at[slot])
@@ -99,7 +104,7 @@ class ExpectedStateStore(StateStore):
             self._line_up(at)
 
     def admit(self, offer: Offer, max_bytes: int) -> tuple[int, ...]:
-        """Fewer levels where room is dear: a state that would be worth less than what leaves for it is left out."""
+        """Return the steps worth inserting: a new state must be worth more than the states evicted for it."""
         user = self._users.of(offer.user or _nobody(offer.entry_id))
         highest = self.demand.levels[-1]
         start_ema = min(offer.start_step * OF / offer.total / highest, 1.0)
@@ -119,7 +124,7 @@ class ExpectedStateStore(StateStore):
     def insert(self, state: State) -> None:
         super().insert(state)
         slot = self._slot.get(state.entry_id)
-        if slot is None:  # nobody said whose it is
+        if slot is None:  # no admission: the user is unknown
             offer = Offer(state.entry_id, "", 0, (state.step,), (state.bytes,), state.created_at)
             slot = self._open(offer, self._users.of(_nobody(state.entry_id)))
         self._entries.used_at[slot] = max(self._entries.used_at[slot], state.used_at)
@@ -163,10 +168,10 @@ class ExpectedStateStore(StateStore):
         mine.append(slot)
         return slot
 
-    # ---- what leaves ----
+    # ---- eviction ----
 
     def score(self, key: Key) -> Score:
-        """Return (worth per byte,) at the time of the last use: steps saved a second. 0 before the first fit."""
+        """Return (worth per byte,) at the time of the last use, in steps saved per second. 0 before the first fit."""
         slot = self._slot[key[0]]
         place = self._place_of(key[1], int(self._entries.total[slot]))
         held, silent_s = self._entries.held[slot], max(0.0, self._last - self._entries.used_at[slot])
@@ -175,7 +180,7 @@ class ExpectedStateStore(StateStore):
         return (worth / int(self._entries.bytes[slot]),)
 
     def _push(self, key: Key) -> None:
-        """Nothing is kept in order: worths change all the time."""
+        """Do nothing: worths change all the time, so no order is kept."""
 
     def _leaving(self, now: float) -> Iterator[State]:
         while True:
@@ -188,14 +193,15 @@ class ExpectedStateStore(StateStore):
             self._line_up(now)
 
     def _line_up(self, now: float) -> None:
-        """Again now and then, whether or not room was needed: what was dear an hour ago keeps nobody out for ever."""
+        """Recompute the eviction queue, regularly even without evictions: an outdated threshold must not keep states
+        out."""
         self._count_time(now)
-        if len(self):  # entries of a batch are opened before their states come
+        if len(self):  # entries of a batch are opened before their states arrive
             line = self._least_worth(now)
             self._line, self._least = iter(line), line[0][2]
 
     def _least_worth(self, now: float) -> list[tuple[str, int, float]]:
-        """(entry, level, worth per byte) of the next ones to leave, the least first."""
+        """Return (entry, level index, worth per byte) of the next states to evict, least valuable first."""
         slots, kinds, silent_s = self._live(now)
         held, count = self._entries.held[slots], len(self.demand.levels)
         worths = np.full((len(slots), count), np.inf)
@@ -226,7 +232,7 @@ class ExpectedStateStore(StateStore):
             del left[worst]
         return tuple(left)
 
-    # ---- kinds and times ----
+    # ---- classes and times ----
 
     def _kind(self, slot: int) -> int:
         entries = self._entries
@@ -239,7 +245,7 @@ class ExpectedStateStore(StateStore):
         return ((RANKS[newer] * STARTS + start) * USES + min(uses, USES - 1)) * START_EMA_BINS + start_ema
 
     def _live(self, now: float) -> tuple[Ints, Ints, Floats]:
-        """Slots of the live entries, their kinds, and the seconds since each was last used."""
+        """Return the slots of the live entries, their classes, and the seconds since each was last used."""
         entries = self._entries
         slots = np.fromiter(self._slot.values(), np.int64, len(self._slot))
         users = entries.user[slots]
@@ -258,11 +264,11 @@ class ExpectedStateStore(StateStore):
         return max(64, int(AT_ONCE * len(self)))
 
     def _place_of(self, step: int, total: int) -> int:
-        """Of the level that this step of a run of `total` was kept for."""
+        """Return the index of the level for which this step of a run of `total` steps was kept."""
         return max(self.demand.place(of_50(step, total)) - 1, 0)
 
     def _steps_at(self, name: str, place: int) -> Sequence[int]:
-        """The steps whose states an entry may have at the place of a level: of 20 steps, 10 stand at that of 25."""
+        """Return the steps that an entry may hold at this level index: in a run of 20 steps, step 10 is at level 25."""
         level = self.demand.levels[place]
         odd = self._steps.get(name)
         if odd is None:
@@ -272,24 +278,24 @@ class ExpectedStateStore(StateStore):
         return (level, *others) if own else others
 
     def _begun(self, offer: Offer) -> int:
-        """From noise, from a small K, or from one in the upper two fifths."""
+        """Return the start class: 0 for noise, 1 for a small K, 2 for a K in the upper two fifths."""
         if offer.start_step == 0:
             return 0
         return 1 if 5 * of_50(offer.start_step, offer.total) <= 3 * self.demand.levels[-1] else 2
 
 
 def _nobody(entry_id: str) -> tuple[str]:
-    """The name of whoever asked for an entry of which nobody said whose it is: no user's."""
+    """Return the stand-in user name of an entry without a user; no real user has this name."""
     return (entry_id,)
 
 
 def _next_fit(looked: int) -> int:
-    """The lookup after which the next fit is due."""
+    """Return the lookup count at which the next fit is due."""
     return min(2 * looked, (looked // FIT_EVERY + 1) * FIT_EVERY)
 
 
 def _two_best(wishes: Sequence[Wished]) -> tuple[int, int]:
-    """The largest K that is there, and the largest of another entry."""
+    """Return the largest available K, and the largest K of another entry."""
     best = second = 0
     for wish in wishes:
         if wish.start_step >= best:

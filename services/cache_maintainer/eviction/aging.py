@@ -1,4 +1,5 @@
-"""Policies whose scores fall while nothing happens: states of one class age alike, so only the oldest is looked at."""
+"""Policies whose scores fall with time alone. States of one group age alike, so only each group's oldest is
+compared."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from shared.domain.types import State
 
 
 class AgingPolicy(Policy, Protocol):
-    """A score that depends on the state's class, and falls with the seconds since its last use."""
+    """Policy whose score depends on the state's group and falls with the seconds since its last use."""
 
     def group(self, state: State) -> Hashable:
-        """States of one group age alike: of two of them the one unused for longer is never worth more."""
+        """Return the state's group. Of two states in a group, the longer unused one is never worth more."""
         ...
 
     def worth(self, state: State, age_s: float) -> float: ...
@@ -26,14 +27,14 @@ class AgingPolicy(Policy, Protocol):
 class Lrbu:
     """Least Reused Benefit Unit: f·K / (bytes · seconds since the last use) (FlexCache §4.2.3, eq. 3).
 
-    As with LCBFU the paper leaves open which f a state starts with; at 0 all that was never used would score 0.
+    The paper does not specify the initial f, as with LCBFU. With 0, every unused state would score 0.
     """
 
     name: ClassVar[str] = "lrbu"
     initial_uses: float = 1.0
 
     def score(self, state: State) -> Score:
-        """A second after its last use."""
+        """Return the score one second after the last use."""
         return (self.group(state),)
 
     def group(self, state: State) -> float:
@@ -44,9 +45,9 @@ class Lrbu:
 
 
 class AgingStateStore(StateStore):
-    """A shelf for such a policy: one queue per group in order of last use, whose heads compete when room is made.
+    """State store of an aging policy: one queue per group in order of last use. The queue heads compete for eviction.
 
-    Queue items of states that were used or removed meanwhile are dropped when they come up.
+    Queue items of states that were used or removed since are dropped when they reach the head.
     """
 
     def __init__(self, policy: AgingPolicy, states: Iterable[State] = ()) -> None:
@@ -71,7 +72,7 @@ class AgingStateStore(StateStore):
         self._items = sum(map(len, self._queues.values()))
 
     def _current(self, group: Hashable, item: tuple[float, Key]) -> State | None:
-        """The item's state, when the item still says where it stands."""
+        """Return the item's state if the item is up to date, else None."""
         state = self._states.get(item[1])
         if state is None or state.used_at != item[0] or self._aging.group(state) != group:
             return None
@@ -94,7 +95,7 @@ class AgingStateStore(StateStore):
                 heapq.heappush(heads, heads.pop())
 
     def _put_head(self, heads: list[tuple[float, float, Key, Hashable]], group: Hashable, now: float) -> None:
-        """Appends the group's oldest state with its worth; the caller restores the heap."""
+        """Append the group's oldest state with its worth; the caller restores the heap."""
         queue = self._queues[group]
         while queue:
             state = self._current(group, queue[0])

@@ -1,10 +1,12 @@
-"""What states of the cache will save, learned from what lookups ask for (the `afterimage` policy; design §4).
+"""Expected savings of cached states, learned from lookups (`afterimage` policy; docs/architecture.md, Planning).
 
-Entries are sorted into kinds; for each kind, and each length of an entry's silence (the seconds since it was made or
-last started from), two things are counted while serving: the seconds that entries spent there, and the requests that
-would have started from one of them, each with the K it wished for and the K that the rest of the cache had for it.
-Their quotient is a rate of steps saved per second, from which the worth of a single state follows: what would be lost
-without it, given the entry's other states.
+Entries are sorted into kinds. An entry's silence is the number of seconds since its creation or its last use as a
+start. Two things are counted per kind and silence bin: the seconds that entries spent there, and the requests that
+would have started from one of them. Each request is counted with its wished K and with the K that the rest of the cache
+offered.
+
+Their quotient is a rate of steps saved per second. The worth of one state follows from the rate: the steps lost without
+that state, given the entry's other states.
 """
 
 from __future__ import annotations
@@ -20,22 +22,25 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 HISTOGRAM_BINS = 16
-"""Lengths of silence told apart; each is 1.6 times the one before, the first 2 s, the last 50 minutes and more."""
+"""Bins of silence. Each is 1.6 times as long as the previous one; the first is 2 s, the last is 50 minutes and more."""
 FIRST_S, GROWTH = 3.0, 1.5
 PRIOR_S = 1500.0
-"""Seconds that a kind counts as if it had behaved like all kinds of its rank."""
+"""Weight of the prior in seconds: each kind starts with this much of its rank's behaviour."""
 BELIEF = 0.1
-"""Before anything was seen: an entry is asked for at this share of one over its silence, for every K alike."""
+"""Prior rate before any data: an entry silent for s seconds gets BELIEF / s requests per second, the same for each
+K."""
 FORGET = 0.98
-"""What counts keep of their weight from one fit to the next."""
+"""Factor by which counts decay from one fit to the next."""
 
 
 class Demand:
-    """Counts by (kind, silence, K wished, K there otherwise), and the worths fitted to them."""
+    """Counts by (kind, silence, wished K, K available otherwise), and the worths fitted to them."""
 
     def __init__(self, levels: Sequence[int], ranks: int, kinds_per_rank: int, *, whole: bool = False) -> None:
-        """levels: the K whose states are kept; kind = rank · kinds_per_rank + the rest; whole: an entry has all of them
-        or none, and its highest level stands for it."""
+        """`levels`: the K whose states are kept. A kind is rank · kinds_per_rank + the other classes.
+
+        `whole`: an entry has all levels or none, and its highest level represents the entry.
+        """
         self.levels = tuple(sorted(levels))
         self._shape = ranks, kinds_per_rank
         size = len(self.levels) + 1
@@ -48,19 +53,21 @@ class Demand:
         self.fits = 0
 
     def place(self, step: int) -> int:
-        """How many of the levels are not above `step`: 0 for none."""
+        """Return the number of levels that are not above `step`; 0 for none."""
         return bisect_right(self.levels, step)
 
     def asked(self, kind: int, silent_s: float, wished: int, otherwise: int) -> None:
-        """A request wished to start after `wished` steps of an entry, and had `otherwise` without it."""
+        """Count a request that wished for K = `wished` from an entry, and could start from K = `otherwise` without the
+        entry."""
         self._asked[kind, silence(silent_s), self.place(wished), self.place(otherwise)] += 1
 
     def waited(self, kinds: Ints, silent_s: Floats, seconds: float) -> None:
-        """So long were entries of these kinds there."""
+        """Add the seconds for which entries of these kinds were present."""
         np.add.at(self._waited, (kinds, silences(silent_s)), seconds)
 
     def fit(self) -> None:
-        """Rates from counts: each kind's, drawn towards its rank's, that towards everyone's, that towards BELIEF."""
+        """Compute rates from counts by shrinkage: each kind towards its rank, each rank towards all, all towards
+        BELIEF."""
         ranks, rest = self._shape
         asked = self._asked.reshape(ranks, rest, *self._asked.shape[1:])
         waited = self._waited.reshape(ranks, rest, HISTOGRAM_BINS)
@@ -74,53 +81,55 @@ class Demand:
         self.fits += 1
 
     def worth(self, kinds: Ints, silent_s: Floats, place: int, below: Ints, above: Ints) -> Floats:
-        """Steps saved per second by the state at level `place` (from 0) of entries of these kinds.
+        """Return the steps saved per second by the state at level index `place` (from 0) of entries of these kinds.
 
-        below: 1 + the place of the entry's next lower state, 0 for none; above: the place of its next higher one,
-        the number of levels for none. The rate is the best average over any time from now on: what was used a
-        second ago is not idle.
+        `below`: 1 + the index of the entry's next lower state, 0 for none. `above`: the index of the next higher state,
+        the number of levels for none. The rate is the best average over any period that starts now, so that a state
+        used one second ago does not count as idle.
         """
         worth: Floats = self._worth[kinds, silences(silent_s), place, below, above]
         return worth
 
     def worth_of(self, kind: int, silent_s: float, place: int, below: int, above: int) -> float:
-        """The same for one state."""
+        """Return `worth` of one state."""
         return float(self._worth[kind, silence(silent_s), place, below, above])
 
 
 def silence(seconds: float) -> int:
-    """Which length of silence this is."""
+    """Return the silence bin of this many seconds."""
     return min(int(log2(max(seconds, 0.0) / FIRST_S + 1) * GROWTH), HISTOGRAM_BINS - 1)
 
 
 def silences(seconds: Floats) -> Ints:
-    """`silence` of each."""
+    """Return `silence` of each element."""
     return np.minimum((np.log2(np.maximum(seconds, 0.0) / FIRST_S + 1) * GROWTH).astype(np.int64), HISTOGRAM_BINS - 1)
 
 
 def _edges() -> Floats:
-    """Seconds at which each length of silence begins, and the last one's nominal end."""
+    """Return the seconds at which each silence bin begins, and the nominal end of the last bin."""
     edges: Floats = (2.0 ** (np.arange(HISTOGRAM_BINS + 1) / GROWTH) - 1) * FIRST_S
     return edges
 
 
 def _belief(size: int) -> Floats:
-    """BELIEF as rates, shape (silences, K wished, K otherwise)."""
+    """Return BELIEF as rates, shape (silences, wished K, K otherwise)."""
     rates = np.zeros((HISTOGRAM_BINS, size, size))
     rates[:, 1:, 0] = (BELIEF / (FIRST_S + _edges()[:-1]) / (size - 1))[:, None]
     return rates
 
 
 def _gains(levels: Sequence[int], *, whole: bool) -> Floats:
-    """Steps lost without the state (`whole`: without its entry), shape (place, below, above, K wished, K otherwise) by
-    places."""
+    """Return the steps lost without the state (with `whole`: without its entry).
+
+    Shape: (place, below, above, wished K, K otherwise), all as level indices.
+    """
     count = len(levels)
     steps = (0, *levels)
     gains = np.zeros((count, count + 1, count + 1, count + 1, count + 1))
     for place in range(count):
         for below in range(place + 1):
             for above in range(place + 1, count + 1):
-                # above `above` the higher state is taken
+                # for a wished K beyond `above`, the higher state is used
                 for wished in range(1 if whole else place + 1, above + 1):
                     for other in range(count + 1):
                         kept = steps[wished] if whole else steps[place + 1]
@@ -130,7 +139,7 @@ def _gains(levels: Sequence[int], *, whole: bool) -> Floats:
 
 
 def _ahead(now: Floats) -> Floats:
-    """From rates at each silence (axis 1) to the best average over the silences from there on."""
+    """Turn the rate at each silence (axis 1) into the best average over the silences from there on."""
     widths = np.diff(_edges())
     there = np.moveaxis(now, 1, 0) * widths[:, None, None, None, None]
     ahead = np.zeros_like(now)

@@ -1,4 +1,4 @@
-"""Live entries of the `afterimage` policy in numpy columns, one slot an entry."""
+"""Live entries of the `afterimage` policy in numpy columns, one slot per entry."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from services.cache_maintainer.eviction.levels import OF
 
 
 class Entries:
-    """What is known of each live entry; one slot each."""
+    """Columns of facts about live entries; each entry has one slot."""
 
     def __init__(self) -> None:
         self.names = [""] * 1024
         self.user = np.zeros(1024, np.int64)
         self.newer = np.zeros(1024, np.int64)
-        """Later entries of the same user, at most the last that RANKS knows."""
+        """Later entries of the same user, capped at the last index of RANKS."""
         self.start = np.zeros(1024, np.int64)
         self.uses = np.zeros(1024, np.int64)
         self.held = np.zeros(1024, np.int64)
-        """Bit p: the state at the p-th level is there."""
+        """Bit p is set if the state at level index p is present."""
         self.bytes = np.ones(1024, np.int64)
-        """Of one state."""
+        """Bytes of one state."""
         self.total = np.full(1024, OF, np.int64)
-        """Steps of its whole run."""
+        """Steps of the entry's whole run."""
         self.used_at = np.zeros(1024)
-        """Seconds; when it was last started from, or made."""
+        """Time of the last start from the entry, or of its creation, in seconds."""
         self._free = list(range(1023, -1, -1))
 
     def take(self, name: str) -> int:

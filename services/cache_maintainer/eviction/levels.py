@@ -1,4 +1,4 @@
-"""Levels (K of 50) of the `afterimage` policy: steps of other runs brought to 50, and the levels beside each one."""
+"""Levels (K of 50) of the `afterimage` policy: scaling of other step counts to 50, and the neighbours of each level."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ import numpy as np
 from services.cache_maintainer.eviction.demand import Ints
 
 OF = 50
-"""Steps of the run that levels count; those of a shorter or longer one are brought to it."""
+"""Step count for which levels are defined; steps of shorter or longer runs are scaled to it."""
 
 
 def of_50(step: int, total: int) -> int:
-    """The K of 50 that a step of a run of `total` was scaled from: k·T/50 is rounded down, so this is rounded up."""
+    """Return the K of 50 from which a step of a run of `total` steps was scaled.
+
+    k·T/50 is rounded down, so this inverse is rounded up.
+    """
     return step if total == OF else -(-step * OF // total)
 
 
 def beside(count: int) -> tuple[Ints, Ints]:
-    """For each set of states (bits) and level: 1 + the next lower one there, or 0; the next higher one, or `count`."""
+    """Return the neighbours of each level, for each set of states (bits).
+
+    Below: 1 + the next lower level present, or 0. Above: the next higher level present, or `count`.
+    """
     below = np.zeros((2**count, count), np.int64)
     above = np.full((2**count, count), count, np.int64)
     for held in range(2**count):

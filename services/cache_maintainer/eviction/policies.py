@@ -1,4 +1,4 @@
-"""A shelf for every eviction policy that a setting selects, and what the settings ask for."""
+"""Creates the state store and the image window that the settings select."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from shared.runtime.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """What some policies can be told; each takes what concerns it."""
+    """Parameters of the policies; each policy uses those it needs."""
 
     initial_uses: float = 1.0
-    """That a state is credited with at birth."""
+    """Uses that a new state is credited with."""
     capture_steps: Sequence[int] = ()
-    """The K that are kept, of 50."""
+    """Captured steps K, of 50."""
     whole: bool = False
-    """Whether an entry is one thing that holds every K."""
+    """True if an entry is one unit that holds every K."""
 
 
 _WEIGHED: dict[str, Callable[[Knobs, Iterable[State]], StateStore]] = {
@@ -33,26 +33,26 @@ _WEIGHED: dict[str, Callable[[Knobs, Iterable[State]], StateStore]] = {
     ),
 }
 SHELVES = (*POLICIES, *_WEIGHED)
-"""Names of all policies; pictures leave by one of POLICIES."""
+"""Names of all policies; the image window accepts only those in POLICIES."""
 
 
 def open_state_store(name: str, knobs: Knobs, states: Iterable[State] = ()) -> StateStore:
-    """KeyError for a name that is not among SHELVES."""
+    """Return a state store with the named policy. Raise KeyError for a name that is not in SHELVES."""
     return StateStore(plain(name, knobs), states) if name in POLICIES else _WEIGHED[name](knobs, states)
 
 
 def plain(name: str, knobs: Knobs) -> Policy:
-    """One of POLICIES."""
+    """Return a policy of POLICIES by name."""
     return Lcbfu(knobs.initial_uses) if name == "lcbfu" else POLICIES[name]()
 
 
 def state_store_of(settings: Settings, states: Sequence[State]) -> StateStore:
-    """The latents' shelf under the policy of the settings."""
+    """Return the latents' state store under the policy of the settings."""
     return open_state_store(settings.eviction_policy, _knobs(settings), states)
 
 
 def window_of(settings: Settings, states: Sequence[State]) -> Window | None:
-    """None where no picture starts another."""
+    """Return the image window, or None if no image may start another."""
     if settings.image_tier == "off":
         return None
     limits = Limits(settings.picture_max_count, settings.picture_max_bytes, settings.picture_max_age_s)

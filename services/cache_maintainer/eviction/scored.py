@@ -1,5 +1,4 @@
-"""Which states leave when the cache is full: the shelf that every policy fills and clears, and four policies over one
-running heap (NIRVANA §5.4)."""
+"""The state store that all policies share, and four policies over one incrementally maintained heap (NIRVANA §5.4)."""
 
 from __future__ import annotations
 
@@ -12,13 +11,13 @@ from shared.domain.types import State
 from shared.models.k_table import IMAGE_STEPS
 
 Score = tuple[float, ...]
-"""Compared element by element; the smallest leaves first."""
+"""Compared element by element; the state with the smallest score is evicted first."""
 Key = tuple[str, int]
 """(entry id, step)."""
 
 
 class Wished(Protocol):
-    """What a lookup thought of one entry: the step its similarity allows, and the one that is there for it."""
+    """A lookup's result for one entry: the step that its similarity allows, and the step available for the request."""
 
     @property
     def entry_id(self) -> str: ...
@@ -29,7 +28,7 @@ class Wished(Protocol):
 
 
 class Wish(NamedTuple):
-    """The same, and nothing else."""
+    """A plain implementation of Wished."""
 
     entry_id: str
     allowed_step: int
@@ -38,39 +37,39 @@ class Wish(NamedTuple):
 
 @dataclass(slots=True)
 class Offer:
-    """A finished picture whose states could be kept, who asked for it, and what was looked up for it."""
+    """A finished image whose states could be kept, its user, and the candidates of its lookup."""
 
     entry_id: str
     user: str
-    """Empty: nobody in particular."""
+    """Empty for no particular user."""
     start_step: int
-    """K that it started from; 0 from noise."""
+    """K from which the image started; 0 for noise."""
     steps: tuple[int, ...]
-    """Of its latents, rising."""
+    """Steps of its latents, ascending."""
     sizes: tuple[int, ...]
-    """Bytes of each of them; about the same."""
+    """Bytes of each latent; all about the same."""
     at: float
     total: int = 50
-    """T: steps of the whole run."""
+    """T, the number of steps of the whole run."""
     wishes: Sequence[Wished] = ()
-    """Entries whose latents were thought of."""
+    """Entries whose latents the lookup considered."""
     picture_bytes: int | None = None
-    """None: its picture is not to start others."""
+    """None if the image must not start others."""
 
     @property
     def state_bytes(self) -> int:
-        """Of the largest latent."""
+        """Bytes of the largest latent."""
         return max(self.sizes, default=0)
 
     def bytes_of(self, steps: Sequence[int]) -> int:
-        """What the latents after these of its steps take."""
+        """Return the bytes of the latents at these steps."""
         if len(steps) == len(self.steps):
             return sum(self.sizes)
         return sum(size for step, size in zip(self.steps, self.sizes, strict=True) if step in steps)
 
 
 class Policy(Protocol):
-    """A pure score of a state."""
+    """A pure scoring function for states."""
 
     name: ClassVar[str]
 
@@ -79,11 +78,11 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Lcbfu:
-    """Least Computationally Beneficial and Frequently Used: f·K, uses times the steps each use saves (of a picture the
-    most that it can, 30 of 50).
+    """Least Computationally Beneficial and Frequently Used: f·K, uses times the steps that each use saves.
 
-    The paper leaves open which f a state starts with and which of equals is evicted first: `initial_uses` is added to
-    every f (at 0 all new states score 0, whatever their K), and the longest unused of equals is evicted first.
+    An image counts with the most steps that it can save, 30 of 50. The paper does not specify the initial f, nor the
+    order among equals. `initial_uses` is added to every f, because with 0 all new states would score 0, whatever their
+    K. Among equals, the longest unused is evicted first.
     """
 
     name: ClassVar[str] = "lcbfu"
@@ -106,7 +105,7 @@ class Lru:
 
 @dataclass(frozen=True, slots=True)
 class Lfu:
-    """Least frequently used, the longest unused of equals first."""
+    """Least frequently used; among equals, the longest unused is evicted first."""
 
     name: ClassVar[str] = "lfu"
 
@@ -128,10 +127,10 @@ POLICIES: dict[str, Callable[[], Policy]] = {"lcbfu": Lcbfu, "lru": Lru, "lfu": 
 
 
 class StateStore:
-    """Every live state, its bytes, and a min-heap of scores kept as they change.
+    """All live states, their total bytes, and a min-heap of their scores.
 
-    A changed score pushes a new heap item; the old one is skipped when it comes up, because it no longer equals the
-    state's score.
+    A changed score pushes a new heap item. The old item is skipped when it reaches the top, because it no longer equals
+    the state's score.
     """
 
     def __init__(self, policy: Policy, states: Iterable[State] = ()) -> None:
@@ -157,11 +156,11 @@ class StateStore:
         return self._states.get(key)
 
     def alive(self, entry_id: str) -> bool:
-        """Whether any state of this entry is left."""
+        """Return whether the entry has any state left."""
         return entry_id in self._count
 
     def insert(self, state: State) -> None:
-        """Adds, or replaces the state of the same entry and step."""
+        """Add a state, or replace the state of the same entry and step."""
         key = (state.entry_id, state.step)
         self.remove(key)
         self._states[key] = state
@@ -171,7 +170,7 @@ class StateStore:
         self._push(key)
 
     def use(self, key: Key, at: float) -> None:
-        """A picture started from this state; unknown ones (evicted meanwhile) are fine."""
+        """Record that a job started from this state; ignore states that were evicted before."""
         state = self._states.get(key)
         if state is not None:
             self._states[key] = state.used(at)
@@ -191,22 +190,24 @@ class StateStore:
         return self.policy.score(self._states[key])
 
     def looked_up(self, wishes: Sequence[Wished], at: float, total: int = 50) -> None:
-        """Hears what a lookup for a run of `total` steps found, used or not; most policies do not care."""
+        """Receive the candidates of a lookup for a run of `total` steps, used or not. Most policies ignore them."""
 
     def admit(self, offer: Offer, max_bytes: int) -> tuple[int, ...]:
-        """The steps whose states are worth inserting; here all that the whole budget could hold, the largest first."""
+        """Return the steps whose states are worth inserting; by default, the largest steps that the whole budget could
+        hold."""
         steps = offer.steps
         return steps[max(0, len(steps) - max_bytes // max(offer.state_bytes, 1)) :] if steps else steps
 
     def forget(self, entry_id: str) -> None:
-        """Hears that an entry it admitted has no states and gets none any more; most policies know nothing of it."""
+        """Drop the records of an admitted entry that has no states and will get none. Most policies keep no such
+        records."""
 
     def make_room(self, incoming: int, incoming_bytes: int, max_bytes: int, now: float | None = None) -> list[State]:
-        """The states to evict before `incoming` states are inserted, least valuable first; they are off the shelf now.
+        """Remove and return the states to evict before `incoming` states are inserted, least valuable first.
 
-        Nothing while all fit; else as many as are about to be inserted, and more while the bytes do not fit (NIRVANA
-        §5.4 counts states, a byte budget must hold for states of any size). `now` is for policies that weigh how long
-        a state was not used; None: the time of the last use.
+        If all fit, evict nothing. Otherwise evict as many states as are about to be inserted, and more until the bytes
+        fit. NIRVANA §5.4 counts states; a byte budget must hold for states of any size. `now` is for policies that
+        weigh how long a state was unused; None means the time of the last use.
         """
         victims: list[State] = []
         if self.bytes + incoming_bytes <= max_bytes:
@@ -219,13 +220,13 @@ class StateStore:
         return victims
 
     def pop(self) -> State:
-        """Takes the least valuable state off the shelf, which must not be empty."""
+        """Remove and return the least valuable state. The store must not be empty."""
         state = next(self._leaving(self._last))
         self.remove((state.entry_id, state.step))
         return state
 
     def _leaving(self, now: float) -> Iterator[State]:
-        """The states from the least valuable on; each is removed before the next one is asked for."""
+        """Yield the states, least valuable first; the caller removes each before it requests the next."""
         while True:
             score, key = heapq.heappop(self._heap)
             state = self._states.get(key)

@@ -1,4 +1,5 @@
-"""Users whose requests the `afterimage` policy counts: when each last asked, and from which K their images start."""
+"""Users that the `afterimage` policy tracks: the time order of their requests, and the K from which their images
+start."""
 
 from __future__ import annotations
 
@@ -9,21 +10,21 @@ import numpy as np
 START_EMA_EDGES = (0.08, 0.3, 0.6)
 FIRST_START_EMA = sum(START_EMA_EDGES[:2]) / 2
 REMEMBERED = 100_000
-"""Users of whom something is known though none of their entries is left; with more, who asked longest ago is new."""
+"""Users that are remembered without live entries. Beyond that number, the longest inactive are removed."""
 
 
 class Users:
-    """Who asked, and how their pictures start; one row each."""
+    """One row per user: the average start of the user's images, and the user's entries."""
 
     def __init__(self) -> None:
         self._row: dict[Hashable, int] = {}
-        """In the order in which they last asked."""
+        """Ordered by each user's last request."""
         self._free: list[int] = []
         self._most = REMEMBERED
         self.start_ema = np.full(256, FIRST_START_EMA)
-        """Running average of K over the highest level."""
+        """Running average of the start K divided by the highest level."""
         self.entries: list[list[int]] = []
-        """Slots of their live entries, oldest first."""
+        """Slots of each user's live entries, oldest first."""
 
     def __len__(self) -> int:
         return len(self._row)
@@ -36,7 +37,7 @@ class Users:
         return row
 
     def forget(self, name: Hashable) -> None:
-        """Who has no entries left."""
+        """Remove a user who has no entries left."""
         row = self._row.pop(name, None)
         if row is not None:
             self.start_ema[row] = FIRST_START_EMA
@@ -54,7 +55,8 @@ class Users:
         return row
 
     def _forget_idle(self) -> None:
-        """Of the half that asked longest ago those without entries; with very many entries more users may stay."""
+        """Remove users without entries from the longer inactive half. The limit grows if too many users have
+        entries."""
         for name in list(self._row)[: len(self._row) // 2]:
             if not self.entries[self._row[name]]:
                 self.forget(name)

@@ -1,4 +1,5 @@
-"""The finished pictures that can be started from: a window by count, bytes and age (MoDM §4.1, §5.4 and FAQ 10)."""
+"""Window of the finished images that jobs can start from, limited by count, bytes and age (MoDM §4.1, §5.4 and FAQ
+10)."""
 
 from __future__ import annotations
 
@@ -12,26 +13,27 @@ from shared.domain.types import State
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """All of them hold."""
+    """Limits of the window; all of them hold at once."""
 
     max_count: int
     max_bytes: int
     max_age_s: float = 0.0
-    """0: no picture is too old."""
+    """0 for no age limit."""
 
 
 class Window:
-    """Pictures on a shelf of their own: what fills the cache with latents pushes no picture out, nor the reverse.
+    """Images in a state store of their own, so that latents never displace images, nor the reverse.
 
-    In the order of arrival (FIFO, MoDM's choice: "automatic eviction after a fixed time window" keeps a few popular
-    pictures from starting everything) or of any other policy; age is counted from arrival whatever the policy is.
+    MoDM evicts in the order of arrival (FIFO): "automatic eviction after a fixed time window" keeps a few popular
+    images from starting everything. Any other policy can be set. Age is counted from arrival under every policy.
     """
 
     def __init__(self, policy: Policy, limits: Limits, states: Iterable[State] = ()) -> None:
         self.shelf = StateStore(policy)
         self.limits = limits
         self._arrived: list[tuple[float, Key]] = []
-        """A heap; what left the shelf otherwise is skipped when it comes up. Empty while no picture is too old."""
+        """Heap by arrival time. Items of images that left the store are skipped at the top. Empty without an age
+        limit."""
         for state in sorted(states, key=lambda state: (state.created_at, state.entry_id)):
             self.insert(state)
 
@@ -44,7 +46,8 @@ class Window:
                 heapq.heapify(self._arrived)
 
     def make_room(self, incoming: int, incoming_bytes: int, now: float) -> list[State]:
-        """The pictures to evict before so many are inserted, which by themselves fit; they are off the shelf now."""
+        """Remove and return the images to evict before this many images and bytes are inserted; the new ones alone
+        fit."""
         victims = self._aged(now)
         while len(self.shelf) and (
             len(self.shelf) + incoming > self.limits.max_count
@@ -69,8 +72,10 @@ def _arrival(state: State) -> tuple[float, Key]:
 
 
 def last_that_fit(sizes: Sequence[int | None], limits: Limits) -> dict[int, int]:
-    """Of pictures of these bytes (None: there is none) as many as an empty window could hold, by their places: the last
-    of those that alone would fit."""
+    """Return the images that an empty window could hold, as position → bytes, preferring the last ones.
+
+    `sizes` has the bytes of each image; None means no image. An image larger than the whole window is skipped.
+    """
     kept: dict[int, int] = {}
     total = 0
     for place in range(len(sizes) - 1, -1, -1):

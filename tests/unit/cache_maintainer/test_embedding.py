@@ -124,7 +124,7 @@ async def test_a_start_that_takes_long_puts_nothing_off(settings: Settings, logs
         async with asyncio.timeout(60):
             while maintainer._pictures.behind:
                 await asyncio.sleep(0.01)
-    assert [one for one in logs if one["event"] == "cache maintenance put off"] == []
+    assert [one for one in logs if one["event"] == "cache maintenance postponed"] == []
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
