@@ -1,1 +1,1 @@
-"""Decides which texts and pictures ride together through the encoder, and turns them into unit vectors."""
+"""Turns texts and images into unit vectors, and decides which of them the encoder processes in one batch."""

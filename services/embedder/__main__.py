@@ -1,4 +1,4 @@
-"""`python -m services.embedder`: the embedder alone in its process."""
+"""`python -m services.embedder`: run the embedder alone in its own process."""
 
 from shared.runtime.extras import missing_packages_named
 

@@ -1,4 +1,4 @@
-"""Micro-batching: what arrives while the encoder is busy, or within a short wait, rides together."""
+"""Micro-batching: items that arrive while the encoder is busy, or within a short wait, share a batch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from itertools import islice
 from typing import Generic, TypeVar
 
-I = TypeVar("I", bound=Hashable)  # noqa: E741 — the field's letters for input and output
+I = TypeVar("I", bound=Hashable)  # noqa: E741 — the usual letters for input and output
 O = TypeVar("O")  # noqa: E741
 
 
 def boarding(waiting: Iterable[I], seats: int) -> list[I]:
-    """Who rides next: the longest waiting, at most `seats`, each thing once."""
+    """Return the next batch: the longest waiting items, at most `seats`, each once."""
     return list(islice(dict.fromkeys(waiting), seats))
 
 
@@ -20,7 +20,8 @@ class MicroBatcher(Generic[I, O]):
     """Runs one batch at a time; equal items that wait together are computed once."""
 
     def __init__(self, run: Callable[[list[I]], Awaitable[Sequence[O]]], *, seats: int, wait_s: float = 0.0) -> None:
-        """`run` answers a batch in its order; `wait_s` is how long the first item of an idle time waits for others."""
+        """`run` returns the results of a batch in order. After an idle period, the first item waits `wait_s` for
+        others."""
         self._run = run
         self._seats = seats
         self._wait_s = wait_s
@@ -28,15 +29,15 @@ class MicroBatcher(Generic[I, O]):
         self._running: asyncio.Task[None] | None = None
 
     async def submit(self, items: Sequence[I]) -> list[O]:
-        """The answers in the items' order; raises what their batch raised."""
+        """Return the results in the items' order; raise the error of the batch that failed."""
         futures = [self._enqueue(item) for item in items]
         if futures and (self._running is None or self._running.done()):
             self._running = asyncio.create_task(self._ride())
-        # shielded: who gives up must not take the answer from those who asked for the same
+        # shielded: a caller that is cancelled must not cancel the result of callers with the same item
         return list(await asyncio.gather(*(asyncio.shield(future) for future in futures)))
 
     async def close(self) -> None:
-        """Waits for what is on its way."""
+        """Wait for the batches in progress."""
         if self._running is not None:
             await self._running
 
@@ -63,6 +64,6 @@ class MicroBatcher(Generic[I, O]):
 
 
 def _seen(future: asyncio.Future[O]) -> None:
-    """Everyone who asked may be gone; an error nobody waits for is no warning."""
+    """Mark the error as retrieved: without callers left, asyncio would log a warning."""
     if not future.cancelled():
         future.exception()

@@ -1,4 +1,4 @@
-"""A CLIP text/image pair on one CPU thread: texts and pictures to unit vectors (NIRVANA §5.1)."""
+"""A CLIP text/image pair on one CPU thread: turns texts and images into unit vectors (NIRVANA §5.1)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_PIXELS = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """One unit vector, float32 little endian, and what was noticed on the way."""
+    """One unit vector, float32 little endian, with notes about its text."""
 
     vector: bytes
     unknown_words: tuple[str, ...] = ()
@@ -37,41 +37,50 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A decoded picture, scaled and normalised for the image tower: (1, 3, side, side). Equal pictures are equal."""
+    """A decoded image, scaled and normalised for the image tower: (1, 3, side, side). Compared by content hash."""
 
     sha256: bytes
     pixels: Any = field(compare=False, repr=False)
 
 
 def encoder_folder(name: str, *, fetch: bool = True) -> Path:
-    """Where the encoder's files are: `bundled:NAME` or a bundled name, a folder, or a hub id (fetched on first use, or
-    looked for in the hub's cache alone).
+    """Return the folder with the encoder's files.
 
-    Raises ModelError naming what was looked for.
+    `name` is `bundled:NAME` or a bundled name, a folder, or a hub id. Hub models are downloaded on first use; with
+    `fetch` false, only the local hub cache is searched. Raise ModelError with the searched places.
     """
     bundled = BUNDLED / name.removeprefix("bundled:")
     for folder in (bundled, Path(name).expanduser()):
         if (folder / "config.json").is_file():
             return folder
     if name.startswith("bundled:") or name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise ModelError(f"encoder {name!r}: no config.json in {bundled} or {name}")
+        raise ModelError(
+            f"encoder {name!r}: no config.json in {bundled} or {name}; "
+            "set AFTERIMAGE_ENCODER to a bundled name, a folder or a hub id"
+        )
     from huggingface_hub import snapshot_download
 
     try:
-        # never a pickle
+        # safetensors only, never pickle files
         patterns = ["*.json", "*.txt", "*.safetensors"]
         return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not fetch))
     except Exception as error:
-        raise ModelError(f"encoder {name!r}: cannot be fetched from the model hub: {error}") from error
+        raise ModelError(
+            f"encoder {name!r}: the download from the model hub failed ({error}); check the id and the network"
+        ) from error
 
 
 def encoder_id(folder: Path) -> EncoderId:
-    """Return the identity of the encoder in this folder. The hash is 16 hex digits over weights, configuration and
-    tokenizer: vectors of equal hashes can be compared."""
+    """Return the identity of the encoder in this folder.
+
+    The hash is 16 hex digits over weights, configuration and tokenizer: vectors of equal hashes can be compared.
+    """
     total, weights = hashlib.sha256(), []
     files = [path for path in sorted(folder.iterdir()) if path.suffix in HASHED_SUFFIXES]
     if not any(path.suffix == ".safetensors" for path in files):
-        raise ModelError(f"no weights in {folder}: no .safetensors file")
+        raise ModelError(
+            f"encoder {folder}: needs weights in a .safetensors file (found none); convert or download them"
+        )
     for path in files:
         if path.name not in NOT_HASHED:
             with open(path, "rb") as file:
@@ -83,15 +92,15 @@ def encoder_id(folder: Path) -> EncoderId:
 
 
 def encoder_hash(folder: Path) -> str:
-    """The hash of `encoder_id` alone."""
+    """Return only the hash of `encoder_id`."""
     return encoder_id(folder).hash
 
 
 def single_threaded() -> None:
-    """Lets torch use one thread where this is called, and leaves what later threads get as it was.
+    """Limit torch to one thread in the calling thread, and leave the default of later threads unchanged.
 
-    A prompt's text is too little work to share, and the other cores belong to the denoiser. torch keeps a count per
-    thread and one for threads to come; the second thread here puts the latter back.
+    A prompt is too little work to split, and the other cores belong to the denoiser. torch keeps one count per thread
+    and one for future threads; the second thread here restores the latter.
     """
     import torch
 
@@ -103,38 +112,39 @@ def single_threaded() -> None:
 
 
 class Encoder:
-    """Loaded weights; call it from one thread at a time."""
+    """Loaded weights of the encoder; call from one thread at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ModelError when the folder holds no CLIP pair in transformers' layout."""
+        """Load the weights. Raise ModelError if the folder has no CLIP pair in transformers' layout."""
         import torch
         from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
         from transformers.utils import logging
 
-        logging.disable_progress_bar()  # a service draws no bars into its log
+        logging.disable_progress_bar()  # no progress bars in a service's log
         self.id = encoder_id(folder)
         self.hash = self.id.hash
         self._torch = torch
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # transformers' own notices
+                warnings.simplefilter("ignore")  # transformers' own warnings
                 local: dict[str, Any] = {"local_files_only": True}
                 self._model = CLIPModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, **local)
                 self._tokenizer = AutoTokenizer.from_pretrained(folder, **local)
                 self._processor = CLIPImageProcessorPil.from_pretrained(folder, **local)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise ModelError(f"encoder {folder}: not a CLIP pair in transformers' layout: {error}") from error
+            raise ModelError(f"encoder {folder}: must be a CLIP pair in transformers' layout ({error})") from error
         self._model.eval().requires_grad_(False)
         self._max_tokens = int(self._model.config.text_config.max_position_embeddings)
         self._known = read_known_words(folder)
         self.dim = int(self._model.config.projection_dim)
 
     def texts(self, texts: Sequence[str]) -> list[Embedded]:
-        """One unit vector per text, shape (dim,); a text beyond the encoder's length is cut and says so."""
+        """Return one unit vector per text, shape (dim,). A text longer than the encoder's limit is truncated and
+        marked."""
         with self._torch.inference_mode():
             tokens = self._tokenizer(list(texts), padding=True, return_tensors="pt", verbose=False)
             lengths = tokens["attention_mask"].sum(dim=1).tolist()
-            if max(lengths) > self._max_tokens:  # only then a second time
+            if max(lengths) > self._max_tokens:  # tokenize again only if needed
                 cut: dict[str, Any] = {"truncation": True, "max_length": self._max_tokens}
                 tokens = self._tokenizer(list(texts), padding=True, return_tensors="pt", **cut)
             rows = _unit(self._model.get_text_features(**tokens).pooler_output.numpy())
@@ -144,16 +154,17 @@ class Encoder:
         ]
 
     def images(self, images: Sequence[bytes]) -> list[Embedded]:
-        """One unit vector per PNG or JPEG."""
+        """Return one unit vector per PNG or JPEG."""
         return self.seen([self.look(data) for data in images])
 
     def look(self, image: bytes) -> Seen:
-        """A PNG or JPEG as the image tower takes it; from any thread. InvalidRequestError for anything else."""
+        """Decode a PNG or JPEG into the image tower's input; callable from any thread. Raise InvalidRequestError for
+        other data."""
         pixels = self._processor(images=[decoded(image)], return_tensors="pt")["pixel_values"]
         return Seen(hashlib.sha256(image).digest(), pixels)
 
     def seen(self, images: Sequence[Seen]) -> list[Embedded]:
-        """One unit vector per picture that was looked at."""
+        """Return one unit vector per decoded image."""
         with self._torch.inference_mode():
             pixels = self._torch.cat([image.pixels for image in images])
             rows = _unit(self._model.get_image_features(pixel_values=pixels).pooler_output.numpy())
@@ -162,23 +173,26 @@ class Encoder:
     def _knows(self, word: str) -> bool:
         if self._known is not None:
             return word in self._known
-        # without a list only what the tokenizer cannot spell is known to be unknown (byte-level ones spell anything)
+        # without a list, only words that the tokenizer cannot spell count as unknown (byte-level tokenizers spell any
+        # word)
         pieces = self._tokenizer.tokenize(word)
         return bool(pieces) and self._tokenizer.unk_token not in pieces
 
 
 def decoded(data: bytes) -> Image.Image:
-    """RGB; raises InvalidRequestError for anything but a PNG or JPEG of sane size."""
+    """Decode a PNG or JPEG to RGB. Raise InvalidRequestError for other formats and for more than MAX_PIXELS pixels."""
     try:
         picture = Image.open(io.BytesIO(data), formats=("PNG", "JPEG"))
         if picture.width * picture.height > MAX_PIXELS:
-            raise InvalidRequestError("images", f"at most {MAX_PIXELS} pixels", f"{picture.width}x{picture.height}")
+            raise InvalidRequestError(
+                "images", f"must have at most {MAX_PIXELS} pixels", f"{picture.width}x{picture.height}"
+            )
         return picture.convert("RGB")
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InvalidRequestError("images", f"PNG or JPEG ({error})") from error
+        raise InvalidRequestError("images", f"must be a PNG or JPEG file ({error})") from error
 
 
 def _unit(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Rows of length one, float32 little endian."""
+    """Return the rows scaled to length one, float32 little endian."""
     wide = rows.astype(np.float64)
     return np.ascontiguousarray(wide / np.linalg.norm(wide, axis=1, keepdims=True), dtype="<f4")

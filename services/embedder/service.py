@@ -1,4 +1,4 @@
-"""Answers EmbedText and EmbedImage: remembered texts at once, other texts in micro-batches, pictures one by one."""
+"""Serves EmbedText and EmbedImage: cached texts at once, other texts in micro-batches, images one by one."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from shared.runtime.telemetry import METRICS
 from shared.service import Context
 
 Answer: TypeAlias = tuple[Embedded, float]
-"""An embedding and the seconds its batch took, a picture's own."""
+"""An embedding and the seconds that its batch (for an image, the image alone) took."""
 MAX_TEXTS = 256
 MAX_IMAGES = 64
-"""Per call."""
+"""Largest number of images per call."""
 BATCH_TEXTS = 32
-"""Texts encoded together, at most."""
+"""Largest number of texts that are encoded together."""
 
 
 class EmbedderService(pb_grpc.EmbedderServiceServicer):
@@ -44,7 +44,7 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
             seats=BATCH_TEXTS,
             wait_s=settings.embed_wait_s,
         )
-        # on one thread together is hardly faster, and a prompt that comes in between waits for one picture, not for all
+        # batching images on one thread saves little; one at a time, a prompt that arrives waits for one image only
         self._images: MicroBatcher[Seen, Answer] = MicroBatcher(
             lambda batch: self._encode("embed_picture_forward", self._encoder.seen, batch), seats=1
         )
@@ -66,7 +66,7 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
         _check_count("texts", len(texts), MAX_TEXTS)
         for number, text in enumerate(texts):
             if len(text) > self._settings.max_prompt_chars:
-                rule = f"at most {self._settings.max_prompt_chars} characters"
+                rule = f"must have at most {self._settings.max_prompt_chars} characters"
                 raise InvalidRequestError(f"texts[{number}]", rule, len(text))
         known = {text: embedded for text in texts if (embedded := self._remembered.get(text)) is not None}
         fresh = [text for text in texts if text not in known]
@@ -85,7 +85,8 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
     async def EmbedImage(self, request: pb.EmbedImageRequest, context: Any) -> pb.EmbedImageResponse:
         images = list(request.images)
         _check_count("images", len(images), MAX_IMAGES)
-        # all before the first is encoded: one that is broken fails its call. One after the other: nobody waits for it
+        # Decode all images before the first is encoded, so that a broken image fails its call. No caller waits for
+        # latency here, so decoding runs sequentially.
         seen = [await asyncio.to_thread(self._encoder.look, data) for data in images]
         answers = await self._images.submit(seen)
         return pb.EmbedImageResponse(
@@ -101,7 +102,7 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
             start = time.monotonic()
             rows = encode(batch)
             seconds = time.monotonic() - start
-            METRICS.stage_seconds.labels(stage).observe(seconds)  # without the call around it
+            METRICS.stage_seconds.labels(stage).observe(seconds)  # excludes the executor's overhead
             return [(row, seconds) for row in rows]
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
@@ -109,7 +110,7 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
 
 def _check_count(field: str, count: int, most: int) -> None:
     if not 1 <= count <= most:
-        raise InvalidRequestError(field, f"1 to {most} per call", count)
+        raise InvalidRequestError(field, f"must have 1 to {most} items per call", count)
 
 
 def _message(embedded: Embedded) -> pb.Embedding:

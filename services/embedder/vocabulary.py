@@ -1,4 +1,4 @@
-"""Words an encoder was never shown, so that a picture that misses them is no surprise."""
+"""Words that are missing from an encoder's training vocabulary; a model cannot depict such words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ KNOWN_WORDS = "known_words.json"
 
 
 def read_known_words(folder: Path) -> frozenset[str] | None:
-    """The words listed beside the encoder: a list, or `{"words": […], "ignored": […]}`; None when there is no list."""
+    """Return the words listed beside the encoder, or None without a list.
+
+    The file holds a list, or `{"words": […], "ignored": […]}`.
+    """
     path = folder / KNOWN_WORDS
     if not path.is_file():
         return None
@@ -22,9 +25,9 @@ def read_known_words(folder: Path) -> frozenset[str] | None:
 
 
 def unknown_words(text: str, known: Callable[[str], bool]) -> tuple[str, ...]:
-    """The text's words that `known` does not know, lower case, each once, in their order.
+    """Return the text's words for which `known` is false: lower case, each once, in order.
 
-    A hyphenated word is known when its parts are.
+    A hyphenated word is known when its parts are known.
     """
     unknown = []
     for word in dict.fromkeys(_WORD.findall(text.lower())):

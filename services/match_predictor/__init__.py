@@ -1,4 +1,4 @@
-"""Decides whether looking for a similar cached prompt is worth it (NIRVANA §5.2)."""
+"""Decides whether to look for a similar cached prompt at all (NIRVANA §5.2)."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from shared.domain.types import Vector
 
 
 class MatchPredictor(Protocol):
-    """Judges the embeddings that one search looks through: another scope's, size's or model's never weigh in."""
+    """Predictor for the embeddings of one search space. Embeddings of other scopes, sizes or models have no
+    influence."""
 
     name: ClassVar[str]
 
     def predict(self, vector: Vector) -> tuple[bool, float]:
-        """(whether a close enough entry is likely, a score that grows with the likelihood); vector (dim,), unit."""
+        """Return (hit expected, score); the score grows with the likelihood. `vector` has shape (dim,) and unit
+        length."""
         ...
 
     def update(self, added: Mapping[str, Vector], removed: Sequence[str]) -> None:
-        """Entries that came and went, by entry id; an id already there is replaced, an unknown one is fine."""
+        """Add and remove entries by id. An id that is present is replaced; an unknown id is ignored."""
         ...
 
     def refit(self) -> Callable[[], None] | None:
-        """Work to be done on another thread before predictions are good again; None: nothing to do."""
+        """Return a function to run on another thread before predictions are accurate again, or None."""
         ...
 
     def __len__(self) -> int: ...

@@ -1,4 +1,4 @@
-"""`python -m services.match_predictor`: the match predictor alone in its process."""
+"""`python -m services.match_predictor`: run the match predictor alone in its own process."""
 
 from shared.runtime.extras import missing_packages_named
 

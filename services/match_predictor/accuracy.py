@@ -1,4 +1,7 @@
-"""Live precision and recall of the predictor; predicted misses count by the share of them that is looked up anyway."""
+"""Live precision and recall of the predictor, from the lookups that show whether a prediction was right.
+
+Only a sample of the predicted misses is looked up, so these are weighted by the inverse of the sampled share.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,35 @@ import math
 from dataclasses import dataclass, replace
 
 WINDOW = 10_000
-"""Judgements after which the past counts half, so that the figures follow the traffic."""
+"""Judged predictions after which all earlier counts are halved, so that the figures follow the traffic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Confusion:
-    """Weighted counts of predictions whose truth became known by a lookup."""
+    """Weighted counts of predictions that a lookup confirmed or refuted."""
 
     true_hits: float = 0.0
     false_hits: float = 0.0
     missed_hits: float = 0.0
     true_misses: float = 0.0
     judged: int = 0
-    """Lookups counted since the start."""
+    """Predictions judged since the start."""
 
     @property
     def precision(self) -> float:
-        """Share of predicted hits that were hits (c_p of NIRVANA §5.2); nan while nothing is known."""
+        """Share of predicted hits that were hits (c_p of NIRVANA §5.2); nan without data."""
         return _share(self.true_hits, self.false_hits)
 
     @property
     def recall(self) -> float:
-        """Share of hits that were predicted; nan while nothing is known."""
+        """Share of hits that were predicted; nan without data."""
         return _share(self.true_hits, self.missed_hits)
 
     def judge(self, predicted: bool | None, found: bool | None, sampled_share: float) -> Confusion:
-        """With one more outcome. Unpredicted or not looked up: the same counts. A predicted miss stands for
-        1 / `sampled_share` of its kind, because only that share of them is looked up."""
+        """Return the counts with one more outcome; unchanged if there was no prediction or no lookup.
+
+        A predicted miss counts 1 / `sampled_share` times, because only that share of them is looked up.
+        """
         if predicted is None or found is None:
             return self
         weight = 1.0 if predicted or sampled_share <= 0 else 1.0 / sampled_share

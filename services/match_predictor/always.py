@@ -1,4 +1,4 @@
-"""No prediction: every request is looked up, as when the cache sits next door."""
+"""No prediction: every request is looked up, which is best when a lookup costs little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps one predictor per searchable part of the cache in step with the cache, and measures how often it is right."""
+"""Keeps one predictor per search space in step with the cache, and measures the predictor's accuracy."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
 
 SearchSpace = tuple[str, str, str]
-"""(scope key, compatibility key, encoder hash): what one search of the index would look through."""
+"""(scope key, compatibility key, encoder hash): the entries that one search of the index covers."""
 PAGE = 500
 SLICE_S = 0.002
-"""How long vectors are added between two turns of the event loop; one costs up to a millisecond."""
+"""Seconds for which vectors are added before the event loop gets control; one vector takes up to a millisecond."""
 REREAD_S = 30.0
 RETRY_S = 2.0
 
@@ -49,12 +49,12 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
         self._fitting = asyncio.Lock()
         self.confusion = Confusion()
         self._gone: set[str] = set()
-        """Evicted while the catalog was read: a page read before that may still name them."""
+        """Entries evicted while the catalog is read: pages read before may still name them."""
         self._card: ModelCard | None = None
         await self._read_threshold()
         self.built = asyncio.Event()
-        """Set once the catalog is read; until then every lookup is worth it."""
-        # subscribed first: what is cached while the catalog is read is heard, and hearing it twice is fine
+        """Set once the catalog is read; until then every request is predicted as a hit."""
+        # Subscribe before reading the catalog, so that no event is missed. Events that repeat catalog rows do nothing.
         self._subscription: Subscription = await context.backends.bus.subscribe(
             [EntriesCached, EntriesEvicted, JobQueued], self.handle, on_gap=self.rebuild
         )
@@ -76,7 +76,9 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
 
     async def Predict(self, request: pb.PredictRequest, context: Any) -> pb.PredictResponse:
         if not request.vector or len(request.vector) % 4:
-            raise InvalidRequestError("vector", "float32, little endian: a multiple of 4 bytes", len(request.vector))
+            raise InvalidRequestError(
+                "vector", "must be float32, little endian: a non-empty multiple of 4 bytes", len(request.vector)
+            )
         vector = vector_from(request.vector)
         shelves = (self._shelves.get((owner, request.compat, request.encoder_hash)) for owner in request.owners)
         answers = [shelf.predict(vector) for shelf in shelves if shelf is not None]
@@ -86,7 +88,7 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
         return pb.PredictResponse(hit=hit, score=score, predictor=self._settings.predictor)
 
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
-        """Precision and recall are nan while nothing is known of them."""
+        """Return the counters; precision and recall are nan without data."""
         return pb.StatsResponse(
             predictor=self._settings.predictor,
             entries=len(self._home),
@@ -96,7 +98,7 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
             judged=self.confusion.judged,
         )
 
-    # ---- facts ----
+    # ---- events ----
 
     async def handle(self, message: Message) -> None:
         match message:
@@ -112,20 +114,22 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
                 return
 
     async def rebuild(self) -> None:
-        """From the catalog, page by page; tried again while the catalog is away. After a gap in the facts too: what it
-        still knows and the catalog does not was evicted meanwhile."""
+        """Read all entries from the catalog, page by page; retry while the catalog is unreachable.
+
+        This also runs after a gap in the events: entries known here but missing from the catalog were evicted.
+        """
         after, before, seen = "", set(self._home), set[str]()
         while True:
             try:
                 items = await self._context.backends.catalog.entries.items(after, PAGE)
             except AfterimageError as error:
-                log(self.name).warning("catalog away, every lookup is worth it", error=str(error))
+                log(self.name).warning("catalog unreachable, every request is predicted as a hit", error=str(error))
                 await asyncio.sleep(RETRY_S)
                 continue
             if not items:
                 break
             await self._add(items)
-            seen.update(item.entry_id for item in items if "whole" in item.vectors)  # not those with a picture alone
+            seen.update(item.entry_id for item in items if "whole" in item.vectors)  # skips entries with only an image
             after = items[-1].entry_id
         self._remove(sorted(before - seen))
         self._gone.clear()
@@ -136,7 +140,7 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
         until = time.perf_counter() + SLICE_S
         for item in items:
             if "whole" not in item.vectors or item.entry_id in self._home or item.entry_id in self._gone:
-                continue  # an entry's embedding never changes, and its id never comes back
+                continue  # an entry's embedding never changes, and ids are never reused
             shelf = (item.owner, item.compat, item.encoder_hash)
             if shelf not in self._shelves:
                 self._shelves[shelf] = self._new(item.encoder_hash)
@@ -165,7 +169,7 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
                     self._fits += 1
 
     def _judge(self, fact: JobQueued) -> None:
-        # a predicted miss that was looked up for another reason than the sample would count too often
+        # a predicted miss counts only if it was looked up for the sample; other lookups would bias the counts
         found = fact.found if fact.predicted_hit or fact.sampled else None
         self.confusion = self.confusion.judge(fact.predicted_hit, found, self._settings.sample_predicted_misses)
         METRICS.predictor_precision.set(self.confusion.precision)
@@ -181,12 +185,13 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
     async def _read_threshold(self) -> None:
         settings, profiles = self._settings, self._context.backends.catalog.profiles
         try:
-            if self._card is None:  # one for good: a model from the hub would be looked up there each time
-                card = await asyncio.to_thread(served_card, settings)  # the hub may be asked
+            # found once and kept: every search for a model from the hub asks the hub
+            if self._card is None:
+                card = await asyncio.to_thread(served_card, settings)  # may ask the model hub
                 await asyncio.to_thread(lambda: card.weights_hash)
                 self._card = card
             self._tables = await load_k_tables(profiles, self._card, settings.k_table_alpha)
-        except (AfterimageError, ValueError) as error:  # the tables in hand stay in force
+        except (AfterimageError, ValueError) as error:  # keep the current tables
             log(self.name).warning("K table not read", error=str(error))
 
     @property
@@ -194,10 +199,10 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
         return self._context.settings
 
     def _threshold(self, encoder_hash: str) -> float:
-        """The lowest similarity that the K table in force for this encoder reuses.
+        """Return the lowest similarity that the K table in force for this encoder reuses.
 
-        Fig. 10 where no measured table counts: its encoder is known by its weights, which entries do not name. Where it
-        does not count either, the retriever does not look up whatever is predicted here.
+        Without a measured table, Fig. 10 applies. Fig. 10 is bound to an encoder by its weights, which entries do not
+        name. If Fig. 10 does not apply either, the retriever does no lookup, whatever this service predicts.
         """
         if self._card is None:  # no table was read yet
             return FIG_10.lowest_similarity
@@ -210,7 +215,7 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
             case "sketch":
                 return Sketch(lambda: self._threshold(encoder_hash), self._settings.sketch_margin)
             case "svm":
-                from services.match_predictor.svm import OneClassSvm  # scikit-learn takes a second to import
+                from services.match_predictor.svm import OneClassSvm  # importing scikit-learn takes a second
 
                 return OneClassSvm()
             case "always":

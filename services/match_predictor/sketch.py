@@ -1,7 +1,7 @@
-"""A small copy of the cached embeddings: is the nearest one above the lowest similarity of the K table?
+"""A small copy of the cached embeddings: predicts a hit if the nearest one exceeds the K table's lowest similarity.
 
-The paper's one-class SVM models where prompts lie, not whether one lies near: on real prompts its AUC is .60 to .69 and
-the sketch's .978 to .999 (docs/adr/0002-match-predictor-sketch.md).
+The paper's one-class SVM models the distribution of prompts, not the distance to the nearest one. On real prompts the
+SVM's AUC is .60 to .69, the sketch's .978 to .999 (docs/adr/0002-match-predictor-sketch.md).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from usearch.index import Index
 from shared.domain.types import Vector
 
 SMALL = 512
-"""Up to here a float32 matrix is exact and faster than a graph."""
+"""Up to this many vectors, a float32 matrix is exact and faster than a graph."""
 
 
 class Rows:
@@ -54,7 +54,7 @@ class Rows:
 
 
 class Graph:
-    """The same in a usearch index of int8 vectors: cosines within about .01."""
+    """The interface of Rows on a usearch index of int8 vectors: cosines are exact to about .01."""
 
     def __init__(self, dim: int) -> None:
         self._index = Index(ndim=dim, metric="cos", dtype="i8")
@@ -69,7 +69,7 @@ class Graph:
 
     def add(self, entry_id: str, vector: Vector) -> None:
         self._index.add(self._next, vector)
-        self._key[entry_id] = self._next  # never reused: usearch refuses a key it has
+        self._key[entry_id] = self._next  # keys are never reused: usearch refuses an existing key
         self._next += 1
 
     def remove(self, entry_id: str) -> None:
@@ -81,13 +81,15 @@ class Graph:
 
 
 class Sketch:
-    """Hit when the nearest embedding is above `threshold` less `margin`."""
+    """Predicts a hit when the nearest embedding is above `threshold` − `margin`."""
 
     name: ClassVar[str] = "sketch"
 
     def __init__(self, threshold: Callable[[], float], margin: float) -> None:
-        """`threshold()` is the lowest similarity of the K table in force; `margin` allows for int8 rounding and for
-        the cost of a missed hit being higher than that of a needless lookup."""
+        """`threshold()` returns the lowest similarity of the K table in force.
+
+        `margin` allows for int8 rounding, and for a missed hit costing more than a needless lookup.
+        """
         self._threshold = threshold
         self._margin = margin
         self._vectors: Rows | Graph | None = None

@@ -11,24 +11,33 @@ import numpy as np
 from shared.domain.types import Vector
 
 NU = 0.001
-"""Share of the cached prompts that may fall outside: "we effectively overfit the model"."""
+"""Share of the cached prompts that may be outside: "we effectively overfit the model"."""
 RETRAIN_AT = 0.05
-"""Retrained when more than this share of the embeddings changed since the last fit."""
+"""Share of embeddings changed since the last fit above which the SVM is retrained."""
 UPDATES = 500_000
-"""SGD updates of a fit from nothing, about .1 s. scikit-learn's default tolerance stops after a handful of passes, and
-with so small a ν the offset is then still so low that every vector, even the opposite of a cached one, is inside."""
+"""SGD updates of a fit from scratch, about .1 s.
+
+scikit-learn's default tolerance stops after a handful of passes. With so small a ν, the offset is then still so low
+that every vector is inside, even the opposite of a cached one.
+"""
 GOING_ON = 50_000
-"""A later fit goes on from the last one's weights and passes over each entry as often as so many updates over all of
-them would, at twice the learning rate that UPDATES end with: it gets as far as with twice as many at that rate."""
+"""SGD updates of a refit, counted over all entries; they determine the number of passes over each entry.
+
+A refit starts from the previous weights. Its learning rate is twice the final rate of a fit from scratch, so it gets as
+far as with twice as many updates at that rate.
+"""
 OUTERMOST = 0.1
-"""It passes over this share of the entries only, those that score lowest: one well inside moves neither weights nor
-offset, so that leaving it out changes little but how long a fit takes (shrinking; Joachims 1999). Over all of them
-where more are outside, since the weights then turn so far that others may come to lie there …"""
+"""Share of the entries, those that score lowest, that a refit passes over (shrinking; Joachims 1999).
+
+An entry well inside moves neither weights nor offset, so leaving it out changes little but the time of the fit. If more
+entries are outside, the refit passes over all: the weights then turn so far that others may move outside.
+"""
 AT_LEAST = 32
-"""… and never over fewer: with 5 of 50 others came to lie outside, recall .62 for .82."""
+"""Smallest number of entries that a refit passes over: with 5 of 50, others moved outside and recall was .62, not
+.82."""
 
 Weights = tuple[Any, Any]
-"""Of the linear SVM: coefficients, offset."""
+"""Coefficients and offset of the linear SVM."""
 
 
 class OneClassSvm:
@@ -45,7 +54,7 @@ class OneClassSvm:
         self.fits = 0
 
     def predict(self, vector: Vector) -> tuple[bool, float]:
-        """Score: the decision function, ≥ 0 inside. Before the first fit every lookup is worth it."""
+        """Return (hit, decision function), ≥ 0 inside. Before the first fit, every request is predicted as a hit."""
         if not self._vectors:
             return False, -1.0
         if self._score is None:
@@ -63,7 +72,7 @@ class OneClassSvm:
         if not self._vectors or self._changed <= RETRAIN_AT * len(self._vectors):
             return None
         vectors = np.concatenate(list(self._vectors.values())).reshape(len(self), -1)  # np.stack takes twice as long
-        # after more changes than there are entries, hardly any is left of those that the weights were made for
+        # after more changes than entries, hardly any entry is left for which the weights were fitted
         before = self._weights if self._changed <= len(vectors) else None
         self._changed = 0
 
@@ -79,7 +88,7 @@ class OneClassSvm:
 
 
 def _fitted(points: Any, before: Weights | None, seed: int) -> Weights:
-    """From nothing, or from the weights of before: so SGD makes retraining fast (NIRVANA §5.2)."""
+    """Fit from scratch, or from the previous weights: SGD makes retraining fast (NIRVANA §5.2)."""
     from sklearn.linear_model import SGDOneClassSVM
 
     svm = SGDOneClassSVM(nu=NU, tol=None, random_state=seed)
@@ -89,18 +98,18 @@ def _fitted(points: Any, before: Weights | None, seed: int) -> Weights:
         coefficients, offset = before
         near = _outermost(points, *before)
         svm.set_params(
-            nu=NU * len(points) / len(near),  # of all the entries, those that are left out among them
+            nu=NU * len(points) / len(near),  # ν refers to all entries, including those left out
             max_iter=max(GOING_ON // len(points), 1),
             learning_rate="constant",
             eta0=2 / (NU * UPDATES),
         )
-        # a copy: the fit writes to it, and until it ends the weights of before say what is inside
+        # a copy: the fit writes to it, and predictions use the previous weights until the fit ends
         svm.fit(near, coef_init=coefficients.copy(), offset_init=offset)
     return svm.coef_, svm.offset_
 
 
 def _outermost(points: Any, coefficients: Any, offset: Any) -> Any:
-    """The rows that score lowest, shape (rows, dim); all where more are outside."""
+    """Return the rows that score lowest, shape (rows, dim); all rows if more are outside."""
     scores = points @ coefficients.ravel() - offset
     count = max(math.ceil(OUTERMOST * len(points)), AT_LEAST)
     few = count < len(points) and int((scores < 0).sum()) <= count
@@ -108,7 +117,7 @@ def _outermost(points: Any, coefficients: Any, offset: Any) -> Any:
 
 
 def _decision(coefficients: Any, offset: Any) -> Callable[[Vector], float]:
-    """The decision function itself: scikit-learn's checks around it cost more than the product."""
+    """Return the decision function without scikit-learn's checks, which cost more than the product."""
     weights, least = coefficients.ravel(), float(offset[0])
 
     def score(vector: Vector) -> float:

@@ -89,7 +89,7 @@ class ExpectedStateStore(StateStore):
             if slot is not None and could > otherwise:
                 silent_s = at - self._entries.used_at[slot]
                 self.demand.asked(self._kind(slot), silent_s, could, otherwise)
-        # counted at the lookup, not at the use, so that this lookup itself counts with the older class
+        # the use counts now, not at StateUsed; this lookup was counted above under the entry's previous class
         if chosen in self._slot:
             slot = self._slot[chosen]
             self._entries.uses[slot] += 1

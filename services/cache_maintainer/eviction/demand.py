@@ -27,8 +27,10 @@ FIRST_S, GROWTH = 3.0, 1.5
 PRIOR_S = 1500.0
 """Weight of the prior in seconds: each kind starts with this much of its rank's behaviour."""
 BELIEF = 0.1
-"""Prior rate before any data: an entry silent for s seconds gets BELIEF / s requests per second, the same for each
-K."""
+"""Weight of the prior rate: an entry silent for s seconds gets BELIEF / (s + FIRST_S) requests per second.
+
+The rate is split evenly over all K.
+"""
 FORGET = 0.98
 """Factor by which counts decay from one fit to the next."""
 
