@@ -24,7 +24,7 @@ __all__ = ["Catalog", "Custody", "Entries", "Jobs", "Leases", "Profiles", "Total
 
 
 class Catalog:
-    """The rows behind every service; times are Unix seconds by the database's clock (SQLite: this process's)."""
+    """The rows behind every service. Times are Unix seconds by the database's clock (SQLite: this process's clock)."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -36,16 +36,21 @@ class Catalog:
         self.custody = Custody(database)
 
     def fenced(self, lease: str, holder: str) -> Catalog:
-        """The same rows, written only while `holder` has that lease. In an embedded catalog, which nobody shares, the
-        catalog itself."""
+        """Return the same catalog with writes that fail unless `holder` has that lease.
+
+        An embedded catalog has a single process and returns itself.
+        """
         return self if self.process_local else Catalog(FencedDatabase(self._database, lease, holder))
 
     def within(self, limit_s: float) -> Catalog:
-        """The same rows, or UnavailableError after `limit_s`; an embedded catalog, which is never away, as it is."""
+        """Return the same catalog whose calls raise UnavailableError after `limit_s`.
+
+        An embedded catalog is always reachable and returns itself.
+        """
         return self if self.process_local else Catalog(TimeoutDatabase(self._database, limit_s))
 
     async def ping(self) -> None:
-        """Returns when the database answers; UnavailableError when it is away."""
+        """Return when the database answers; raise UnavailableError if the database is unreachable."""
         await self._database.ping()
 
     async def close(self) -> None:
@@ -53,10 +58,10 @@ class Catalog:
 
 
 async def open_catalog(url: str, *, clock: Clock | None = None) -> Catalog:
-    """`sqlite+aiosqlite:///path` (made when missing; without a path: in memory) or `postgresql+asyncpg://…`.
+    """Open `sqlite+aiosqlite:///path` (created if missing; in memory without a path) or `postgresql+asyncpg://…`.
 
-    Migrates an older catalog first. CatalogVersionError for a newer one, ConfigurationError for what is no catalog.
-    `clock` is the SQLite catalog's clock.
+    An older catalog is migrated first. Raise CatalogVersionError for a newer catalog, and ConfigurationError for any
+    other database. `clock` is the SQLite catalog's clock.
     """
     database = open_database(url, clock or SystemClock())
     path = sa.make_url(url).database
@@ -71,8 +76,8 @@ async def open_catalog(url: str, *, clock: Clock | None = None) -> Catalog:
 
 
 def _keep_private(path: Path) -> None:
-    """Make the file before SQLite does, with the mode 0600, which its log takes over; tighten those that are there."""
-    with suppress(OSError):  # SQLite says what is wrong
+    """Create the file before SQLite does, with mode 0600, which SQLite copies to its log; tighten existing files."""
+    with suppress(OSError):  # SQLite reports the cause
         private_folder(path.parent, tighten=False)
         with suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL, OWNER_FILE))

@@ -1,4 +1,4 @@
-"""Custody of blobs: which store is this catalog's, which of its blobs await deletion, which jobs' are to be erased."""
+"""Custody of blobs: the store of this catalog, the blobs that await deletion, and the jobs whose blobs are erased."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Ids:
     catalog: str
     store: str
     paired_with: str
-    """Place of that store; empty before the catalog was paired with one."""
+    """Location of that store; empty until the catalog is paired with a store."""
 
 
 _marking = insert(quarantine).values(since=_NOW, seen_at=_NOW)
@@ -44,7 +44,7 @@ def _read_ids(connection: sa.Connection) -> Ids | None:
 
 
 def _make_ids(connection: sa.Connection) -> Ids:
-    """Two processes that make the ids at once agree: the first insert of a name stands."""
+    """Create both ids. Concurrent processes agree, because the first insert of a name wins."""
     made = _naming.on_conflict_do_nothing()
     for name in (CATALOG, STORE):
         connection.execute(made, {"name": name, "value": new_id()})
@@ -109,26 +109,26 @@ def _due(connection: sa.Connection, for_s: float, limit: int) -> list[str]:
 
 
 class Custody:
-    """Whose the blobs are. Times are Unix seconds by the database's clock."""
+    """Ownership of blobs. Times are Unix seconds by the database's clock."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def ids(self) -> Ids:
-        """Ids of this catalog and its store, made when first asked for."""
+        """Return the ids of this catalog and its store; the first call creates them."""
         found = await self._database.read(_read_ids)
         return found if found is not None else await self._database.write(_make_ids)
 
     async def pair(self, store: str, place: str) -> None:
-        """Note the store that belongs to this catalog, and its place for people."""
+        """Record the store that belongs to this catalog, and its location in readable form."""
         await self._database.write(_pair, store, place)
 
     async def known(self, job_ids: Sequence[str]) -> set[str]:
-        """Those of these jobs that have a row, or whose entry has one."""
+        """Return those of these jobs that have a row, or whose entry has one."""
         return await self._database.read(_known, job_ids)
 
     async def in_work(self, job_ids: Sequence[str]) -> set[str]:
-        """Those of these jobs that have not ended, or whose row only another version can read."""
+        """Return those of these jobs that have not ended, or whose row only another version can read."""
         return await self._database.read(_in_work, job_ids)
 
     async def now(self) -> float:
@@ -137,31 +137,32 @@ class Custody:
     # ---- quarantine ----
 
     async def mark(self, keys: Sequence[str]) -> None:
-        """Note that no row names these blobs; a mark that is there already keeps its time."""
+        """Mark these blobs as unreferenced; an existing mark keeps its time."""
         await self._database.write(_mark, keys, durable=False)
 
     async def release(self, keys: Sequence[str]) -> None:
-        """Drop these marks."""
+        """Remove these marks."""
         await self._database.write(_release, keys, durable=False)
 
     async def end_pass(self, began_at: float, keep_erasures_s: float) -> None:
-        """Drop the marks that a pass since `began_at` did not renew, and erasures `keep_erasures_s` older than that."""
+        """Remove the marks that the pass started at `began_at` did not renew, and erasures older by
+        `keep_erasures_s`."""
         await self._database.write(_end_pass, began_at, keep_erasures_s, durable=False)
 
     async def counts(self, for_s: float) -> tuple[int, int]:
-        """(marked blobs, those of them that have been marked for `for_s`)."""
+        """Return (number of marked blobs, number of those marked for at least `for_s`)."""
         return await self._database.read(_counts, for_s)
 
     async def due(self, for_s: float, limit: int) -> list[str]:
-        """Keys that have been marked for `for_s`, oldest first."""
+        """Return keys that have been marked for at least `for_s`, oldest first."""
         return await self._database.read(_due, for_s, limit)
 
     # ---- erasing on request ----
 
     async def erase(self, job_ids: Sequence[str]) -> None:
-        """Let whatever is left of these jobs' blobs, and no row names, skip the quarantine."""
+        """Let the unreferenced leftovers of these jobs' blobs skip the quarantine."""
         await self._database.write(_erase, job_ids)
 
     async def erased(self, job_ids: Sequence[str], for_s: float) -> set[str]:
-        """Those of these jobs that were erased at least `for_s` ago."""
+        """Return those of these jobs that were erased at least `for_s` ago."""
         return await self._database.read(_erased, job_ids, for_s)

@@ -1,4 +1,4 @@
-"""Brings a catalog to this version's revision, inside one transaction; refuses a newer one."""
+"""Migrates a catalog to this version's revision in one transaction; refuses a newer catalog."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ import sqlalchemy as sa
 from shared.domain.errors import CatalogVersionError
 
 HEAD = "0005"
-"""The newest revision in migrations/versions (a test compares them); known here so that opening a catalog that is up
-to date does not import Alembic."""
+"""The newest revision in migrations/versions (a test compares them).
 
-_LOCK = 0x41667465  # one migration at a time on PostgreSQL; SQLite's BEGIN IMMEDIATE already sees to it
+The constant avoids an import of Alembic when an up-to-date catalog is opened.
+"""
+
+_LOCK = 0x41667465  # one migration at a time on PostgreSQL; on SQLite, BEGIN IMMEDIATE ensures this
 
 
 def revision(connection: sa.Connection) -> str:
-    """The catalog's revision; empty for a new database."""
+    """Return the catalog's revision; empty for a new database."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return ""
     return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() or ""
 
 
 def migrate(connection: sa.Connection, target: str = "head") -> None:
-    """Up to `target`, or down to it; CatalogVersionError when the catalog's revision is not one of ours."""
+    """Migrate up or down to `target`; raise CatalogVersionError for a revision that this version does not know."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
     before = revision(connection)

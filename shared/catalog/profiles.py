@@ -41,9 +41,9 @@ class Profiles:
         self._database = database
 
     async def put(self, kind: str, model: str, weights_hash: str, value: dict[str, Any]) -> None:
-        """Adds or replaces; `value` is JSON."""
+        """Add or replace a profile; `value` is JSON."""
         await self._database.write(_put, kind, model, weights_hash, value)
 
     async def get(self, kind: str, model: str, weights_hash: str) -> dict[str, Any] | None:
-        """None where there is none that this version can read."""
+        """Return the profile, or None if there is none that this version can read."""
         return await self._database.read(_get, kind, model, weights_hash)

@@ -21,11 +21,12 @@ METADATA = sa.MetaData(
 
 
 insert = postgresql.insert
-"""With ON CONFLICT, for both databases: SQLite's compiler reads PostgreSQL's clause, which has the same words."""
+"""INSERT with ON CONFLICT for both databases: SQLite's compiler accepts PostgreSQL's clause, which has the same
+syntax."""
 
 
 class now_s(GenericFunction[float]):  # noqa: N801 — SQLAlchemy names a function after its class
-    """The database's clock in Unix seconds; on SQLite a function that each connection registers."""
+    """The database's clock in Unix seconds; on SQLite, a function that each connection registers."""
 
     type = sa.Double()
     inherit_cache = True
@@ -38,7 +39,7 @@ def _now_on_postgresql(_element: now_s, _compiler: SQLCompiler, **_kw: Any) -> s
 
 
 ENDED = "state IN ('succeeded', 'failed', 'cancelled')"
-"""Literal, since neither database proves for bound values that a partial index holds them."""
+"""Literal SQL: with bound values, neither database can prove that the partial index covers the query."""
 
 jobs = sa.Table(
     "jobs",
@@ -52,11 +53,13 @@ jobs = sa.Table(
     sa.Column("failures", sa.Integer, nullable=False),
     sa.Column("crashes", sa.Integer, nullable=False),
     sa.Column("crashes_alone", sa.Integer, nullable=False, server_default=sa.text("0")),
-    sa.Column("exposed_from", sa.Double, nullable=False, server_default=sa.text("0")),  # first claim; 0: none yet
+    # time of the first claim; 0 before
+    sa.Column("exposed_from", sa.Double, nullable=False, server_default=sa.text("0")),
     sa.Column("exposed_s", sa.Double, nullable=False, server_default=sa.text("0")),
     sa.Column("alone_s", sa.Double, nullable=False, server_default=sa.text("0")),
-    sa.Column("alone", sa.Boolean, nullable=False, server_default=sa.false()),  # of the attempt that runs now
-    sa.Column("seen_at", sa.Double, nullable=False, server_default=sa.text("0")),  # claimed or renewed; 0: not running
+    sa.Column("alone", sa.Boolean, nullable=False, server_default=sa.false()),  # the current attempt runs alone
+    # time of the last claim or renewal; 0: not running
+    sa.Column("seen_at", sa.Double, nullable=False, server_default=sa.text("0")),
     sa.Column("worker", sa.Text, nullable=False),
     sa.Column("error", sa.Text, nullable=False),
     sa.Column("confirmed", sa.Boolean, nullable=False),
@@ -98,7 +101,7 @@ idempotency_keys = sa.Table(
     sa.Column("caller", sa.Text, primary_key=True),
     sa.Column("key", sa.Text, primary_key=True),
     sa.Column("body_hash", sa.Text, nullable=False),
-    # deferred: the key is taken first, so that two replicas meet on it and not on the job
+    # deferred: the key is inserted first, so that two replicas conflict on the key and not on the job
     sa.Column(
         "job_id",
         sa.String(64),
@@ -110,7 +113,7 @@ idempotency_keys = sa.Table(
 )
 
 captured = sa.Table(
-    # latents that a finished job captured and nobody has yet cached or dropped; one `none:` row for a job without any
+    # latents of finished jobs that are neither cached nor dropped yet; one `none:` row for a job without latents
     "captured",
     METADATA,
     sa.Column("key", sa.Text, primary_key=True),
@@ -175,13 +178,13 @@ profiles = sa.Table(
 )
 
 workers = sa.Table(
-    # one row per worker process, however many jobs it holds: how often workers crash, and in how much time
+    # one row per worker process, however many jobs it holds: for the rate of worker crashes
     "workers",
     METADATA,
     sa.Column("holder", sa.Text, primary_key=True),
     sa.Column("begun_at", sa.Double, nullable=False),
     sa.Column("seen_at", sa.Double, nullable=False, index=True),
-    sa.Column("until", sa.Double, nullable=False),  # its report counts so long; 0: it holds no job
+    sa.Column("until", sa.Double, nullable=False),  # end of the report's validity; 0: the worker holds no job
     sa.Column("busy_s", sa.Double, nullable=False),
 )
 
@@ -194,7 +197,7 @@ leases = sa.Table(
 )
 
 identity = sa.Table(
-    # names: `catalog` (this catalog's id), `store` (the id of its blob store), `paired_with` (the place of that store)
+    # names: `catalog` (this catalog's id), `store` (its blob store's id), `paired_with` (that store's location)
     "identity",
     METADATA,
     sa.Column("name", sa.String(32), primary_key=True),
@@ -202,7 +205,7 @@ identity = sa.Table(
 )
 
 quarantine = sa.Table(
-    # blobs that no row named when the collector looked; `seen_at` is the last time that it found them so
+    # blobs that no row named at a collection pass; `seen_at` is the last pass that found them unnamed
     "quarantine",
     METADATA,
     sa.Column("key", sa.Text, primary_key=True),
@@ -211,7 +214,7 @@ quarantine = sa.Table(
 )
 
 erasures = sa.Table(
-    # jobs whose entries were purged: what is left of their blobs skips the quarantine
+    # jobs whose entries were purged: leftovers of their blobs skip the quarantine
     "erasures",
     METADATA,
     sa.Column("job_id", sa.String(64), primary_key=True),

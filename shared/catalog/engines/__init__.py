@@ -1,1 +1,1 @@
-"""SQLite and PostgreSQL behind one narrow waist: a function over a connection, read or written."""
+"""SQLite and PostgreSQL behind one narrow interface: a function over a connection, run as a read or a write."""

@@ -1,4 +1,4 @@
-"""A database around another: each call passes one place where a subclass adds something."""
+"""A wrapper of a database: every call goes through one method that subclasses override."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shared.catalog.engines.database import Database, R, Ts
 
 
 class DatabaseAround:
-    """Reads and writes as the inner database does; a subclass adds to each call in `_asked`."""
+    """Forwards reads and writes to the inner database; a subclass wraps each call in `_asked`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -31,4 +31,4 @@ class DatabaseAround:
         await self._asked(self._database.ping)
 
     async def close(self) -> None:
-        """The owner of the inner database closes it."""
+        """Do nothing: the owner of the inner database closes it."""

@@ -1,4 +1,4 @@
-"""A catalog that answers within a stated time or not at all, for those somebody waits for."""
+"""A catalog whose calls have a time limit, for callers with a waiting client."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ RETRY_AFTER_S = 1.0
 
 
 class TimeoutDatabase(DatabaseAround):
-    """Gives each transaction so many seconds, from asking for a connection to the answer of its commit.
+    """Limits each transaction to `limit_s` seconds, from the request of a connection to the reply of the commit.
 
-    A transaction that is given up may have been committed, as one whose connection broke may: whoever asked must look,
-    or ask again under the same key. Hanging up on a server that cannot be reached takes up to two seconds more.
+    A transaction that timed out may have committed, like one whose connection broke. The caller must check, or retry
+    under the same key. Closing a connection to an unreachable server takes up to two seconds more.
     """
 
     def __init__(self, database: Database, limit_s: float) -> None:

@@ -1,4 +1,5 @@
-"""The narrow waist of the catalog: a function over a connection, run in one transaction of SQLite or PostgreSQL."""
+"""The catalog's narrow database interface: a function over a connection, run in one SQLite or PostgreSQL
+transaction."""
 
 from __future__ import annotations
 
@@ -16,68 +17,74 @@ R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 CHUNK = 500
-"""Rows, or bound values, of one statement: far below every driver's limit."""
+"""Rows or bound values per statement: far below every driver's limit."""
 RETRY_AFTER_S = 30.0
 ONE = sa.select(sa.literal(1))
 AWAY = "the catalog does not answer; ask again in a moment"
 PASSING = ("08", "25P03", "40", "53", "55P03", "57")
-"""PostgreSQL's states that pass: connection lost, idle too long, lost to another transaction, out of something, waited
-too long for a lock, starting up or shutting down."""
+"""PostgreSQL error classes that are temporary.
+
+Connection lost, idle too long, conflict with another transaction, out of a resource, lock timeout, server starting up
+or shutting down.
+"""
 REFUSED = ("28", "3D")
-"""… and those that a person must mend: this user or password, no such database."""
+"""PostgreSQL error classes that need an operator: user or password rejected, no such database."""
 
 
 class Database(Protocol):
     """Runs operations: plain functions `operation(connection, *args)`, the same for both databases.
 
     `row` marks the few operations on one job that every request waits for: accept, claim, finish and two reads. Without
-    its shortcuts those five take 32 % more processor time on SQLite (threads) and 54 to 70 % more on PostgreSQL (BEGIN,
-    COMMIT, a second statement); that is about 4 % of a request either way.
+    its shortcuts those five take 32 % more processor time on SQLite (threads). On PostgreSQL they take 54 to 70 % more
+    (BEGIN, COMMIT, a second statement). That is about 4 % of a request on either database.
     """
 
     process_local: bool
 
     async def read(self, operation: Callable[[sa.Connection, *Ts], R], *args: *Ts, row: bool = False) -> R:
-        """Run an operation over what is committed, in one transaction.
+        """Run an operation on committed data, in one transaction.
 
-        row: it reads a row or two by their keys. SQLite does so on the event loop.
+        `row`: the operation reads a row or two by key. SQLite then runs it on the event loop.
         """
         ...
 
     async def write(
         self, operation: Callable[[sa.Connection, *Ts], R], *args: *Ts, durable: bool = True, row: bool = False
     ) -> R:
-        """Run an operation in one transaction, on disk when this returns.
+        """Run an operation in one transaction; when this returns, the transaction is on disk.
 
-        durable: False for what can be rebuilt, or generated again. A power cut may undo the write, and so may a kill of
-        the server; a kill of this process never does.
-        row: its only change is one statement on a row or two. SQLite runs it on the event loop unless it is durable. A
-        server runs the statement without a transaction around it, in one round trip, always durably, and never again
-        by itself once it was sent.
+        `durable`: False for data that can be rebuilt or generated again. A power cut or a kill of the server may undo
+        such a write; a kill of this process never does.
+
+        `row`: the operation's only change is one statement on a row or two. SQLite runs it on the event loop unless it
+        is durable. A server runs the statement without a transaction, in one round trip, and always durably. The
+        statement is never repeated automatically once sent.
         """
         ...
 
     async def ping(self) -> None:
-        """Return when the database answers; on a server over a connection of its own, so that no work, however much
-        there is, is taken for a server that is away."""
+        """Return when the database answers.
+
+        A server is asked over a separate connection, so that a busy pool is not mistaken for an unreachable server.
+        """
         ...
 
     async def close(self) -> None: ...
 
 
 def one(connection: sa.Connection) -> None:
-    """Ask for nothing but an answer."""
+    """Run a trivial query."""
     connection.execute(ONE)
 
 
 def chunks(values: Iterable[T]) -> Iterator[list[T]]:
-    """The values in lists of at most CHUNK."""
+    """Split the values into lists of at most CHUNK."""
     rest = list(values)
     return (rest[at : at + CHUNK] for at in range(0, len(rest), CHUNK))
 
 
 def among(connection: sa.Connection, column: Any, values: Collection[str], *where: Any) -> set[str]:
-    """Those of the values that a row which fits `where` holds in this column."""
+    """Return those of the values that this column holds in a row that fits `where`."""
     found: set[str] = set()
     for some in chunks(values):
         found.update(connection.execute(sa.select(column).where(column.in_(some), *where)).scalars())
@@ -85,7 +92,7 @@ def among(connection: sa.Connection, column: Any, values: Collection[str], *wher
 
 
 def explain(error: sa.exc.DBAPIError | DriverError | sqlite3.Error, where: str) -> AfterimageError:
-    """The driver's error as one of ours."""
+    """Convert the driver's error into an AfterimageError."""
     cause = error if isinstance(error, sqlite3.Error) else error.orig
     said = str(cause)
     state = getattr(cause, "sqlstate", None)
@@ -94,11 +101,12 @@ def explain(error: sa.exc.DBAPIError | DriverError | sqlite3.Error, where: str) 
         return StorageFullError(f"{where}: the disk is full ({said})", retry_after_s=RETRY_AFTER_S, outside=full)
     if "not a database" in said or "malformed" in said:
         return ConfigurationError(
-            f"catalog_url: {where} is no catalog or is damaged ({said}); restore it or move it away"
+            f"catalog_url: {where} must be an undamaged catalog ({said}); restore it from a backup or move it away"
         )
     if str(state or "").startswith(REFUSED):
         return ConfigurationError(
-            f"catalog_url: {where} refuses us ({said})", outside="the catalog failed; its error is in the log"
+            f"catalog_url: {where} refused the connection ({said}); check user, password and database name",
+            outside="the catalog failed; its error is in the log",
         )
     if "unable to open" in said:
         return ConfigurationError(f"catalog_url: {where} cannot be opened ({said}); check the path and its permissions")

@@ -1,4 +1,4 @@
-"""Which database a catalog's URL means; its driver is imported only then."""
+"""Opens the database of a catalog URL; the driver is imported only then."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from shared.runtime.clock import Clock
 
 
 def open_database(url: str, clock: Clock) -> Database:
-    """By the URL's scheme; ConfigurationError for one that no catalog speaks."""
+    """Return the database for the URL's scheme; raise ConfigurationError for unsupported schemes."""
     try:
         parsed = sa.make_url(url)
-    except (sa.exc.ArgumentError, ValueError):  # the URL may hold a password: neither it nor its error is quoted
-        rule = (
-            "is not a database URL; use sqlite+aiosqlite:///path or postgresql+asyncpg://user:password@host:port/name"
-        )
+    # the URL may hold a password, so neither the URL nor its error is quoted
+    except (sa.exc.ArgumentError, ValueError):
+        rule = "must be a database URL: sqlite+aiosqlite:///path or postgresql+asyncpg://user:password@host:port/name"
         raise ConfigurationError(f"catalog_url: {rule}") from None
     match parsed.get_backend_name():
         case "sqlite":
@@ -29,11 +28,12 @@ def open_database(url: str, clock: Clock) -> Database:
             return PostgresqlDatabase(parsed.set(drivername="postgresql+asyncpg"))
         case other:
             raise ConfigurationError(
-                f"catalog_url: no catalog speaks {other!r}; use sqlite+aiosqlite:///path or postgresql+asyncpg://…"
+                f"catalog_url: scheme must be sqlite or postgresql (got {other!r}); "
+                "use sqlite+aiosqlite:///path or postgresql+asyncpg://…"
             )
 
 
 def place_of(url: str) -> str:
-    """Where a catalog is, for people: a file's path, or the URL of a server without its password."""
+    """Return the catalog's location in readable form: a file path, or a server's URL without the password."""
     parsed = sa.make_url(url)
     return (parsed.database or "") if parsed.host is None else parsed.render_as_string(hide_password=True)

@@ -1,4 +1,4 @@
-"""PostgreSQL through asyncpg: each operation in a transaction of its own, from a pool."""
+"""PostgreSQL through asyncpg: each operation runs in its own transaction, on a pooled connection."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from shared.catalog.engines.prepared import DriverError
 from shared.domain.errors import ConfigurationError, UnavailableError
 
 TRIES = 3
-"""A transaction that the server gave up on (deadlock, serialisation), or whose connection turned out to be dead before
-its commit was sent, is run again this often."""
+"""Attempts of a transaction that the server aborted (deadlock, serialisation), or whose connection was dead before its
+commit was sent."""
 POOL = 10
-"""Connections of one process at most, unless its URL says otherwise."""
+"""Largest number of connections of one process, unless its URL sets another."""
 CONNECT_S, COMMAND_S, POOL_S = 5.0, 30.0, 10.0
-"""Limits of connecting, of one statement, and of waiting for a free connection."""
+"""Timeouts of connecting, of one statement, and of waiting for a free connection."""
 UNACKED_S = 5.0
-"""What the server's machine does not acknowledge for so long is sent no more (Linux): else a claim that was given up
-arrives when a network that was cut is back, long after anybody looked for it."""
+"""Seconds after which unacknowledged data is no longer resent (TCP_USER_TIMEOUT, Linux).
+
+Otherwise a claim that was given up could arrive when a cut network is back, long after its caller checked.
+"""
 _SESSION = {
     "application_name": "afterimage",
     "lock_timeout": "10s",
@@ -32,19 +34,19 @@ _SESSION = {
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
-    "jit": "off",  # compiling costs more than our statements take
+    "jit": "off",  # compiling costs more than these statements take
 }
 _AGAIN = ("40001", "40P01")
 
 
 class PostgresqlDatabase:
-    """READ COMMITTED, where an UPDATE that waited for a row looks at it again.
+    """Transactions at READ COMMITTED, where an UPDATE that waited for a row re-evaluates the row.
 
-    A read needs no transaction there, since each statement sees what is committed when it starts; so it spares the
-    two round trips, as does a write that is one statement. What can be rebuilt commits on connections of its own, on
-    which synchronous_commit is off.
-    `?pool=N` in the URL is how many connections this process opens at most, of both kinds together (10); where it is
-    asked whether the server is there, one more.
+    A read needs no transaction at this level, because each statement sees the data committed when it starts. Reads and
+    single-statement writes therefore skip two round trips. Data that can be rebuilt commits on separate connections
+    with synchronous_commit off.
+
+    `?pool=N` in the URL limits this process's connections, both kinds together (default 10). `ping` uses one more.
     """
 
     process_local = False
@@ -64,7 +66,7 @@ class PostgresqlDatabase:
         try:
             engine = create_async_engine(
                 url,
-                pool_size=pool,  # opened as they are needed
+                pool_size=pool,  # opened on demand
                 max_overflow=0,
                 pool_timeout=POOL_S,
                 pool_use_lifo=True,
@@ -85,9 +87,9 @@ class PostgresqlDatabase:
         *args: *Ts,
         commits: bool = False,
     ) -> R:
-        """`commits`: the operation is its own commit."""
+        """Run an operation on a connection of this engine; `commits` means that the operation commits by itself."""
         committing = commits
-        """Whether what it changes may stand although no answer came."""
+        """True when the change may persist although no reply came."""
 
         def once() -> R:
             nonlocal committing
@@ -100,19 +102,20 @@ class PostgresqlDatabase:
         for left in reversed(range(TRIES)):
             committing = commits
             try:
-                # all of it in one greenlet: by AsyncConnection.run_sync a request's five take 14 % more processor time
+                # all in one greenlet: with AsyncConnection.run_sync, a request's five operations take 14 % more
+                # processor time
                 answer: R = await greenlet_spawn(once)
                 return answer
             except (sa.exc.DBAPIError, DriverError) as error:
-                # a commit that got no answer may have happened: whoever asked must look, not we write it twice
+                # a commit without a reply may have happened: the caller must check, and this code must not write twice
                 lost = error.connection_invalidated and not committing
                 if left and (lost or getattr(error.orig, "sqlstate", None) in _AGAIN):
                     continue
                 raise explain(error, self._where) from error
             except sa.exc.TimeoutError as error:
-                said = f"{self._where}: every connection was busy for {POOL_S:g} s"
+                said = f"{self._where}: all connections were busy for {POOL_S:g} s; raise pool=N in catalog_url"
                 raise UnavailableError(said, retry_after_s=1.0, outside=AWAY) from error
-            except OSError as error:  # TimeoutError is one
+            except OSError as error:  # includes TimeoutError
                 said = str(error) or f"no answer within {COMMAND_S:g} s"
                 raise UnavailableError(f"{self._where}: {said}", retry_after_s=1.0, outside=AWAY) from error
         raise AssertionError("unreachable: the last try returns or raises")
@@ -143,8 +146,11 @@ def _send_no_longer(connection: Any, _record: object) -> None:
 
 
 def _check_alive(connection: Any, _record: object, _proxy: object) -> None:
-    """Let the pool replace a connection that is known to be dead: a statement that commits itself cannot be run again
-    when its answer is lost, so it is not sent where no answer can come."""
+    """Let the pool replace a connection that is known to be dead.
+
+    A statement that commits by itself cannot be repeated when its reply is lost. Therefore it must not be sent on a
+    dead connection.
+    """
     if connection.driver_connection.is_closed():
         raise sa.exc.DisconnectionError
 
@@ -152,5 +158,5 @@ def _check_alive(connection: Any, _record: object, _proxy: object) -> None:
 def _pool_size(url: sa.URL) -> int:
     wish = str(url.query.get("pool", POOL))
     if not wish.isdecimal() or not 2 <= int(wish) <= 1000:
-        raise ConfigurationError(f"catalog_url: pool must be 2 to 1000 connections, not {wish!r}")
+        raise ConfigurationError(f"catalog_url: pool must be 2 to 1000 connections (got {wish!r})")
     return int(wish)

@@ -1,8 +1,9 @@
-"""Statements that every image waits for, run by the driver alone.
+"""Statements that every image waits for, executed by the driver alone.
 
-SQLAlchemy compiles each statement once. Its work around every run is most of a row read by its key: a request's accept,
-claim, finish and two reads take 31 % more processor time with it on SQLite (23 % by its exec_driver_sql) and 40 % more
-on PostgreSQL (31 %). That is about 4 % of an embedded request, more where it comes after a pause; 3 % of a cluster's.
+SQLAlchemy compiles each statement once. Its work around every execution is most of the cost of reading a row by key.
+With SQLAlchemy, a request's accept, claim, finish and two reads take 31 % more processor time on SQLite (23 % with
+exec_driver_sql). On PostgreSQL they take 40 % more (31 %). That is about 4 % of an embedded request, more after a
+pause, and 3 % of a cluster's request.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Any
 import sqlalchemy as sa
 
 _row_kind: Any = namedtuple
-"""For names that are known when it runs."""
+"""Untyped, because the field names are known only at run time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """For one kind of database."""
+    """The SQL for one dialect."""
 
     sql: str
     order: tuple[str, ...]
@@ -29,25 +30,28 @@ class _Compiled:
 
 
 class Prepared:
-    """One statement, whose parameters have the same names at each run. They are what SQLite stores as it is: text,
-    numbers, bytes, truth values (as 0 and 1, and so they come back) and None."""
+    """One statement, whose parameters have the same names at each run.
+
+    Parameters must be values that SQLite stores unchanged: text, numbers, bytes and None. Booleans are stored, and
+    returned, as 0 and 1.
+    """
 
     def __init__(self, statement: Any) -> None:
         self.statement = statement
         self._compiled: dict[str, _Compiled] = {}
-        """By the database's kind."""
+        """Compiled statements by dialect name."""
         self._row: Any = None
 
     def first(self, connection: sa.Connection, parameters: Mapping[str, Any]) -> Any:
-        """The first row that it gives, with the columns as attributes; None where it gives none."""
+        """Return the first row, with the columns as attributes, or None."""
         compiled = self._of(connection, parameters)
         places = [parameters[name] if name in parameters else compiled.constants[name] for name in compiled.order]
         if connection.dialect.name == "sqlite":
             cursor = connection.connection.driver_connection.execute(compiled.sql, places)  # type: ignore[union-attr]
-            rows = cursor.fetchall()  # all: a commit waits for whoever has more to give
+            rows = cursor.fetchall()  # fetch all: an open cursor would block the commit
             return self._named((column[0] for column in cursor.description), rows[0]) if rows else None
         if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
-            return connection.execute(self.statement, parameters).first()  # which begins the transaction
+            return connection.execute(self.statement, parameters).first()  # this begins the transaction
         records = by_driver(connection, compiled.sql, places)
         return self._named(records[0].keys(), records[0]) if records else None
 
@@ -65,7 +69,7 @@ class Prepared:
 
 
 class DriverError(Exception):
-    """The driver's own error, with what SQLAlchemy's error would hold."""
+    """The driver's own error, with the attributes of SQLAlchemy's error."""
 
     def __init__(self, orig: Exception, *, connection_invalidated: bool) -> None:
         super().__init__(str(orig))
@@ -73,14 +77,17 @@ class DriverError(Exception):
 
 
 def by_driver(connection: sa.Connection, sql: str, places: Sequence[Any]) -> Any:
-    """All rows of a statement on PostgreSQL. Raises DriverError, and OSError where nobody answered; a connection on
-    which no answer came is not used again."""
+    """Return all rows of a statement on PostgreSQL.
+
+    Raise DriverError, or OSError if the server did not reply. A connection without a reply is not used again.
+    """
     adapted: Any = connection.connection.dbapi_connection
     try:
         return adapted.run_async(lambda driver: driver.fetch(sql, *places))
     except BaseException as error:
         gone = adapted.driver_connection.is_closed()
-        if gone or isinstance(error, OSError) or not isinstance(error, Exception):  # cut off, or nobody waits any more
+        # connection lost, or the caller was cancelled
+        if gone or isinstance(error, OSError) or not isinstance(error, Exception):
             connection.invalidate(error)
         if isinstance(error, Exception) and not isinstance(error, OSError):
             raise DriverError(error, connection_invalidated=gone) from error

@@ -1,11 +1,12 @@
-"""SQLite with one writing thread that commits whatever waits together, and one reading thread.
+"""SQLite with one writing thread that groups waiting writes into one commit, and one reading thread.
 
-A transaction is one hop to the writing thread: accept + claim + finish take 1.1 ms against 3.1 ms when every statement
+A transaction is one hop to the writing thread. Accept + claim + finish take 1.1 ms, against 3.1 ms when every statement
 hops separately through aiosqlite (measured, 2 quiet cores). SQLAlchemy's AsyncEngine takes 3.9 times the processor
-time, which is half a request more. Writes that arrive while one is being synced share the next commit: on a busy
-machine, where waiting for the disk is what costs, 500 accepts at once take 0.4 s, not 4.3 s.
-A row or two that need no sync are read, and written while nobody else writes, on the event loop itself: half of what a
-thread takes, and on a busy machine, where a thread waits for a core twice, far less.
+time, which is half a request more. Writes that arrive during a sync share the next commit. On a busy machine, where the
+wait for the disk dominates, 500 concurrent accepts take 0.4 s instead of 4.3 s.
+
+Reads of a row or two run on the event loop itself. So do such writes, if they need no sync and no other write is
+waiting. That takes half the time of a thread, and far less on a busy machine, where a thread waits for a core twice.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from shared.runtime.clock import Clock
 
 BUSY_TIMEOUT_S = 5.0
 GROUP = 64
-"""Writes that may share a commit."""
+"""Largest number of writes that share a commit."""
 CHECKPOINT_EVERY = 64
-"""Commits of the writing thread; a picture is about four, and forty pages of 4 KB in the log."""
+"""Commits of the writing thread between checkpoints; an image takes about four commits, and forty 4 KB pages of log."""
 FAILURES = (sa.exc.DBAPIError, sqlite3.Error)
 
 
@@ -47,7 +48,7 @@ class _Write:
         self.value = self.call(connection)
 
     def settle(self) -> None:
-        if self.future.done():  # its caller was cancelled; the write stands
+        if self.future.done():  # the caller was cancelled; the write stands
             return
         if self.error is not None:
             self.future.set_exception(self.error)
@@ -56,15 +57,18 @@ class _Write:
 
 
 def _durability(url: sa.URL) -> tuple[sa.URL, bool]:
-    """The URL without our own parameter, and whether commits of jobs are synced."""
+    """Return the URL without the `synchronous` parameter, and whether commits of jobs are synced."""
     wish = url.query.get("synchronous", "full")
     if wish not in ("full", "normal"):
-        raise ConfigurationError(f"catalog_url: synchronous must be full or normal, not {wish!r}")
+        raise ConfigurationError(f"catalog_url: synchronous must be full or normal (got {wish!r})")
     return url.difference_update_query(["synchronous"]), wish == "full"
 
 
 def _keep_a_log(connection: sqlite3.Connection) -> None:
-    """Bring the file to WAL mode, which SQLite refuses at once, without its busy timeout, while somebody else does."""
+    """Switch the file to WAL mode.
+
+    SQLite refuses at once, without its busy timeout, while another process does the same; so retry.
+    """
     give_up = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
@@ -88,9 +92,9 @@ def _transact(
 class SqliteDatabase:
     """One WAL file.
 
-    synchronous=FULL for jobs: in WAL mode NORMAL does not sync at commit, so a power cut could undo a job whose client
-    was already told that it is accepted. What can be rebuilt commits under NORMAL. `?synchronous=normal` in the URL
-    gives that promise up everywhere, for a disk whose syncs are slow; a killed process loses nothing either way.
+    Jobs commit under synchronous=FULL. In WAL mode, NORMAL does not sync at commit, so a power cut could undo a job
+    that was already confirmed to its client. Data that can be rebuilt commits under NORMAL. `?synchronous=normal` in
+    the URL gives that guarantee up everywhere, for disks with slow syncs. A killed process loses nothing either way.
     """
 
     process_local = True
@@ -106,12 +110,12 @@ class SqliteDatabase:
         )
 
         def configure(connection: Any, _record: object) -> None:
-            # isolation_level None: we say BEGIN ourselves, because the driver's own implicit one comes too late
+            # with isolation_level None this module sends BEGIN, because the driver's implicit BEGIN comes too late
             connection.create_function("now_s", 0, clock.now)
             _keep_a_log(connection)
             for pragma in ("synchronous = FULL", "foreign_keys = ON", "cache_size = -16000"):
                 connection.execute(f"PRAGMA {pragma}").close()
-            # not within a commit that somebody waits for: _checkpoint does it
+            # checkpoints must not delay a commit that a caller waits for: _checkpoint runs them
             connection.execute("PRAGMA wal_autocheckpoint = 0").close()
 
         sa.event.listen(self._engine, "connect", configure)
@@ -120,12 +124,12 @@ class SqliteDatabase:
         self._writing: sa.Connection | None = None
         self._reading: sa.Connection | None = None
         self._near: sa.Connection | None = None
-        """The event loop's own: it waits for nobody."""
+        """The event loop's own connection; it never waits for locks."""
         self._lazy: bool | None = False
-        """As the connection is set; None: not known."""
+        """Current `synchronous` setting of the writing connection (True is NORMAL); None if unknown."""
         self._waiting: deque[_Write] = deque()
         self._commits = 0
-        """Since the last checkpoint."""
+        """Commits since the last checkpoint."""
         self._closed = False
 
     # ---- on the writing thread ----
@@ -138,20 +142,20 @@ class SqliteDatabase:
         group: list[_Write] = []
         while self._waiting and len(group) < GROUP:
             group.append(self._waiting.popleft())
-        if not group:  # they shared an earlier commit
+        if not group:  # the writes shared an earlier commit
             return
         self._try(group)
         for write in group:
-            with suppress(RuntimeError):  # its loop is gone, and so is whoever asked
+            with suppress(RuntimeError):  # the event loop is closed, and with it the caller
                 write.future.get_loop().call_soon_threadsafe(write.settle)
 
     def _checkpoint(self) -> None:
-        """From the log into the database, once whoever waited for the last commit has its answer."""
+        """Copy the log into the database, after the callers of the last commit have their replies."""
         if self._commits < CHECKPOINT_EVERY or self._writing is None:
             return
         self._commits = 0
         raw: Any = self._writing.connection.driver_connection
-        with suppress(sqlite3.Error):  # a full disk: the log grows on until there is room
+        with suppress(sqlite3.Error):  # on a full disk, the log grows until there is room
             raw.execute("PRAGMA wal_checkpoint(PASSIVE)").close()
 
     def _try(self, group: list[_Write]) -> None:
@@ -160,14 +164,15 @@ class SqliteDatabase:
         except FAILURES as error:
             if len(group) == 1:
                 group[0].error = explain(error, self._where)
-            else:  # what one of them may have broken, the others get again without it
+            else:  # one write may have failed the group: commit each alone
                 for write in group:
                     self._try([write])
-        except BaseException as error:  # a bug of ours, or no memory: each caller must get an error all the same
+        except BaseException as error:  # a bug in this code, or no memory: each caller must still get an error
             self._broken(group, error)
 
     def _broken(self, group: list[_Write], error: BaseException) -> None:
-        """Nothing of the group was committed as far as we know, and the connection is not to be trusted."""
+        """Fail the whole group and discard the connection: nothing is known to be committed, and its state is
+        unknown."""
         for write in group:
             write.error = AfterimageError(f"{self._where}: not written ({error!r})")
             write.error.__cause__ = error
@@ -177,7 +182,7 @@ class SqliteDatabase:
                 connection.close()
 
     def _commit(self, group: list[_Write]) -> None:
-        """One transaction; a write that raises something of its own takes only itself back."""
+        """Commit a group in one transaction; a write that raises an error of its own rolls back only itself."""
         if self._writing is None:
             self._writing = self._engine.connect()
         raw: Any = self._writing.connection.driver_connection
@@ -221,7 +226,7 @@ class SqliteDatabase:
 
     @property
     def _in_memory(self) -> bool:
-        """One connection, and one thread that uses it."""
+        """True when one connection, used by one thread, serves reads and writes."""
         return self._reader is self._writer
 
     def _check_open(self) -> None:
@@ -233,7 +238,7 @@ class SqliteDatabase:
             return await self.write(operation, *args, durable=False)
         self._check_open()
         if row:
-            with suppress(*FAILURES):  # the thread tries again, and says what is wrong
+            with suppress(*FAILURES):  # the thread retries and reports the error
                 return self._here("BEGIN", operation, args)
         return await asyncio.get_running_loop().run_in_executor(self._reader, self._read, operation, args)
 
@@ -242,7 +247,7 @@ class SqliteDatabase:
     ) -> R:
         self._check_open()
         if row and not (durable or self._waiting or self._in_memory):
-            with suppress(*FAILURES):  # somebody is writing: the thread waits, and says what is wrong
+            with suppress(*FAILURES):  # another write is in progress: the thread waits, and reports errors
                 return self._here("BEGIN IMMEDIATE", operation, args)
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Write(not durable, lambda connection: operation(connection, *args), future))
@@ -259,7 +264,7 @@ class SqliteDatabase:
         self._engine.dispose()
 
     async def close(self) -> None:
-        """Waits for what was asked before."""
+        """Wait for the operations submitted before, then close."""
         if self._closed:
             return
         self._closed = True

@@ -1,1 +1,1 @@
-"""Cache entries, their states and vectors, and what of them the index holds."""
+"""Cache entries, their states and vectors, and the parts of them that the index holds."""

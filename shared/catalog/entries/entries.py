@@ -1,4 +1,4 @@
-"""Cache entries, their states and their vectors: what can be rebuilt, committed lazily."""
+"""Cache entries, their states and their vectors: data that can be rebuilt, committed without a sync."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ _COUNT_STATES = sa.select(
 class Totals:
     entries: int
     states: int
-    """Latents."""
+    """Number of latents."""
     bytes: int
-    """Of the latents."""
+    """Bytes of the latents."""
     pictures: int = 0
-    """That can be started from."""
+    """Number of images that jobs can start from."""
     picture_bytes: int = 0
 
 
@@ -81,7 +81,7 @@ def _add(connection: sa.Connection, entry: Entry, named: Mapping[str, bytes]) ->
         rows = [{"entry_id": entry.id, "name": name, "data": data} for name, data in named.items()]
         connection.execute(ADD_VECTORS, rows)
     if entry.job_id:
-        # the entry answers for the job's latents from here on
+        # from now on the entry names the job's latents
         connection.execute(_ANSWERED, {"of_job": entry.job_id})
     return True
 
@@ -95,8 +95,8 @@ def _get(connection: sa.Connection, entry_id: str) -> Entry:
     found = _by_ids(connection, [entry_id])
     if entry_id not in found:
         for row in connection.execute(BY_IDS, {"ids": [entry_id]}):
-            entry_of(row, ())  # which says why it is left out
-        raise NotFoundError(f"entry {entry_id!r}: not in the cache")
+            entry_of(row, ())  # raises an error that says why the entry is left out
+        raise NotFoundError(f"entry {entry_id!r}: not in the cache; it was evicted, or the id is wrong")
     return found[entry_id]
 
 
@@ -165,56 +165,62 @@ def _referenced(connection: sa.Connection, keys: Sequence[str]) -> set[str]:
 
 
 class Entries(Indexed):
-    """The cache entries of a catalog; those that only another version can read are left out, and left as they are."""
+    """The cache entries of a catalog. Entries that only another version can read are skipped and left unchanged."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def add(self, entry: Entry, vectors: Mapping[str, bytes]) -> bool:
-        """The entry with its states and named vectors (float32, little endian); False, and nothing written, when the
-        entry or another of the same job is already there. A `created_at` or `used_at` of 0 becomes now."""
+        """Add the entry with its states and named vectors (float32, little endian).
+
+        Return False, and write nothing, if the entry or another entry of the same job exists. A `created_at` or
+        `used_at` of 0 becomes the current time.
+        """
         return await self._database.write(_add, entry, vectors, durable=False)
 
     async def by_ids(self, ids: Sequence[str]) -> dict[str, Entry]:
-        """Those that are there, with their live states by step."""
+        """Return the existing entries of these ids, with their live states by step."""
         return await self._database.read(_by_ids, ids)
 
     async def get(self, entry_id: str) -> Entry:
         return await self._database.read(_get, entry_id)
 
     async def exact(self, exact_key: str, owners: Sequence[str], weights: Collection[str] = ()) -> Entry | None:
-        """The newest entry of the same request that one of these scope keys may see; of a job that is not yet cached,
-        the entry that it will be, without states. weights: hashes of the models that may have generated it; empty:
-        any."""
+        """Return the newest entry of the same request that one of these scope keys may see.
+
+        A finished job that is not yet cached counts as its future entry, without states. `weights`: hashes of the
+        models that may have generated the entry; empty allows any.
+        """
         return await self._database.read(_exact, exact_key, owners, weights)
 
     async def used(self, uses: Sequence[tuple[str, int, float]]) -> None:
-        """(entry id, step, Unix seconds) each; states that are gone are skipped."""
+        """Count uses: (entry id, step, Unix seconds) each. States that are gone are skipped."""
         await self._database.write(_use, uses, durable=False)
 
     async def drop_states(self, pairs: Sequence[tuple[str, int]]) -> list[State]:
-        """Removes (entry id, step) each; returns the rows that were there, so that their blobs can go."""
+        """Remove each (entry id, step); return the removed rows, whose blobs can then be deleted."""
         return await self._database.write(_drop_states, pairs, durable=False)
 
     async def drop_entries(self, ids: Sequence[str]) -> list[Entry]:
-        """Removes entries with their states and vectors; returns what was there."""
+        """Remove entries with their states and vectors; return the removed entries."""
         return await self._database.write(_drop_entries, ids, durable=False)
 
     async def states(self) -> list[State]:
-        """Every live state; not those of entries that only another version can read, which are not its to evict."""
+        """Return every live state, except those of entries that only another version can read: these must not be
+        evicted here."""
         return await self._database.read(_states)
 
     async def spent(self, limit: int = 1000) -> list[str]:
-        """Ids of entries with no state left whose job expired: nothing can be had from them any more."""
+        """Return ids of entries without states whose job expired: such entries have no more use."""
         return await self._database.read(_spent, limit)
 
     async def page(self, limit: int, after: str = "") -> tuple[list[Entry], str]:
-        """Newest first, and the token of the next page (empty at the end)."""
+        """Return a page of entries, newest first, and the token of the next page (empty at the end)."""
         return await self._database.read(_page, limit, after)
 
     async def totals(self) -> Totals:
         return await self._database.read(_totals)
 
     async def referenced(self, keys: Sequence[str]) -> set[str]:
-        """Which of these blob keys a job, an entry, a state or an uncached capture still names."""
+        """Return those of these blob keys that a job, an entry, a state or an uncached capture still names."""
         return await self._database.read(_referenced, keys)

@@ -1,4 +1,4 @@
-"""A cache entry and its states as rows, and back; an entry that this version cannot read is set aside."""
+"""Conversion of cache entries and their states to rows and back; entries that this version cannot read are skipped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shared.domain.types import CompatKey, Entry, Scope, Size, State, owner_key
 from shared.runtime.unreadable import unreadable
 
 IS_READABLE = entries.c.scope.in_([scope.value for scope in Scope])
-"""Whether `entry_of` can read a row."""
+"""SQL condition: `entry_of` can read the row."""
 
 
 def state_of(row: Any) -> State:
@@ -32,7 +32,7 @@ def compat_of(row: Any) -> CompatKey:
 
 
 def entry_of(row: Any, live: Sequence[State]) -> Entry:
-    """The row as a value; UnreadableRowError for one that this version cannot read."""
+    """Return the row as an Entry; raise UnreadableRowError for a row that this version cannot read."""
     try:
         scope = Scope(row.scope)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Entries as the index must hold them: what each is found by, its prompt or its picture, and those vectors."""
+"""Entries as the index must hold them: each entry's prompt or image, as searchable, and their vectors."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from shared.domain.types import PICTURE_STEP, Entry, IndexItem, State, Vector, v
 from shared.runtime.unreadable import readable, unreadable
 
 IMAGE = "image"
-"""The named vector of an entry's picture; the others belong to its prompt, and so to its latents."""
+"""Name of an image's vector; all other vectors belong to the prompt, and so to the latents."""
 
 PROMPT = "prompt"
-"""Stands for all of the latter where it is said what an entry is found by."""
+"""Stands for all prompt vectors where the ways to find an entry are listed."""
 
 e, s, v = entries.c, states.c, vectors.c
 _HAS_LATENT = sa.exists().where(s.entry_id == e.id, s.step > PICTURE_STEP)
 _HAS_PICTURE = sa.exists().where(s.entry_id == e.id, s.step == PICTURE_STEP)
 _IS_EMBEDDED = sa.exists().where(v.entry_id == e.id, v.name == IMAGE)
 _FOUND = sa.or_(_HAS_LATENT, sa.and_(_HAS_PICTURE, _IS_EMBEDDED))
-"""What the index must hold: an entry with a latent, found by its prompt, or with a picture, found by what it shows."""
+"""Condition for the index: an entry with a latent (found by prompt) or with an embedded image (found by content)."""
 # built once: building a statement costs more than running it
 _IDS: Any = sa.bindparam("ids", expanding=True)
 BY_IDS = sa.select(entries).where(e.id.in_(_IDS))
@@ -38,7 +38,7 @@ ADD_VECTORS = sa.insert(vectors)
 
 
 def with_states(connection: sa.Connection, rows: Sequence[Any]) -> list[Entry]:
-    """The entries that this version can read, in the rows' order, each with its live states by step."""
+    """Return the entries that this version can read, in the rows' order, each with its live states by step."""
     live: dict[str, list[State]] = {row.id: [] for row in rows}
     for ids in chunks(live):
         for row in connection.execute(_STATES_OF, {"ids": ids}):
@@ -87,7 +87,7 @@ def _as_items(connection: sa.Connection, rows: Sequence[Any], live: Mapping[str,
 
 
 def _vector_of(row: Any) -> dict[str, Vector]:
-    """The row's vector by its name; empty for one that this version cannot read."""
+    """Return the row's vector by name; empty for a vector that this version cannot read."""
     try:
         return {row.name: vector_from(row.data)}
     except (ValueError, TypeError) as error:
@@ -114,36 +114,41 @@ def _embedded(connection: sa.Connection, named: Mapping[str, bytes], encoder_has
 
 
 class Indexed:
-    """What the index must hold of a catalog's entries."""
+    """The part of a catalog's entries that the index must hold."""
 
     _database: Database
 
     async def items(self, after: str = "", limit: int = 1000) -> list[IndexItem]:
-        """A page, by entry id, of what the index must hold: the entries with a live latent, or a picture that was
-        embedded; each with the vectors of what it has."""
+        """Return a page, by entry id, of the items that the index must hold.
+
+        These are entries with a live latent or an embedded image, each with the vectors of what the entry has.
+        """
         return await self._database.read(_items, after, limit)
 
     async def items_of(self, ids: Sequence[str]) -> list[IndexItem]:
-        """The same for these entries; those that are found by nothing are left out."""
+        """Return the items of these entries; entries without a searchable part are left out."""
         return await self._database.read(_items_of, ids)
 
     async def placed(self, ids: Sequence[str]) -> tuple[list[IndexItem], dict[str, frozenset[str]]]:
-        """`items_of` these entries, and what was `live` of them just before."""
+        """Return `items_of` these entries, and `live` of them as read just before."""
         return await self._database.read(_placed, ids)
 
     async def live_ids(self, after: str = "", limit: int = 1000) -> list[str]:
-        """A page, in order, of the ids of what the index must hold."""
+        """Return a page, in order, of the ids that the index must hold."""
         return await self._database.read(_live_ids, after, limit)
 
     async def live(self, ids: Sequence[str]) -> dict[str, frozenset[str]]:
-        """Those of these entries that the index must hold, and what they are found by: `prompt`, `image`."""
+        """Return those of these entries that the index must hold, each with what it is found by: `prompt`, `image`."""
         return await self._database.read(_live, ids)
 
     async def unembedded(self, limit: int = 100, after: str = "") -> list[Entry]:
-        """A page, by entry id, of those whose picture can be started from but is not embedded yet."""
+        """Return a page, by entry id, of entries whose image jobs may start from but which is not embedded yet."""
         return await self._database.read(_unembedded, limit, after)
 
     async def embedded(self, vectors: Mapping[str, bytes], encoder_hash: str) -> dict[str, bool]:
-        """Keeps the embeddings of these entries' pictures, id → float32, little endian. False, and nothing kept, where
-        the prompt was embedded by another encoder; those whose entry or picture is gone are left out."""
+        """Store the embeddings of these entries' images: id → float32, little endian.
+
+        The result is False, and nothing is stored, for an entry whose prompt was embedded by another encoder. Entries
+        that are gone or have no image are left out.
+        """
         return await self._database.write(_embedded, vectors, encoder_hash, durable=False)

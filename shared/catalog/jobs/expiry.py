@@ -1,4 +1,4 @@
-"""The expiry of jobs that ended and of idempotency keys, in transactions that others need not wait for."""
+"""Expiry of ended jobs and of idempotency keys, in small transactions that do not block other writers for long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from shared.catalog.tables import ENDED, entries, jobs, now_s
 from shared.domain.types import JobState
 
 EXPIRED_AT_ONCE = 500
-"""Jobs, and idempotency keys, that one transaction of the expiry deletes: other writers need not wait for long."""
+"""Jobs, and idempotency keys, that one transaction of the expiry deletes. A low limit keeps other writers' waits
+short."""
 
 c = jobs.c
 _NOW: Any = now_s()
@@ -31,7 +32,7 @@ _EXPIRABLE = (
 )
 _EXPIRE = (
     sa.delete(jobs)
-    # said again: one that is reopened meanwhile stays
+    # checked again: a job that was reopened since stays
     .where(
         c.id.in_(sa.bindparam("ids", expanding=True)),
         c.state.in_([state.value for state in JobState if state.final]),
@@ -40,17 +41,17 @@ _EXPIRE = (
     .returning(c.picture_key)
 )
 Place = tuple[float, str]
-"""(updated_at, id) of the last job that an expiry looked at."""
+"""(updated_at, id) of the last job that the expiry examined."""
 
 
 def _expire(connection: sa.Connection, older_than_s: float, after: Place = (0.0, "")) -> tuple[list[str], Place | None]:
-    """Delete what this version can read of the next ended jobs; return picture keys, and where to go on, if at all."""
-    # a value, not an expression: PostgreSQL uses no index for a comparison with a clock that runs
+    """Delete the readable ones of the next ended jobs; return image keys, and the place to continue from, or None."""
+    # a value, not an expression: PostgreSQL uses no index for a comparison with a running clock
     now = connection.execute(sa.select(_NOW)).scalar_one()
     forgotten = forget_expired(connection, now, EXPIRED_AT_ONCE)
     before = now - older_than_s
     rows = connection.execute(_EXPIRABLE, {"before": before, "after_at": after[0], "after_id": after[1]}).all()
-    ids = [job.id for job in jobs_of(rows)]  # no other is ours to delete
+    ids = [job.id for job in jobs_of(rows)]  # other rows belong to another version
     expired = connection.execute(_EXPIRE, {"ids": ids, "before": before}).scalars().all()
     keys = {key for key in expired if key}
     unnamed = keys - among(connection, c.picture_key, keys) - among(connection, entries.c.picture_key, keys)
@@ -60,15 +61,15 @@ def _expire(connection: sa.Connection, older_than_s: float, after: Place = (0.0,
 
 
 class Expiry:
-    """The end of the jobs of a catalog."""
+    """Expiry of a catalog's jobs."""
 
     _database: Database
 
     async def expire(self, older_than_s: float) -> list[str]:
-        """Delete final jobs that this version can read, some in each transaction; return the picture keys that no job
-        and no entry names any more.
+        """Delete final jobs that this version can read, a limited number per transaction.
 
-        The collector finds the pictures of an expiry that was interrupted.
+        Return the image keys that no job and no entry names any more. The orphan collector finds the images of an
+        interrupted expiry.
         """
         found: list[str] = []
         after: Place | None = (0.0, "")

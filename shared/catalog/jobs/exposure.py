@@ -1,4 +1,4 @@
-"""Columns that say how long workers held a job and how often they crashed meanwhile; claims and sweeps set them."""
+"""Columns for how long workers held a job and how often they crashed with it; claims and sweeps set them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from shared.catalog.tables import jobs, now_s
 from shared.domain.types import JobState
 
 RENEWALS = 3
-"""In the time of a lease, so that the lease outlives a catalog that is away for a moment."""
+"""Renewals per lease duration, so that a lease survives a catalog that is briefly unreachable."""
 
 c = jobs.c
 _NOW: Any = now_s()
 _RUNNING: Any = c.state == JobState.RUNNING.value
 _HELD_S: Any = _NOW - c.seen_at
 _HALF_S: Any = (c.lease_until - c.seen_at) / (2.0 * RENEWALS)
-# on average a worker dies half-way between two renewals; the sweeper only finds a lease that ran out
+# on average a worker dies half-way between two renewals; the sweeper only sees the expired lease
 _LOST_S: Any = sa.case((_HALF_S <= 0.0, 0.0), (_HELD_S < _HALF_S, _HELD_S), else_=_HALF_S)
 
 
 def _exposed(seconds: Any) -> dict[str, Any]:
-    """Both sums of seconds with these added. A row that is not running, or that an older version claimed, gets none."""
+    """Return both sums of seconds increased by `seconds`; unchanged for rows not running or claimed by an older
+    version."""
     return {
         "exposed_s": c.exposed_s + sa.case((c.seen_at > 0.0, seconds), else_=0.0),
         "alone_s": c.alone_s + sa.case((sa.and_(c.seen_at > 0.0, c.alone), seconds), else_=0.0),
@@ -30,22 +31,22 @@ def _exposed(seconds: Any) -> dict[str, Any]:
 
 
 SEEN = {**_exposed(_HELD_S), "seen_at": _NOW}
-"""The worker renewed its lease."""
+"""Columns when the worker renewed its lease."""
 _LET_GO = {"alone": False, "seen_at": 0.0}
 HANDED_BACK = {**_exposed(_HELD_S), **_LET_GO}
-"""The worker gave the job back by itself."""
+"""Columns when the worker handed the job back by itself."""
 CRASHED = {
     **_exposed(_LOST_S),
     **_LET_GO,
     "crashes": c.crashes + sa.case((_RUNNING, 1), else_=0),
     "crashes_alone": c.crashes_alone + sa.case((sa.and_(_RUNNING, c.alone), 1), else_=0),
 }
-"""The job is taken away from a worker that seems to be dead, if one has it."""
+"""Columns when the job is taken from its worker, if any, because the worker seems to be dead."""
 FORGIVEN = {"crashes": 0, "crashes_alone": 0, "exposed_from": 0.0, "exposed_s": 0.0, "alone_s": 0.0, **_LET_GO}
 
 
 def claimed(before: dict[str, Any]) -> dict[str, Any]:
-    """A worker takes the job; `before`: what happens to the attempt that had it."""
+    """Return the columns for a claim; `before` has the columns that end the previous attempt."""
     return {
         **before,
         "alone": sa.bindparam("by_itself", type_=sa.Boolean),

@@ -1,4 +1,5 @@
-"""A caller's key names one job for as long as it lives, and only with one body (design §8)."""
+"""Idempotency keys: during its lifetime, a caller's key names one job with one body (docs/architecture.md, Delivery
+rules)."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ _TAKE = _new.on_conflict_do_update(
 ).returning(idempotency_keys.c.job_id)
 _TAKE_ALONE = Prepared(_TAKE)
 _GIVEN = [one for one in jobs.c if one.name not in ("created_at", "updated_at") and one.server_default is None]
-"""What `job_rows.row_of` says of a new job."""
+"""Columns that `job_rows.row_of` sets for a new job."""
 _ACCEPT = Prepared(
     sa.insert(jobs)
     .from_select(
@@ -43,8 +44,11 @@ _ACCEPT = Prepared(
     )
     .returning(jobs.c.created_at, jobs.c.updated_at)
 )
-"""The key and its job, or neither, in one statement of PostgreSQL: one round trip in place of four (BEGIN, both rows,
-COMMIT). Two replicas with the same key meet on its row: the second waits, then finds it taken."""
+"""Insert the key and its job, or neither, in one PostgreSQL statement.
+
+This takes one round trip instead of four (BEGIN, both rows, COMMIT). Two replicas with the same key meet on the key's
+row: the second waits, then finds the key taken.
+"""
 _INSERT = Prepared(
     sa.insert(jobs).values(created_at=_NOW, updated_at=_NOW).returning(jobs.c.created_at, jobs.c.updated_at)
 )
@@ -57,34 +61,36 @@ _FORGET = sa.delete(idempotency_keys).where(
         .where(_old.c.expires_at <= sa.bindparam("now", type_=sa.Double))
         .limit(sa.bindparam("at_most", type_=sa.Integer))
     ),
-    # said again: one that is taken anew meanwhile stays
+    # checked again: a key that was taken anew since stays
     idempotency_keys.c.expires_at <= sa.bindparam("now", type_=sa.Double),
 )
 
 
 def insert_job(connection: sa.Connection, job: Job, caller: str, key: str, body_hash: str, lifetime_s: float) -> Any:
-    """The two times of the job's new row, whose key (if not empty) is taken in the same transaction; None, and nothing
-    written, when another job has the key."""
+    """Insert the job's row and take its key (if not empty) in one transaction; return the row's two times.
+
+    Return None, and write nothing, if another job has the key.
+    """
     row = row_of(job)
     if not key:
         return _INSERT.first(connection, row)
     wished = {"by_caller": caller, "by_key": key, "of_body": body_hash, "lifetime_s": lifetime_s}
     if connection.dialect.name == "postgresql":
         return _ACCEPT.first(connection, {**row, **wished})
-    # SQLite, which knows no changes within a WITH, has no round trips
+    # SQLite has no data-changing WITH, and needs none: it has no round trips
     taken = _TAKE_ALONE.first(connection, {**wished, "id": job.id})
     return None if taken is None else _INSERT.first(connection, row)
 
 
 def named_by(connection: sa.Connection, caller: str, key: str, body_hash: str) -> str:
-    """The id of the job that a key names which was found taken; ConflictError for another body."""
+    """Return the id of the job that a taken key names; raise ConflictError for another body."""
     row = connection.execute(_KEY, {"by_caller": caller, "by_key": key}).one()
     _same_body(row, caller, key, body_hash)
     return str(row.job_id)
 
 
 def job_of_key(connection: sa.Connection, caller: str, key: str, body_hash: str) -> str:
-    """The id of the job that a live key names, empty for none; ConflictError for another body."""
+    """Return the id of the job that a live key names, or an empty string; raise ConflictError for another body."""
     row = connection.execute(_LIVE_KEY, {"by_caller": caller, "by_key": key}).first()
     if row is None:
         return ""
@@ -95,10 +101,11 @@ def job_of_key(connection: sa.Connection, caller: str, key: str, body_hash: str)
 def _same_body(row: Any, caller: str, key: str, body_hash: str) -> None:
     if row.body_hash != body_hash:
         raise ConflictError(
-            f"idempotency-key {key!r}: tenant {caller or 'default'} has used it for another request (job {row.job_id})"
+            f"idempotency-key {key!r}: tenant {caller or 'default'} used this key for another request "
+            f"(job {row.job_id}); send a new key with a new request"
         )
 
 
 def forget_expired(connection: sa.Connection, now: float, at_most: int) -> int:
-    """Delete keys whose lifetime is over, `at_most` of them; return how many."""
+    """Delete at most `at_most` keys whose lifetime is over; return how many."""
     return connection.execute(_FORGET, {"now": now, "at_most": at_most}).rowcount

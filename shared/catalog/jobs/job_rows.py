@@ -1,4 +1,4 @@
-"""A job as a row, and back; a row that this version cannot read is set aside."""
+"""Conversion of jobs to rows and back; rows that this version cannot read are skipped."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from shared.domain.types import Job, JobState, Plan, Request, Result, from_json,
 from shared.runtime.unreadable import readable, unreadable
 
 _read = lru_cache(maxsize=256)(from_json)
-"""A picture's row is read when it is claimed, answered and cached; what it says is frozen, and parsed once."""
+"""A job's row is read when it is claimed, answered and cached. The parsed values are frozen, so each is parsed once."""
 
 
 def job_of(row: Any) -> Job:
-    """The row as a value; UnreadableRowError for one that this version cannot read."""
+    """Return the row as a Job; raise UnreadableRowError for a row that this version cannot read."""
     try:
         return _job_of(row)
     except (ValueError, TypeError) as error:
@@ -27,12 +27,12 @@ def job_of(row: Any) -> Job:
 
 
 def jobs_of(rows: Iterable[Any]) -> list[Job]:
-    """Those of the rows that this version can read."""
+    """Return the jobs of those rows that this version can read."""
     return readable(rows, job_of)
 
 
 def update_readable(connection: sa.Connection, update: Any, parameters: dict[str, Any]) -> list[Job]:
-    """Runs an update that returns jobs on those rows that this version can read; the jobs as they are then."""
+    """Run an update that returns jobs, on the rows that this version can read; return the updated jobs."""
     ids = [job.id for job in jobs_of(connection.execute(sa.select(jobs).where(update.whereclause), parameters))]
     mine = update.where(jobs.c.id.in_(sa.bindparam("ids", expanding=True)))
     changed: list[Any] = []
@@ -42,7 +42,7 @@ def update_readable(connection: sa.Connection, update: Any, parameters: dict[str
 
 
 def update_one(connection: sa.Connection, update: sa.Update, parameters: dict[str, Any]) -> bool:
-    """Runs an update of one row; whether there was such a row."""
+    """Run an update of one row; return whether such a row existed."""
     return connection.execute(update, parameters).rowcount == 1
 
 
@@ -78,7 +78,7 @@ def _job_of(row: Any) -> Job:
 
 
 def row_of(job: Job) -> dict[str, Any]:
-    """The value as a row's columns, but for the two times, which the database's clock gives."""
+    """Return the job as a row's columns, except the two times, which the database's clock sets."""
     return {
         "id": job.id,
         "tenant": job.request.tenant,
@@ -90,7 +90,7 @@ def row_of(job: Job) -> dict[str, Any]:
         "crashes": job.crashes,
         "worker": job.worker,
         "error": job.error,
-        "confirmed": job.state.final,  # nothing is sent for a job that is born finished
+        "confirmed": job.state.final,  # no task is sent for a job that is finished when accepted
         "lease_until": job.lease_until,
         "encoder_hash": job.encoder_hash,
         "exact_key": job.exact_key,

@@ -62,10 +62,10 @@ _keys: Any = sa.func.unnest(sa.bindparam("keys", type_=ARRAY(sa.Text)))
 _FINISH_AND_CAPTURE = Prepared(
     sa.insert(captured).from_select(["key", "job_id"], sa.select(_keys, _done.c.id)).returning(captured.c.key)
 )
-"""The end of a job and, if that hit its row, what it captured, in one statement of PostgreSQL."""
+"""Finish a job and, if that updated its row, record its captured latents, in one PostgreSQL statement."""
 _FINISH_ALONE, _CAPTURE = Prepared(_FINISH), Prepared(sa.insert(captured))
 _NO_LATENTS = "none:"
-"""Begins what stands in place of a blob key for a job that captured nothing."""
+"""Prefix of the placeholder that replaces a blob key for a job that captured no latents."""
 _BACK = {"state": QUEUED, "worker": "", "lease_until": 0.0, "updated_at": _NOW}
 _BACK_FROM_A_WORKER = {**_BACK, **HANDED_BACK}
 _FAIL = _UPDATE.values(state=FAILED, error=sa.bindparam("said"), failures=c.failures + 1, **_ENDED)
@@ -126,14 +126,14 @@ def _list(
 
 
 def _claim(connection: sa.Connection, job_id: str, worker: str, lease_s: float, alone: bool) -> Job | None:
-    if was_reported(jobs.name, job_id):  # else each try would change what stays unreadable
+    if was_reported(jobs.name, job_id):  # otherwise each attempt would change a row that stays unreadable
         with suppress(NotFoundError):
             _get(connection, job_id)
     row = _CLAIM.first(connection, {"job_id": job_id, "by_worker": worker, "lease_s": lease_s, "by_itself": alone})
     try:
         return None if row is None else job_of(row)
     except UnreadableRowError:
-        if connection.dialect.name == "postgresql":  # where a claim is committed by itself; SQLite rolls it back
+        if connection.dialect.name == "postgresql":  # PostgreSQL committed the claim already; SQLite rolls it back
             update_one(connection, _RELEASE, {"job_id": job_id, "of_attempt": row.attempt})
         raise
 
@@ -182,7 +182,7 @@ def _drop_captured(connection: sa.Connection, job_ids: Sequence[str]) -> list[st
 
 
 class Jobs(Expiry, Lanes, Sweeping):
-    """The jobs of a catalog. `attempt` is a fencing token: it only grows, and only the newest may write."""
+    """The jobs of a catalog. `attempt` is a fencing token: it only grows, and only the newest attempt may write."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -197,17 +197,16 @@ class Jobs(Expiry, Lanes, Sweeping):
         key_lifetime_s: float = 86_400.0,
         durable: bool = True,
     ) -> tuple[Job, bool]:
-        """(the job, whether it is new): the first job of a key that the caller used before; ConflictError when that
-        one had another body.
+        """Insert a job; return (job, True), or (first job, False) for a key that this caller used before.
 
-        `durable` False leaves the sync to the next durable write of an embedded catalog, which a job's end is: enough
-        where nobody is told of the job before that.
+        Raise ConflictError if the key's first job had another body. With `durable` False, an embedded catalog syncs the
+        row with its next durable write, which the job's end is. That suffices if no client learns of the job before.
         """
         key = (caller, idempotency_key, body_hash)
         return await self._database.write(_accept, job, *key, key_lifetime_s, durable=durable, row=True)
 
     async def first(self, caller: str, idempotency_key: str, body_hash: str) -> Job | None:
-        """The job that this caller's key already names; ConflictError when that one had another body."""
+        """Return the job that this caller's key already names; raise ConflictError if that job had another body."""
         return await self._database.read(_first, caller, idempotency_key, body_hash, row=True)
 
     async def get(self, job_id: str) -> Job:
@@ -216,73 +215,78 @@ class Jobs(Expiry, Lanes, Sweeping):
     async def list(
         self, *, tenant: str | None = None, state: JobState | None = None, limit: int = 50, after: str = ""
     ) -> tuple[builtins.list[Job], str]:
-        """Newest first, and the token of the next page (empty at the end); without the rows that only another version
-        can read, so a page may be short."""
+        """Return jobs, newest first, and the token of the next page (empty at the end).
+
+        Rows that only another version can read are left out, so a page may be short.
+        """
         return await self._database.read(_list, tenant, state, limit, after)
 
     async def confirm(self, job_ids: Sequence[str]) -> None:
-        """The broker has their tasks."""
-        # if this is lost the sweeper sends them again, and the duplicate loses the claim
+        """Record that the broker has stored these jobs' tasks."""
+        # if this write is lost, the sweeper sends the tasks again, and the duplicates lose the claim
         await self._database.write(_confirm, job_ids, durable=False)
 
     async def claim(self, job_id: str, worker: str, lease_s: float, alone: bool = False) -> Job | None:
-        """The job, now running under the next attempt; None when it is final or another's lease is alive.
-        UnreadableRowError, and nothing claimed, when only another version can read its row.
+        """Return the job, now running under the next attempt; None if it is final or another worker's lease is live.
 
-        alone: the worker's process holds no other job until the attempt ends.
+        Raise UnreadableRowError, and claim nothing, if only another version can read the row. `alone`: the worker's
+        process holds no other job until the attempt ends.
         """
-        # a power cut that undoes a claim on SQLite took the worker with it; a server must never give an attempt twice
+        # on SQLite, a power cut that undoes a claim also ends the worker; a server must never issue an attempt twice
         return await self._database.write(_claim, job_id, worker, lease_s, alone, durable=False, row=True)
 
     async def renew(self, job_id: str, attempt: int, lease_s: float) -> bool:
-        """False when the job is no longer this attempt's: stop drawing."""
+        """Extend the lease; return False if this attempt no longer has the job, in which case the worker must stop."""
         parameters = {"job_id": job_id, "of_attempt": attempt, "lease_s": lease_s}
-        # undone by a power cut, the lease only ends earlier
+        # if a power cut undoes this write, the lease only ends earlier
         return await self._database.write(update_one, _RENEW, parameters, durable=False)
 
     async def checkpoint(self, job_id: str, attempt: int, key: str, step: int) -> bool:
-        """Names a checkpoint whose blob is already stored."""
+        """Record a checkpoint whose blob is already stored."""
         parameters = {"job_id": job_id, "of_attempt": attempt, "key": key, "step": step}
         return await self._database.write(update_one, _CHECKPOINT, parameters, durable=False)
 
     async def finish(self, job_id: str, attempt: int, result: Result, plan: Plan | None = None) -> bool:
-        """Running → succeeded, with the plan as it was really run; False when this attempt lost."""
+        """Move a running job to succeeded, with the plan as executed; return False if this attempt lost the job."""
         return await self._database.write(_finish, job_id, attempt, result, plan, row=True)
 
     async def fail(self, job_id: str, attempt: int, error: str, *, final: bool) -> bool:
-        """Running → failed, or back to queued when not `final`; counts a failure."""
+        """Move a running job to failed, or back to queued unless `final`; count a failure."""
         parameters = {"job_id": job_id, "of_attempt": attempt, "said": error}
         return await self._database.write(update_one, _FAIL if final else _RETRY, parameters)
 
     async def buried(self, job_id: str) -> None:
-        """The failed job's task lies among the dead letters; `reopen` takes that back."""
-        # if this is lost a late duplicate is buried beside it
+        """Record that the failed job's task is in the dead-letter queue; `reopen` clears this."""
+        # if this write is lost, a late duplicate is dead-lettered too
         await self._database.write(update_one, _BURIED, {"job_id": job_id}, durable=False)
 
     async def release(self, job_id: str, attempt: int) -> bool:
-        """Handed back undone: running → queued, neither a failure nor a crash."""
+        """Hand a job back unfinished: running → queued, counted neither as a failure nor as a crash."""
         return await self._database.write(update_one, _RELEASE, {"job_id": job_id, "of_attempt": attempt})
 
     async def cancel(self, job_id: str) -> Job:
-        """The row afterwards: cancelled, or as it already had ended."""
+        """Cancel a job and return its row afterwards: cancelled, or as it had already ended."""
         return await self._database.write(_cancel, job_id)
 
     async def stopped(self, job_id: str, attempt: int, result: Result) -> bool:
-        """What a cancelled job had cost when its worker let go of it: a result without a picture; False when it is
-        not cancelled, or was last another attempt's."""
+        """Record the cost of a cancelled job when its worker stopped: a result without an image.
+
+        Return False if the job is not cancelled, or if its last attempt was another.
+        """
         parameters = {"job_id": job_id, "of_attempt": attempt, "json": to_json(result).decode()}
         return await self._database.write(update_one, _STOPPED, parameters, durable=False)
 
     async def reopen(self, job_id: str) -> bool:
-        """A failed job is queued again with nothing held against it; False when it is in another state. Its task is to
-        be sent, and `confirm` called then."""
+        """Queue a failed job again with all its counters reset; return False if the job is in another state.
+
+        The caller must then send the task and call `confirm`.
+        """
         return await self._database.write(update_one, _REOPEN, {"job_id": job_id})
 
     async def to_cache(self, limit: int = 100, after: str = "") -> builtins.list[str]:
-        """Ids of succeeded jobs that are not settled yet: neither an entry of the cache nor refused; oldest first,
-        beginning behind the id `after`."""
+        """Return ids of succeeded jobs that are neither cached nor refused, oldest first, after the id `after`."""
         return await self._database.read(_to_cache, limit, after)
 
     async def drop_captured(self, job_ids: Sequence[str]) -> builtins.list[str]:
-        """These jobs' latents will not be cached; their blob keys, for deletion."""
+        """Give up caching these jobs' latents; return their blob keys for deletion."""
         return await self._database.write(_drop_captured, job_ids, durable=False)

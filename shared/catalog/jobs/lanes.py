@@ -1,4 +1,4 @@
-"""Jobs that wait in their lane, or change it and the plan that they are drawn by there."""
+"""Jobs that wait in a lane, or change their lane together with their plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shared.catalog.tables import jobs, now_s
 from shared.domain.types import URGENT, Job, JobState, Plan, to_json
 
 LOOKED_AT = 10
-"""Rows of one read that looks for a lane's oldest job."""
+"""Rows per read when looking for a lane's oldest job."""
 
 QUEUED, RUNNING = JobState.QUEUED.value, JobState.RUNNING.value
 c = jobs.c
@@ -83,37 +83,41 @@ def _position(connection: sa.Connection, job_id: str) -> int:
 
 
 class Lanes:
-    """The lanes of the catalog's jobs: who waits there, and who moves."""
+    """The lanes of the catalog's jobs: waiting jobs, and moves between lanes."""
 
     _database: Database
 
     async def waiting(self, lane: str, limit: int = 100, after: str = "") -> list[Job]:
-        """Queued jobs of this lane, oldest first, beginning behind the id `after`; none only when none is left."""
+        """Return queued jobs of this lane, oldest first, after the id `after`; empty only if none is left."""
         return await self._database.read(_waiting, lane, limit, after)
 
     async def lanes(self) -> set[str]:
-        """Lanes with queued jobs, also of models that are served no more."""
+        """Return lanes with queued jobs, including lanes of models that are no longer served."""
         return await self._database.read(_lanes)
 
     async def waits(self, lanes: Sequence[str]) -> dict[str, float]:
-        """Lane → seconds since the oldest of its queued jobs was accepted; lanes without any are left out. A job that
-        only another version can read does not count: no worker here can draw it."""
+        """Return lane → seconds since its oldest queued job was accepted; lanes without queued jobs are left out.
+
+        A job that only another version can read does not count, because no worker of this version can run it.
+        """
         return await self._database.read(_waits, lanes)
 
     async def queued(self, lane: str | None = None) -> int:
         return await self._database.read(_queued, lane)
 
     async def position(self, job_id: str) -> int:
-        """Queued jobs that its lane serves before it; 0 when it is not queued."""
+        """Return the number of queued jobs that the lane serves before this job; 0 if the job is not queued."""
         return await self._database.read(_position, job_id)
 
     async def reroute(self, job_id: str, attempt: int, lane: str, plan: Plan) -> bool:
-        """A queued job waits in another lane, by another plan; False when it was claimed meanwhile. Its task is to be
-        sent, and `confirm` called then."""
+        """Move a queued job to another lane with another plan; return False if the job was claimed before.
+
+        The caller must then send the task and call `confirm`.
+        """
         return await self._database.write(update_one, _REROUTE, _to(job_id, attempt, lane, plan))
 
     async def move(self, job_id: str, attempt: int, lane: str, plan: Plan) -> bool:
-        """Handed back by this attempt, neither failed nor crashed, to another lane; else as `reroute`."""
+        """Hand the job back, neither failed nor crashed, to another lane; otherwise like `reroute`."""
         return await self._database.write(update_one, _MOVE, _to(job_id, attempt, lane, plan))
 
 

@@ -1,4 +1,4 @@
-"""Finds the stored picture of the same request (design §2: an exact repeat), from the moment its job is finished."""
+"""Finds the stored image of the same request (an exact repeat) as soon as that request's job has finished."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.domain.exact_repeats import entry_of
 from shared.domain.types import Entry, owner_key
 
 RECENT_ROWS = 256
-"""Rows of `captured` to look through: some fifty jobs, far more than finish while one of them is being cached."""
+"""Rows of `captured` to search: some fifty jobs, far more than finish while one of them is being cached."""
 
 _KEY: Any = sa.bindparam("by_key")
 _NEWEST = sa.select(captured.c.job_id).order_by(captured.c.job_id.desc()).limit(RECENT_ROWS)
@@ -30,9 +30,10 @@ EXACT_OF = EXACT.where(entries.c.weights_hash.in_(sa.bindparam("weights", expand
 def just_generated(
     connection: sa.Connection, exact_key: str, owners: Sequence[str], weights: Collection[str] = ()
 ) -> Entry | None:
-    """The entry, still without states, that a finished job is about to become.
+    """Return the entry, still without states, that a finished job is about to become.
 
-    Looked for before the entries are: the maintainer writes the entry and takes the job from this list together.
+    Callers must search here before the entries: the maintainer writes the entry and removes the job from this list in
+    one transaction.
     """
     for job in jobs_of(connection.execute(_JUST_DRAWN, {"by_key": exact_key})):
         entry = entry_of(job)

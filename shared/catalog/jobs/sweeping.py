@@ -1,4 +1,5 @@
-"""What the sweeper finds: jobs whose task must be sent again, and what counts as a crash of theirs (design §8)."""
+"""Sweeping: finds jobs whose task must be sent again, and counts their crashes (docs/architecture.md, Crash
+accounting)."""
 
 from __future__ import annotations
 
@@ -37,12 +38,12 @@ _UNCONFIRMED = (
             c.updated_at < _NOW - sa.bindparam("anyhow_s", type_=sa.Double),
         ),
     )
-    # not confirmed either: if this sending fails as well, the next sweep tries again, however long resending waits
+    # unconfirmed, so that the next sweep tries again if this sending fails too, however large `anyhow_s` is
     .values(updated_at=_NOW, confirmed=False)
     .returning(jobs)
 )
 _RUNNING = sa.update(jobs).where(c.state == RUNNING).values(**_CRASHED).returning(jobs)
-# whatever a bus that died with its process had been told, it has forgotten
+# an in-process bus that died with its process has lost all its messages
 _WAITING = sa.update(jobs).where(c.state == QUEUED).values(confirmed=False, updated_at=_NOW).returning(jobs)
 _SURVIVED = (
     sa.update(jobs)
@@ -59,7 +60,7 @@ _SURVIVED = (
 )
 
 KEPT_S = 86400.0
-"""Workers are remembered for so long after their last report; what they did earlier does not count."""
+"""Seconds for which workers are kept after their last report; earlier work does not count."""
 w = workers.c
 _REPORT = (
     sa.update(workers)
@@ -76,7 +77,7 @@ _BEGIN = sa.insert(workers).values(begun_at=_NOW, seen_at=_NOW, until=0.0, busy_
 _OLD_WORKERS = sa.delete(workers).where(w.seen_at < _NOW - KEPT_S)
 _FROM: Any = sa.bindparam("since", type_=sa.Double)
 _SINCE: Any = sa.case((_FROM > _NOW - KEPT_S, _FROM), else_=_NOW - KEPT_S)
-# two reports did not come: by then the lease of no job that it held has run out
+# two reports are missing, but no lease of this worker's jobs has run out yet
 _SILENT: Any = sa.and_(w.until > 0.0, _NOW - w.seen_at > (w.until - w.seen_at) * (RENEWALS - 1.0) / RENEWALS)
 _WITHIN_S: Any = w.seen_at - sa.case((w.begun_at > _SINCE, w.begun_at), else_=_SINCE)
 _SHARE: Any = sa.case((w.seen_at > w.begun_at, _WITHIN_S / (w.seen_at - w.begun_at)), else_=1.0)
@@ -89,12 +90,12 @@ _ALL_SILENT = sa.update(workers).where(w.until > 0.0).values(until=w.seen_at)
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What all workers did in a time: a crash is one, however many jobs the worker held."""
+    """Totals over all workers in a period. A crash counts once, however many jobs the worker held."""
 
     crashes: int
-    """Of workers that held a job."""
+    """Crashes of workers that held a job."""
     busy_s: float
-    """Seconds of workers that held a job."""
+    """Seconds during which workers held a job."""
 
 
 def _in_order(found: Sequence[Job]) -> list[Job]:
@@ -132,33 +133,48 @@ def _fleet(connection: sa.Connection, since: float) -> Fleet:
 
 
 class Sweeping:
-    """What the catalog's jobs can do about workers and brokers that died, or seemed to. A row that only another
-    version can read stays as it is: queued, or running under its lease."""
+    """Recovery of jobs whose worker or broker died, or seemed to.
+
+    A row that only another version can read stays unchanged: queued, or running under its lease.
+    """
 
     _database: Database
 
     async def to_requeue(self, *, unconfirmed_after_s: float, anyhow_after_s: float = NEVER_S) -> list[Job]:
-        """Jobs whose task must be sent again: never confirmed, or running under a lease that ran out (now queued
-        again, crashes + 1), or waiting for `anyhow_after_s` since they were last sent, whose task a broker may have
-        lost or buried. Only one caller gets each; call `confirm` when sent."""
+        """Return the jobs whose task must be sent again. Each job is returned to one caller only; call `confirm` once
+        sent.
+
+        A job is returned in three cases. Its task was never confirmed. Or its lease ran out; the job is now queued,
+        with crashes + 1. Or it has waited for `anyhow_after_s` since it was last sent, so a broker may have lost or
+        dead-lettered the task.
+        """
         return await self._database.write(_to_requeue, unconfirmed_after_s, anyhow_after_s)
 
     async def recover(self) -> list[Job]:
-        """Embedded start: every running job back to queued (crashes + 1); all queued jobs, oldest first."""
+        """At an embedded start, move every running job back to queued (crashes + 1); return all queued jobs, oldest
+        first."""
         return await self._database.write(_recover)
 
     async def survived(self, job_id: str, crashes_before: int, alone_before: int = 0) -> bool:
-        """A worker that was taken for dead lives: the crash that was counted since its claim, which saw
-        `crashes_before` and `alone_before`, was none. To be said once for an attempt; False when nothing was counted,
-        or the job has ended."""
+        """Take back a crash, because the worker that seemed to be dead is alive.
+
+        The crash was counted since the worker's claim, which saw `crashes_before` and `alone_before`. Call once per
+        attempt. Return False if no crash was counted, or if the job has ended.
+        """
         return await self._database.write(_survived, job_id, crashes_before, alone_before)
 
     async def report_worker(self, holder: str, more_s: float, lease_s: float) -> None:
-        """The worker lives, and held jobs for `more_s` seconds since its last report. Without another report within
-        `lease_s` it has crashed; 0: it holds no job, and its end is no crash."""
+        """Record that the worker is alive and held jobs for `more_s` seconds since its last report.
+
+        Without another report within `lease_s`, the worker counts as crashed. With 0 it holds no job, and its end is no
+        crash.
+        """
         await self._database.write(_report, holder, more_s, lease_s, durable=False)
 
     async def fleet(self, since: float) -> Fleet:
-        """Crashes and busy seconds of all workers since then (Unix seconds by the catalog's clock); of a worker that
-        began earlier, the same share of its busy seconds as of its life. At most KEPT_S back."""
+        """Return crashes and busy seconds of all workers since a time (Unix seconds by the catalog's clock).
+
+        A worker that began earlier counts with the share of its busy seconds that equals the period's share of its
+        life. The period goes back at most KEPT_S.
+        """
         return await self._database.read(_fleet, since)

@@ -1,10 +1,10 @@
-"""Alembic's entry: runs the migrations on the connection that `shared.catalog.migrate` hands over."""
+"""Alembic's entry point: runs the migrations on the connection that `shared.catalog.migrate` passes."""
 
 from alembic import context
 
 from shared.catalog.tables import METADATA
 
-# no begin_transaction() of its own: the caller's transaction makes the whole migration happen or not
+# no begin_transaction() of its own: the caller's transaction covers the whole migration
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=METADATA,

@@ -206,13 +206,13 @@ async def test_a_server_that_refuses_us_is_said_by_its_setting(
     catalog_url: str, change: dict[str, str], rule: str
 ) -> None:
     wrong = sa.make_url(catalog_url).set(**change).render_as_string(hide_password=False)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=f"^catalog_url: .*refuses us .*{rule}") as refused:
+    with pytest.raises(ConfigurationError, match=f"^catalog_url: .*{rule}") as refused:
         await open_catalog(wrong)
     assert "catalog_url" not in refused.value.outside
 
 
 async def test_the_pool_is_a_number(catalog_url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"catalog_url: pool must be 2 to 1000 connections, not 'many'"):
+    with pytest.raises(ConfigurationError, match=r"catalog_url: pool .*'many'"):
         await open_catalog(f"{catalog_url}?pool=many")
 
 

@@ -113,7 +113,7 @@ def test_where_an_encoder_is_looked_for(clip_folder: Path, tmp_path: Path) -> No
 
 
 def test_a_broken_folder_says_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no weights"):
+    with pytest.raises(ModelError, match="needs weights"):
         Encoder(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"broken")
     (tmp_path / "config.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""Leases: which replica does what only one may do."""
+"""Leases: for work that only one replica may do."""
 
 from __future__ import annotations
 

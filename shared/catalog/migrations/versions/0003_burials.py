@@ -1,4 +1,4 @@
-"""Burials: whether a failed job's task lies among the dead letters."""
+"""Dead letters: a flag for failed jobs whose task is in the dead-letter queue."""
 
 from __future__ import annotations
 

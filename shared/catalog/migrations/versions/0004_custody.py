@@ -1,4 +1,4 @@
-"""Custody: which blob store is this catalog's, which of its blobs await deletion; an index for the expiry of jobs."""
+"""Custody: the blob store of this catalog, and the blobs that await deletion; an index for the expiry of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exposure: how long workers held each job and how often they crashed meanwhile, and how often workers crash at all."""
+"""Exposure: how long workers held each job, how often they crashed with it, and how often workers crash at all."""
 
 from __future__ import annotations
 
