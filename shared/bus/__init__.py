@@ -1,4 +1,4 @@
-"""The message queue: lanes that one worker takes from, and facts that every subscriber hears."""
+"""The message queue: lanes, whose tasks each go to one worker, and events, which go to every subscriber."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Handler = Callable[[Message], Awaitable[None]]
 GapHandler = Callable[[], Awaitable[None]]
 
 BACKLOG = 100_000
-"""Facts an unnamed queue keeps for a subscriber that does not keep up; then it loses the oldest."""
+"""Events kept in an unnamed queue for a slow subscriber; beyond that, the oldest are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A command that nobody will try again by itself; `at` is when it was buried (seconds since 1970)."""
+    """A command that is no longer retried automatically; `at` is the time of dead-lettering (seconds since 1970)."""
 
     id: str
     lane: str
@@ -30,12 +30,17 @@ class DeadLetter:
 
     @property
     def message(self) -> Message:
-        """KeyError or ValueError when it is not one that this version knows, which may be why it is here."""
+        """Return the decoded message.
+
+        Raise KeyError or ValueError for a kind that this version does not know, which may be the cause of the dead
+        letter.
+        """
         return decode(self.kind, self.body.encode())
 
 
 class Delivery(Protocol):
-    """One task in a worker's hands; unacknowledged, it goes to another worker when this one dies."""
+    """One task delivered to a worker; if the worker dies before the acknowledgement, another worker receives the
+    task."""
 
     message: Message
     redelivered: bool
@@ -43,33 +48,40 @@ class Delivery(Protocol):
     async def ack(self) -> None: ...
 
     async def reject(self, *, delay_s: float = 0.0, counts: bool = True) -> None:
-        """Back to its lane, not before `delay_s`; one that `counts` too often is buried.
+        """Return the task to its lane, after at least `delay_s`; with too many returns that `counts`, dead-letter it.
 
-        Never raises: while the broker is away the task comes back by itself, and at once. Pass False when nothing is
-        wrong with the task, or when its row counts its failures: a task that is buried behind its row's back leaves a
-        job that waits for ever.
+        Never raises: while the broker is unreachable, the task returns by itself at once. Pass `counts` False if
+        nothing is wrong with the task, or if its row counts its failures. A task that is dead-lettered without a change
+        of its row would leave the job waiting forever.
         """
         ...
 
     async def bury(self, reason: str) -> bool:
-        """To the dead-letter queue; while the broker is away, back to its lane. Whether it was buried."""
+        """Move the task to the dead-letter queue, or back to its lane if the broker is unreachable.
+
+        Return whether the task was dead-lettered.
+        """
         ...
 
 
 class Receiver(Protocol):
     async def get(self) -> Delivery:
-        """Waits for the next task; earlier lanes first, and urgent tasks where the bus has priorities. Cancelling
-        loses nothing. Waits on while the broker is away; UnavailableError once the receiver is stopped or closed, or
-        the bus is closed."""
+        """Wait for the next task: earlier lanes first, and urgent tasks first where the bus has priorities.
+
+        A cancelled call loses no task. The call keeps waiting while the broker is unreachable. Raise UnavailableError
+        once the receiver is stopped or closed, or the bus is closed.
+        """
         ...
 
     async def stop(self) -> None:
-        """Takes nothing more: what nobody asked for yet goes back to its lane at once, what was delivered can still be
-        settled. Never raises; where the broker does not answer soon it is not waited for."""
+        """Take no more tasks: prefetched tasks return to their lanes at once, delivered tasks can still be settled.
+
+        Never raises, and does not wait long for an unresponsive broker.
+        """
         ...
 
     async def close(self) -> None:
-        """Unacknowledged deliveries go back to their lanes."""
+        """Return unacknowledged deliveries to their lanes, and end."""
         ...
 
 
@@ -78,57 +90,65 @@ class Subscription(Protocol):
 
 
 class Bus(Protocol):
-    """Calls made while the broker is away wait a bounded time, then raise UnavailableError."""
+    """A message bus. Calls made while the broker is unreachable wait a bounded time, then raise UnavailableError."""
 
     process_local: bool
 
     @property
     def up(self) -> bool:
-        """Whether the broker is there, as far as is known: one that is cut off is noticed after a few heartbeats."""
+        """True if the broker is reachable as far as known; a cut connection is noticed after a few heartbeats."""
         ...
 
     @property
     def priorities(self) -> bool:
-        """Whether tasks of priority 5 and above overtake those below; an old broker serves all in order."""
+        """True if tasks of priority 5 and above overtake the others; an old broker serves all tasks in order."""
         ...
 
     async def send(self, lane: str, message: Message, *, priority: int = 0) -> None:
-        """Returns once the broker has it; after UnavailableError it may have it all the same."""
+        """Send a command to a lane; return once the broker has it. After UnavailableError, the broker may have it
+        too."""
         ...
 
     async def receive(self, lanes: Sequence[str], *, prefetch: int, ahead: bool = True) -> Receiver:
-        """At most `prefetch` tasks of these lanes unsettled at a time; where the bus can, brought before they are asked
-        for. Not `ahead`: only what is asked for, one `get` a task, for who has tasks of another receiver in hand too.
+        """Open a receiver with at most `prefetch` unsettled tasks of these lanes.
+
+        With `ahead`, a bus that can do so delivers tasks before they are requested. Without, each `get` requests one
+        task, for callers that also hold tasks of another receiver.
         """
         ...
 
     async def publish(self, message: Message) -> None:
-        """A fact, to everyone subscribed to its kind. Progress is not waited for when the broker is away."""
+        """Publish an event to every subscriber of its kind. While the broker is unreachable, Progress events do not
+        wait."""
         ...
 
     async def subscribe(
         self, kinds: Sequence[type[Message]], handler: Handler, *, queue: str = "", on_gap: GapHandler | None = None
     ) -> Subscription:
-        """Facts of these kinds, in order, one at a time. Subscribers naming the same `queue` share one durable queue;
-        without a name each hears everything while it listens. A handler's error is logged and the fact retried
-        a few times, then dropped. `on_gap` is called, in turn with the facts, when an unnamed subscriber may have
-        missed some: its queue was lost with its connection and made anew, or it was too far behind. It is to read
-        everything anew, so what still waited by then need not come."""
+        """Call `handler` with events of these kinds, in order, one at a time.
+
+        Subscribers that name the same `queue` share one durable queue. Without a name, each receives all events while
+        subscribed. If a handler raises, the error is logged and the event retried a few times, then dropped.
+
+        `on_gap` is called in order with the events when an unnamed subscriber may have missed some. Its queue was lost
+        with its connection and created anew, or it was too far behind. `on_gap` must then reread everything, so events
+        that still waited may be dropped.
+        """
         ...
 
     async def dead_letters(self, limit: int = 1000) -> list[DeadLetter]:
-        """Oldest first; who looks at the same time sees only the others."""
+        """Return dead letters, oldest first. A concurrent reader sees only the others."""
         ...
 
     async def replay(self, ids: Collection[str]) -> int:
-        """Sends these dead letters to their lanes again, as new; how many of them there were."""
+        """Send these dead letters to their lanes again, as new tasks; return how many existed."""
         ...
 
     async def close(self) -> None: ...
 
 
 async def open_bus(url: str) -> Bus:
-    """`inprocess:` or `amqp[s]://user:password@host:port/vhost` (RabbitMQ)."""
+    """Open the bus of `inprocess:` or `amqp[s]://user:password@host:port/vhost` (RabbitMQ)."""
     scheme = url.split(":", 1)[0]
     match scheme:
         case "inprocess":
@@ -141,4 +161,6 @@ async def open_bus(url: str) -> Bus:
             except ImportError as error:
                 raise ConfigurationError(f"bus_url: {scheme}: {error}; install afterimage[cluster]") from error
             return await RabbitBus(url).open()
-    raise ConfigurationError(f"bus_url: no bus speaks {scheme!r}; use inprocess: or amqp://host")
+    raise ConfigurationError(
+        f"bus_url: scheme must be inprocess, amqp or amqps (got {scheme!r}); use inprocess: or amqp://host"
+    )

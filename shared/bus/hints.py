@@ -1,5 +1,5 @@
-"""Facts that nobody is promised: told behind the back of whoever has them, who neither waits for the bus nor fails with
-it."""
+"""Events without delivery guarantee: published in the background, so that the caller neither waits for the bus nor
+fails with it."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from shared.domain.messages import Message
 from shared.runtime.telemetry import METRICS, log
 
 MOST = 1000
-"""Facts on their way at a time; with a broker away for long, later ones are dropped."""
+"""Events in progress at a time; during a long outage of the broker, further events are dropped."""
 CLOSE_AFTER_S = 5.0
 
 
 class Hints:
-    """What is lost is logged and counted; whoever needs to know reads the catalog all the same."""
+    """Publishes events in the background. Lost events are logged and counted; consumers that need them reread the
+    catalog."""
 
     def __init__(self, bus: Bus, service: str) -> None:
-        """`service` is whose log says what was lost."""
+        """`service` is the name of the logger for lost events."""
         self._bus, self._service = bus, service
         self._telling: set[asyncio.Task[None]] = set()
 
     def tell(self, fact: Message) -> None:
         if len(self._telling) >= MOST:
-            self._lost(fact, f"{MOST} others wait for the bus")
+            self._lost(fact, f"{MOST} other events wait for the bus")
             return
-        # a task each, so that each carries the trace of the request it tells of
+        # one task per event, so that each carries the trace of its request
         task = asyncio.create_task(self._publish(fact))
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
     async def close(self) -> None:
-        """Waits for what is on its way, for a while."""
+        """Wait up to CLOSE_AFTER_S seconds for the events in progress."""
         if not self._telling:
             return
         _, left = await asyncio.wait(self._telling, timeout=CLOSE_AFTER_S)
@@ -52,4 +53,4 @@ class Hints:
     def _lost(self, fact: Message, error: str) -> None:
         kind = type(fact).__name__
         METRICS.hints_lost.labels(kind).inc()
-        log(self._service).warning("a fact was not told", kind=kind, error=error)
+        log(self._service).warning("event not published", kind=kind, error=error)

@@ -1,4 +1,4 @@
-"""W3C trace context beside a message: OpenTelemetry's own where it is installed, else the header as it came."""
+"""W3C trace context of a message: OpenTelemetry's where installed, otherwise the headers as received."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CARRIED: ContextVar[Mapping[str, str]] = ContextVar("trace_headers", default=_N
 
 
 def outgoing() -> dict[str, str]:
-    """Headers naming the trace that this code runs in; empty outside of one."""
+    """Return the headers of the current trace; empty outside a trace."""
     if otel is None:
         return dict(_CARRIED.get())
     carrier: dict[str, str] = {}
@@ -29,7 +29,8 @@ def outgoing() -> dict[str, str]:
 
 
 def adopt(headers: Mapping[str, Any]) -> None:
-    """From here on this task, and those it starts, run in the trace that the headers name; in none when they do not."""
+    """Continue this asyncio task, and the tasks it starts, in the trace of the headers, or without a trace if they name
+    none."""
     carried = {name: str(headers[name]) for name in HEADERS if name in headers}
     _CARRIED.set(carried)
     if otel is not None:

@@ -1,4 +1,4 @@
-"""A message queue inside one process that encodes, returns, buries and fans out as a broker does."""
+"""A message queue inside one process that encodes, redelivers, dead-letters and fans out like a broker."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _log = log("bus")
 
 
 class InProcessBus:
-    """Lives in one event loop; what is queued when the process dies is queued again from the catalog."""
+    """Belongs to one event loop. When the process dies, its queued tasks are recovered from the catalog."""
 
     process_local = True
     priorities = True
     up = True
 
     def __init__(self, *, delivery_limit: int = 50) -> None:
-        """A command rejected more often than `delivery_limit` (where that counts) is buried."""
+        """A command returned more than `delivery_limit` times (if the return counts) is dead-lettered."""
         self._delivery_limit = delivery_limit
         self._lanes: dict[str, Lane] = {}
         self._queues: list[Queue] = []
@@ -52,10 +52,10 @@ class InProcessBus:
         self.lane(lane).put(Parcel(lane, *encode(message), urgent=priority >= URGENT))
 
     async def receive(self, lanes: Sequence[str], *, prefetch: int, ahead: bool = True) -> Receiver:
-        """Nothing is ever brought ahead here."""
+        """Open a receiver; this bus never delivers ahead."""
         self._open()
         if prefetch < 1:
-            raise ValueError(f"prefetch: at least 1, got {prefetch}")
+            raise ValueError(f"prefetch must be at least 1 (got {prefetch})")
         receiver = Receiver(self, [self.lane(name) for name in dict.fromkeys(lanes)], prefetch)
         self._receivers.append(receiver)
         return receiver
@@ -64,7 +64,7 @@ class InProcessBus:
         self._receivers.remove(receiver)
 
     def give_back(self, parcel: Parcel, delay_s: float, *, counts: bool = True) -> None:
-        """Back to its lane: to the front at once, or to the end after the delay."""
+        """Return a task to its lane: to the front at once, or to the end after the delay."""
         parcel.returns += counts
         if parcel.returns > self._delivery_limit:
             self.bury(
@@ -82,7 +82,7 @@ class InProcessBus:
             self._delayed.add(timer)
 
     def set_aside(self, parcel: Parcel, error: Exception) -> None:
-        """What could not be decoded waits for another version, or is buried where none could."""
+        """Return a command that cannot be decoded, or dead-letter it if no version could decode it."""
         if of_another_version(parcel.kind, parcel.body, error):
             self.give_back(parcel, UNKNOWN_AGAIN_S, counts=False)
         else:
@@ -136,7 +136,8 @@ class InProcessBus:
         return subscription
 
     def forget(self, queue: Queue, subscription: Subscription) -> None:
-        """A named queue outlives its subscribers; an unnamed one goes with its only one."""
+        """Remove a subscription. A named queue outlives its subscribers; an unnamed one is removed with its only
+        subscriber."""
         self._subscriptions = [pair for pair in self._subscriptions if pair[1] is not subscription]
         if not queue.name and queue in self._queues:
             self._queues.remove(queue)

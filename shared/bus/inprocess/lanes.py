@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # the bus imports this module
 
 @dataclass(slots=True)
 class Parcel:
-    """An encoded command and what happened to it."""
+    """An encoded command with its delivery history."""
 
     lane: str
     kind: str
@@ -52,7 +52,7 @@ class _Delivery:
     __slots__ = ("_parcel", "_receiver", "message", "redelivered")
 
     def __init__(self, receiver: Receiver, parcel: Parcel) -> None:
-        """KeyError or ValueError for a command that this version does not know."""
+        """Decode the parcel; raise KeyError or ValueError for a command that this version does not know."""
         self.message = decode(parcel.kind, parcel.body)
         self.redelivered = parcel.delivered
         parcel.delivered = True
@@ -88,7 +88,7 @@ class Receiver:
         self._ready.set()
 
     def settle(self, parcel: Parcel) -> bool:
-        """False when the parcel is no longer in these hands: settled before, or returned by close()."""
+        """Return False if this receiver no longer holds the parcel: settled before, or returned by close()."""
         if self._unacked.pop(id(parcel), None) is None:
             return False
         self.wake()
@@ -100,14 +100,14 @@ class Receiver:
         for lane in self._lanes:
             parcel = lane.take()
             if parcel is not None:
-                # last served, last woken: receivers of a lane take turns
+                # the receiver served last is woken last, so that receivers of a lane take turns
                 lane.receivers.remove(self)
                 lane.receivers.append(self)
                 return parcel
         return None
 
     async def get(self) -> Delivery:
-        # nothing is taken before the last await, so a cancelled get() has nothing to lose
+        # nothing is taken before the last await, so a cancelled get() loses no task
         while not self._stopped:
             parcel = self._take()
             if parcel is not None:

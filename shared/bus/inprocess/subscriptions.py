@@ -1,4 +1,4 @@
-"""Queues of events inside one process, and the subscriptions that hand them to handlers."""
+"""Queues of events inside one process, and the subscriptions that pass the events to handlers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:  # the bus imports this module
     from shared.bus.inprocess import InProcessBus
 
 CLOSE_AFTER_S = 5.0
-"""How long a closing subscription waits for the handler that is running."""
+"""Seconds for which a closing subscription waits for the running handler."""
 
 _log = log("bus")
 
 
 @dataclass(slots=True, eq=False)
 class Queue:
-    """Facts on their way to one subscriber, or to those that share its name."""
+    """Events for one unnamed subscriber, or for the subscribers that share the queue's name."""
 
     name: str
     kinds: set[str]
@@ -35,7 +35,7 @@ class Queue:
         if not self.name and len(self.facts) >= BACKLOG:
             self.facts.popleft()
             self.gap = True
-            _log.warning("fact_lost", kind=kind, reason=f"a subscriber is {BACKLOG} facts behind")
+            _log.warning("event_lost", kind=kind, reason=f"a subscriber is {BACKLOG} events behind")
         self.facts.append((kind, body))
         self.ready.set()
 
@@ -65,7 +65,7 @@ class Subscription:
             try:
                 await self._handle(*fact)
             except asyncio.CancelledError:
-                queue.facts.appendleft(fact)  # another subscriber of the name hears it
+                queue.facts.appendleft(fact)  # another subscriber of the same queue receives the event
                 queue.ready.set()
                 raise
 
@@ -77,7 +77,7 @@ class Subscription:
         self._closing = True
         self._queue.ready.set()
         if self._task is asyncio.current_task():
-            return  # closed by its own handler: the loop ends when that returns
+            return  # closed by its own handler: the loop ends when the handler returns
         done, _ = await asyncio.wait([self._task], timeout=CLOSE_AFTER_S)
         if not done:
             self._task.cancel()

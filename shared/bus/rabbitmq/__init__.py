@@ -1,4 +1,4 @@
-"""The message queue on RabbitMQ: confirmed, durable lanes, and facts for whoever listens (3.10 and later)."""
+"""The message queue on RabbitMQ (3.10 and later): durable lanes with confirms, and events for subscribers."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from shared.domain.ids import new_id
 from shared.domain.messages import Message, Progress, encode
 
 OPEN_S = 5.0
-"""How long opening waits for the broker; who starts beside it tries again."""
+"""Seconds for which opening waits for the broker; the callers at start-up retry."""
 WAIT_S = 5.0
-"""How long a call waits for a broker that went away."""
+"""Seconds for which a call waits for a broker that became unreachable."""
 MAX_PRIORITY = 9
 
 Listener = TypeVar("Listener", RabbitReceiver, RabbitSubscription)
 
 
 class RabbitBus:
-    """Two connections: one publishes and may be held up by a full broker, one receives and acknowledges."""
+    """Two connections: one publishes and may be blocked by a full broker, the other receives and acknowledges."""
 
     process_local = False
 
     def __init__(self, url: str, *, delivery_limit: int = 50, wait_s: float = WAIT_S) -> None:
-        """A command rejected more often than `delivery_limit` (where that counts) is buried."""
+        """A command returned more than `delivery_limit` times (if the return counts) is dead-lettered."""
         self._wait_s = wait_s
         self._links = (Link(url, "publishes"), Link(url, "receives"))
         self._publisher = Publisher(self._links[0], wait_s)
@@ -43,7 +43,8 @@ class RabbitBus:
         self._closed = False
 
     async def open(self, within_s: float = OPEN_S) -> RabbitBus:
-        """UnavailableError when the broker does not answer in time, ConfigurationError when it refuses us."""
+        """Connect. Raise UnavailableError if the broker does not answer in time, ConfigurationError if it rejects the
+        connection."""
         try:
             for link in self._links:
                 await link.ready(within_s)
@@ -60,7 +61,7 @@ class RabbitBus:
 
     @property
     def priorities(self) -> bool:
-        """Whether this broker serves urgent tasks first: quorum queues do since RabbitMQ 4.0."""
+        """True if this broker serves urgent tasks first: quorum queues do so since RabbitMQ 4.0."""
         return self._links[0].server_version >= (4, 0)
 
     def _check_open(self) -> None:
@@ -78,7 +79,7 @@ class RabbitBus:
     async def receive(self, lanes: Sequence[str], *, prefetch: int, ahead: bool = True) -> RabbitReceiver:
         self._check_open()
         if prefetch < 1:
-            raise ValueError(f"prefetch: at least 1, got {prefetch}")
+            raise ValueError(f"prefetch must be at least 1 (got {prefetch})")
         names = list(dict.fromkeys(lanes))
         for name in names:
             await self._publisher.declare(lane_queue(name))
@@ -98,7 +99,7 @@ class RabbitBus:
         self._check_open()
         return await replay(self._publisher, ids)
 
-    # ---- facts ----
+    # ---- events ----
 
     async def publish(self, message: Message) -> None:
         self._check_open()
@@ -106,7 +107,7 @@ class RabbitBus:
         if not isinstance(message, Progress):
             await self._publisher.tell(parcel(kind, body))
         elif self._links[0].up:
-            with suppress(UnavailableError):  # the next one says more
+            with suppress(UnavailableError):  # the next Progress event supersedes this one
                 await self._publisher.tell(parcel(kind, body, durable=False))
 
     async def subscribe(
@@ -128,7 +129,8 @@ class RabbitBus:
         try:
             async with asyncio.timeout(self._wait_s):
                 await listener.started.wait()
-        except BaseException as error:  # of a cancelled call too: nobody would ask for what it goes on bringing
+        # cancelled calls too: without a caller, the listener would keep receiving messages
+        except BaseException as error:
             await listener.close()
             if isinstance(error, TimeoutError):
                 raise self._links[1].unavailable(None) from None

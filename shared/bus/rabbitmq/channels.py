@@ -1,4 +1,4 @@
-"""What runs on a channel, and again on a new one after that was lost."""
+"""Runs a coroutine on a channel, and again on a new channel when the old one is lost."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from shared.runtime.telemetry import log
 
 SERVE_AGAIN_S = 0.3
 CALL_S = 10.0
-"""How long the broker may take for an answer."""
+"""Seconds that the broker may take for a reply."""
 NOT_OURS = "exists with other arguments; delete it while nothing runs, or let bus_url name another vhost"
 NOT_OURS_S = 30.0
-"""Pause after a queue turned out to be another's: somebody has to mend that."""
+"""Pause in seconds after a queue was found with other arguments; an operator must repair that."""
 
 _log = log("bus")
 
 
 async def keep_serving(link: Link, serve: Callable[[AbstractChannel], Coroutine[Any, Any, None]], what: str) -> None:
-    """Runs `serve` on a channel, and again on a new one whenever that is lost, until it returns by itself."""
+    """Run `serve` on a channel, and again on a new one whenever the channel is lost, until `serve` returns by
+    itself."""
     while True:
         try:
             if await _served(await _opened(link), serve):
                 return
             _log.warning("channel_lost", what=what)
         except ChannelPreconditionFailed as error:
-            # remade by someone else while we ran: no reason to end, nor to hurry
-            _log.error("not_ours", what=what, error=str(error), rule=NOT_OURS, again_in_s=NOT_OURS_S)
+            # another program recreated the queue during operation: do not end, and do not retry soon
+            _log.error("queue_arguments_differ", what=what, error=str(error), rule=NOT_OURS, again_in_s=NOT_OURS_S)
             await asyncio.sleep(NOT_OURS_S)
         except GONE as error:
             _log.warning("channel_lost", what=what, error=repr(error))
@@ -39,8 +40,10 @@ async def keep_serving(link: Link, serve: Callable[[AbstractChannel], Coroutine[
 
 
 async def _opened(link: Link) -> AbstractChannel:
-    """A new channel. A cancelled call waits for one that is being opened, and closes it: cut short on its way it may
-    hold up every other call of the connection."""
+    """Return a new channel. A cancelled call waits for the channel to open and closes it.
+
+    An interrupted opening could block every other call of the connection.
+    """
     opening = asyncio.ensure_future(link.channel())
     try:
         return await asyncio.shield(opening)
@@ -55,7 +58,7 @@ async def _opened(link: Link) -> AbstractChannel:
 
 
 async def _served(channel: AbstractChannel, serve: Callable[[AbstractChannel], Coroutine[Any, Any, None]]) -> bool:
-    """False when the channel was lost before `serve` returned."""
+    """Run `serve` on this channel; return False if the channel was lost first."""
     lost = asyncio.ensure_future(channel.closed())
     serving = asyncio.create_task(serve(channel))
     try:
@@ -69,13 +72,13 @@ async def _served(channel: AbstractChannel, serve: Callable[[AbstractChannel], C
 
 
 async def one_of(queue: AbstractQueue) -> AbstractIncomingMessage | None:
-    """The queue's next message, if it has one; TimeoutError when the broker does not say."""
+    """Return the queue's next message, or None; raise TimeoutError if the broker does not reply."""
     async with asyncio.timeout(CALL_S):
         return await queue.get(fail=False, timeout=None)
 
 
 async def close_when_cancelled(channel: AbstractChannel) -> None:
-    """Closes the channel when the broker takes a consumer from it (its queue was deleted): then all begins anew."""
+    """Close the channel when the broker cancels a consumer because its queue was deleted, so that serving restarts."""
     closing: set[asyncio.Task[None]] = set()
 
     def taken(_frame: object) -> None:

@@ -1,4 +1,4 @@
-"""Looking at the dead-letter queue, and sending what is in it back to its lanes."""
+"""Reads the dead-letter queue, and sends dead letters back to their lanes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ from shared.bus.rabbitmq.returns import AT, LANE, REASON, RETURNS
 
 
 def letter_of(task: AbstractIncomingMessage) -> DeadLetter:
-    """What we buried says where it was and why; what the broker buried has that in its own `x-death` header."""
+    """Return the message as a DeadLetter.
+
+    A task that this code dead-lettered has its lane and reason in headers. A task that the broker dead-lettered has
+    them in `x-death`.
+    """
     headers: dict[str, Any] = task.headers
     death: dict[str, Any] = next(iter(headers.get("x-death") or ()), {})
     died = death.get("time")
     at = headers[AT] / 1000 if AT in headers else died.timestamp() if isinstance(died, datetime) else 0.0
-    reason = headers.get(REASON) or f"the broker says {death.get('reason', 'nothing')} (its worker died each time)"
+    reason = headers.get(REASON) or f"the broker reports {death.get('reason', 'no reason')} (its worker died each time)"
     return DeadLetter(
         id=task.message_id or "",
         lane=str(headers.get(LANE) or death.get("queue", "")),
@@ -36,7 +40,7 @@ def letter_of(task: AbstractIncomingMessage) -> DeadLetter:
 
 
 async def browse(publisher: Publisher) -> AsyncGenerator[AbstractIncomingMessage, None]:
-    """Every dead letter, held until the last is seen; what was not acknowledged is put back then."""
+    """Yield every dead letter. All are held until the last is read; those not acknowledged then return to the queue."""
     await publisher.declare(DEAD_LETTERS)
     channel = await publisher.channel()
     try:
@@ -50,7 +54,11 @@ async def browse(publisher: Publisher) -> AsyncGenerator[AbstractIncomingMessage
 
 
 async def replay(publisher: Publisher, ids: Collection[str]) -> int:
-    """Confirmed in its lane before it leaves the dead letters: in between it is there twice, never not at all."""
+    """Send these dead letters to their lanes again; return how many.
+
+    The lane confirms each task before the task leaves the dead-letter queue. In between the task exists twice; it is
+    never missing.
+    """
     sent, wanted = 0, set(ids)
     async with aclosing(browse(publisher)) as tasks:
         async for task in tasks:

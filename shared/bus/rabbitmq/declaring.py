@@ -1,4 +1,4 @@
-"""Makes queues, each once whoever asks first, and waits until a new one is to be trusted."""
+"""Declares queues, each once per process, and waits until a new queue is reliable."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from shared.bus.rabbitmq.link import Link, close
 from shared.bus.rabbitmq.queues import Queue, settling_queue
 
 SETTLE_S = 3.5
-"""How old a quorum queue is before what it confirms is kept: brokers (3.10 and 4.0 alike) write the names of new ones
-three seconds late, and after a SIGKILL before that such a queue is empty and has no leader (rabbitmq-server #15725).
-Whoever makes a queue first makes a marker that expires after as long; who finds the queue there looks for that, so that
-every process waits for a young queue and none for an old one."""
+"""Age in seconds from which a quorum queue keeps the messages that it confirmed.
+
+Brokers (3.10 and 4.0 alike) write the names of new queues three seconds late. After a SIGKILL before that, such a queue
+is empty and has no leader (rabbitmq-server #15725). The process that declares a queue first also declares a marker
+queue that expires after this time. A process that finds the queue looks for the marker. Thus every process waits for a
+young queue, and none waits for an old one.
+"""
 
 
 class Queues:
-    """Those that this process has made sure of; raises what aio-pika raises."""
+    """Queues that this process has declared; methods raise aio-pika's errors."""
 
     def __init__(self, link: Link, wait_s: float) -> None:
         self._link, self._wait_s = link, wait_s
@@ -27,12 +30,12 @@ class Queues:
         self._settled_at: dict[str, float] = {}
 
     async def settled(self, queue: Queue) -> None:
-        """Made, and old enough to keep what it confirms."""
+        """Declare the queue and wait until it is old enough to keep its messages."""
         await self.made(queue)
         await asyncio.sleep(self._settled_at.get(queue.name, 0.0) - asyncio.get_running_loop().time())
 
     async def made(self, queue: Queue) -> None:
-        """Once per queue, whoever asks first; a caller that gives up does not stop it for the others."""
+        """Declare the queue once, however many callers wait; a cancelled caller does not stop it for the others."""
         task = self._declaring.get(queue.name)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._declaring[queue.name] = asyncio.create_task(self._declare(queue))
@@ -60,7 +63,7 @@ class Queues:
         await self._on_a_channel(lambda channel: channel.declare_queue(queue.name, durable=True, arguments=arguments))
 
     async def _on_a_channel(self, work: Callable[[AbstractChannel], Awaitable[object]]) -> None:
-        """On one of its own, because a refusal closes the channel."""
+        """Run on a channel of its own, because a refusal closes the channel."""
         channel = await self._link.channel(self._wait_s)
         try:
             await work(channel)
@@ -68,7 +71,7 @@ class Queues:
             await close(channel)
 
     def forget(self, queue: Queue) -> None:
-        """It was deleted behind our back: the next one to ask makes it again."""
+        """Forget a queue that another program deleted; the next caller declares it again."""
         self._declaring.pop(queue.name, None)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A task in someone's hands: acknowledged, or moved to where it waits, or lies, as a copy that the broker confirmed."""
+"""A delivered task: acknowledged, or moved by a copy that the broker confirmed."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from shared.domain.messages import Message, decode
 from shared.runtime.telemetry import log
 
 NOT_OURS_TASK_S = 5.0
-"""How long a task stays in hand whose retry or dead-letter queue is another's, so that it does not spin."""
+"""Seconds for which a task is held whose retry or dead-letter queue has other arguments, to avoid a busy loop."""
 
 _log = log("bus")
 
 
 class Hands(Protocol):
-    """Who has the task."""
+    """The receiver that holds the task."""
 
     returns: Returns
 
     def settle(self, task: AbstractIncomingMessage) -> bool:
-        """False when the task is no longer in these hands: settled before, or returned with its channel."""
+        """Return False if the receiver no longer holds the task: settled before, or returned with its channel."""
         ...
 
 
 class RabbitDelivery:
-    """A task on the channel it came by; when that is lost the broker gives the task to someone else by itself."""
+    """A task on the channel that delivered it. If that channel is lost, the broker redelivers the task."""
 
     __slots__ = ("_hands", "_lane", "_task", "message", "redelivered")
 
     def __init__(self, hands: Hands, lane: str, task: AbstractIncomingMessage) -> None:
-        """KeyError or ValueError for a command that this version does not know."""
+        """Decode the task; raise KeyError or ValueError for a command that this version does not know."""
         self.message: Message = decode(task.type or "", task.body)
         self.redelivered = bool(task.redelivered or task.headers.get(SEEN))
         self._hands, self._lane, self._task = hands, lane, task
@@ -58,10 +58,11 @@ class RabbitDelivery:
 
 
 async def moved(task: AbstractIncomingMessage, copying: Awaitable[None]) -> bool:
-    """Whether the broker took the copy. First that, confirmed, then the acknowledgement: in between the task is there
-    twice, never not at all.
+    """Wait for the copy, then acknowledge the task; return whether the broker took the copy.
 
-    What the broker does not take now goes back to its lane, undelayed; after a pause where it never will.
+    The copy is confirmed before the acknowledgement: in between the task exists twice, and it is never missing. If the
+    broker does not take the copy, the task returns to its lane without delay. If the broker will never take the copy,
+    the task returns after a pause.
     """
     try:
         await copying

@@ -1,4 +1,4 @@
-"""Hearing facts: one queue per name or per listener, one fact at a time, and word of a gap."""
+"""Subscriptions to events: one queue per name or per subscriber, one event at a time, with gap detection."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from shared.runtime.telemetry import log
 
 PREFETCH = 100
 CLOSE_AFTER_S = 5.0
-"""How long a closing subscription waits for the handler that is running."""
+"""Seconds for which a closing subscription waits for the running handler."""
 
 _log = log("bus")
 
 
 class RabbitSubscription:
-    """A named queue waits for its subscribers; an unnamed one goes with its only one, and with its connection."""
+    """Subscription to events. A named queue outlives its subscribers; an unnamed queue ends with its subscriber or
+    connection."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class RabbitSubscription:
         self._name = queue
         self._on_gap = on_gap
         self._handling: set[asyncio.Task[None]] = set()
-        """One works; after a lost channel the next may wait for it."""
+        """Running handlers. One works; after a lost channel, the next may wait for it."""
         self._one_at_a_time = asyncio.Lock()
         self.closed = False
         self.started = asyncio.Event()
@@ -56,7 +57,7 @@ class RabbitSubscription:
             await queue.bind(exchange, kind)
         overflow = "" if dropped is None else await _consume(channel, dropped, facts, 1)
         await _consume(channel, queue, facts, PREFETCH)
-        gap = self.started.is_set() and not self._name  # what was in the former queue went with it
+        gap = self.started.is_set() and not self._name  # the events in the former queue were lost with it
         self.started.set()
         if gap and self._on_gap is not None:
             await self._uninterrupted(partial(hand_over, self._on_gap, "gap", self._name))
@@ -69,7 +70,7 @@ class RabbitSubscription:
                 await fact.ack()
 
     async def _next(self, facts: asyncio.Queue[AbstractIncomingMessage]) -> AbstractIncomingMessage | None:
-        """None once it is closed; what came by then goes back."""
+        """Return the next event; None once the subscription is closed, when unprocessed events return to the queue."""
         fact = None if self.closed else await facts.get()
         return None if self.closed else fact
 
@@ -81,16 +82,19 @@ class RabbitSubscription:
         return await channel.declare_queue(exclusive=True, auto_delete=True, arguments={"x-max-length": BACKLOG, **to})
 
     async def _declare_dropped(self, channel: AbstractChannel) -> AbstractQueue | None:
-        """Where the broker puts the last fact that an unnamed queue had no room for: whoever hears that has a gap."""
+        """Declare the queue for the last event that an unnamed queue had no room for; an event there signals a gap."""
         if self._name or self._on_gap is None:
             return None
         return await channel.declare_queue(exclusive=True, auto_delete=True, arguments={"x-max-length": 1})
 
     async def _start_over(self, queue: AbstractQueue, dropped: AbstractQueue) -> None:
-        """What still waits is thrown away: who reads everything anew needs none of it, and with all of it would be too
-        far behind again at once."""
+        """Discard the waiting events and call `on_gap`.
+
+        A subscriber that rereads everything needs none of these events. Processing all of them would leave it too far
+        behind again.
+        """
         assert self._on_gap is not None
-        _log.warning("fact_lost", reason=f"a subscriber is {BACKLOG} facts behind", kinds=self._kinds)
+        _log.warning("event_lost", reason=f"a subscriber is {BACKLOG} events behind", kinds=self._kinds)
         await queue.purge()
         await dropped.purge()
         await hand_over(self._on_gap, "gap", self._name)
@@ -100,7 +104,7 @@ class RabbitSubscription:
         await hand_over_fact(self._handler, fact.type or "", fact.body, self._name)
 
     async def _uninterrupted(self, work: Callable[[], Awaitable[None]]) -> None:
-        """A lost channel ends the listening, not a handler in the middle of its work; the next one waits for that."""
+        """Run `work` to its end even if the channel is lost; the next event's handler waits for that."""
 
         async def alone() -> None:
             async with self._one_at_a_time:
@@ -112,14 +116,14 @@ class RabbitSubscription:
         await asyncio.shield(task)
 
     async def close(self) -> None:
-        """No handler runs after this: one that takes too long is cancelled, and its fact goes back."""
+        """Close the subscription. A handler that takes too long is cancelled, and its event returns to the queue."""
         self.closed = True
         if asyncio.current_task() in self._handling:
-            return  # closed by its own handler: the listening ends when that returns
+            return  # closed by its own handler: serving ends when the handler returns
         if self._handling:
             _, running = await asyncio.wait(self._handling, timeout=CLOSE_AFTER_S)
             if not running:
-                await asyncio.wait([self._serving], timeout=CLOSE_AFTER_S)  # it acknowledges the fact, and ends
+                await asyncio.wait([self._serving], timeout=CLOSE_AFTER_S)  # serving acknowledges the event, and ends
         await ended(self._serving)
         await ended(*self._handling)
 
@@ -127,5 +131,5 @@ class RabbitSubscription:
 async def _consume(
     channel: AbstractChannel, queue: AbstractQueue, into: asyncio.Queue[AbstractIncomingMessage], prefetch: int
 ) -> str:
-    await channel.set_qos(prefetch_count=prefetch)  # of the consumers that come after
+    await channel.set_qos(prefetch_count=prefetch)  # applies to consumers created later
     return await queue.consume(into.put)

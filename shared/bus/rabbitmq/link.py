@@ -1,4 +1,4 @@
-"""A connection to the broker that comes back."""
+"""A connection to the broker that reconnects automatically."""
 
 from __future__ import annotations
 
@@ -17,31 +17,35 @@ from shared.domain.errors import ConfigurationError, UnavailableError
 from shared.runtime.telemetry import log
 
 HEARTBEAT_S = 5
-"""aiormq takes a link for dead after three of these and three seconds (18 s), the broker after two (10 to 15 s);
-shorter ones take a busy machine for a dead one."""
+"""Heartbeat interval in seconds.
+
+aiormq considers a connection dead after three intervals and three seconds (18 s), the broker after two intervals (10 to
+15 s). A shorter interval would mistake a busy machine for a dead one.
+"""
 CONNECT_S = 5.0
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 2.0
 CLOSE_S = 2.0
 RETRY_AFTER_S = 2.0
-"""What a caller is told while the broker is away."""
+"""Retry delay in seconds that callers receive while the broker is unreachable."""
 AWAY = "the message broker does not answer; ask again in a moment"
 REFUSALS = 2
-"""So often in a row a broker says no before it is believed: one that is ending breaks off like that as well."""
+"""Rejections in a row before a rejection is final: a broker that is shutting down closes connections in the same
+way."""
 GONE = (*CONNECTION_EXCEPTIONS, TimeoutError)
-"""What aio-pika raises when a channel or the connection under it is lost."""
+"""Errors that aio-pika raises when a channel or its connection is lost."""
 
 _log = log("bus")
 
 
 class Link:
-    """One connection; opened again, with growing pauses, whenever it is lost."""
+    """One connection, reopened with growing pauses whenever it is lost."""
 
     def __init__(self, url: str, purpose: str) -> None:
         """`url`: amqp[s]://user:password@host:port/vhost, with aiormq's options (cafile …) as its query."""
         try:
             self._url = URL(url).update_query(heartbeat=HEARTBEAT_S)
-        except ValueError:  # the URL may hold a password: neither it nor its error is quoted
-            raise ConfigurationError("bus_url: is not a URL; use amqp://user:password@host:port/vhost") from None
+        except ValueError:  # the URL may hold a password, so neither the URL nor its error is quoted
+            raise ConfigurationError("bus_url: must be a URL like amqp://user:password@host:port/vhost") from None
         self._purpose = purpose
         self._connection: AbstractConnection | None = None
         self._up = asyncio.Event()
@@ -57,7 +61,7 @@ class Link:
 
     @property
     def server_version(self) -> tuple[int, ...]:
-        """Of the broker it is connected to; empty while it is not."""
+        """Version of the connected broker; empty while disconnected."""
         transport = self._connection.transport if self._connection else None
         properties = (transport.connection.server_properties or {}) if transport else {}
         numbers = str(properties.get("version", "")).split("-")[0].split(".")
@@ -90,16 +94,19 @@ class Link:
             await close(connection)
 
     async def ready(self, within_s: float | None) -> AbstractConnection:
-        """The open connection; UnavailableError when there is none within `within_s`.
+        """Return the open connection; raise UnavailableError if there is none within `within_s`.
 
-        ConfigurationError when the broker refuses us from the start. One that took us before and now does not is away:
-        its users are being restored, say, and the link goes on trying.
+        Raise ConfigurationError if the broker rejects the first connection. A broker that accepted this process before
+        and now rejects it counts as unreachable, because its users may be being restored; the link keeps retrying.
         """
         try:
             async with asyncio.timeout(within_s):
                 while self._connection is None or not self._up.is_set():
                     if self._refusals >= REFUSALS and not self._was_up and within_s is not None:
-                        raise ConfigurationError(f"bus_url: the broker at {self.place} refuses {self._refused}")
+                        raise ConfigurationError(
+                            f"bus_url: the broker at {self.place} refuses {self._refused}; "
+                            "correct bus_url or the broker's permissions"
+                        )
                     with suppress(TimeoutError):
                         async with asyncio.timeout(0.5):
                             await self._up.wait()
@@ -108,17 +115,17 @@ class Link:
         return self._connection
 
     def _refusal(self, error: BaseException) -> str:
-        """What the broker said no to; empty where it did not say no."""
+        """Return the subject of the broker's rejection; empty if the error is no rejection."""
         if isinstance(error, ProbableAuthenticationError):
             return "this user or password"
-        # aiormq takes the Close that answers Open for a frame out of place; NOT_ALLOWED is of the virtual host alone
+        # aiormq reports the Close that answers Open as an unexpected frame; NOT_ALLOWED concerns only the virtual host
         if isinstance(error, InvalidFrameError) and "OpenOk" in str(error) and "Connection.Close" in str(error):
             vhost = unquote(self._url.raw_path.removeprefix("/")) or "/"
-            return f"the virtual host {vhost!r}: it is not there, or not this user's"
+            return f"the virtual host {vhost!r} (missing, or not permitted to this user)"
         return ""
 
     async def channel(self, within_s: float | None = None, *, confirms: bool = False) -> AbstractChannel:
-        """A new channel; waits for the connection as `ready` does."""
+        """Open a new channel; wait for the connection as `ready` does."""
         connection = await self.ready(within_s)
         return await connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
 
@@ -133,7 +140,7 @@ class Link:
 
 
 async def _lost(connection: AbstractConnection) -> None:
-    """Returns when the connection is no more: `closed()` knows only of our own closing."""
+    """Return when the connection is lost. aio-pika's `closed()` reports only a close by this side."""
     gone = asyncio.Event()
 
     def closed(*_: object) -> None:
@@ -145,14 +152,14 @@ async def _lost(connection: AbstractConnection) -> None:
 
 
 async def close(closing: AbstractConnection | AbstractChannel) -> None:
-    """Of a channel: what was delivered on it and not acknowledged goes back to its queues."""
+    """Close a connection or channel. Unacknowledged deliveries of a channel return to their queues."""
     with suppress(*GONE):
         async with asyncio.timeout(CLOSE_S):
             await closing.close()
 
 
 async def ended(*tasks: asyncio.Future[Any]) -> None:
-    """Cancels until they are done: `wait_for`, which aiormq uses, may lose a cancellation before Python 3.12."""
+    """Cancel tasks until they are done: before Python 3.12, `wait_for`, which aiormq uses, may lose a cancellation."""
     pending = {task for task in tasks if not task.done()}
     while pending:
         for task in pending:

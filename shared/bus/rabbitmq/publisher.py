@@ -1,4 +1,4 @@
-"""Publishing with confirms: a call returns once the broker has the message, or raises when it took too long."""
+"""Publishing with confirms: a call returns once the broker has the message, or raises after a timeout."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from shared.bus.rabbitmq.queues import FACTS, Queue
 from shared.domain.errors import ConfigurationError, InvalidRequestError
 
 MAX_BODY = 256 * 1024
-"""Bytes; commands and facts are names and numbers, and the largest (a thousand entry ids, a preview) stay below it."""
+"""Largest message in bytes. Commands and events hold names and numbers; the largest (a thousand entry ids, a preview)
+fit."""
 
 
 def parcel(kind: str, body: bytes, *, durable: bool = True, **properties: Any) -> Message:
-    """A message as it travels: JSON, its kind, and the trace it belongs to; InvalidRequestError beyond `MAX_BODY`."""
+    """Return an AMQP message: JSON, its kind, and its trace; raise InvalidRequestError beyond `MAX_BODY`."""
     if len(body) > MAX_BODY:
-        rule = f"at most {MAX_BODY} bytes on the bus; pictures and latents go to the blob store"
+        rule = f"must have at most {MAX_BODY} bytes on the bus; put images and latents into the blob store"
         raise InvalidRequestError(kind, rule, len(body))
     headers = {**trace.outgoing(), **properties.pop("headers", {})}
     mode = DeliveryMode.PERSISTENT if durable else DeliveryMode.NOT_PERSISTENT
@@ -36,8 +37,10 @@ async def facts_exchange(channel: AbstractChannel) -> AbstractExchange:
 
 
 class Publisher:
-    """One channel with confirms on a connection that only publishes: a broker that blocks publishers for want of
-    memory or disk still takes acknowledgements on the other one."""
+    """One channel with confirms, on a connection that only publishes.
+
+    A broker that blocks publishers for lack of memory or disk still accepts acknowledgements on the other connection.
+    """
 
     def __init__(self, link: Link, wait_s: float) -> None:
         self.link = link
@@ -48,21 +51,22 @@ class Publisher:
         self._queues = Queues(link, wait_s)
 
     async def put(self, queue: Queue, message: Message) -> None:
-        """Into this queue; UnavailableError when the broker does not confirm in time (it may have it all the same)."""
+        """Publish to this queue; raise UnavailableError if the broker does not confirm in time, though it may have the
+        message."""
 
         async def once() -> None:
             await self._queues.settled(queue)
             channel = await self._open()
             try:
                 await channel.default_exchange.publish(message, queue.name, mandatory=True)
-            except PublishError:  # deleted behind our back
+            except PublishError:  # another program deleted the queue
                 self._queues.forget(queue)
                 raise
 
         await self._patiently(once, f"queue {queue.name!r}")
 
     async def tell(self, message: Message) -> None:
-        """To every queue bound to its kind; UnavailableError as with `put`."""
+        """Publish to every queue bound to the message's kind; raise UnavailableError as `put` does."""
 
         async def once() -> None:
             await self._open()
@@ -72,11 +76,11 @@ class Publisher:
         await self._patiently(once)
 
     async def declare(self, queue: Queue) -> None:
-        """ConfigurationError when it exists with other arguments."""
+        """Declare the queue; raise ConfigurationError if it exists with other arguments."""
         await self._patiently(lambda: self._queues.made(queue), f"queue {queue.name!r}")
 
     async def prepare(self) -> None:
-        """Makes sure of the facts' exchange; ConfigurationError when it is one of another kind."""
+        """Declare the exchange of events; raise ConfigurationError if it exists with another type."""
 
         async def once() -> None:
             await self._open()
@@ -84,7 +88,7 @@ class Publisher:
         await self._patiently(once)
 
     async def channel(self) -> AbstractChannel:
-        """Another channel, without confirms."""
+        """Open another channel, without confirms."""
         return await self.link.channel(self._wait_s)
 
     async def close(self) -> None:
@@ -93,7 +97,7 @@ class Publisher:
     async def _patiently(
         self, once: Callable[[], Coroutine[Any, Any, None]], what: str = f"exchange {FACTS!r}"
     ) -> None:
-        """Tries until it works or `wait_s` is over: a message may arrive twice, never not at all."""
+        """Retry until success or until `wait_s` is over: a message may arrive twice, but is never lost."""
         loop = asyncio.get_running_loop()
         until, last = loop.time() + self._wait_s, None
         while True:

@@ -1,4 +1,4 @@
-"""The queues of the broker and their arguments; what is declared once must be declared alike for ever."""
+"""The broker's queues and their arguments. A queue must always be declared with the same arguments."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FACTS = "afterimage.facts"
-"""Topic exchange of all facts; a fact's routing key is its kind."""
+"""Topic exchange of all events; an event's routing key is its kind."""
 RETURNS_BACKSTOP = 200
-"""How often the broker itself takes a task back (its workers died, or drained) before it is dead. Attempts are counted
-in the catalog; this only ends what the catalog never sees."""
+"""Returns after which the broker itself dead-letters a task (its workers died, or drained).
+
+The catalog counts attempts; this limit only ends tasks that the catalog never sees.
+"""
 _STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 _NO_LIMIT = 1_000_000
-"""Brokers since 4.0 drop what was returned 20 times unless a queue says otherwise; not all take -1 for never."""
+"""Effectively no limit. Brokers since 4.0 drop a message after 20 returns by default; not all accept -1 for no
+limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A durable queue; quorum unless its arguments say otherwise, so that a confirmed message is on a majority of the
-    broker's nodes."""
+    """A durable queue, quorum by default, so that a confirmed message is on a majority of the broker's nodes."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -30,12 +32,13 @@ class Queue:
 
 
 def _dead_to(queue: str) -> dict[str, Any]:
-    """Dead letters go to `queue`, and leave only when that has confirmed them (RabbitMQ ≥ 3.10)."""
+    """Return arguments that dead-letter to `queue`; a dead letter leaves once `queue` confirmed it (RabbitMQ ≥
+    3.10)."""
     return {
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": queue,
         "x-dead-letter-strategy": "at-least-once",
-        "x-overflow": "reject-publish",  # what at-least-once asks for; without a length limit nothing overflows
+        "x-overflow": "reject-publish",  # required by at-least-once; without a length limit no queue overflows
     }
 
 
@@ -47,14 +50,17 @@ def lane_queue(lane: str) -> Queue:
 
 
 def delay_of(delay_s: float) -> float:
-    """The next delay, not shorter, that a retry queue stands for: a ladder, because each delay has its own queue and
-    only equal delays end in the order they began."""
+    """Return the shortest supported delay of at least `delay_s`.
+
+    Each delay has its own queue, because only equal delays end in the order they began. A ladder limits the number of
+    queues.
+    """
     power = 10.0 ** math.floor(math.log10(max(delay_s, 0.01)))
     return next((power * step for step in _STEPS if power * step >= delay_s * (1 - 1e-9)), 10 * power)
 
 
 def retry_queue(lane: str, delay_s: float) -> Queue:
-    """Where tasks of a lane wait out a delay; then they go back to the lane's end."""
+    """Return the queue in which a lane's tasks wait for a delay; afterwards they go to the lane's end."""
     ttl_ms = round(delay_of(delay_s) * 1000)
     return Queue(
         f"{lane}.again.{ttl_ms}ms",
@@ -63,11 +69,12 @@ def retry_queue(lane: str, delay_s: float) -> Queue:
 
 
 def settling_queue(name: str, settle_s: float) -> Queue:
-    """Empty for ever, and gone by itself: says that the queue of that name is younger than `settle_s` seconds."""
+    """Return the marker queue of that name: always empty, and expired when the named queue is `settle_s` seconds
+    old."""
     ttl_ms = max(round(settle_s * 1000), 1)
     return Queue(f"{name}.settling.{ttl_ms}ms", {"x-queue-type": "classic", "x-expires": ttl_ms})
 
 
 def facts_queue(name: str) -> Queue:
-    """Shared by the subscribers that name it."""
+    """Return the event queue that subscribers of this name share."""
     return Queue(f"{FACTS}.{name}", {"x-delivery-limit": RETURNS_BACKSTOP})

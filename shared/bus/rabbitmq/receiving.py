@@ -1,4 +1,4 @@
-"""Taking tasks from lanes: pushed ahead by the broker from one lane, pulled in order from several."""
+"""Receives tasks: pushed ahead by the broker from one lane, or pulled in order from several lanes."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from shared.domain.errors import UnavailableError
 
 
 class RabbitReceiver:
-    """At most `prefetch` tasks of its lanes are in its hands at a time."""
+    """Holds at most `prefetch` tasks of its lanes at a time."""
 
     def __init__(self, link: Link, lanes: Sequence[str], prefetch: int, returns: Returns, *, ahead: bool) -> None:
         self.returns = returns
         self._lanes = list(lanes)
         self._prefetch, self._pushed = prefetch, ahead and len(lanes) == 1
         self._ready: list[tuple[int, AbstractIncomingMessage]] = []
-        """(lane's place, task), brought and not yet asked for."""
+        """(index of the lane, task): delivered tasks that no `get` has taken yet."""
         self._held: dict[int, AbstractIncomingMessage] = {}
         self._waiting = 0
         self._news, self._turn, self._came = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._stopping, self._quiet = asyncio.Event(), asyncio.Event()
-        self._quiet.set()  # nothing comes from the broker, and nothing it brought waits here
+        self._quiet.set()  # no delivery is in progress, and no delivered task waits here
         self._moving: set[asyncio.Task[bool]] = set()
         self.closed = False
         self.started = asyncio.Event()
         self._serving = asyncio.create_task(keep_serving(link, self._serve, f"receiver of {', '.join(lanes)}"))
 
     async def get(self) -> RabbitDelivery:
-        # nothing is taken before the last await, so a cancelled get() has nothing to lose
+        # nothing is taken before the last await, so a cancelled get() loses no task
         while not self._stopping.is_set():
             if not self._ready:
                 await self._wait_for_news()
@@ -46,7 +46,7 @@ class RabbitReceiver:
             place, task = self._ready.pop(0)
             try:
                 delivery = RabbitDelivery(self, self._lanes[place], task)
-            except (KeyError, ValueError) as error:  # another version's command, or no command at all
+            except (KeyError, ValueError) as error:  # another version's command, or not a command
                 self._set_aside(self._lanes[place], task, error)
                 continue
             self._held[id(task)] = task
@@ -64,7 +64,7 @@ class RabbitReceiver:
             self._waiting -= 1
 
     def _set_aside(self, lane: str, task: AbstractIncomingMessage, error: Exception) -> None:
-        """What could not be decoded waits for another version, or is buried where none could."""
+        """Return a command that cannot be decoded, or dead-letter it if no version could decode it."""
         if of_another_version(task.type or "", task.body, error):
             going = self.returns.give_back(lane, task, UNKNOWN_AGAIN_S, counts=False)
         else:
@@ -74,7 +74,7 @@ class RabbitReceiver:
         moving.add_done_callback(self._moving.discard)
 
     def settle(self, task: AbstractIncomingMessage) -> bool:
-        """False when the task is no longer in these hands: settled before, or returned with its channel."""
+        """Return False if this receiver no longer holds the task: settled before, or returned with its channel."""
         if self._held.pop(id(task), None) is None:
             return False
         self._turn.set()
@@ -89,14 +89,14 @@ class RabbitReceiver:
 
     async def close(self) -> None:
         self.closed = True
-        await self.stop()  # in order: a call to the broker that is cut short may hold up all others of its connection
+        await self.stop()  # sequential: an interrupted call to the broker may block all other calls of its connection
         await asyncio.gather(ended(self._serving), *self._moving, return_exceptions=True)
 
     # ---- what runs on a channel ----
 
     async def _serve(self, channel: AbstractChannel) -> None:
         if self._stopping.is_set():
-            return  # what was in hand went back with the channel before
+            return  # the held tasks were returned with the previous channel
         self._quiet.clear()
         try:
             await close_when_cancelled(channel)
@@ -108,15 +108,15 @@ class RabbitReceiver:
             await (self._push(queues[0]) if self._pushed else self._pull(queues))
             await self._keep_at_most(0)
             self._quiet.set()
-            await asyncio.get_running_loop().create_future()  # what is in hand is settled on this channel
-        finally:  # the channel is lost or closed, and the broker has what came by it
+            await asyncio.get_running_loop().create_future()  # held tasks are settled on this channel
+        finally:  # the channel is lost or closed, so the broker has its tasks again
             self._ready.clear()
             self._held.clear()
             self._quiet.set()
 
     async def _consume(self, place: int, queue: AbstractQueue) -> str:
         async def arrived(task: AbstractIncomingMessage) -> None:
-            if self._quiet.is_set():  # it was on its way when the last consumer was cancelled
+            if self._quiet.is_set():  # the task was in transit when the last consumer was cancelled
                 with suppress(*GONE):
                     await task.nack(requeue=True)
             else:
@@ -130,20 +130,23 @@ class RabbitReceiver:
         self._came.set()
 
     async def _keep_at_most(self, count: int) -> None:
-        """The rest of what nobody asked for yet goes back, the last that came first."""
+        """Return waiting tasks beyond `count` to the broker, last arrival first."""
         while len(self._ready) > count:
             await self._ready.pop()[1].nack(requeue=True)
 
     async def _push(self, queue: AbstractQueue) -> None:
-        """Of one lane the broker brings as much as may be in hand."""
+        """Let the broker deliver from one lane up to the prefetch limit."""
         tag = await self._consume(0, queue)
         self.started.set()
         await self._stopping.wait()
         await _cancel(queue, tag)
 
     async def _pull(self, queues: Sequence[AbstractQueue]) -> None:
-        """Prefetch is per queue on the wire, and counts nothing that is in hand from elsewhere: so lanes are asked in
-        their order, one task at a time."""
+        """Pull one task at a time, lanes in order.
+
+        AMQP prefetch counts per queue and ignores tasks held from other queues, so it cannot limit several lanes
+        together.
+        """
         self.started.set()
         while not self._stopping.is_set():
             if not self._waiting or self._ready or len(self._held) >= self._prefetch:
@@ -159,7 +162,7 @@ class RabbitReceiver:
                 await self._first_of(queues)
 
     async def _first_of(self, queues: Sequence[AbstractQueue]) -> None:
-        """Listens to all of them until one brings a task; what the others brought meanwhile goes back."""
+        """Consume from all lanes until one delivers a task; return the surplus tasks of the others."""
         self._came.clear()
         tags = [await self._consume(place, queue) for place, queue in enumerate(queues)]
         if not self._stopping.is_set():

@@ -1,4 +1,5 @@
-"""Tasks that were not done: back to their lane, perhaps later, or to the dead letters; as copies that say so."""
+"""Unfinished tasks: copied back to their lane, perhaps after a delay, or to the dead-letter queue, with explanatory
+headers."""
 
 from __future__ import annotations
 
@@ -14,21 +15,21 @@ from shared.bus.rabbitmq.queues import DEAD_LETTERS, lane_queue, retry_queue
 from shared.runtime.telemetry import log
 
 RETURNS, SEEN = "afterimage-returns", "afterimage-seen"
-"""Headers of a copy: how often it was returned for a fault of its own, and that someone had it before."""
+"""Headers of a copy: the number of returns for the task's own fault, and a mark that it was delivered before."""
 LANE, REASON, AT = "afterimage-lane", "afterimage-reason", "afterimage-at-ms"
-"""Headers of a dead letter: where it was, and why and when it was buried."""
+"""Headers of a dead letter: its lane, and the reason and time of its dead-lettering."""
 
 _log = log("bus")
 
 
 class Returns:
-    """A task that is returned for a fault of its own more often than the limit is buried."""
+    """Returns tasks; dead-letters a task returned more often than the limit for its own fault."""
 
     def __init__(self, publisher: Publisher, delivery_limit: int) -> None:
         self._publisher, self._delivery_limit = publisher, delivery_limit
 
     async def give_back(self, lane: str, task: AbstractIncomingMessage, delay_s: float, *, counts: bool) -> None:
-        """A copy to the end of its lane, by way of a queue where it waits out the delay."""
+        """Put a copy at the end of its lane, through a queue that delays the copy."""
         returns = _returns_of(task) + counts
         if returns > self._delivery_limit:
             limit = f"returned {returns} times, more than the delivery limit of {self._delivery_limit}"
@@ -49,7 +50,7 @@ def _returns_of(task: AbstractIncomingMessage) -> int:
 
 
 def _copy(task: AbstractIncomingMessage, headers: dict[str, Any]) -> Parcel:
-    """The same task with headers of ours only: what the broker wrote on the old one is about the old one."""
+    """Copy the task with this system's headers only: the broker's headers describe the old message."""
     own = {name: task.headers[name] for name in trace.HEADERS if name in task.headers}
     return parcel(
         task.type or "", task.body, message_id=task.message_id, priority=task.priority or 0, headers={**own, **headers}

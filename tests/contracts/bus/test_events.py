@@ -93,7 +93,7 @@ async def test_a_failing_handler_is_tried_again_then_the_fact_dropped(
     await until(lambda: tries[-1:] == ["good"])
     assert tries == ["once"] * 2 + ["bad"] * 4 + ["good"]
     said = capsys.readouterr()
-    assert "fact_dropped" in said.out + said.err
+    assert "event_dropped" in said.out + said.err
 
 
 async def test_closing_a_subscription_lets_the_running_handler_finish(bus: Bus) -> None:

@@ -69,7 +69,7 @@ async def test_commits_of_jobs_are_synced_and_those_of_the_cache_are_not(tmp_pat
     hurried = open_database(f"sqlite:///{tmp_path / 'c.db'}?synchronous=normal", ManualClock())
     assert await hurried.write(level) == (normal, "wal", 1)
     await hurried.close()
-    with pytest.raises(ConfigurationError, match="catalog_url: synchronous .*'off'"):
+    with pytest.raises(ConfigurationError, match=r"catalog_url: synchronous .*'off'"):
         open_database("sqlite:///c.db?synchronous=off", ManualClock())
 
 
