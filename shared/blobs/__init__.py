@@ -1,4 +1,4 @@
-"""Pictures, latents and checkpoints by key, each verified against the hash it was stored under."""
+"""Images, latents and checkpoints by key, each verified against its stored hash."""
 
 from __future__ import annotations
 
@@ -23,34 +23,40 @@ class BlobInfo:
 
 
 class Blobs(Protocol):
-    """Trouble of the store itself (permissions, a failing disk, a server that is away) is a BlobUnavailableError."""
+    """A blob store. Failures of the store itself (permissions, a failing disk, an unreachable server) raise
+    BlobUnavailableError."""
 
     process_local: bool
 
     async def put(self, key: str, data: bytes, *, durable: bool = True) -> str:
-        """Stores or replaces, whole or not at all; the sha256 hex digest. StorageFullError when there is no room.
+        """Store or replace a blob atomically; return its sha256 hex digest. Raise StorageFullError if there is no room.
 
-        `durable=False` is for what can be made again (cached states, checkpoints): a killed process loses nothing, a
-        power cut may lose or tear the blob, and `get` then says so. Keys are parts of letters, digits and `._-`
-        joined by `/`; InvalidRequestError for others.
+        `durable=False` is for blobs that can be made again (cached states, checkpoints). A killed process loses
+        nothing. A power cut may lose or tear the blob, which `get` then reports. Keys are parts of letters, digits and
+        `._-` joined by `/`; raise InvalidRequestError for others.
         """
         ...
 
     async def get(self, key: str, sha256: str = "") -> bytes:
-        """BlobMissingError, or BlobCorruptError when the content does not have the given (or stored) hash."""
+        """Return the content.
+
+        Raise BlobMissingError, or BlobCorruptError if the content does not have the given (or stored) hash.
+        """
         ...
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Missing keys are fine."""
+        """Delete blobs; ignore missing keys."""
         ...
 
     def list(self, prefix: str = "") -> AsyncIterator[BlobInfo]:
-        """Every blob whose key starts with `prefix`."""
+        """Yield every blob whose key starts with `prefix`."""
         ...
 
     async def url(self, key: str, lifetime_s: float) -> str | None:
-        """A signed address from which anyone may GET this blob for so long (at least 1 s, at most 7 days), whether it
-        is there or not; None where the store has no such thing."""
+        """Return a signed URL for a GET of this blob, valid for `lifetime_s` (1 s to 7 days); None if unsupported.
+
+        The blob's existence is not checked.
+        """
         ...
 
     async def close(self) -> None: ...
@@ -61,7 +67,7 @@ def digest(data: bytes) -> str:
 
 
 def check_content(key: str, found: str, *, stored: str, wanted: str) -> None:
-    """BlobCorruptError unless the hash that was `found` is the one it was stored under and, if any, the one wanted."""
+    """Raise BlobCorruptError unless the `found` hash equals the stored hash and, if given, the wanted hash."""
     if found != stored:
         raise BlobCorruptError(f"blob {key}: its content does not have the hash it was stored under")
     if wanted and found != wanted:
@@ -69,15 +75,20 @@ def check_content(key: str, found: str, *, stored: str, wanted: str) -> None:
 
 
 def check_key(key: str) -> str:
-    """The key itself; InvalidRequestError unless it is parts of letters, digits and `._-` joined by `/`."""
+    """Return the key; raise InvalidRequestError unless it is parts of letters, digits and `._-` joined by `/`."""
     if len(key) > 800 or not _KEY.fullmatch(key):
-        rule = "parts of 1-200 letters, digits, `.`, `_`, `-`, none starting with a dot, joined by single slashes"
+        rule = (
+            "must be parts of 1-200 letters, digits, `.`, `_`, `-`, none starting with a dot, joined by single slashes"
+        )
         raise InvalidRequestError("key", rule, key)
     return key
 
 
 async def open_blobs(url: str, *, access_key: str = "", secret_key: str = "") -> Blobs:
-    """`file:/path`, or `minio://access:secret@host:port/bucket` (any S3 server; the keys are for a URL without)."""
+    """Open `file:/path`, or `minio://access:secret@host:port/bucket` (any S3 server).
+
+    The key arguments are for URLs without keys.
+    """
     scheme, _, rest = url.partition(":")
     match scheme:
         case "file":
@@ -91,5 +102,6 @@ async def open_blobs(url: str, *, access_key: str = "", secret_key: str = "") ->
                 raise ConfigurationError(f"blobs_url: {scheme}: {error}; install afterimage[cluster]") from error
             return await MinioBlobs.open(url, access_key, secret_key)
     raise ConfigurationError(
-        f"blobs_url: no blob store speaks {scheme!r}; use file:/path or minio://access:secret@host:port/bucket"
+        f"blobs_url: scheme must be file or minio (got {scheme!r}); "
+        "use file:/path or minio://access:secret@host:port/bucket"
     )

@@ -1,4 +1,4 @@
-"""A blob that is read before anyone knows whether it is wanted, so that knowing and reading go on at once."""
+"""Speculative read of a blob, so that the read overlaps with the query that decides which blob is needed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from shared.domain.errors import AfterimageError
 
 
 class ReadAhead:
-    """One read that is under way, of a blob that a message named: a hint, of which nothing is believed.
+    """One read in progress, of a blob that a message named. The message is only a hint.
 
-    Whoever then learns from the row what is to be read asks `get`, which waits for the read that was begun when it is
-    of that very blob (same key, same hash), and reads for itself when it is not, or when that one failed.
+    The caller learns the real key and hash from the row and calls `get`. If they match the hint, `get` waits for the
+    read in progress. If they differ, or if that read failed, `get` reads again.
     """
 
     def __init__(self, blobs: Blobs, key: str = "", sha256: str = "") -> None:
@@ -22,11 +22,11 @@ class ReadAhead:
     async def _read(self) -> bytes | None:
         try:
             return await self._blobs.get(*self._of)
-        except AfterimageError:  # whoever needs it reads it again, and says what is wrong
+        except AfterimageError:  # `get` reads again and raises the error
             return None
 
     async def get(self, key: str, sha256: str = "") -> bytes:
-        """See Blobs.get."""
+        """Return the content; see Blobs.get."""
         reading, self._reading = self._reading, None
         if reading is not None and (key, sha256) == self._of:
             if (data := await reading) is not None:
@@ -36,7 +36,7 @@ class ReadAhead:
         return await self._blobs.get(key, sha256)
 
     def close(self) -> None:
-        """Nobody will ask any more."""
+        """Cancel the read, if any."""
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None

@@ -1,4 +1,4 @@
-"""Calls of a client that blocks, on threads of their own, which a server that hangs cannot pile up callers before."""
+"""Runs a blocking client's calls on threads, with limited waiting when the server hangs."""
 
 from __future__ import annotations
 
@@ -14,41 +14,48 @@ R = TypeVar("R")
 
 THREADS = 16
 FREE_S = 10.0
-"""How long a call waits for one of them before it asks whether the server answers anything at all; a caller that gave
-up earlier leaves its thread to the client's own limits."""
+"""Seconds that a call waits for a free thread before checking whether the server answers any call.
+
+A cancelled caller leaves its thread to the client's own timeouts.
+"""
 
 
 class BlockingCalls:
-    """At most THREADS calls at a time; a thread is free again when its call has ended, not when its caller has left."""
+    """Runs at most THREADS calls at a time. A thread is free when its call has ended, not when its caller has left."""
 
     def __init__(self, longest_s: float, hanging: Callable[[str], UnavailableError]) -> None:
-        """longest_s: how long one call may go without an answer; hanging: the error to raise, from what is wrong."""
+        """`longest_s`: the time limit of one call without a reply. `hanging`: creates the error from a description."""
         self._longest_s, self._hanging = longest_s, hanging
         self._threads = ThreadPoolExecutor(THREADS, "blobs")
         self._free = asyncio.Semaphore(THREADS)
         self._answered_at = float("-inf")
-        """When the server last was heard of, by the event loop's clock."""
+        """Time of the last reply by the server, by the event loop's clock."""
         self._running: dict[Future[Any], float] = {}
-        """Since when, by the same clock; oldest first."""
+        """Running calls → start time by the same clock, oldest first."""
 
     async def run(self, work: Callable[[], R]) -> R:
-        """What `work` returns or raises, an UnavailableError where nobody answered; such an error as `hanging` makes
-        when every thread waits for a server that answers nobody."""
+        """Return or raise the result of `work`, which raises UnavailableError if the server does not reply.
+
+        Raise the error made by `hanging` if every thread waits for a server that answers no call.
+        """
         await self._free_thread()
         loop = asyncio.get_running_loop()
         running = self._threads.submit(work)
         self._running[running] = loop.time()
 
         def ended(_: object) -> None:
-            with suppress(RuntimeError):  # the loop has ended before its threads
+            with suppress(RuntimeError):  # the loop ended before its threads
                 loop.call_soon_threadsafe(self._ended, running)
 
         running.add_done_callback(ended)
         return await asyncio.wrap_future(running)
 
     async def _free_thread(self) -> None:
-        """However many wait, as long as the server answers some; and if it answers none, for as long as a single call
-        may go without an answer: many slow uploads at once end late, and hang no more than one does."""
+        """Wait for a free thread, however many callers wait, as long as the server answers some calls.
+
+        If the server answers none, wait no longer than one call may take without a reply. Many slow uploads at once
+        thus end late, but do not fail.
+        """
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -68,5 +75,5 @@ class BlockingCalls:
             self._answered_at = asyncio.get_running_loop().time()
 
     async def close(self) -> None:
-        """Waits for the calls under way."""
+        """Wait for the calls in progress."""
         await asyncio.to_thread(self._threads.shutdown)

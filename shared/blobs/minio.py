@@ -1,8 +1,7 @@
 """Blobs on any S3 server through the `minio` client.
 
-The content's sha256 travels as user metadata, so that `get` verifies what it read against what was stored. A put is
-whole or not at all because S3 shows an object, of one part or of many, only when it is complete. What is durable is
-the server's business.
+The content's sha256 is stored as user metadata, so that `get` can verify the content. A put is atomic, because S3 shows
+an object, of one part or of many, only when it is complete. Durability depends on the server.
 """
 
 from __future__ import annotations
@@ -24,16 +23,18 @@ from shared.blobs.s3_errors import RETRY_AFTER_S, away, told, told_at_open, unle
 from shared.domain.errors import BlobUnavailableError, ConfigurationError, InvalidRequestError
 
 PART_BYTES = 16 * 2**20
-"""Blobs above this go in parts of this size (S3 wants at least 5 MiB)."""
+"""Blobs above this size in bytes are sent in parts of this size (S3 requires at least 5 MiB)."""
 CONNECT_S, READ_S = 2.0, 10.0
-"""Limits of opening a connection, and of every wait for bytes on it: with RETRIES a server that takes connections and
-never answers holds a thread for half a minute."""
+"""Timeouts in seconds of opening a connection, and of every wait for bytes on it.
+
+With RETRIES, a server that accepts connections and never answers blocks a thread for half a minute.
+"""
 TRIES = 3
 RETRIES = urllib3.Retry(
     total=TRIES - 1,
     backoff_factor=0.2,
     status_forcelist=(500, 502, 503, 504),
-    allowed_methods=None,  # all of ours may be repeated
+    allowed_methods=None,  # all calls of this class may be repeated
     raise_on_status=False,
 )
 MAX_LIFETIME_S = 7 * 24 * 3600.0
@@ -52,15 +53,17 @@ class MinioBlobs:
             maxsize=THREADS, block=True, timeout=urllib3.Timeout(connect=CONNECT_S, read=READ_S), retries=RETRIES
         )
         self._client = Minio(at.endpoint, secure=at.secure, region=at.region, credentials=keys, http_client=self._pool)
-        # only signs: it never connects
+        # used only for signing: it never connects
         self._public = Minio(at.public, secure=at.public_secure, region=at.region, credentials=keys)
         self._bucket = at.bucket
         self._calls = BlockingCalls(READ_S * TRIES, lambda said: away("blobs", f"{at.endpoint}: {said}"))
 
     @classmethod
     async def open(cls, url: str, access_key: str = "", secret_key: str = "") -> MinioBlobs:
-        """See `address_of`; makes the bucket when it is missing. Without keys AWS_ACCESS_KEY_ID and
-        AWS_SECRET_ACCESS_KEY count."""
+        """Open the bucket of `address_of(url)`; create it if missing.
+
+        Without keys, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY apply.
+        """
         at = address_of(url, access_key, secret_key)
         try:
             blobs = cls(at)
@@ -140,7 +143,7 @@ class MinioBlobs:
     async def url(self, key: str, lifetime_s: float) -> str | None:
         check_key(key)
         if not 1.0 <= lifetime_s <= MAX_LIFETIME_S:
-            raise InvalidRequestError("lifetime_s", "a signed URL lives 1 s to 7 days", lifetime_s)
+            raise InvalidRequestError("lifetime_s", "must be 1 s to 7 days (604800 s)", lifetime_s)
         expires = timedelta(seconds=lifetime_s)
         return await self._calls.run(lambda: self._public.presigned_get_object(self._bucket, key, expires))
 

@@ -1,4 +1,4 @@
-"""An S3 client's errors in our words; none of them carries a key of ours."""
+"""Conversion of an S3 client's errors; no error message contains an access key."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from shared.domain.errors import BlobMissingError, BlobUnavailableError, Configu
 
 RETRY_AFTER_S = 5.0
 TRIES, AGAIN_S = 4, 0.05
-"""Of a put that is refused, and the pause before each but the first."""
+"""Attempts of a put that is denied, and the pause in seconds between them."""
 _FULL = ("XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "QuotaExceeded", "InsufficientStorage")
 _NO_SPACE = "no space left on device"
-"""So says MinIO on a small disk; SeaweedFS says only that something is wrong, which is BlobUnavailableError."""
+"""MinIO's message on a small full disk; SeaweedFS reports only a general error, which becomes BlobUnavailableError."""
 _REFUSED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 
 
 def away(what: str, said: object) -> BlobUnavailableError:
-    """`said` may name the server, and is for the log."""
+    """Return the error for an unreachable store; `said` may name the server and goes only to the log."""
     outside = f"{what}: the blob store does not answer; ask again in a moment"
     return BlobUnavailableError(f"{what}: {said}", retry_after_s=RETRY_AFTER_S, outside=outside)
 
 
 def unless_refused_again(work: Callable[[], object]) -> None:
-    """MinIO on a disk also says AccessDenied to a put into a folder whose last object goes at that moment."""
+    """Retry `work` on AccessDenied: MinIO on a disk also denies a put into a folder whose last object is being
+    deleted."""
     for left in reversed(range(TRIES)):
         try:
             work()
@@ -40,7 +41,7 @@ def unless_refused_again(work: Callable[[], object]) -> None:
 
 @contextmanager
 def told(what: str) -> Iterator[None]:
-    """`what` was asked for, for the message."""
+    """Convert the client's errors; `what` describes the operation for the message."""
     try:
         yield
     except S3Error as error:
@@ -56,14 +57,17 @@ def told(what: str) -> Iterator[None]:
 
 @contextmanager
 def told_at_open(bucket: str) -> Iterator[None]:
-    """ConfigurationError where the keys are refused; that somebody else made the bucket meanwhile is fine."""
+    """Convert errors when opening a bucket: ConfigurationError if the keys are rejected.
+
+    A bucket that another process created at the same time is accepted.
+    """
     try:
         with told(f"bucket {bucket!r}"):
             yield
     except BlobUnavailableError as error:
         code = getattr(error.__cause__, "code", "")
         if code in _REFUSED:
-            said = f"blobs_url: bucket {bucket!r}: the server says {code}; check the keys"
+            said = f"blobs_url: bucket {bucket!r}: the server answered {code}; check the keys"
             raise ConfigurationError(said) from error
         if code != "BucketAlreadyOwnedByYou":
             raise

@@ -1,4 +1,4 @@
-"""The vector index: which entries are nearest to an embedding."""
+"""The vector index: finds the entries nearest to an embedding."""
 
 from __future__ import annotations
 
@@ -13,33 +13,37 @@ from shared.domain.types import Hit, IndexFilter, IndexItem, Vector
 
 
 class Index(Protocol):
-    """Trouble of a server behind it is an UnavailableError."""
+    """A vector index. Failures of its server raise UnavailableError."""
 
     process_local: bool
 
     async def search(self, name: str, vector: Vector, where: IndexFilter, limit: int) -> list[Hit]:
-        """The `limit` nearest entries by cosine of the named vector, best first, compared in float32."""
+        """Return the `limit` nearest entries by cosine of the named vector, best first, compared in float32."""
         ...
 
     async def add(self, items: Sequence[IndexItem]) -> None:
-        """Adds or replaces, in one batch; the next search sees it. Repeating an add that failed is fine."""
+        """Add or replace items in one batch; the next search sees them. Repeating a failed add is safe."""
         ...
 
     async def remove(self, entry_ids: Sequence[str]) -> None:
-        """In one batch; unknown ids are fine."""
+        """Remove entries in one batch; ignore unknown ids."""
         ...
 
     async def count(self) -> int:
-        """Entries with at least one vector."""
+        """Return the number of entries with at least one vector."""
         ...
 
     def ids(self) -> AsyncIterator[list[str]]:
-        """Pages of all entry ids, in any order; what comes or goes meanwhile may be among them or not."""
+        """Yield pages of all entry ids, in any order; entries added or removed during the iteration may be included or
+        not."""
         ...
 
     async def missing(self, entry_ids: Sequence[str]) -> set[str]:
-        """Which of these no search can find: not there, or half forgotten by a server that was killed. Adding the
-        latter again may change nothing unless they are removed first."""
+        """Return those of these entries that no search can find.
+
+        They are absent, or a server that was killed lost their places in its graphs. In the second case, another add
+        may have no effect unless the entry is removed first.
+        """
         ...
 
     async def close(self) -> None: ...
@@ -47,18 +51,18 @@ class Index(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hnsw:
-    """How a server builds and searches its graphs."""
+    """Parameters of a server's graphs."""
 
     ef: int = -1
-    """Candidates kept while searching; -1: 8 × the limit, within 100 and 500."""
+    """Candidates kept while searching; -1 means 8 × the limit, between 100 and 500."""
     ef_construction: int = 128
     max_connections: int = 32
     exact_up_to: int = 40_000
-    """A filter that leaves fewer entries than this (at least 1,000) is answered by comparing them all."""
+    """Entries left by a filter up to which the server compares them all (at least 1,000)."""
 
 
 def unit(vector: Vector, what: str) -> Vector:
-    """float32 of length 1 (a zero vector stays zero, and is similar to nothing)."""
+    """Return the vector as float32 of length 1; a zero vector stays zero, and is similar to no vector."""
     row = np.asarray(vector, np.float32)
     if row.ndim != 1 or row.size == 0 or not np.isfinite(row).all():
         raise InvalidRequestError(what, "must be one row of finite numbers", f"shape {row.shape}")
@@ -67,7 +71,7 @@ def unit(vector: Vector, what: str) -> Vector:
 
 
 async def open_index(url: str, hnsw: Hnsw | None = None) -> Index:
-    """`memory:` or `weaviate://host:port?grpc_port=…`."""
+    """Open `memory:` or `weaviate://host:port?grpc_port=…`."""
     match url.split(":", 1)[0]:
         case "memory":
             from shared.index.memory import MemoryIndex
@@ -80,4 +84,6 @@ async def open_index(url: str, hnsw: Hnsw | None = None) -> Index:
                 raise ConfigurationError(f"index_url: weaviate: {error}; install afterimage[cluster]") from error
             return await WeaviateIndex.open(url, hnsw or Hnsw())
         case other:
-            raise ConfigurationError(f"index_url: no index speaks {other!r}; use memory: or weaviate://host:port")
+            raise ConfigurationError(
+                f"index_url: scheme must be memory or weaviate (got {other!r}); use memory: or weaviate://host:port"
+            )

@@ -1,8 +1,9 @@
-"""A vector index in memory: exact up to a few thousand vectors, an f16 graph re-scored in float32 above.
+"""A vector index in memory: exact up to a few thousand vectors; above, an f16 graph with float32 re-scoring.
 
-Measured on 2 busy shared cores, 512 dimensions, clustered vectors, 5 nearest, p50 and recall@1: 1,000 vectors 0.07 ms,
-4,000 0.27 ms (both exact); 10,000 0.5 ms, 1.0; 100,000 1.3 ms, .99; a filter that leaves 1 % of 100,000: 2.0 ms, 1.0
-(exact). The graph of 100,000 is built in slices while serving, in about 70 s; until then searches are exact and slower.
+Measured on 2 busy shared cores with 512 dimensions, clustered vectors and 5 nearest, as p50 and recall@1. 1,000
+vectors: 0.07 ms; 4,000: 0.27 ms (both exact). 10,000: 0.5 ms, 1.0. 100,000: 1.3 ms, .99. With a filter that leaves 1 %
+of 100,000: 2.0 ms, 1.0 (exact). The graph of 100,000 is built in slices while serving, in about 70 s; until then
+searches are exact and slower.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from shared.index import unit
 from shared.index.nearest import cosines, nearest
 
 EXACT_UP_TO = 4096
-"""Vectors of one space up to which every search is exact; the graph starts above."""
+"""Vectors of one space up to which every search is exact; with more, the graph is used."""
 EXPANSION_ADD = 64
-"""Half of the library's default: adds are twice as fast, and recall on 20,000 clustered vectors is 1.0 either way."""
+"""Half of the library's default: adds are twice as fast, and recall on 20,000 clustered vectors is 1.0 with both."""
 SLICE_S = 0.001
-"""How long the event loop is held at a time while vectors move into the graph."""
+"""Seconds for which the event loop is blocked at a time while vectors move into the graph."""
 
 Slots = npt.NDArray[np.intp]
 
 
 class _Codes:
-    """Small integers for strings, so that filters compare arrays."""
+    """Small integers for strings, so that filters compare integer arrays."""
 
     def __init__(self) -> None:
         self._codes: dict[str, int] = {}
@@ -44,9 +45,9 @@ class _Codes:
 
 
 class _Space:
-    """The vectors of one name and length: rows of a matrix, and above EXACT_UP_TO most of them in a graph too.
+    """The vectors of one name and length: rows of a matrix and, above EXACT_UP_TO, most of them also in a graph.
 
-    A row that is not in the graph (yet) is compared exactly, so a vector is found from the moment it is added.
+    A row that is not (yet) in the graph is compared exactly, so a vector can be found as soon as it is added.
     """
 
     def __init__(self, dim: int, exact_up_to: int) -> None:
@@ -63,7 +64,7 @@ class _Space:
         self._graph: Any = None
         self._graph_key = np.full(64, -1, np.int64)  # -1: not in the graph
         self._slot_of_key: dict[int, int] = {}
-        self._next_key = 0  # never used twice: the graph keeps tombstones
+        self._next_key = 0  # never reused: the graph keeps tombstones
         self._waiting: dict[int, None] = {}  # slots outside the graph, in order of arrival
 
     def _grow_arrays(self) -> None:
@@ -106,7 +107,7 @@ class _Space:
         self._free.append(slot)
 
     def extend_graph(self) -> bool:
-        """Moves waiting rows into the graph for about SLICE_S; whether there is more to do."""
+        """Move waiting rows into the graph for about SLICE_S; return whether more are waiting."""
         if self._graph is None:
             if len(self.slots) <= self._exact_up_to:
                 return False
@@ -135,10 +136,10 @@ class _Space:
         return found
 
     def _best(self, slots: Slots, query: Vector, limit: int) -> list[tuple[int, float]]:
-        """The `limit` best of these rows by cosine in float32, best first, of equal ones the youngest entry."""
+        """Return the `limit` best rows by cosine in float32, best first; among equals, the youngest entry first."""
         if len(slots) == 0:
             return []
-        # flatnonzero's slots ascend, so all of them are the matrix itself and need no copy
+        # flatnonzero returns ascending slots, so the full set equals the matrix and needs no copy
         all_of_them = len(slots) == len(self._ids) and bool((np.diff(slots) > 0).all())
         scores = cosines(self._rows[: len(self._ids)] if all_of_them else self._rows[slots], query)
         order = nearest(scores, limit, lambda places: np.array([self._ids[slot] for slot in slots[places].tolist()]))
@@ -157,8 +158,8 @@ class _Space:
     def _through_graph(
         self, query: Vector, where: IndexFilter, limit: int, fetch: int
     ) -> list[tuple[int, float]] | None:
-        """None when the filter left too few of the `fetch` that the graph gave."""
-        # the graph measures in f16: look at more than asked, decide in float32
+        """Return the best rows of the `fetch` candidates from the graph; None if the filter left too few of them."""
+        # the graph compares in f16: fetch more candidates than requested, decide in float32
         keys = self._graph.search(query, min(fetch, len(self._slot_of_key)), threads=1).keys
         slots = np.fromiter((self._slot_of_key[int(key)] for key in keys), np.intp, len(keys))
         slots = slots[self._matching(slots, where)]
@@ -171,7 +172,7 @@ class _Space:
 
 
 def _among(column: npt.NDArray[np.int32], codes: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """Which rows have one of these codes; np.isin takes several times as long for the one to three that there are."""
+    """Return a mask of the rows with one of these codes. np.isin takes several times as long for one to three codes."""
     found = np.zeros(len(column), np.bool_)
     for code in codes:
         found |= column == code
@@ -179,7 +180,8 @@ def _among(column: npt.NDArray[np.int32], codes: Sequence[int]) -> npt.NDArray[n
 
 
 class MemoryIndex:
-    """Lives in one event loop; every operation but the growing of the graph is one uninterrupted step of it."""
+    """Belongs to one event loop. Every operation except the growth of the graph is one uninterrupted step of the
+    loop."""
 
     process_local = True
 
@@ -190,7 +192,7 @@ class MemoryIndex:
 
     async def search(self, name: str, vector: Vector, where: IndexFilter, limit: int) -> list[Hit]:
         query = unit(vector, "vector")
-        # another encoder may give vectors of another length: those live in a space of their own
+        # another encoder may produce vectors of another length, which have a space of their own
         space = self._spaces.get((name, len(query)))
         return space.search(query, where, limit) if space is not None and limit > 0 else []
 
@@ -211,7 +213,7 @@ class MemoryIndex:
             while True:
                 if not any(space.extend_graph() for space in list(self._spaces.values())):
                     return
-                await asyncio.sleep(0)  # others get their turn between slices
+                await asyncio.sleep(0)  # lets other tasks run between slices
         finally:
             self._growing = None
 
@@ -237,7 +239,7 @@ class MemoryIndex:
         return set(entry_ids) - self._entry_ids()
 
     async def settled(self) -> None:
-        """Waits until every vector that belongs there is in the graph."""
+        """Wait until the graph has every vector that belongs there."""
         while self._growing is not None:
             await asyncio.wait([self._growing])
 

@@ -1,4 +1,4 @@
-"""Which rows are nearest to a query: compared exactly, and in one order, wherever that is asked."""
+"""Exact nearest-neighbour comparison with one deterministic order, shared by all callers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ Places: TypeAlias = npt.NDArray[np.intp]
 
 
 def cosines(rows: npt.NDArray[np.float32], query: Vector) -> Cosines:
-    """(rows,): of unit rows, shape (rows, dim), with a unit query; rounding never brings one above 1.
+    """Return the cosines of unit rows, shape (rows, dim), with a unit query, as shape (rows,); none exceeds 1.
 
-    The same two vectors give the same bits among any others. vecdot, not @: BLAS would start threads that wait for
-    each other on a busy machine (8 ms against .14 at 4,000), and its sums depend on how many rows there are.
+    The same two vectors give bit-identical cosines whatever the other rows. vecdot, not @: BLAS would start threads
+    that wait for each other on a busy machine (8 ms against .14 ms at 4,000 rows). Its sums also depend on the number
+    of rows.
     """
     scores: Cosines = np.minimum(np.vecdot(rows, query), np.float32(1.0))
     return scores
 
 
 def nearest(scores: Cosines, limit: int, names: Callable[[Places], npt.NDArray[Any]]) -> list[int]:
-    """Places of the `limit` best scores, best first; equal ones by name, the largest first: names grow with time, so
-    that of pictures for the very same words the youngest is found, as it is preferred (retriever/selection.py)."""
+    """Return the positions of the `limit` best scores, best first; among equals, the largest name first.
+
+    Names grow with time. Among images for identical words, the youngest is therefore found, as the retriever prefers
+    (retriever/selection.py).
+    """
     among = len(scores)
-    if among <= 4 * limit:  # sorting them all is as fast
+    if among <= 4 * limit:  # sorting all of them is as fast
         rising = np.lexsort((names(np.arange(among)), scores))
     else:
         least = np.partition(scores, among - limit)[among - limit]

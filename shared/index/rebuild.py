@@ -1,9 +1,9 @@
-"""Makes an index agree with the catalog, which alone is authoritative, also while others write to both.
+"""Makes an index agree with the catalog, which is authoritative, even while others write to both.
 
-What an entry's place in the index should be is read off its row, and the row is its version: not there yet, live, gone.
-Whoever changes a row brings the index into line afterwards with `reconcile`, which looks at the row once more after it
-wrote and writes again when that changed meanwhile. So the last write of any two that race follows the row as it is in
-the end, in whatever order the two ran, without a lock between processes.
+An entry's row determines the entry's place in the index, and serves as its version: not there yet, live, gone. After
+changing a row, a writer calls `reconcile`. It writes the index, reads the row again, and writes again if the row
+changed in between. Thus the last of two racing writes follows the row's final state, in whatever order they ran,
+without a lock between processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What a repair found; while others write, entries that came or went meanwhile may be counted too."""
+    """Counts of a repair. During concurrent writes, entries that were added or removed may be counted too."""
 
     kept: int
     added: int
@@ -27,7 +27,7 @@ class Repaired:
 
 
 async def rebuild_index(catalog: Catalog, index: Index) -> int:
-    """Fills an empty index that nobody else writes to, page by page in id order; returns how many entries it has."""
+    """Fill an empty index that no other process writes to, page by page in id order; return the number of entries."""
     count, after = 0, ""
     while page := await catalog.entries.items(after, PAGE):
         await index.add(page)
@@ -37,7 +37,7 @@ async def rebuild_index(catalog: Catalog, index: Index) -> int:
 
 
 async def reconcile(catalog: Catalog, index: Index, entry_ids: Iterable[str]) -> None:
-    """Adds those of these entries that something can be had from, each under what it has, and removes the others."""
+    """Index those of these entries that are searchable, with the vectors of what they have; remove the others."""
     pending = set(entry_ids)
     while pending:
         items, before = await catalog.entries.placed(sorted(pending))
@@ -50,7 +50,7 @@ async def reconcile(catalog: Catalog, index: Index, entry_ids: Iterable[str]) ->
 
 
 async def refind(catalog: Catalog, index: Index, entry_ids: Sequence[str]) -> set[str]:
-    """Those of these entries, with a live state, that searches did not find; they do now."""
+    """Index those of these live entries again that searches did not find; return them."""
     missing = await index.missing(entry_ids)
     await reconcile(catalog, index, missing)
     if missing and (half := await index.missing(sorted(missing))):
@@ -60,10 +60,11 @@ async def refind(catalog: Catalog, index: Index, entry_ids: Sequence[str]) -> se
 
 
 async def repair_index(catalog: Catalog, index: Index, on_checked: Callable[[int], object]) -> Repaired:
-    """Removes what the catalog does not know, then adds what searches do not find; nothing else is touched, so that
-    they go on finding what they found. `on_checked` gets the number of entries looked at, page by page.
+    """Remove entries that the catalog does not have, then add entries that searches do not find.
 
-    An id in the index without a live row was evicted: rows come before the index, and do not come back.
+    Other entries are not touched, so searches keep finding them. `on_checked` receives the number of entries checked,
+    page by page. An id in the index without a live row was evicted: rows are written before the index, and ids never
+    come back.
     """
     kept = added = removed = 0
     async for page in index.ids():

@@ -293,6 +293,6 @@ async def test_the_graphs_are_built_as_the_settings_say_and_searched_as_they_say
     "url", ["weaviate://", "weaviate://host:x", "weaviate://h:1?grpc_port=x", "weaviate://:s3cret@h:8080?what=1"]
 )
 def test_addresses_that_are_none(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="index_url: use weaviate://host:port") as wrong:
+    with pytest.raises(ConfigurationError, match=r"index_url: .*weaviate://host:port") as wrong:
         client_of(url, connect_s=1.0, read_s=1.0, write_s=1.0)
     assert "s3cret" not in str(wrong.value)

@@ -1,8 +1,8 @@
-"""A vector index in Weaviate: one collection, one object an entry, one named vector a kind and length of embedding.
+"""A vector index in Weaviate: one collection, one object per entry, one named vector per kind and length of embedding.
 
-A named vector is called `whole_512`: another encoder may give vectors of another length, and those are searched apart.
-Nothing is compressed: similarities are float32 cosines as the server computes them (measured against float64 at 512
-dimensions: less than 1e-6 off), so they are not computed again.
+A named vector has a name like `whole_512`, because another encoder may produce vectors of another length, which are
+searched separately. Vectors are not compressed. The server computes similarities as float32 cosines (measured against
+float64 at 512 dimensions: less than 1e-6 off), so they are not recomputed here.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from shared.index.weaviate.findable import findable
 from shared.runtime.telemetry import log
 
 CONNECT_S, SEARCH_S, WRITE_S = 2.0, 2.0, 30.0
-"""Limits of one operation as a whole (writes: of each batch); the client's own retries happen within them."""
+"""Time limits in seconds of one operation as a whole (writes: of each batch), including the client's own retries."""
 BATCH = 256
-"""Objects per insertion, at most 8 KB of vectors each."""
+"""Objects per insertion, each with at most 8 KB of vectors."""
 PAGE = 1000
 CHANGING, CHANGING_S = "store is read-only due to: UpdateVectorIndexConfigs", 0.1
-"""What the server says of every write while somebody adds a named vector, and how long to wait for that to be over."""
+"""The server's reply to every write while another process adds a named vector, and the pause in seconds before a
+retry."""
 
 
 class WeaviateIndex:
-    """Any number of processes may share the collection."""
+    """Index in one collection; any number of processes may share it."""
 
     process_local = False
 
@@ -45,13 +46,14 @@ class WeaviateIndex:
 
     @classmethod
     async def open(cls, url: str, hnsw: Hnsw) -> WeaviateIndex:
-        """See `client_of`. A server that is away is met again later: the cache may fail, and services start without."""
+        """Connect as `client_of` does. An unreachable server is retried later: services start without the cache's
+        index."""
         index = cls(url, hnsw)
         try:
             async with index._connection.within(CONNECT_S + SEARCH_S, "connect"):
                 await index._collection.adopt()
         except UnavailableError as error:
-            log("index").warning("index away, it will be tried again", error=str(error))
+            log("index").warning("index unreachable, will retry", error=str(error))
         except BaseException:
             await index.close()
             raise
@@ -75,7 +77,7 @@ class WeaviateIndex:
             except WeaviateQueryError:
                 if space in (await self._collection.spaces() or ()):
                     raise
-                return []  # nothing of this kind was ever added
+                return []  # no vector of this kind was ever added
         hits = [Hit(str(each.properties["entry_id"]), _cosine(each.metadata.distance)) for each in found.objects]
         return sorted(hits, key=lambda hit: -hit.similarity)
 
@@ -86,7 +88,7 @@ class WeaviateIndex:
             objects[item.entry_id] = object_of(item, vectors)
         bare = [entry_id for entry_id, each in objects.items() if not each.vector]
         full = [each for each in objects.values() if each.vector]
-        if bare:  # as an entry it replaces what was there, and cannot be found
+        if bare:  # an item without vectors replaces the entry, and cannot be found
             await self.remove(bare)
         if full:
             async with self._connection.within(WRITE_S, "preparing the collection"):
@@ -98,7 +100,8 @@ class WeaviateIndex:
                 raise UnavailableError(f"index: {len(refused)} entries not added, first: {refused[0]}"[:400])
 
     async def _refused(self, objects: Sequence[Any]) -> list[str]:
-        """Adds them, again for as long as another process changes the collection; why the others are not there."""
+        """Insert objects, and retry while another process changes the collection; return the error messages of the
+        others."""
         while True:
             try:
                 done = await self._objects.data.insert_many(objects)
@@ -148,7 +151,7 @@ class WeaviateIndex:
         found: set[str] = set()
         wanted = [*dict.fromkeys(entry_ids)]
         for at in range(0, len(wanted), PAGE):
-            async with self._connection.within(WRITE_S, "look for what is missing"):
+            async with self._connection.within(WRITE_S, "find missing entries"):
                 found |= await findable(self._collection, wanted[at : at + PAGE])
         return set(wanted) - found
 

@@ -1,4 +1,4 @@
-"""The collection behind the Weaviate index: what it is made of, and of which version."""
+"""The collection of the Weaviate index: its properties, named vectors and version."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from shared.index import Hnsw
 from shared.runtime.telemetry import log
 
 VERSION = 1
-"""Of what is stored and under which names: another version lives in another collection, which a rebuild fills."""
+"""Version of the stored format and names. Another version has another collection, which a rebuild fills."""
 FAMILY = "Afterimage_v"
 COLLECTION = f"{FAMILY}{VERSION}"
 FILTERED = ("compat", "owner", "encoder_hash")
 
 
 def uuid_of(entry_id: str) -> uuid.UUID:
-    """Under which id the server knows an entry: always the same, so that adding again replaces."""
+    """Return the server's id of an entry; it is stable, so that another add replaces the object."""
     return uuid.uuid5(uuid.NAMESPACE_OID, f"afterimage:{entry_id}")
 
 
 def space_of(name: str, vector: Vector) -> str:
-    """The named vector in which this one is stored and searched: `whole_512`."""
+    """Return the name of the named vector that stores vectors of this name and length: `whole_512`."""
     return f"{name}_{len(vector)}"
 
 
 def object_of(item: IndexItem, vectors: dict[str, Vector]) -> Any:
-    """The item as the server keeps it; `vectors` by name, of length 1."""
+    """Return the item as the server stores it; `vectors` by name, of length 1."""
     said: Any = {space_of(name, vector): vector for name, vector in vectors.items()}
     kept = {"entry_id": item.entry_id, "spaces": sorted(said), **{name: getattr(item, name) for name in FILTERED}}
     return DataObject(uuid=uuid_of(item.entry_id), properties=kept, vector=said)
 
 
 class EntryCollection:
-    """Made when first needed, one named vector after the other."""
+    """The collection of entries, created on first use; its named vectors are added one by one."""
 
     def __init__(self, client: WeaviateAsyncClient, hnsw: Hnsw) -> None:
         self.objects = client.collections.get(COLLECTION)
@@ -48,7 +48,8 @@ class EntryCollection:
         self._hnsw = hnsw
 
     async def spaces(self) -> dict[str, Any] | None:
-        """Its named vectors; None when there is no collection. ConfigurationError for one that is not ours."""
+        """Return the named vectors, or None without a collection. Raise ConfigurationError for another program's
+        collection."""
         try:
             config = await self.objects.config.get()
         except UnexpectedStatusCodeError as error:
@@ -57,13 +58,13 @@ class EntryCollection:
             raise
         if missing := set(FILTERED) - {each.name for each in config.properties if each.index_filterable}:
             raise ConfigurationError(
-                f"index_url: the collection {COLLECTION} has no filter for {', '.join(sorted(missing))}, so it is not "
-                "ours; delete it and run `afterimage cache rebuild-index`"
+                f"index_url: the collection {COLLECTION} has no filter for {', '.join(sorted(missing))}, so another "
+                "program made it; delete it and run `afterimage cache rebuild-index`"
             )
         return dict(config.vector_config or {})
 
     async def ensure(self, wanted: set[str]) -> None:
-        """Makes the collection, or the named vectors it lacks (another process may be doing the same)."""
+        """Create the collection or its missing named vectors; another process may be doing the same."""
         for last in (False, False, True):
             known = await self.spaces()
             if known is not None and wanted <= known.keys():
@@ -90,7 +91,7 @@ class EntryCollection:
         return Configure.Vectors.self_provided(name=name, vector_index_config=graph)
 
     async def adopt(self) -> None:
-        """Says when what is stored is of another version, and brings what can be changed to the settings."""
+        """Log if the stored collection has another version, and update the changeable parameters to the settings."""
         others = [name for name in await self._collections.list_all() if name.startswith(FAMILY)]
         if others and COLLECTION not in others:
             hint = "run `afterimage cache rebuild-index`; the old collection may be deleted then"
@@ -110,7 +111,7 @@ def _properties() -> list[Property]:
         Property(
             name=name,
             data_type=DataType.TEXT,
-            tokenization=Tokenization.FIELD,  # whole values, compared as they are
+            tokenization=Tokenization.FIELD,  # whole values, compared unchanged
             index_filterable=name in FILTERED,
             index_searchable=False,
         )

@@ -1,4 +1,4 @@
-"""The connection to a Weaviate server: where it is, made when first needed, and its errors in our words."""
+"""The connection to a Weaviate server: its address, the connect on first use, and the conversion of its errors."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from weaviate.exceptions import WeaviateBaseError
 from shared.domain.errors import ConfigurationError, UnavailableError
 
 _CHANNEL = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
-"""After a restart of the server it is found again within a second (by default that can take two minutes)."""
+"""Backoff limits: the client finds a restarted server within a second (the default can take two minutes)."""
 
 
 MEET_S = 10.0
-"""Limit of connecting, which goes on beside whoever asked for it."""
+"""Time limit of connecting in seconds; connecting continues if the caller gives up."""
 _SERVICE = "weaviate.v1.Weaviate"
-"""Whose health is asked for: another server behind a wrong port, a gateway say, does not know it."""
+"""Service name for the health check: another server behind a wrong port, such as a gateway, does not know it."""
 
 
 def place_of(url: str) -> ConnectionParams:
-    """Where `weaviate://host:port?grpc_port=50051` is; `secure=true` for TLS.
+    """Parse `weaviate://host:port?grpc_port=50051`; `secure=true` selects TLS.
 
-    ConfigurationError for anything else; it never quotes the URL, which may hold a key.
+    Raise ConfigurationError for anything else; the error never quotes the URL, which may hold a key.
     """
     try:
         parts = urlsplit(url)
@@ -42,11 +42,11 @@ def place_of(url: str) -> ConnectionParams:
             raise ValueError(f"unknown parameters {sorted(wish)}")
         return ConnectionParams.from_params(host, parts.port or 8080, secure, host, grpc_port, secure)
     except ValueError as error:
-        raise ConfigurationError("index_url: use weaviate://host:port?grpc_port=50051&secure=false") from error
+        raise ConfigurationError("index_url: must be weaviate://host:port?grpc_port=50051&secure=false") from error
 
 
 def client_of(url: str, *, connect_s: float, read_s: float, write_s: float) -> WeaviateAsyncClient:
-    """See `place_of`; `weaviate://:KEY@host:port` for an API key."""
+    """Return a client for `place_of(url)`; `weaviate://:KEY@host:port` sets an API key."""
     at = place_of(url)
     password = urlsplit(url).password
     return WeaviateAsyncClient(
@@ -56,12 +56,12 @@ def client_of(url: str, *, connect_s: float, read_s: float, write_s: float) -> W
             timeout=Timeout(init=connect_s, query=read_s, insert=write_s),
             grpc_config=GrpcConfig(channel_options=_CHANNEL),
         ),
-        skip_init_checks=True,  # they would ask a package registry for news
+        skip_init_checks=True,  # the checks would ask a package registry for new versions
     )
 
 
 class Connection:
-    """Made once for all who ask, and anew where that failed."""
+    """One connection for all callers, made again after a failure."""
 
     def __init__(self, client: WeaviateAsyncClient, at: ConnectionParams) -> None:
         self.client = client
@@ -71,7 +71,7 @@ class Connection:
 
     @asynccontextmanager
     async def within(self, limit_s: float, what: str) -> AsyncIterator[None]:
-        """Connected, and UnavailableError, which says `what` was wanted, when that or what follows takes longer."""
+        """Connect and run the body; raise UnavailableError, naming `what`, if that takes longer than `limit_s`."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._connect()
@@ -88,11 +88,13 @@ class Connection:
             raise UnavailableError(f"index: {what}: {said[:300]}", retry_after_s=1.0, outside=away) from error
 
     async def _connect(self) -> None:
-        """Whoever gives up waiting leaves it to go on: where it takes longer than a search may, each would else begin
-        it again and none see its end."""
+        """Connect in a shared task that continues if a caller gives up.
+
+        Connecting may take longer than a search may wait. If each caller restarted it, no attempt would ever finish.
+        """
         if self._connecting is None or _failed(self._connecting):
             self._connecting = asyncio.create_task(self._met())
-            self._connecting.add_done_callback(_failed)  # its error is known, whether or not anybody waits still
+            self._connecting.add_done_callback(_failed)  # retrieves the error even if no caller waits any more
         await asyncio.shield(self._connecting)
 
     async def _met(self) -> None:
@@ -105,7 +107,8 @@ class Connection:
             raise
 
     async def _meet_grpc(self) -> None:
-        """The client greets the server over HTTP alone; searches go over gRPC. ConnectionError when nobody is there."""
+        """Check gRPC, which searches use; the client checks only HTTP. Raise ConnectionError if gRPC does not
+        answer."""
         made = grpc.aio.secure_channel if self._secure else grpc.aio.insecure_channel
         given = (grpc.ssl_channel_credentials(),) if self._secure else ()
         async with made(self._grpc, *given) as channel:
@@ -115,7 +118,7 @@ class Connection:
                 said = f"{error.code().name}: {(error.details() or '')[:120]}"
                 raise ConnectionError(
                     f"HTTP at {self._http} answers, but its gRPC does not at {self._grpc} ({said}); "
-                    "is grpc_port of index_url right?"
+                    "check grpc_port in index_url"
                 ) from error
 
     async def close(self) -> None:

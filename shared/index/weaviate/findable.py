@@ -1,7 +1,7 @@
-"""Which entries searches really find: a server that was killed keeps objects that its graphs have forgotten.
+"""Finds the entries that searches really find: a killed server keeps objects that its graphs have lost.
 
-It keeps every object it confirmed, but forgets the places in its graphs of those of the last second (measured with
-1.35.2); adding them again changes nothing there unless they are removed first.
+The server keeps every object that it confirmed. For objects of the last second, it loses their places in its graphs
+(measured with 1.35.2). Another add of such an object changes nothing unless the object is removed first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shared.index.weaviate.collection import EntryCollection, uuid_of
 
 
 async def findable(collection: EntryCollection, entry_ids: Sequence[str]) -> set[str]:
-    """Which of these (at most 1,000) are found by searches in every space they have a vector for."""
+    """Return those of these entries (at most 1,000) that searches find in every space for which they have a vector."""
     known = await collection.spaces()
     if not known or not entry_ids:
         return set()

@@ -33,9 +33,9 @@ def test_an_address_does_not_show_its_keys() -> None:
     [
         ("minio://store:9000", "bucket, host or port is missing"),
         ("minio://pictures@store", "bucket, host or port is missing"),
-        ("minio://key:s3cret@store:port/pictures", "is no address"),
-        ("minio://key:s3cret@store:9000/pictures?bukket=x", "no parameter 'bukket'"),
-        ("minio://key:s3cret@store:9000/pictures?secure=yes", "secure is true or false"),
+        ("minio://key:s3cret@store:port/pictures", "must be minio:"),
+        ("minio://key:s3cret@store:9000/pictures?bukket=x", ".*'bukket'"),
+        ("minio://key:s3cret@store:9000/pictures?secure=yes", "secure .*'yes'"),
     ],
 )
 def test_what_is_wrong_is_said_without_the_url(url: str, rule: str) -> None:
