@@ -157,8 +157,8 @@ async def test_a_wrong_grpc_port_is_said_at_the_start_and_with_every_failure(
 ) -> None:
     async with there() as port:
         index = await open_index(f"{url_of('weaviate').partition('?')[0]}?grpc_port={port}")
-        (said,) = [line for line in logs if "index away" in line["event"]]
-        wrong = rf"its gRPC does not at 127\.0\.0\.1:{port} .*is grpc_port of index_url right"
+        (said,) = [line for line in logs if "index unreachable" in line["event"]]
+        wrong = rf"its gRPC does not at 127\.0\.0\.1:{port} .*grpc_port in index_url"
         assert re.search(wrong, said["error"])
         for trouble in (index.search("whole", a_vector(1), ALL, 1), index.add([item("a", 1)]), index.count()):
             with pytest.raises(UnavailableError, match=wrong) as away:

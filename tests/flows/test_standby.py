@@ -40,7 +40,7 @@ async def _cached(backends: Backends, job_id: str, within_s: float) -> None:
 
 async def test_the_second_stands_by_and_takes_over_what_the_first_left(backends: Backends, settings: Settings) -> None:
     first, second = await _maintainer(backends, settings), await _maintainer(backends, settings)
-    with pytest.raises(UnavailableError, match="another replica"):
+    with pytest.raises(UnavailableError, match="AFTERIMAGE_CACHE_MAINTAINER_ADDRESS"):
         await second.Stats(pb.StatsRequest(), None)
     await _cached(backends, await _finish(backends, "a red cube"), 5.0)
     assert len(first.cache.shelf)

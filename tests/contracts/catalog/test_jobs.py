@@ -63,7 +63,7 @@ async def test_a_key_returns_the_first_job(catalog: Catalog, replica: Catalog) -
     await catalog.jobs.accept(first, **key)
     again, created = await replica.jobs.accept(a_job(), **key)
     assert (again.id, created) == (first.id, False)
-    with pytest.raises(ConflictError, match=r"'k': tenant .* has used it"):
+    with pytest.raises(ConflictError, match="idempotency-key 'k'"):
         await replica.jobs.accept(a_job(), **{**key, "body_hash": "other"})
     _, created = await replica.jobs.accept(a_job(), **{**key, "caller": "bob", "body_hash": "other"})
     assert created
