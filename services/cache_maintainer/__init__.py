@@ -1,2 +1,1 @@
-"""Decides what the cache keeps: finished images become entries, and the least useful states are evicted (NIRVANA
-§5.4)."""
+"""Decides what the cache keeps: finished images become entries, the least useful states are evicted (NIRVANA §5.4)."""

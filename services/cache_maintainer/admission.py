@@ -1,5 +1,4 @@
-"""Selects the finished images that become cache entries, and the states that each entry keeps (NIRVANA §5.4; MoDM
-§A.6)."""
+"""Selects the finished images that become cache entries, and the states of each entry (NIRVANA §5.4; MoDM §A.6)."""
 
 from __future__ import annotations
 
@@ -33,8 +32,10 @@ def admit(job: Job, *, picture: bool = False) -> Entry | None:
 
 
 def offer_of(entry: Entry, job: Job, at: float) -> Offer:
-    """Return the entry's states and its lookup's candidates, as input for the policy. User names are scoped to the
-    tenant."""
+    """Return the entry's states and its lookup's candidates, as input for the policy.
+
+    User names are scoped to the tenant.
+    """
     latents, picture = entry.latents, entry.picture
     user = f"{entry.tenant}/{entry.user}" if entry.user else ""
     start = 0 if job.plan.source is PlanSource.IMAGE else job.plan.start_step

@@ -1,5 +1,4 @@
-"""The cache's writes, in an order that never leaves the index naming a missing blob (docs/architecture.md, Write
-order).
+"""The cache's writes, ordered so that the index never names a missing blob (docs/architecture.md, Write order).
 
 This module exceeds 300 lines on purpose: insertion, eviction and purge share one lock and one write order.
 """
@@ -87,13 +86,12 @@ class Cache:
         self.doomed = DeferredDeletes(backends, clock, grace_s, check)
 
     async def insert(self, job_ids: Sequence[str]) -> list[Entry]:
-        """Turn succeeded jobs into entries and return the new ones. Order: make room, write the catalog, write the
-        index.
+        """Turn succeeded jobs into entries and return the new ones.
 
-        The blobs exist already. Jobs that are entries already, that are gone or that must not be kept are skipped; for
-        the last, the latents are dropped. If jobs fail, the first error is raised after all other jobs are cached; the
-        catalog still lists the failed jobs as uncached. A job that is itself at fault raises nothing: its retry is
-        postponed, for longer each time.
+        The order is: make room, write the catalog, write the index; the blobs exist already. Jobs that are entries
+        already, that are gone or that must not be kept are skipped. For the last, the captured latents are deleted. If
+        jobs fail, the first error is raised after all other jobs are cached; the catalog still lists the failed jobs as
+        uncached. A job that is itself at fault raises nothing: its retry is postponed, for longer each time.
         """
         async with self._lock:
             await self._look_again()
@@ -113,13 +111,14 @@ class Cache:
             self.held.only_waiting(job_ids)
 
     def holds_picture(self, entry_id: str) -> bool:
-        """Return whether the entry's image is in the window, so that jobs can start from the image once it is
-        embedded."""
+        """Return whether the window holds the entry's image; jobs can start from the image once it is embedded."""
         return self.pictures is not None and self.pictures.shelf.get((entry_id, PICTURE_STEP)) is not None
 
     async def drop_picture(self, entry_id: str) -> None:
-        """Remove the image from the window: no job starts from it any more. The blob stays for its job and for exact
-        repeats."""
+        """Remove the image from the window, so that no job starts from it.
+
+        The blob stays for its job and for exact repeats.
+        """
         async with self._lock:
             state = self.held.of(PICTURE_STEP).get((entry_id, PICTURE_STEP))
             if state is not None:
@@ -195,8 +194,7 @@ class Cache:
             self.doomed.add(await self._backends.catalog.jobs.drop_captured(job_ids))
 
     async def _add(self, entries: Sequence[Entry], jobs: dict[str, Job]) -> list[Entry]:
-        """Add the entries one by one. Each one in the catalog is stored, indexed and announced, even if a later one
-        fails."""
+        """Add the entries one by one; each added entry is stored, indexed and announced, even if a later one fails."""
         added: list[Entry] = []
         failed: list[Exception] = []
         for entry in entries:
@@ -237,8 +235,7 @@ class Cache:
             await self._tell(EntriesEvicted(tuple(entry_ids[part]), tuple(holes[part])))
 
     async def _tell(self, fact: EntriesCached | EntriesEvicted) -> None:
-        """Publish an event that is only a hint: consumers that miss the event reread the catalog, so a failure is only
-        logged."""
+        """Publish an event; only log a failure, because consumers that miss the event reread the catalog."""
         try:
             await self._backends.bus.publish(fact)
         except AfterimageError as error:
@@ -251,8 +248,7 @@ class Cache:
             await self._index_pending()
 
     async def _index_pending(self) -> None:
-        """Write pending entries to the index from their catalog rows. If either backend is away, they wait for the next
-        call."""
+        """Write pending entries to the index from their catalog rows; on failure, keep them pending."""
         try:
             self._check()
             await reconcile(self._backends.catalog, self._backends.index, self._unindexed)
@@ -294,10 +290,10 @@ class Cache:
             METRICS.evicted.labels(self.held.of(state.step).policy.name, _label(state.step)).inc()
 
     async def _take_away(self, victims: Sequence[State]) -> None:
-        """Remove states in order: index objects of entries with no state left, catalog rows, then blobs after the
-        grace.
+        """Remove states from the index, then from the catalog, then their blobs after the grace.
 
-        An image's blob stays as long as its job or its entry names it.
+        An index object is removed when its entry has no state left. An image's blob stays as long as its job or its
+        entry names it.
         """
         entries = {state.entry_id for state in victims}
         dead = {entry_id for entry_id in entries if not self.held.alive(entry_id)}
@@ -321,10 +317,10 @@ class Cache:
         self._show_sizes()
 
     async def lose(self, entry_id: str, step: int, key: str) -> None:
-        """Remove a state whose blob a worker found missing or corrupt (step 0: the entry's image). Repeated reports do
-        nothing.
+        """Remove a state whose blob a worker found missing or corrupt (step 0: the entry's image).
 
-        The state is removed as in an eviction. An entry whose image is gone is removed whole.
+        Repeated reports do nothing. The state is removed as in an eviction. An entry whose image is gone is removed
+        whole.
         """
         async with self._lock:
             if step == PICTURE_STEP:
@@ -337,14 +333,12 @@ class Cache:
                 await self._take_away([state])
 
     async def shrink(self) -> None:
-        """Evict until the budgets hold. Needed after a restart with a smaller budget, and for images that became too
-        old."""
+        """Evict until the budgets hold: after a restart with a smaller budget, or for images that became too old."""
         async with self._lock:
             await self._evict(self.held.make_room(self._clock.now()))
 
     async def purge(self, wanted: Callable[[Entry], bool]) -> Removed:
-        """Remove whole entries at once, with the leftovers of their jobs' failed attempts. Images that a job names
-        stay."""
+        """Remove whole entries at once, with leftovers of their jobs' failed attempts; images that a job names stay."""
         async with self._lock:
             doomed: list[Entry] = []
             after = ""

@@ -101,8 +101,7 @@ class CacheContents:
         return (shelf.score(key) if key in shelf else shelf.policy.score(state))[0]
 
     def use(self, entry_id: str, step: int, at: float) -> None:
-        """Record that a job started from this state or, with step 0, used the entry's image as its start or its
-        result."""
+        """Record that a job started from this state, or (step 0) started from the entry's image or returned it."""
         self.of(step).use((entry_id, step), at)
 
 

@@ -1,5 +1,4 @@
-"""Unreferenced blobs, kept for a grace because a worker may still be reading them (docs/architecture.md, Write
-order)."""
+"""Unreferenced blobs, kept for a grace while workers may still read them (docs/architecture.md, Write order)."""
 
 from __future__ import annotations
 

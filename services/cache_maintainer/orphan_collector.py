@@ -62,8 +62,7 @@ class Collector:
         self._said = ""
 
     async def may_delete(self) -> bool:
-        """Return whether the store belongs to this catalog, or has no id yet; log an error when it belongs to
-        another."""
+        """Return False, and log an error, if the store belongs to another catalog; accept a store without an id."""
         said = await mismatch(self._backends.catalog, self._backends.blobs, self._at)
         if said and said != self._said:  # called often: logged once, and again by each pass
             self._show(Findings(held="mismatch", said=said))

@@ -78,8 +78,7 @@ class Pictures:
         return self.behind
 
     async def embed_waiting(self, cache: Cache) -> int:
-        """Embed the queued images, or all that the catalog lists if some may be missing. Return how many were
-        embedded."""
+        """Embed the queued images, or all that the catalog lists if some may be missing; return how many."""
         if self._embedder is None or not await self._wanted(self._embedder):
             self._heard, self.behind = {}, True
             return 0

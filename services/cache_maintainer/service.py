@@ -1,5 +1,4 @@
-"""Turns finished jobs into cache entries in batches, enforces the cache's budgets, and serves gRPC queries about the
-cache."""
+"""Turns finished jobs into cache entries in batches, enforces the cache's budgets, and serves its gRPC queries."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             await (self._work.guarded(self._lead) if held else self._step_down())
 
     async def _lead(self) -> None:
-        """Load the cache's contents from the catalog, which holds everything that earlier leaders did, and start to
-        maintain them."""
+        """Load the cache's contents from the catalog, which holds the work of earlier leaders, and start work."""
         context, settings = self._context, self._settings
         self._finished: asyncio.Queue[str] = asyncio.Queue()
         self._unembedded = asyncio.Event()
@@ -110,8 +108,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         ]
 
     def _pictures_of(self, model: str) -> bool:
-        """Return whether images of this model may start others: only the large model's, or every model's (MoDM
-        §A.6)."""
+        """Return whether images of this model may start others: the large model's, or every model's (MoDM §A.6)."""
         return self._settings.image_tier == "all" or model == self._large
 
     async def _step_down(self) -> None:
@@ -177,8 +174,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
                 return
 
     async def flush(self) -> None:
-        """Insert every job received so far, and write the uses to the catalog. What fails is retried within
-        `blob_grace_s`."""
+        """Insert every job received so far, and write the uses; failures are retried within `blob_grace_s`."""
         try:
             await self._insert_heard()
         finally:
@@ -205,8 +201,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             self._unembedded.set()
 
     async def catch_up(self) -> None:
-        """Cache, or drop, the jobs that finished while no maintainer received events, and those whose insertion
-        failed."""
+        """Cache, or drop, finished jobs whose events were missed or whose insertion failed."""
         self._behind, seen, after = False, set[str](), ""
         try:
             while job_ids := await self._backends.catalog.jobs.to_cache(self._settings.cache_batch_max, after):
@@ -219,8 +214,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         await self.cache.only_waiting(seen)
 
     async def collect(self) -> None:
-        """Expire results, drop entries that only answered exact repeats of expired jobs, and collect unreferenced
-        blobs.
+        """Expire results, drop entries of expired jobs that answered only exact repeats, and collect orphan blobs.
 
         A step that fails does not stop the other steps.
         """
@@ -232,8 +226,8 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         self.cache.doomed.add(await self._backends.catalog.jobs.expire(self._settings.results_keep_s))
 
     async def _repair_index(self) -> None:
-        """Make the index agree with the catalog: a maintainer or server killed between two writes leaves them
-        different."""
+        """Make the index agree with the catalog; they differ after a kill of maintainer or server between two
+        writes."""
         backends = self._backends
         if not backends.index.process_local:
             found = await repair_index(backends.catalog, backends.index, lambda _: None)
@@ -241,8 +235,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
                 log(self.name).info("index repaired", added=found.added, removed=found.removed)
 
     async def _doubt_newest(self) -> None:
-        """Schedule a check of the newest entries: the previous leader may have been killed between its catalog and
-        index writes."""
+        """Schedule a check of the newest entries: a killed leader may have written them to the catalog only."""
         newest, _ = await self._backends.catalog.entries.page(NEWEST)
         self.cache.note_fresh(entry.id for entry in newest if entry.states)
 

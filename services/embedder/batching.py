@@ -20,8 +20,7 @@ class MicroBatcher(Generic[I, O]):
     """Runs one batch at a time; equal items that wait together are computed once."""
 
     def __init__(self, run: Callable[[list[I]], Awaitable[Sequence[O]]], *, seats: int, wait_s: float = 0.0) -> None:
-        """`run` returns the results of a batch in order. After an idle period, the first item waits `wait_s` for
-        others."""
+        """`run` returns a batch's results in order; after an idle period, the first item waits `wait_s` for others."""
         self._run = run
         self._seats = seats
         self._wait_s = wait_s

@@ -139,8 +139,7 @@ class Encoder:
         self.dim = int(self._model.config.projection_dim)
 
     def texts(self, texts: Sequence[str]) -> list[Embedded]:
-        """Return one unit vector per text, shape (dim,). A text longer than the encoder's limit is truncated and
-        marked."""
+        """Return one unit vector per text, shape (dim,); truncate and mark texts beyond the encoder's limit."""
         with self._torch.inference_mode():
             tokens = self._tokenizer(list(texts), padding=True, return_tensors="pt", verbose=False)
             lengths = tokens["attention_mask"].sum(dim=1).tolist()
@@ -158,8 +157,10 @@ class Encoder:
         return self.seen([self.look(data) for data in images])
 
     def look(self, image: bytes) -> Seen:
-        """Decode a PNG or JPEG into the image tower's input; callable from any thread. Raise InvalidRequestError for
-        other data."""
+        """Decode a PNG or JPEG into the image tower's input; raise InvalidRequestError for other data.
+
+        Any thread may call this.
+        """
         pixels = self._processor(images=[decoded(image)], return_tensors="pt")["pixel_values"]
         return Seen(hashlib.sha256(image).digest(), pixels)
 

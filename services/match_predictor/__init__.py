@@ -9,14 +9,12 @@ from shared.domain.types import Vector
 
 
 class MatchPredictor(Protocol):
-    """Predictor for the embeddings of one search space. Embeddings of other scopes, sizes or models have no
-    influence."""
+    """Predictor for the embeddings of one search space: other scopes, sizes or models have no influence."""
 
     name: ClassVar[str]
 
     def predict(self, vector: Vector) -> tuple[bool, float]:
-        """Return (hit expected, score); the score grows with the likelihood. `vector` has shape (dim,) and unit
-        length."""
+        """Return (hit expected, score that grows with the likelihood); `vector` has shape (dim,), unit length."""
         ...
 
     def update(self, added: Mapping[str, Vector], removed: Sequence[str]) -> None:

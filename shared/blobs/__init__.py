@@ -23,8 +23,7 @@ class BlobInfo:
 
 
 class Blobs(Protocol):
-    """A blob store. Failures of the store itself (permissions, a failing disk, an unreachable server) raise
-    BlobUnavailableError."""
+    """A blob store. BlobUnavailableError means trouble of the store: permissions, a failing disk, no server."""
 
     process_local: bool
 

@@ -30,8 +30,7 @@ class Address:
 
 
 def address_of(url: str, access_key: str = "", secret_key: str = "") -> Address:
-    """Parse `minio://bucket@host:port`, or `minio://access:secret@host:port/bucket`, whose keys override the given
-    ones.
+    """Parse `minio://bucket@host:port` or `minio://access:secret@host:port/bucket`; keys in the URL override others.
 
     Parameters: `secure=true` for TLS, `region`, and `public=https://host:port` if clients reach the server under
     another address. Raise ConfigurationError for anything else; the error never quotes the URL, which may hold a

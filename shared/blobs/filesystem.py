@@ -35,8 +35,7 @@ The trailer follows the content, where image viewers ignore it.
 TEMPORARY = ".tmp"
 ABANDONED_AFTER_S = 3600.0
 SMALL = 65_536
-"""Largest blob in bytes that is read on the event loop: for small blobs, the hop to a thread costs more than the
-read."""
+"""Largest blob in bytes that is read on the event loop, where the read costs less than a hop to a thread."""
 THREADS = 4
 PAGE = 500
 RETRY_AFTER_S = 30.0

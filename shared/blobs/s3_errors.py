@@ -27,8 +27,7 @@ def away(what: str, said: object) -> BlobUnavailableError:
 
 
 def unless_refused_again(work: Callable[[], object]) -> None:
-    """Retry `work` on AccessDenied: MinIO on a disk also denies a put into a folder whose last object is being
-    deleted."""
+    """Retry `work` on AccessDenied: MinIO on a disk also denies a put into a folder that is being emptied."""
     for left in reversed(range(TRIES)):
         try:
             work()

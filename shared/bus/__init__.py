@@ -39,8 +39,7 @@ class DeadLetter:
 
 
 class Delivery(Protocol):
-    """One task delivered to a worker; if the worker dies before the acknowledgement, another worker receives the
-    task."""
+    """One task delivered to a worker; if the worker dies before acknowledging, another worker receives the task."""
 
     message: Message
     redelivered: bool
@@ -105,8 +104,7 @@ class Bus(Protocol):
         ...
 
     async def send(self, lane: str, message: Message, *, priority: int = 0) -> None:
-        """Send a command to a lane; return once the broker has it. After UnavailableError, the broker may have it
-        too."""
+        """Send a command to a lane; return once the broker has it, which may also be so after UnavailableError."""
         ...
 
     async def receive(self, lanes: Sequence[str], *, prefetch: int, ahead: bool = True) -> Receiver:
@@ -118,8 +116,7 @@ class Bus(Protocol):
         ...
 
     async def publish(self, message: Message) -> None:
-        """Publish an event to every subscriber of its kind. While the broker is unreachable, Progress events do not
-        wait."""
+        """Publish an event to all subscribers of its kind; Progress does not wait for an unreachable broker."""
         ...
 
     async def subscribe(

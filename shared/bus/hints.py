@@ -1,5 +1,4 @@
-"""Events without delivery guarantee: published in the background, so that the caller neither waits for the bus nor
-fails with it."""
+"""Events without delivery guarantee, published in the background: callers neither wait for the bus nor fail with it."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ CLOSE_AFTER_S = 5.0
 
 
 class Hints:
-    """Publishes events in the background. Lost events are logged and counted; consumers that need them reread the
-    catalog."""
+    """Publishes events in the background; lost events are logged and counted, and consumers reread the catalog."""
 
     def __init__(self, bus: Bus, service: str) -> None:
         """`service` is the name of the logger for lost events."""

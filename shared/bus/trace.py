@@ -29,8 +29,7 @@ def outgoing() -> dict[str, str]:
 
 
 def adopt(headers: Mapping[str, Any]) -> None:
-    """Continue this asyncio task, and the tasks it starts, in the trace of the headers, or without a trace if they name
-    none."""
+    """Continue this asyncio task, and tasks it starts, in the headers' trace; in none if they name none."""
     carried = {name: str(headers[name]) for name in HEADERS if name in headers}
     _CARRIED.set(carried)
     if otel is not None:

@@ -145,8 +145,7 @@ class Custody:
         await self._database.write(_release, keys, durable=False)
 
     async def end_pass(self, began_at: float, keep_erasures_s: float) -> None:
-        """Remove the marks that the pass started at `began_at` did not renew, and erasures older by
-        `keep_erasures_s`."""
+        """Remove the marks not renewed since `began_at`, and the erasures more than `keep_erasures_s` older."""
         await self._database.write(_end_pass, began_at, keep_erasures_s, durable=False)
 
     async def counts(self, for_s: float) -> tuple[int, int]:

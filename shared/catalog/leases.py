@@ -79,6 +79,5 @@ class Leases:
         return await self._database.write(_take, name, holder, lease_s)
 
     async def give_up(self, name: str, holder: str) -> None:
-        """Release the lease, so that another replica may take it at once; do nothing if this holder does not have
-        it."""
+        """Release the lease for other replicas at once; do nothing if this holder does not have it."""
         await self._database.write(_give_up, name, holder)

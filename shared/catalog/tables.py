@@ -21,7 +21,7 @@ METADATA = sa.MetaData(
 
 
 insert = postgresql.insert
-"""INSERT with ON CONFLICT for both databases: SQLite's compiler accepts PostgreSQL's clause, which has the same
+"""INSERT with ON CONFLICT for both databases: SQLite's compiler accepts PostgreSQL's clause, as both share the
 syntax."""
 
 

@@ -34,8 +34,7 @@ class Index(Protocol):
         ...
 
     def ids(self) -> AsyncIterator[list[str]]:
-        """Yield pages of all entry ids, in any order; entries added or removed during the iteration may be included or
-        not."""
+        """Yield pages of all entry ids, in any order; concurrent adds and removes may be included or not."""
         ...
 
     async def missing(self, entry_ids: Sequence[str]) -> set[str]:

@@ -180,8 +180,7 @@ def _among(column: npt.NDArray[np.int32], codes: Sequence[int]) -> npt.NDArray[n
 
 
 class MemoryIndex:
-    """Belongs to one event loop. Every operation except the growth of the graph is one uninterrupted step of the
-    loop."""
+    """Belongs to one event loop, in which every operation except the graph's growth is one uninterrupted step."""
 
     process_local = True
 

@@ -1,5 +1,7 @@
-"""The `afterimage` policy: evict the states with the fewest expected saved steps per byte (docs/architecture.md,
-Planning)."""
+"""The `afterimage` policy: evicts states with the fewest expected saved steps per byte.
+
+The design is in docs/architecture.md, Planning.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,7 @@ FIRST_FIT = 200
 AT_ONCE = 0.02
 """Share of the states that are queued for eviction each time the queue is empty."""
 LEAST_WORTH = 1.3
-"""Factor by which a new state's expected savings must exceed those of the last evicted state: estimates may be
-wrong."""
+"""A new state must be expected to save this many times what the last evicted state was, as estimates can be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +194,7 @@ class ExpectedStateStore(StateStore):
             self._line_up(now)
 
     def _line_up(self, now: float) -> None:
-        """Recompute the eviction queue, regularly even without evictions: an outdated threshold must not keep states
-        out."""
+        """Recompute the eviction queue, also without evictions, so that an old threshold does not keep states out."""
         self._count_time(now)
         if len(self):  # entries of a batch are opened before their states arrive
             line = self._least_worth(now)

@@ -1,5 +1,7 @@
-"""Policies whose scores fall with time alone. States of one group age alike, so only each group's oldest is
-compared."""
+"""Policies whose scores fall with time alone.
+
+States of one group age alike, so only the oldest state of each group is compared.
+"""
 
 from __future__ import annotations
 

@@ -59,8 +59,7 @@ class Demand:
         return bisect_right(self.levels, step)
 
     def asked(self, kind: int, silent_s: float, wished: int, otherwise: int) -> None:
-        """Count a request that wished for K = `wished` from an entry, and could start from K = `otherwise` without the
-        entry."""
+        """Count a request that wished for K = `wished` from an entry and otherwise had K = `otherwise`."""
         self._asked[kind, silence(silent_s), self.place(wished), self.place(otherwise)] += 1
 
     def waited(self, kinds: Ints, silent_s: Floats, seconds: float) -> None:
@@ -68,8 +67,7 @@ class Demand:
         np.add.at(self._waited, (kinds, silences(silent_s)), seconds)
 
     def fit(self) -> None:
-        """Compute rates from counts by shrinkage: each kind towards its rank, each rank towards all, all towards
-        BELIEF."""
+        """Compute rates from counts, each kind shrunk towards its rank, each rank towards all, all towards BELIEF."""
         ranks, rest = self._shape
         asked = self._asked.reshape(ranks, rest, *self._asked.shape[1:])
         waited = self._waited.reshape(ranks, rest, HISTOGRAM_BINS)

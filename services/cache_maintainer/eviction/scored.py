@@ -193,14 +193,12 @@ class StateStore:
         """Receive the candidates of a lookup for a run of `total` steps, used or not. Most policies ignore them."""
 
     def admit(self, offer: Offer, max_bytes: int) -> tuple[int, ...]:
-        """Return the steps whose states are worth inserting; by default, the largest steps that the whole budget could
-        hold."""
+        """Return the steps worth inserting: by default, the largest ones that the whole budget could hold."""
         steps = offer.steps
         return steps[max(0, len(steps) - max_bytes // max(offer.state_bytes, 1)) :] if steps else steps
 
     def forget(self, entry_id: str) -> None:
-        """Drop the records of an admitted entry that has no states and will get none. Most policies keep no such
-        records."""
+        """Drop the records of an admitted entry that will have no states. Most policies keep no such records."""
 
     def make_room(self, incoming: int, incoming_bytes: int, max_bytes: int, now: float | None = None) -> list[State]:
         """Remove and return the states to evict before `incoming` states are inserted, least valuable first.

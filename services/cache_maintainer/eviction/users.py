@@ -1,5 +1,4 @@
-"""Users that the `afterimage` policy tracks: the time order of their requests, and the K from which their images
-start."""
+"""Users tracked by the `afterimage` policy: the order of their requests, and the average start K of their images."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ class Users:
         return row
 
     def _forget_idle(self) -> None:
-        """Remove users without entries from the longer inactive half. The limit grows if too many users have
-        entries."""
+        """Remove users without entries from the longer inactive half; raise the limit if too many have entries."""
         for name in list(self._row)[: len(self._row) // 2]:
             if not self.entries[self._row[name]]:
                 self.forget(name)

@@ -1,5 +1,4 @@
-"""Window of the finished images that jobs can start from, limited by count, bytes and age (MoDM §4.1, §5.4 and FAQ
-10)."""
+"""Window of the finished images that jobs can start from: count, bytes and age limits (MoDM §4.1, §5.4 and FAQ 10)."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ class Window:
         self.shelf = StateStore(policy)
         self.limits = limits
         self._arrived: list[tuple[float, Key]] = []
-        """Heap by arrival time. Items of images that left the store are skipped at the top. Empty without an age
-        limit."""
+        """Heap by arrival time, empty without an age limit. Items of images that left the store are skipped."""
         for state in sorted(states, key=lambda state: (state.created_at, state.entry_id)):
             self.insert(state)
 
@@ -46,8 +44,7 @@ class Window:
                 heapq.heapify(self._arrived)
 
     def make_room(self, incoming: int, incoming_bytes: int, now: float) -> list[State]:
-        """Remove and return the images to evict before this many images and bytes are inserted; the new ones alone
-        fit."""
+        """Remove and return the images to evict before the incoming ones are inserted, which fit by themselves."""
         victims = self._aged(now)
         while len(self.shelf) and (
             len(self.shelf) + incoming > self.limits.max_count

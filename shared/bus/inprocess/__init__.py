@@ -136,8 +136,7 @@ class InProcessBus:
         return subscription
 
     def forget(self, queue: Queue, subscription: Subscription) -> None:
-        """Remove a subscription. A named queue outlives its subscribers; an unnamed one is removed with its only
-        subscriber."""
+        """Remove a subscription, and with it an unnamed queue; a named queue outlives its subscribers."""
         self._subscriptions = [pair for pair in self._subscriptions if pair[1] is not subscription]
         if not queue.name and queue in self._queues:
             self._queues.remove(queue)

@@ -43,8 +43,7 @@ class RabbitBus:
         self._closed = False
 
     async def open(self, within_s: float = OPEN_S) -> RabbitBus:
-        """Connect. Raise UnavailableError if the broker does not answer in time, ConfigurationError if it rejects the
-        connection."""
+        """Connect; raise UnavailableError without a timely answer, ConfigurationError if the broker rejects."""
         try:
             for link in self._links:
                 await link.ready(within_s)

@@ -23,8 +23,7 @@ _log = log("bus")
 
 
 async def keep_serving(link: Link, serve: Callable[[AbstractChannel], Coroutine[Any, Any, None]], what: str) -> None:
-    """Run `serve` on a channel, and again on a new one whenever the channel is lost, until `serve` returns by
-    itself."""
+    """Run `serve` on a channel, and on a new one whenever the channel is lost, until `serve` returns."""
     while True:
         try:
             if await _served(await _opened(link), serve):

@@ -25,8 +25,7 @@ _log = log("bus")
 
 
 class RabbitSubscription:
-    """Subscription to events. A named queue outlives its subscribers; an unnamed queue ends with its subscriber or
-    connection."""
+    """Subscription to events. A named queue outlives it; an unnamed queue ends with it or with the connection."""
 
     def __init__(
         self,

@@ -29,8 +29,7 @@ RETRY_AFTER_S = 2.0
 """Retry delay in seconds that callers receive while the broker is unreachable."""
 AWAY = "the message broker does not answer; ask again in a moment"
 REFUSALS = 2
-"""Rejections in a row before a rejection is final: a broker that is shutting down closes connections in the same
-way."""
+"""Consecutive rejections before a rejection is final: a broker that shuts down closes connections in the same way."""
 GONE = (*CONNECTION_EXCEPTIONS, TimeoutError)
 """Errors that aio-pika raises when a channel or its connection is lost."""
 

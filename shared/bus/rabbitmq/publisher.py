@@ -18,8 +18,7 @@ from shared.bus.rabbitmq.queues import FACTS, Queue
 from shared.domain.errors import ConfigurationError, InvalidRequestError
 
 MAX_BODY = 256 * 1024
-"""Largest message in bytes. Commands and events hold names and numbers; the largest (a thousand entry ids, a preview)
-fit."""
+"""Largest message in bytes: enough for a thousand entry ids or a preview, the largest commands and events."""
 
 
 def parcel(kind: str, body: bytes, *, durable: bool = True, **properties: Any) -> Message:
@@ -51,8 +50,7 @@ class Publisher:
         self._queues = Queues(link, wait_s)
 
     async def put(self, queue: Queue, message: Message) -> None:
-        """Publish to this queue; raise UnavailableError if the broker does not confirm in time, though it may have the
-        message."""
+        """Publish to a queue; raise UnavailableError without a confirm in time (the broker may have the message)."""
 
         async def once() -> None:
             await self._queues.settled(queue)

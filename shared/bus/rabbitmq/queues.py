@@ -15,8 +15,7 @@ The catalog counts attempts; this limit only ends tasks that the catalog never s
 """
 _STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 _NO_LIMIT = 1_000_000
-"""Effectively no limit. Brokers since 4.0 drop a message after 20 returns by default; not all accept -1 for no
-limit."""
+"""In effect no limit: brokers since 4.0 drop a message after 20 returns by default, and not all accept -1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +31,7 @@ class Queue:
 
 
 def _dead_to(queue: str) -> dict[str, Any]:
-    """Return arguments that dead-letter to `queue`; a dead letter leaves once `queue` confirmed it (RabbitMQ ≥
-    3.10)."""
+    """Return arguments that dead-letter to `queue`, which confirms each dead letter (RabbitMQ ≥ 3.10)."""
     return {
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": queue,
@@ -69,8 +67,7 @@ def retry_queue(lane: str, delay_s: float) -> Queue:
 
 
 def settling_queue(name: str, settle_s: float) -> Queue:
-    """Return the marker queue of that name: always empty, and expired when the named queue is `settle_s` seconds
-    old."""
+    """Return the always empty marker queue of a queue, which expires `settle_s` seconds after its declaration."""
     ttl_ms = max(round(settle_s * 1000), 1)
     return Queue(f"{name}.settling.{ttl_ms}ms", {"x-queue-type": "classic", "x-expires": ttl_ms})
 

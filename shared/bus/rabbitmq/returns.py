@@ -1,5 +1,4 @@
-"""Unfinished tasks: copied back to their lane, perhaps after a delay, or to the dead-letter queue, with explanatory
-headers."""
+"""Returns unfinished tasks as copies: to their lane, perhaps after a delay, or to the dead-letter queue."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The catalog's narrow database interface: a function over a connection, run in one SQLite or PostgreSQL
-transaction."""
+"""The catalog's narrow database interface: a function over a connection, run in one transaction."""
 
 from __future__ import annotations
 

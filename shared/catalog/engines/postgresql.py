@@ -15,8 +15,10 @@ from shared.catalog.engines.prepared import DriverError
 from shared.domain.errors import ConfigurationError, UnavailableError
 
 TRIES = 3
-"""Attempts of a transaction that the server aborted (deadlock, serialisation), or whose connection was dead before its
-commit was sent."""
+"""Attempts of a transaction that the server aborted (deadlock, serialisation) or whose connection was dead.
+
+A dead connection counts only if the commit was not yet sent.
+"""
 POOL = 10
 """Largest number of connections of one process, unless its URL sets another."""
 CONNECT_S, COMMAND_S, POOL_S = 5.0, 30.0, 10.0

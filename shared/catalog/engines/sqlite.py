@@ -171,8 +171,7 @@ class SqliteDatabase:
             self._broken(group, error)
 
     def _broken(self, group: list[_Write], error: BaseException) -> None:
-        """Fail the whole group and discard the connection: nothing is known to be committed, and its state is
-        unknown."""
+        """Fail the whole group and discard the connection, whose state is unknown; nothing is known to be committed."""
         for write in group:
             write.error = AfterimageError(f"{self._where}: not written ({error!r})")
             write.error.__cause__ = error

@@ -206,8 +206,7 @@ class Entries(Indexed):
         return await self._database.write(_drop_entries, ids, durable=False)
 
     async def states(self) -> list[State]:
-        """Return every live state, except those of entries that only another version can read: these must not be
-        evicted here."""
+        """Return every live state, except of entries that only another version can read: these are not evicted."""
         return await self._database.read(_states)
 
     async def spent(self, limit: int = 1000) -> list[str]:

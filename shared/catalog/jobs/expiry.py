@@ -13,8 +13,7 @@ from shared.catalog.tables import ENDED, entries, jobs, now_s
 from shared.domain.types import JobState
 
 EXPIRED_AT_ONCE = 500
-"""Jobs, and idempotency keys, that one transaction of the expiry deletes. A low limit keeps other writers' waits
-short."""
+"""Jobs, and idempotency keys, that one transaction of the expiry deletes: few, so that other writers wait briefly."""
 
 c = jobs.c
 _NOW: Any = now_s()

@@ -22,8 +22,7 @@ _LOST_S: Any = sa.case((_HALF_S <= 0.0, 0.0), (_HELD_S < _HALF_S, _HELD_S), else
 
 
 def _exposed(seconds: Any) -> dict[str, Any]:
-    """Return both sums of seconds increased by `seconds`; unchanged for rows not running or claimed by an older
-    version."""
+    """Return both sums increased by `seconds`, unchanged if the job is not running or an older version claimed it."""
     return {
         "exposed_s": c.exposed_s + sa.case((c.seen_at > 0.0, seconds), else_=0.0),
         "alone_s": c.alone_s + sa.case((sa.and_(c.seen_at > 0.0, c.alone), seconds), else_=0.0),

@@ -1,5 +1,4 @@
-"""Idempotency keys: during its lifetime, a caller's key names one job with one body (docs/architecture.md, Delivery
-rules)."""
+"""Idempotency keys: a caller's live key names one job with one body (docs/architecture.md, Delivery rules)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Sweeping: finds jobs whose task must be sent again, and counts their crashes (docs/architecture.md, Crash
-accounting)."""
+"""Sweeping: finds jobs whose task must be sent again, and counts crashes (docs/architecture.md, Crash accounting)."""
 
 from __future__ import annotations
 
@@ -141,8 +140,7 @@ class Sweeping:
     _database: Database
 
     async def to_requeue(self, *, unconfirmed_after_s: float, anyhow_after_s: float = NEVER_S) -> list[Job]:
-        """Return the jobs whose task must be sent again. Each job is returned to one caller only; call `confirm` once
-        sent.
+        """Return the jobs whose task must be sent again, each to one caller only; call `confirm` once sent.
 
         A job is returned in three cases. Its task was never confirmed. Or its lease ran out; the job is now queued,
         with crashes + 1. Or it has waited for `anyhow_after_s` since it was last sent, so a broker may have lost or
@@ -151,8 +149,7 @@ class Sweeping:
         return await self._database.write(_to_requeue, unconfirmed_after_s, anyhow_after_s)
 
     async def recover(self) -> list[Job]:
-        """At an embedded start, move every running job back to queued (crashes + 1); return all queued jobs, oldest
-        first."""
+        """Queue all running jobs at an embedded start (crashes + 1); return all queued jobs, oldest first."""
         return await self._database.write(_recover)
 
     async def survived(self, job_id: str, crashes_before: int, alone_before: int = 0) -> bool:

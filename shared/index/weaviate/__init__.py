@@ -29,8 +29,7 @@ BATCH = 256
 """Objects per insertion, each with at most 8 KB of vectors."""
 PAGE = 1000
 CHANGING, CHANGING_S = "store is read-only due to: UpdateVectorIndexConfigs", 0.1
-"""The server's reply to every write while another process adds a named vector, and the pause in seconds before a
-retry."""
+"""The server's reply to a write while another process adds a named vector, and the seconds before a retry."""
 
 
 class WeaviateIndex:
@@ -46,8 +45,7 @@ class WeaviateIndex:
 
     @classmethod
     async def open(cls, url: str, hnsw: Hnsw) -> WeaviateIndex:
-        """Connect as `client_of` does. An unreachable server is retried later: services start without the cache's
-        index."""
+        """Connect as `client_of` does; an unreachable server is retried later, because services start without it."""
         index = cls(url, hnsw)
         try:
             async with index._connection.within(CONNECT_S + SEARCH_S, "connect"):
@@ -100,8 +98,7 @@ class WeaviateIndex:
                 raise UnavailableError(f"index: {len(refused)} entries not added, first: {refused[0]}"[:400])
 
     async def _refused(self, objects: Sequence[Any]) -> list[str]:
-        """Insert objects, and retry while another process changes the collection; return the error messages of the
-        others."""
+        """Insert objects, retried while another process changes the collection; return other errors' messages."""
         while True:
             try:
                 done = await self._objects.data.insert_many(objects)

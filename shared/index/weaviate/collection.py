@@ -48,8 +48,7 @@ class EntryCollection:
         self._hnsw = hnsw
 
     async def spaces(self) -> dict[str, Any] | None:
-        """Return the named vectors, or None without a collection. Raise ConfigurationError for another program's
-        collection."""
+        """Return the named vectors, None without a collection; raise ConfigurationError for a foreign collection."""
         try:
             config = await self.objects.config.get()
         except UnexpectedStatusCodeError as error:

@@ -107,8 +107,7 @@ class Connection:
             raise
 
     async def _meet_grpc(self) -> None:
-        """Check gRPC, which searches use; the client checks only HTTP. Raise ConnectionError if gRPC does not
-        answer."""
+        """Check gRPC, which searches use, because the client checks only HTTP; raise ConnectionError if it fails."""
         made = grpc.aio.secure_channel if self._secure else grpc.aio.insecure_channel
         given = (grpc.ssl_channel_credentials(),) if self._secure else ()
         async with made(self._grpc, *given) as channel:
