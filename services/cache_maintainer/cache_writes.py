@@ -139,7 +139,7 @@ class Cache:
             await self.drop_picture(entry_id)
 
     async def _look_again(self) -> None:
-        """Add doubtful entries to the store: an insertion that seemed to fail may have reached the catalog."""
+        """Add entries of unknown outcome to the store: an insertion without a reply may have reached the catalog."""
         if not self._doubtful:
             return
         found = await self._backends.catalog.entries.by_ids(sorted(self._doubtful))

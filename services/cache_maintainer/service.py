@@ -226,8 +226,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         self.cache.doomed.add(await self._backends.catalog.jobs.expire(self._settings.results_keep_s))
 
     async def _repair_index(self) -> None:
-        """Make the index agree with the catalog; they differ after a kill of maintainer or server between two
-        writes."""
+        """Make the index agree with the catalog: a kill of maintainer or server between two writes may part them."""
         backends = self._backends
         if not backends.index.process_local:
             found = await repair_index(backends.catalog, backends.index, lambda _: None)

@@ -21,8 +21,7 @@ METADATA = sa.MetaData(
 
 
 insert = postgresql.insert
-"""INSERT with ON CONFLICT for both databases: SQLite's compiler accepts PostgreSQL's clause, as both share the
-syntax."""
+"""INSERT with ON CONFLICT for both databases: SQLite's compiler accepts PostgreSQL's clause; the syntax is the same."""
 
 
 class now_s(GenericFunction[float]):  # noqa: N801 — SQLAlchemy names a function after its class

@@ -8,7 +8,7 @@ from services.cache_maintainer.eviction.levels import OF
 
 
 class Entries:
-    """Columns of facts about live entries; each entry has one slot."""
+    """Data columns of live entries; each entry has one slot."""
 
     def __init__(self) -> None:
         self.names = [""] * 1024

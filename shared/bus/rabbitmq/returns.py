@@ -28,7 +28,7 @@ class Returns:
         self._publisher, self._delivery_limit = publisher, delivery_limit
 
     async def give_back(self, lane: str, task: AbstractIncomingMessage, delay_s: float, *, counts: bool) -> None:
-        """Put a copy at the end of its lane, through a queue that delays the copy."""
+        """Put a copy at the lane's end, after a delay queue if `delay_s` > 0; dead-letter it beyond the limit."""
         returns = _returns_of(task) + counts
         if returns > self._delivery_limit:
             limit = f"returned {returns} times, more than the delivery limit of {self._delivery_limit}"
