@@ -124,11 +124,11 @@ class Custody:
         await self._database.write(_pair, store, place)
 
     async def known(self, job_ids: Sequence[str]) -> set[str]:
-        """Return those of these jobs that have a row, or whose entry has one."""
+        """Return the given jobs that have a row, or whose entry has one."""
         return await self._database.read(_known, job_ids)
 
     async def in_work(self, job_ids: Sequence[str]) -> set[str]:
-        """Return those of these jobs that have not ended, or whose row only another version can read."""
+        """Return the given jobs that have not ended, or whose row only another version can read."""
         return await self._database.read(_in_work, job_ids)
 
     async def now(self) -> float:
@@ -163,5 +163,5 @@ class Custody:
         await self._database.write(_erase, job_ids)
 
     async def erased(self, job_ids: Sequence[str], for_s: float) -> set[str]:
-        """Return those of these jobs that were erased at least `for_s` ago."""
+        """Return the given jobs that were erased at least `for_s` ago."""
         return await self._database.read(_erased, job_ids, for_s)

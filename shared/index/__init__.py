@@ -38,7 +38,7 @@ class Index(Protocol):
         ...
 
     async def missing(self, entry_ids: Sequence[str]) -> set[str]:
-        """Return those of these entries that no search can find.
+        """Return the given entries that no search can find.
 
         They are absent, or a server that was killed lost their places in its graphs. In the second case, another add
         may have no effect unless the entry is removed first.

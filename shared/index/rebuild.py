@@ -37,7 +37,7 @@ async def rebuild_index(catalog: Catalog, index: Index) -> int:
 
 
 async def reconcile(catalog: Catalog, index: Index, entry_ids: Iterable[str]) -> None:
-    """Index those of these entries that are searchable, with the vectors of what they have; remove the others."""
+    """Index the given entries that are searchable, with the vectors of what they have; remove the others."""
     pending = set(entry_ids)
     while pending:
         items, before = await catalog.entries.placed(sorted(pending))
@@ -50,7 +50,7 @@ async def reconcile(catalog: Catalog, index: Index, entry_ids: Iterable[str]) ->
 
 
 async def refind(catalog: Catalog, index: Index, entry_ids: Sequence[str]) -> set[str]:
-    """Index those of these live entries again that searches did not find; return them."""
+    """Index again the given live entries that searches did not find; return them."""
     missing = await index.missing(entry_ids)
     await reconcile(catalog, index, missing)
     if missing and (half := await index.missing(sorted(missing))):

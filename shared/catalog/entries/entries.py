@@ -221,5 +221,5 @@ class Entries(Indexed):
         return await self._database.read(_totals)
 
     async def referenced(self, keys: Sequence[str]) -> set[str]:
-        """Return those of these blob keys that a job, an entry, a state or an uncached capture still names."""
+        """Return the given blob keys that a job, an entry, a state or an uncached capture still names."""
         return await self._database.read(_referenced, keys)

@@ -138,7 +138,7 @@ class Indexed:
         return await self._database.read(_live_ids, after, limit)
 
     async def live(self, ids: Sequence[str]) -> dict[str, frozenset[str]]:
-        """Return those of these entries that the index must hold, each with what it is found by: `prompt`, `image`."""
+        """Return the given entries that the index must hold, each with what it is found by: `prompt`, `image`."""
         return await self._database.read(_live, ids)
 
     async def unembedded(self, limit: int = 100, after: str = "") -> list[Entry]:

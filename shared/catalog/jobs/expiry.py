@@ -44,7 +44,7 @@ Place = tuple[float, str]
 
 
 def _expire(connection: sa.Connection, older_than_s: float, after: Place = (0.0, "")) -> tuple[list[str], Place | None]:
-    """Delete the readable ones of the next ended jobs; return image keys, and the place to continue from, or None."""
+    """Delete the next ended jobs that are readable; return image keys, and the place to continue from, or None."""
     # a value, not an expression: PostgreSQL uses no index for a comparison with a running clock
     now = connection.execute(sa.select(_NOW)).scalar_one()
     forgotten = forget_expired(connection, now, EXPIRED_AT_ONCE)

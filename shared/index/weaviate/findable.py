@@ -15,7 +15,7 @@ from shared.index.weaviate.collection import EntryCollection, uuid_of
 
 
 async def findable(collection: EntryCollection, entry_ids: Sequence[str]) -> set[str]:
-    """Return those of these entries (at most 1,000) that searches find in every space for which they have a vector."""
+    """Return the given entries (at most 1,000) that searches find in every space for which they have a vector."""
     known = await collection.spaces()
     if not known or not entry_ids:
         return set()
