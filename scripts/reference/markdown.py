@@ -1,0 +1,44 @@
+"""Markdown for the generated pages: tables with short cells, and texts of the code made safe for a page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+CELL_WORDS = 25
+"""Words of a table cell at most; the sentences beyond them go below the table."""
+
+
+def prose(text: str) -> str:
+    """Return a docstring or help text as Markdown: one line per paragraph, no HTML tags, ``[bold]`` as Markdown."""
+    text = re.sub(r"\[bold\](afterimage .*?)\[/bold\]", r"`\1`", text.replace("``", "`"))
+    text = re.sub(r"\[/?bold\]", "**", text)
+    paragraphs = [" ".join(one.split()) for one in text.split("\n\n") if one.strip()]
+    parts = re.split(r"(`[^`]*`)", "\n\n".join(paragraphs))
+    return "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in parts)
+
+
+def cut(text: str) -> tuple[str, str]:
+    """Return the sentences that fit into a cell, at least the first one, and the rest."""
+    head, *rest = re.split(r"(?<=[.!?])\s+(?=[A-Z`\d])", text.replace("\n\n", " "))
+    while rest and len(f"{head} {rest[0]}".split()) <= CELL_WORDS:
+        head = f"{head} {rest.pop(0)}"
+    return head, " ".join(rest)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table whose last column is prose; what does not fit into a cell of that follows as a list.
+
+    The first cell of a row names the row in that list.
+    """
+    lines, notes = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)], []
+    for *cells, text in rows:
+        head, rest = cut(text)
+        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in (*cells, head)) + " |")
+        notes += [f"- {cells[0]}: {rest}"] if rest else []
+    return "\n".join([*lines, *(["", *notes] if notes else [])]) + "\n"
+
+
+def code(text: object) -> str:
+    """Return a value as inline code, or an empty cell."""
+    return f"`{text}`" if str(text) else ""
