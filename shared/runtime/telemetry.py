@@ -32,50 +32,183 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(f"afterimage_{name}", text, labels, buckets=buckets, registry=registry)
 
-        self.requests = counter("requests", "Finished requests.", "status", "source", "model")
-        self.refused = counter("refused", "Requests refused before acceptance.", "reason")
-        self.stage_seconds = histogram("stage_seconds", "Seconds a request spent in a stage.", _LATENCY_S, "stage")
-        self.queue_seconds = histogram("queue_seconds", "Seconds between acceptance and the first step.", _LATENCY_S)
-        self.queued = gauge("queued_jobs", "Jobs waiting for a worker.")
-        self.batch_rows = histogram("batch_rows", "Requests in one denoising step.", (1, 2, 4, 8, 16, 32, 64), "model")
-        self.step_seconds = histogram("step_seconds", "Seconds of one denoising step of a batch.", _LATENCY_S, "model")
-        self.steps_run = counter("steps_run", "Denoising steps run.", "model")
-        self.steps_saved = counter("steps_saved", "Denoising steps a cached state made unnecessary.", "model")
-        self.lookups = counter("lookups", "Plans by source and start step K (of T = 50).", "source", "k")
-        self.degraded = counter("degraded", "Plans made without a service that was away, late or wrong.", "service")
-        self.cache_bytes = gauge("cache_bytes", "Bytes of cached states.")
-        self.cache_entries = gauge("cache_entries", "Entries in the cache.")
-        self.cache_states = gauge("cache_states", "States in the cache.")
-        self.cache_pictures = gauge("cache_pictures", "Finished pictures that any model can start from.")
-        self.cache_picture_bytes = gauge("cache_picture_bytes", "Bytes of those pictures.")
-        self.quarantined = gauge("quarantined_blobs", "Blobs that nothing names and that are not deleted yet.")
-        self.collection_held = gauge("collection_held", "1 while nothing is collected, by reason.", "reason")
-        self.pictures_embedded = counter("pictures_embedded", "Finished pictures embedded for the cache.")
-        self.inserted = counter("states_inserted", "States added to the cache, by K or as picture.", "k")
-        self.evicted = counter("states_evicted", "States evicted, by K or as picture.", "policy", "k")
-        self.holes = counter("holes", "Plans that wished a K that was not there.")
-        self.wider_searches = counter("wider_searches", "Lookups that searched further away (ADR 10).", "outcome")
-        self.predictor_precision = gauge("predictor_precision", "Share of predicted hits that were hits.")
-        self.predictor_recall = gauge("predictor_recall", "Share of hits that were predicted (misses are sampled).")
-        self.predictions = counter("predictions", "Match predictions.", "predicted")
-        self.job_attempts = counter("job_attempts", "Jobs claimed by a worker.", "redelivered")
-        self.hints_lost = counter("hints_lost", "Facts nobody was promised that the bus did not take.", "kind")
-        self.unsent = counter("unsent_jobs", "Accepted jobs whose task the bus did not take; the sweeper sends them.")
-        self.assigned = gauge("assigned_workers", "Workers by the model that the monitor gave them.", "model")
-        self.monitor_mode = gauge("monitor_mode", "1 for the mode that is run (MoDM §5.3).", "mode")
+        self.requests = counter(
+            "requests",
+            "Answers to waiting clients. The share of `source` latent and image is the hit rate; `exact` counts exact "
+            "repeats. A job that no client waits for is not counted.",
+            "status", "source", "model",
+        )  # fmt: skip
+        self.refused = counter(
+            "refused",
+            "Requests refused before acceptance, by error type. InvalidRequestError is the client's mistake, "
+            "OverloadedError a full queue, StorageFullError a full disk.",
+            "reason",
+        )
+        self.stage_seconds = histogram(
+            "stage_seconds",
+            "Seconds that a request spent in one stage. Gateway: embed (the call included), predict, plan, accept (row "
+            "committed, task queued). Embedder: embed_forward is the encoder alone, embed_picture_forward the same for "
+            "finished images, for which no request waits. Worker: fetch (the state), encode (the model's own text "
+            "encoder), denoise (first to last step of the shared batch), decode, store (PNG, image and states).",
+            _LATENCY_S,
+            "stage",
+        )
+        self.queue_seconds = histogram(
+            "queue_seconds",
+            "Seconds between acceptance and the first step. This metric grows first when there are too few workers.",
+            _LATENCY_S,
+        )
+        self.queued = gauge(
+            "queued_jobs",
+            "Jobs that wait for a worker. Each gateway counts them in the catalog at each scrape, so all gateways show "
+            "the same number; NaN without an answer within 2 s. At AFTERIMAGE_MAX_QUEUED new jobs are refused.",
+        )
+        self.batch_rows = histogram(
+            "batch_rows",
+            "Requests that shared one denoising step. A mean near 1 under load means too many different sizes, or an "
+            "AFTERIMAGE_MAX_ROWS of 1.",
+            (1, 2, 4, 8, 16, 32, 64),
+            "model",
+        )
+        self.step_seconds = histogram(
+            "step_seconds",
+            "Seconds of one denoising step of a batch. The rate of the sum over the rate of "
+            "afterimage_steps_run_total is seconds per row and step.",
+            _LATENCY_S,
+            "model",
+        )
+        self.steps_run = counter("steps_run", "Denoising steps run, one per row of the batch.", "model")
+        self.steps_saved = counter(
+            "steps_saved",
+            "Denoising steps that a cached state made unnecessary. Saved / (run + saved) is the share of work that the "
+            "cache removes. Exact repeats are not counted.",
+            "model",
+        )
+        self.lookups = counter("lookups", "Plans, by source and start step K (of T = 50).", "source", "k")
+        self.degraded = counter(
+            "degraded",
+            "Plans made without a service or store that was away, late or wrong. A steady rate means lost hits, never "
+            "lost requests.",
+            "service",
+        )
+        self.cache_bytes = gauge("cache_bytes", "Bytes of cached latents, at most AFTERIMAGE_CACHE_MAX_BYTES.")
+        self.cache_entries = gauge("cache_entries", "Entries of the cache that hold a latent or an image.")
+        self.cache_states = gauge("cache_states", "Cached latents.")
+        self.cache_pictures = gauge(
+            "cache_pictures",
+            "Finished images that any model can start from, at most AFTERIMAGE_PICTURE_MAX_COUNT.",
+        )
+        self.cache_picture_bytes = gauge(
+            "cache_picture_bytes", "Bytes of those finished images, at most AFTERIMAGE_PICTURE_MAX_BYTES."
+        )
+        self.quarantined = gauge(
+            "quarantined_blobs",
+            "Blobs that no row names and that are not deleted yet, at the collector's last pass. Look into a jump "
+            "before AFTERIMAGE_QUARANTINE_S is over.",
+        )
+        self.collection_held = gauge(
+            "collection_held",
+            "1 while the collector deletes nothing: mismatch (the store belongs to another catalog), unadopted (the "
+            "store has no id), large (the pass would delete much). Alert on each of them.",
+            "reason",
+        )
+        self.pictures_embedded = counter(
+            "pictures_embedded",
+            "Finished images embedded, which prompts can find from then on. A long lag behind the requests means that "
+            "the cache maintainer does not reach the embedder, or that the embedder is too slow.",
+        )
+        self.inserted = counter("states_inserted", "States added to the cache, by K; `picture` is an image.", "k")
+        self.evicted = counter(
+            "states_evicted",
+            "States evicted, by policy and K; `picture` is an image. As many as inserted means a full budget, which is "
+            "normal: watch afterimage_holes_total and the hit rate.",
+            "policy", "k",
+        )  # fmt: skip
+        self.holes = counter(
+            "holes",
+            "Plans that found no state at the largest K that their similarity allows: evicted, or never captured. "
+            "If there are many, raise AFTERIMAGE_CACHE_MAX_BYTES.",
+        )
+        self.wider_searches = counter(
+            "wider_searches",
+            "Lookups that searched the AFTERIMAGE_FURTHER_CANDIDATES nearest entries (ADR 10). Outcomes: later_start "
+            "(found a later start), nothing_better, failed (index or catalog away or late).",
+            "outcome",
+        )
+        self.predictor_precision = gauge(
+            "predictor_precision",
+            "Share of predicted hits that were hits. A low share means lookups that find nothing, which are cheap.",
+        )
+        self.predictor_recall = gauge(
+            "predictor_recall",
+            "Share of hits that were predicted. Known because AFTERIMAGE_SAMPLE_PREDICTED_MISSES of the predicted "
+            "misses are looked up anyway. A low share loses hits: if it stays below .9, set AFTERIMAGE_PREDICTOR to "
+            "always and compare.",
+        )
+        self.predictions = counter("predictions", "Verdicts of the match predictor: hit or miss.", "predicted")
+        self.job_attempts = counter(
+            "job_attempts",
+            "Jobs claimed by a worker. `redelivered` is true for jobs of workers that stopped or lost their lease.",
+            "redelivered",
+        )
+        self.hints_lost = counter(
+            "hints_lost", "Events that only improve the cache or its figures and that the bus did not take.", "kind"
+        )
+        self.unsent = counter(
+            "unsent_jobs",
+            "Accepted jobs whose task the bus did not take. The sweeper sends them within AFTERIMAGE_SWEEP_S; their "
+            "clients wait that much longer.",
+        )
+        self.assigned = gauge("assigned_workers", "Workers that the global monitor assigned to the model.", "model")
+        self.monitor_mode = gauge(
+            "monitor_mode",
+            "1 for the mode that runs (MoDM §5.3). `throughput` although `quality` is set: no split of the workers "
+            "meets the demand.",
+            "mode",
+        )
         self.monitor_target = gauge("monitor_target_large", "Large models that the heuristic wants, not rounded.")
-        self.monitor_pid = gauge("monitor_pid", "Terms of the PID: output, error, integral.", "term")
-        self.monitor_demand = gauge("monitor_demand", "Requests a second in the monitor's window.", "lane")
-        self.monitor_waiting = gauge("monitor_waiting", "Full generations that are in nobody's hands yet.", "lane")
-        self.monitor_work = gauge("monitor_work", "Full generations a second to be done.", "kind")
-        self.monitor_hit_rate = gauge("monitor_hit_rate", "Share of requests that start from something.")
-        self.monitor_k = gauge("monitor_k_share", "Share of requests by K of 50.", "k")
-        self.monitor_rate = gauge("monitor_rate", "Full generations a second of all workers so assigned.", "model")
-        self.monitor_doubted = gauge("monitor_doubted_workers", "Workers that are not as fast as they say.")
-        self.monitor_switches = counter("monitor_switches", "Changes of a worker's model that were ordered.")
-        self.monitor_kept = counter("monitor_kept", "Decisions whose switches would not have paid back.")
-        self.unreadable_rows = counter("unreadable_rows", "Rows that only another version can read.", "table")
-        self.rpc_seconds = histogram("rpc_seconds", "Seconds in a gRPC handler.", _LATENCY_S, "method", "code")
+        self.monitor_pid = gauge("monitor_pid", "Terms of the PID, in workers: output, error, integral.", "term")
+        self.monitor_demand = gauge(
+            "monitor_demand", "Requests per second in the last AFTERIMAGE_MONITOR_WINDOW_S, by lane.", "lane"
+        )
+        self.monitor_waiting = gauge(
+            "monitor_waiting",
+            "Full generations that no worker has taken yet, by lane. Approximate: the monitor shares all waiting "
+            "work out by lane.",
+            "lane",
+        )
+        self.monitor_work = gauge(
+            "monitor_work",
+            "Work in full generations per second, headroom and waiting jobs included. A full generation has 50 steps "
+            "of the large model, and as many fewer of a small one as its default T is smaller. Kinds: miss, hit, small "
+            "(requests that name a small model).",
+            "kind",
+        )
+        self.monitor_hit_rate = gauge("monitor_hit_rate", "Share of requests that start from a state or an image.")
+        self.monitor_k = gauge("monitor_k_share", "Share of requests by start step K (of T = 50).", "k")
+        self.monitor_rate = gauge(
+            "monitor_rate",
+            "Full generations per second that the workers assigned to the model can do. A queue grows while this is "
+            "below afterimage_monitor_work.",
+            "model",
+        )
+        self.monitor_doubted = gauge(
+            "monitor_doubted_workers",
+            "Workers whose reported speed is more than twice off what they finish: throttled, or sharing their device.",
+        )
+        self.monitor_switches = counter("monitor_switches", "Model changes that the monitor ordered.")
+        self.monitor_kept = counter(
+            "monitor_kept", "Decisions that changed nothing because the switches would not have paid back."
+        )
+        self.unreadable_rows = counter(
+            "unreadable_rows",
+            "Rows that only another version of Afterimage can read. Each process counts a row once, up to 100,000 "
+            "rows.",
+            "table",
+        )
+        self.rpc_seconds = histogram(
+            "rpc_seconds", "Seconds in a gRPC handler, those between services included.", _LATENCY_S, "method", "code"
+        )
 
 
 METRICS = Metrics()
