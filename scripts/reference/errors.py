@@ -1,4 +1,4 @@
-"""The page of errors: every error that a client can meet, from the docstrings of `shared.domain.errors`."""
+"""The page of errors. A docstring's first paragraph says what happened, and its second one what to do."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ HEADER = ("error", "gRPC status", "reason", "exit code", "what happened", "what 
 def page() -> str:
     """Return the page as Markdown."""
     rows = []
-    for kind in _below(AfterimageError):
+    for kind in (AfterimageError, *_below(AfterimageError)):
         reason = next((name for name, of in rpc._REASONS.items() if issubclass(kind, of)), "")
-        happened, _, todo = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")
+        happened, todo, *_ = [*inspect.cleandoc(kind.__doc__ or "").split("\n\n"), ""]
         cells = code(kind.__name__), code(kind.code), code(reason), str(exit_code(kind.__new__(kind)))
         rows.append((*cells, prose(happened), prose(todo)))
     statuses = "\n".join(f"| `{status}` | `{kind.__name__}` |" for status, kind in rpc._BY_CODE.items())

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 CELL_WORDS = 25
 """Words of a table cell at most; the sentences beyond them go below the table."""
+NAMES = re.compile(r"(?<![\w-])((?:AFTERIMAGE_[A-Z_]+|afterimage_[a-z_]+|--[a-z][a-z-]+)(?![\w…]))")
+"""Variables, metrics and options: shown as code."""
 
 
 def prose(text: str) -> str:
@@ -15,7 +17,8 @@ def prose(text: str) -> str:
     text = re.sub(r"\[/?bold\]", "**", text)
     paragraphs = [" ".join(one.split()) for one in text.split("\n\n") if one.strip()]
     parts = re.split(r"(`[^`]*`)", "\n\n".join(paragraphs))
-    return "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in parts)
+    safe = (part if part.startswith("`") else NAMES.sub(r"`\1`", part.replace("<", "&lt;")) for part in parts)
+    return "".join(safe)
 
 
 def cut(text: str) -> tuple[str, str]:

@@ -46,4 +46,5 @@ def test_long_cells_continue_below_the_table() -> None:
 
 def test_help_texts_become_markdown() -> None:
     assert prose("See [bold]afterimage up[/bold];\n[bold]now[/bold]") == "See `afterimage up`; **now**"
+    assert prose("--out or AFTERIMAGE_OUT") == "`--out` or `AFTERIMAGE_OUT`"
     assert prose("default: <job id>.png, `<kept>`") == "default: &lt;job id>.png, `<kept>`"
