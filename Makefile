@@ -3,7 +3,7 @@
 PY := .venv/bin/python
 WORKERS := 2
 export PATH := $(CURDIR)/out/servers:$(PATH)
-.PHONY: help install dev demo up stack-up stack-status stack-restart stack-down test test-compose check format protos lock bench faults judge clean
+.PHONY: help install dev demo up stack-up stack-status stack-restart stack-down test test-compose check format protos docs lock bench faults judge clean
 
 help:            ## what can be made
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -46,6 +46,10 @@ format: dev      ## format and fix what can be fixed
 
 protos: dev      ## generate the gRPC code beside the .proto files
 	@PYTHON=$(PY) ./scripts/protos.sh
+
+docs: dev        ## write docs/reference anew from the code, and build the pages as a site in out/site
+	@$(PY) -m scripts.reference
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 lock: dev        ## write constraints.txt anew
 	@PATH=$$PWD/.venv/bin:$$PATH ./scripts/lock.sh
