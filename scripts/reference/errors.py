@@ -25,7 +25,8 @@ HEADER = ("error", "gRPC status", "reason", "exit code", "what happened", "what 
 def page() -> str:
     """Return the page as Markdown."""
     rows = []
-    for kind in (AfterimageError, *_below(AfterimageError)):
+    kinds: list[type[AfterimageError]] = [AfterimageError, *_below(AfterimageError)]
+    for kind in kinds:
         reason = next((name for name, of in rpc._REASONS.items() if issubclass(kind, of)), "")
         happened, todo, *_ = [*inspect.cleandoc(kind.__doc__ or "").split("\n\n"), ""]
         cells = code(kind.__name__), code(kind.code), code(reason), str(exit_code(kind.__new__(kind)))

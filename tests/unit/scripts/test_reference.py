@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter
 
 from scripts import reference
 from scripts.reference.markdown import cut, prose, table
+from shared.runtime.telemetry import Metrics
 
 
 def test_the_pages_in_the_repository_are_fresh() -> None:
@@ -34,6 +38,16 @@ def test_every_setting_command_metric_error_and_message_has_its_place() -> None:
     }.items():
         text = reference.text_of(page)
         assert [name for name in names if name not in text] == []
+
+
+def test_every_metric_is_explained_with_its_labels() -> None:
+    page = reference.text_of("metrics.md")
+    for metric in vars(Metrics(CollectorRegistry())).values():
+        name = f"`{metric._name}_total`" if isinstance(metric, Counter) else f"`{metric._name}`"
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| {name} |"))
+        _, _, _, labels, meaning, _ = row.split("|")
+        assert re.findall(r"[a-z_]+", labels) == list(metric._labelnames)
+        assert meaning.strip()
 
 
 def test_long_cells_continue_below_the_table() -> None:
