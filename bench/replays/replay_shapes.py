@@ -1,11 +1,11 @@
-"""The papers' own figures of their caches beside what the replays of bench/replay/ found: tables and pictures.
+"""Compare the papers' figures of their caches with the replays of bench/replay/: tables and plots.
 
     python -m bench.replays.replay_shapes
 
-NIRVANA Figs. 15 and 12, MoDM Fig. 9 and §A.1, FlexCache Table 1. Of the papers there is what their text says
-(`paper_shapes.json`, each with its place), of ours what the summaries hold: a policy or a budget that is not there is
-left out, and a line says so. The tables go between their marks in bench/replay/README.md, the pictures into
-bench/replay/paper_shapes/.
+The figures are NIRVANA Figs. 15 and 12, MoDM Fig. 9 and §A.1, and FlexCache Table 1. The papers' numbers come from
+their text (`paper_shapes.json`, each with its source), the replays' numbers from the summaries. A policy or budget that
+a summary lacks is left out, and a line below the table names it. The tables go between their marks in the pages of
+bench/replay/, the plots into bench/replay/paper_shapes/.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.measuring.marks import placed
+from bench.measuring.marks import placed, places
 from bench.measuring.plotting import pyplot_or_none
 from bench.measuring.recording import share, table
 from bench.replays.replay_days import REPLAY
@@ -42,13 +42,13 @@ from bench.replays.shapes import (
 
 COMMAND = "python -m bench.replays.replay_shapes"
 SHOWN = (0, 3, 6, 9)
-"""Of the tenths of the stream those that the table shows; the picture shows all."""
+"""Tenths of the stream that the table shows, counted from 0. The plot shows all ten."""
 NAMES = ("nirvana_fig_15", "modm_fig_9", "modm_a_1", "flexcache_table_1", "nirvana_fig_12")
-"""Of what paper_shapes.json holds, the marks in the README and the pictures."""
+"""Names in paper_shapes.json, which also name the marks in the pages and the plots."""
 
 
 def fig_15(paper: Figures, shape: Shape) -> str:
-    """NIRVANA Fig. 15 as rows: h(K), and what was saved at K itself."""
+    """Tabulate NIRVANA Fig. 15: h(K), and the steps saved at K itself."""
     ks, h, saved = paper["ks"], paper["h"], paper["saved_at"]
     cells = [_pair(h.get(str(k)), saved.get(str(k))) for k in ks]
     whole = [share(paper["steps_saved"], 1), f"{skipped(paper, paper['steps']):.1f}"]
@@ -62,7 +62,7 @@ def fig_15(paper: Figures, shape: Shape) -> str:
 
 
 def fig_12(paper: Figures, shape: Shape) -> str:
-    """NIRVANA Fig. 12 as rows: hits and throughput in tenths of the stream; cost and throughput over all of it."""
+    """Tabulate NIRVANA Fig. 12: hits and throughput in tenths of the stream, cost and throughput of all of it."""
     whole = [share(paper["hit_rate"], 0), f"{paper['cost']:.2f}", f"{paper['throughput']:.2f}"]
     rows: list[Sequence[object]] = [["**NIRVANA**", f"{paper['states']:,} states", *("–" for _ in SHOWN), *whole]]
     for budget, name, one in shape.rows():
@@ -76,7 +76,7 @@ def fig_12(paper: Figures, shape: Shape) -> str:
 
 
 def fig_9(paper: Figures, shape: Shape) -> str:
-    """MoDM Fig. 9 as rows: hit rate by size, and how many steps a hit skips."""
+    """Tabulate MoDM Fig. 9: hit rate by size, and the steps that a hit skips on average."""
     sizes = paper["sizes"]
     rows: list[Sequence[object]] = [["**MoDM**", *(share(paper["hit_rate"].get(str(size)), 1) for size in sizes)]]
     for title, policy in FIG_9.items():
@@ -90,7 +90,7 @@ def fig_9(paper: Figures, shape: Shape) -> str:
 
 
 def a_1(paper: Figures, shapes: Sequence[Shape]) -> str:
-    """MoDM §A.1 as rows: how much of what hits start from is at most four hours old."""
+    """Tabulate MoDM §A.1: the share of hits that start from a state or image at most four hours old."""
     rows: list[Sequence[object]] = [["**MoDM**", "–", f"over {share(paper['at_least'], 0)}", "–", "–"]]
     for shape in shapes:
         for budget, name, one in shape.rows():
@@ -103,7 +103,10 @@ def a_1(paper: Figures, shapes: Sequence[Shape]) -> str:
 
 
 def table_1(paper: Figures, shape: Shape, unlimited: int) -> str:
-    """FlexCache Table 1 and ours in its columns; `unlimited`: states that a cache without evictions ends with, or 0."""
+    """Tabulate FlexCache Table 1, and the replays in its columns.
+
+    `unlimited` is the number of states that a cache without evictions ends with, or 0 where that is unknown.
+    """
     names = list(paper["hit_rate"])
     rows: list[Sequence[object]] = []
     for place, gb in enumerate(paper["gb"]):
@@ -121,7 +124,7 @@ def table_1(paper: Figures, shape: Shape, unlimited: int) -> str:
 
 
 def _pair(first: float | None, second: float | None, digits: int = 1) -> str:
-    """Two shares in per cent; – for what the text does not say."""
+    """Return two shares in per cent, with – for a number that the text lacks."""
     if first is None and second is None:
         return "–"
     return " / ".join("–" if value is None else f"{100 * value:.{digits}f}" for value in (first, second))
@@ -132,18 +135,20 @@ def _stand_in(*ones: Figures | None) -> str:
 
 
 def block(body: str, paper: Figures, *shapes: Shape) -> str:
-    """A table, where the paper's numbers stand, what its text does not say, and what of ours is not there."""
+    """Return a table with its sources: the paper's section, numbers missing in its text, and replays left out."""
     lines = [f"{paper['source']}. Not in its text: {paper['not_in_the_text']}."]
     for shape in shapes:
-        lacking = f" Left out, not being there: {', '.join(shape.left_out)}." if shape.left_out else ""
-        source = f"[{shape.folder}]({shape.folder}/summary.json)"
+        lacking = f" Not replayed, and left out: {', '.join(shape.left_out)}." if shape.left_out else ""
+        source = f"[{shape.folder}](../{shape.folder}/summary.json)"
         lines.append(f"Ours: {source}, {shape.requests:,} counted requests.{lacking}")
     return f"{body}\n\n" + "\n".join(lines)
 
 
 def read_all(replays: Path) -> tuple[Shape, Shape, Shape, Shape]:
-    """What is drawn of a folder of replays: savings and ages by states, MoDM's entries, FlexCache's policies, the
-    stream."""
+    """Read the four shapes from a folder of replays.
+
+    In order: savings and ages by states, MoDM's entries, FlexCache's policies, and the stream.
+    """
     compared = [policy for policies in TABLE_1.values() for policy in policies.values()]
     return (
         read_shape(replays, "sizes_ignored", FIG_15),
@@ -154,14 +159,14 @@ def read_all(replays: Path) -> tuple[Shape, Shape, Shape, Shape]:
 
 
 def states_made(shape: Shape) -> int:
-    """States that a cache without evictions ends with; 0 where it was not replayed."""
+    """Return the number of states that a cache without evictions ends with; 0 without such a replay."""
     return max((one["states"] for _, name, one in shape.rows() if name == UNLIMITED), default=0)
 
 
 def blocks_of(
     papers: Mapping[str, Figures], states: Shape, entries: Shape, policies: Shape, stream: Shape
 ) -> dict[str, str]:
-    """Each paper's block for the README, by its name in paper_shapes.json."""
+    """Return each figure's block of a page, by its name in paper_shapes.json."""
     nirvana, hits, ages, flexcache, over = (papers[name] for name in NAMES)
     return {
         NAMES[0]: block(fig_15(nirvana, states), nirvana, states),
@@ -175,7 +180,7 @@ def blocks_of(
 def draw(
     papers: Mapping[str, Figures], states: Shape, entries: Shape, policies: Shape, stream: Shape, folder: Path
 ) -> None:
-    """A picture for each block; none, and a line that says so, without matplotlib."""
+    """Plot each block; print a line instead where matplotlib is not installed."""
     pyplot = pyplot_or_none()
     if pyplot is None:
         return
@@ -191,19 +196,19 @@ def draw(
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--replays", type=Path, default=REPLAY, help="folders with a summary.json each, and README.md")
+    parser.add_argument("--replays", type=Path, default=REPLAY, help="folders with a summary.json each, and pages")
     asked = parser.parse_args(given)
-    readme = asked.replays / "README.md"
-    if not readme.is_file():
-        parser.error(f"--replays: no README.md in {asked.replays}")
     papers, shapes = json.loads(PAPERS.read_text(encoding="utf-8")), read_all(asked.replays)
     blocks = blocks_of(papers, *shapes)
     print("\n\n".join(blocks.values()))
-    try:
-        text = placed(readme.read_text(encoding="utf-8"), blocks, COMMAND)
-    except LookupError as error:
-        parser.error(f"{readme}: {error}")
-    readme.write_text(text, encoding="utf-8")
+    pages = {path: path.read_text(encoding="utf-8") for path in sorted(asked.replays.rglob("*.md"))}
+    for name, content in blocks.items():
+        page = next((path for path, text in pages.items() if name in places(text, COMMAND)), None)
+        if page is None:
+            parser.error(f"--replays: no page of {asked.replays} has a place for {name}")
+        pages[page] = placed(pages[page], {name: content}, COMMAND)
+    for path, text in pages.items():
+        path.write_text(text, encoding="utf-8")
     draw(papers, *shapes, asked.replays / "paper_shapes")
 
 

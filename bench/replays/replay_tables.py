@@ -1,8 +1,8 @@
-"""Writes the tables of bench/replay/README.md from the summaries beside it.
+"""Write the tables of the pages in bench/replay/ from the summaries beside them.
 
-    python -m bench.replays.replay_tables    (after python -m bench.replays.replay_days; a test holds the two together)
+    python -m bench.replays.replay_tables    (after python -m bench.replays.replay_days)
 
-There is one for each mark of this command in the page, named KIND_FOLDER.
+Each mark of this command in a page names one table: KIND_FOLDER. A test compares the pages with the summaries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench.measuring.recording import share, table
 from bench.replays.replay_days import AHEAD, OURS, PUBLISHED, REPLAY
 from services.replay.results.compare import label
 
-README = REPLAY / "README.md"
+PAGES = sorted(REPLAY.rglob("*.md"))
 COMMAND = "python -m bench.replays.replay_tables"
 
 Summary = Mapping[str, Any]
@@ -30,7 +30,7 @@ def _headed(first: str, budgets: Sequence[Mapping[str, Any]], rows: Rows) -> str
 
 
 def _by_policy(summary: Summary, cell: Callable[[Mapping[str, Any], Mapping[str, Any]], str]) -> Iterator[list[str]]:
-    """A row for each policy and a cell for each budget, made of the policy's figures there and of the budget."""
+    """Yield a row for each policy. `cell` makes each budget's cell from the policy's figures and the budget."""
     budgets = summary["budgets"]
     for name, one in budgets[0]["policies"].items():
         named = f"`{name}`{label('', one['surrogate'])}"
@@ -38,7 +38,7 @@ def _by_policy(summary: Summary, cell: Callable[[Mapping[str, Any], Mapping[str,
 
 
 def steps(summary: Summary, folder: Path) -> str:
-    """Share of all steps that was saved, its interval, share of requests that hit, share of the bound."""
+    """Tabulate steps saved, their interval, the share of requests that hit, and the share of the offline bound."""
     rows = list(_by_policy(summary, _saved))
     bounds = [budget["bound"] for budget in summary["budgets"]]
     if all(bounds):
@@ -56,8 +56,10 @@ def _saved(one: Mapping[str, Any], budget: Mapping[str, Any]) -> str:
 
 
 def ahead(summary: Summary, folder: Path) -> str:
-    """Ours beside each other policy, with smaller states beside the published ones alone: its steps saved over the
-    other's, and the difference in percentage points."""
+    """Compare each of OURS with every other policy: the ratio of steps saved, and the difference in percentage points.
+
+    `afterimage-int8` is compared with the published policies alone.
+    """
     differences = json.loads((folder / AHEAD).read_text(encoding="utf-8"))
     budgets = summary["budgets"]
     rows = []
@@ -76,13 +78,13 @@ def ahead(summary: Summary, folder: Path) -> str:
 
 
 def _alike(summary: Summary, name: str) -> bool:
-    """Whether it keeps states, evicts, and starts by the one table as ours do."""
+    """Return whether the policy reuses latents and evicts, as OURS do; such policies share one similarity → K table."""
     policy = summary["settings"]["policies"][name]
     return policy["reuses"] == "latent" and not policy["unlimited"]
 
 
 def tenths(summary: Summary, folder: Path) -> str:
-    """Steps saved at the smallest budget in each tenth of what counts."""
+    """Tabulate the steps saved at the smallest budget in each tenth of the counted requests."""
     first = summary["budgets"][0]
     rows = [
         [f"`{name}`", *(f"{100 * part:.1f}" for part in one["parts"])]
@@ -94,13 +96,13 @@ def tenths(summary: Summary, folder: Path) -> str:
 
 
 def speed(summary: Summary, folder: Path) -> str:
-    """Decisions a second of processor time."""
+    """Tabulate decisions a second of processor time."""
     rows = list(_by_policy(summary, lambda one, _: f"{one['decisions_per_processor_s']:,.0f}"))
     return _headed("decisions a second of processor time", summary["budgets"], rows)
 
 
 def fairness(summary: Summary, folder: Path) -> str:
-    """How evenly users save: Jain's index, and the share of them who save nothing."""
+    """Tabulate Jain's index of the users' savings, and the share of users who save nothing."""
     rows = list(
         _by_policy(
             summary, lambda one, _: f"{one['fairness']['jain']:.3f} ({share(one['fairness']['without_any'], 1)})"
@@ -110,7 +112,7 @@ def fairness(summary: Summary, folder: Path) -> str:
 
 
 def predictor(summary: Summary, folder: Path) -> str:
-    """NIRVANA's SVM in front of the lookups: what it lets through, precision and recall."""
+    """Tabulate NIRVANA's SVM in front of the lookups: requests let through, precision and recall."""
     asked = [(budget, budget["policies"]["nirvana"]) for budget in summary["budgets"]]
     said: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "let through": lambda one: f"{one['predictor']['let_through']:,} of {one['requests']:,}",
@@ -127,7 +129,7 @@ def predictor(summary: Summary, folder: Path) -> str:
 
 
 def predictors(summary: Summary, folder: Path) -> str:
-    """Every predictor in front of the lookups: what it lets through, precision, recall and AUC."""
+    """Tabulate every predictor in front of the lookups: requests let through, precision, recall and AUC."""
 
     def cell(one: Mapping[str, Any], budget: Mapping[str, Any]) -> str:
         what = one["predictor"]
@@ -143,7 +145,7 @@ def predictors(summary: Summary, folder: Path) -> str:
 
 
 def timed(summary: Summary, folder: Path) -> str:
-    """Latency and SLOs in virtual time."""
+    """Tabulate latency and SLOs in virtual time."""
     (budget,) = summary["budgets"]
     rows = []
     for name, one in budget["policies"].items():
@@ -173,7 +175,10 @@ KINDS: Mapping[str, Callable[[Summary, Path], str]] = {
 
 
 def written(text: str, folder: Path = REPLAY) -> str:
-    """The text with every table made anew; KeyError for a kind that there is not."""
+    """Return the text with every table written again from its summary in `folder`.
+
+    Raises KeyError for an unknown kind of table.
+    """
     blocks = {}
     for name in places(text, COMMAND):
         kind, of = name.split("_", 1)
@@ -186,8 +191,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args(
         arguments
     )
-    README.write_text(written(README.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"wrote {README}")
+    for page in PAGES:
+        before = page.read_text(encoding="utf-8")
+        if (text := written(before)) != before:
+            page.write_text(text, encoding="utf-8")
+            print(f"wrote {page}")
 
 
 if __name__ == "__main__":

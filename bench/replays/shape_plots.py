@@ -1,4 +1,4 @@
-"""The pictures of `bench.replays.replay_shapes`: what the papers say in black, what the replays found in colours."""
+"""The plots of `bench.replays.replay_shapes`: the papers' numbers in black, the replays' in colours."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ COLOURS = {
     "nirvana-infinite": "#8c564b", "gpt-cache": "#e377c2", "retrieval": "#bcbd22", "crs": "#17becf",
     "FIFO": "#ff7f0e", "LRU": "#9467bd", "LCBFU": "#d62728", "LRBU": "#1f77b4",
 }  # fmt: skip
-"""By policy, and by FlexCache's names of them."""
+"""Colours of the policies, by our names and by FlexCache's."""
 AGES = {60: "1 min", 600: "10 min", 3600: "1 h", 14_400: "4 h", 57_600: "16 h"}
 
 
 def draw_savings(pyplot: Any, path: Path, paper: Figures, shape: Shape) -> None:
-    """NIRVANA Fig. 15, a column for each budget: h(K) above, potential and actual savings below."""
+    """Plot NIRVANA Fig. 15, a column for each budget: h(K) above, potential and actual savings below."""
     ks, steps, budgets = paper["ks"], paper["steps"], list(shape.found)
     figure, axes = _grid(pyplot, 2, max(len(budgets), 1))
     for column, budget in enumerate(budgets):
@@ -45,14 +45,14 @@ def draw_savings(pyplot: Any, path: Path, paper: Figures, shape: Shape) -> None:
 
 
 def draw_stream(pyplot: Any, path: Path, paper: Figures, shape: Shape) -> None:
-    """NIRVANA Fig. 12, a column for each budget: hit rate, cost and throughput in tenths of the stream."""
+    """Plot NIRVANA Fig. 12, a column for each budget: hit rate, cost and throughput in tenths of the stream."""
     figure, axes = _grid(pyplot, 3, max(len(shape.found), 1))
     for column, (budget, found) in enumerate(shape.found.items()):
         for name, one in found.items():
             tenths = over_stream(one)
             at = np.arange(1, len(tenths) + 1) / len(tenths)
             hits, rates = (np.array(values) for values in zip(*tenths, strict=True))
-            # the two readings of NIRVANA have one colour
+            # both readings of NIRVANA have one colour; the line style tells them apart
             style = "--" if name in GROWING else ":" if name == "nirvana-without-predictor" else "-"
             look = {"color": COLOURS[name], "linestyle": style, "marker": "."}
             look["label"] = name + (" (surrogate)" if one["surrogate"] else "")
@@ -65,12 +65,14 @@ def draw_stream(pyplot: Any, path: Path, paper: Figures, shape: Shape) -> None:
         axes[2][column].set_xlabel("share of the counted stream")
     words = ("share of requests that hit", "cost of an image\n(steps run, no cache = 1)", "throughput (no cache = 1)")
     for row, word in enumerate(words):
-        axes[row][0].set(ylabel=word, ylim=(0 if row < 2 else 0.9, None))  # once all columns are there: they share it
+        axes[row][0].set(
+            ylabel=word, ylim=(0 if row < 2 else 0.9, None)
+        )  # after all columns are drawn, because they share the axis
     _saved(pyplot, figure, axes, path)
 
 
 def draw_hit_rates(pyplot: Any, path: Path, paper: Figures, shape: Shape) -> None:
-    """MoDM Fig. 9: for each size a bar of each policy, darker where more steps are skipped."""
+    """Plot MoDM Fig. 9: for each size a bar of each policy, darker where more steps are skipped."""
     figure, axes = _grid(pyplot, 1, 1, width=9.0)
     plot, sizes = axes[0][0], paper["sizes"]
     ks = sorted({int(k) for _, _, one in shape.rows() for k in one["k_histogram"]} - {0}, reverse=True)
@@ -103,7 +105,7 @@ def draw_hit_rates(pyplot: Any, path: Path, paper: Figures, shape: Shape) -> Non
 
 
 def draw_ages(pyplot: Any, path: Path, paper: Figures, shapes: Sequence[Shape]) -> None:
-    """MoDM §A.1: share of the hits that start from what is at most so old, a column for each budget."""
+    """Plot MoDM §A.1: the share of hits by the age of the reused state or image, a column for each budget."""
     budgets = sorted({budget for shape in shapes for budget in shape.found})
     figure, axes = _grid(pyplot, len(shapes), max(len(budgets), 1))
     for row, shape in enumerate(shapes):
@@ -126,7 +128,7 @@ def draw_ages(pyplot: Any, path: Path, paper: Figures, shapes: Sequence[Shape]) 
 
 
 def draw_policies(pyplot: Any, path: Path, paper: Figures, shape: Shape, unlimited: int) -> None:
-    """FlexCache Table 1: hit rates above, savings below; theirs at the left, ours in both readings beside it."""
+    """Plot FlexCache Table 1: hit rates above, savings below; the paper at the left, our two readings beside it."""
     shares = {budget: f"\n{100 * budget / unlimited:.1f} %" if unlimited else "" for budget in shape.found}
     names, titles = list(paper["hit_rate"]), ["FlexCache's Table 1", *(f"ours, {reading}" for reading in TABLE_1)]
     figure, axes = _grid(pyplot, 2, len(titles))
@@ -153,7 +155,7 @@ def draw_policies(pyplot: Any, path: Path, paper: Figures, shape: Shape, unlimit
 
 
 def _bars(plot: Any, names: Sequence[str], groups: Mapping[str, Sequence[float]]) -> None:
-    """A group of bars for each size, one of them for each name."""
+    """Plot a group of bars for each size, with one bar for each name."""
     for place, name in enumerate(names):
         at = [group + (place - (len(names) - 1) / 2) * 0.2 for group in range(len(groups))]
         plot.bar(at, [values[place] for values in groups.values()], 0.2, color=COLOURS[name], label=name)
@@ -161,7 +163,7 @@ def _bars(plot: Any, names: Sequence[str], groups: Mapping[str, Sequence[float]]
 
 
 def _marks(plot: Any, shares: Mapping[float, float], label: str = "_", marker: str = "D") -> None:
-    """What a paper says."""
+    """Plot a paper's numbers as black markers."""
     plot.plot(list(shares), list(shares.values()), marker, color="black", markersize=7, zorder=5, label=label)
 
 
@@ -172,7 +174,7 @@ def _grid(pyplot: Any, rows: int, columns: int, width: float = 4.2) -> tuple[Any
 
 
 def _saved(pyplot: Any, figure: Any, axes: Any, path: Path) -> None:
-    """One legend for all, below."""
+    """Save the figure with one common legend below."""
     known: dict[str, Any] = {}
     for plot in axes.flat:
         plot.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""What the summaries of replays say in the terms of the papers' own figures: h(K), savings at K, ages, orders."""
+"""Compute the papers' figures from the summaries of replays: h(K), savings at K, ages, orders."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 from services.replay.results.figures import AGES_S
 
 PAPERS = Path(__file__).parent / "paper_shapes.json"
-"""What the papers' text says of these figures, and where."""
+"""The numbers of these figures in the papers' text, each with its source."""
 BUDGETS = (1_000, 10_000, 100_000)
 ENTRIES = "entries"
-"""The folder of bench/replay/ whose budgets count pictures, or prompts with all their states, and not states."""
+"""The folder of bench/replay/ with budgets in entries: images, or prompts with all their states."""
 UNLIMITED = "infinite"
-"""The policy that evicts nothing, whatever the budget."""
+"""The policy that evicts nothing at any budget."""
 GROWING = (UNLIMITED, "nirvana-infinite")
-"""All that evict nothing."""
+"""All policies that evict nothing."""
 FIG_15 = ("nirvana", "flexcache", "afterimage", UNLIMITED)
 FIG_12 = (
     "nirvana", "nirvana-without-predictor", "nirvana-infinite", "gpt-cache", "retrieval", "crs", "afterimage",
@@ -45,29 +45,30 @@ TABLE_1 = {
         "LRBU": "lrbu-hits",
     },
 }
-"""FlexCache's names → ours: what each paper describes (only LRBU is kept on hits), and alike but for what leaves."""
+"""FlexCache's names → ours, in two readings: as each paper describes its policy (only LRBU keeps states of hits), and
+policies that differ in eviction only."""
 
 Figures = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What one replay found of some policies."""
+    """The figures of some policies in one replay."""
 
     folder: str
     of: str
-    """What its budgets count."""
+    """The unit of the budgets: states or entries."""
     found: Mapping[int, Mapping[str, Figures]]
-    """By budget, then by policy: the entries of summary.json."""
+    """The entries of summary.json by budget, then by policy."""
     left_out: tuple[str, ...]
-    """Asked for and not there."""
+    """Requested policies and budgets that the summary lacks."""
     steps: int
-    """T."""
+    """T, the denoising steps of each request."""
     requests: int
-    """Counted, after the warm-up."""
+    """Requests counted, after the warm-up."""
 
     def rows(self) -> Iterator[tuple[str, str, Figures]]:
-        """(budget in words, policy, its figures); what has no budget comes once, at the end."""
+        """Yield (budget in words, policy, its figures). Policies that evict nothing come once."""
         last = max(self.found, default=0)
         for budget, policies in self.found.items():
             for name, one in policies.items():
@@ -78,7 +79,7 @@ class Shape:
 
 
 def read_shape(replays: Path, folder: str, policies: Sequence[str]) -> Shape:
-    """Those policies of `folder`'s summary, in this order, at BUDGETS; nothing where there is no summary."""
+    """Read `policies`, in this order, at BUDGETS from `folder`'s summary; without one the shape is empty."""
     path = replays / folder / "summary.json"
     summary = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"budgets": []}
     of = "entries" if folder == ENTRIES else "states"
@@ -95,41 +96,41 @@ def read_shape(replays: Path, folder: str, policies: Sequence[str]) -> Shape:
 
 
 def at_least(one: Figures, k: int) -> float:
-    """h(K): share of the requests that started at step K or later (NIRVANA Fig. 15, cumulative)."""
+    """Compute h(K): the share of the requests that started at step K or later (NIRVANA Fig. 15, cumulative)."""
     return sum(count for start, count in one["k_histogram"].items() if int(start) >= k) / max(one["requests"], 1)
 
 
 def saved_at(one: Figures, k: int, steps: int) -> float:
-    """Share of all steps that those saved who started at K itself; over all K this adds up to `steps_saved`."""
+    """Compute the share of all steps saved by requests that started at K itself; over all K it sums to `steps_saved`."""
     return one["k_histogram"].get(str(k), 0) / max(one["requests"], 1) * k / steps
 
 
 def skipped(one: Figures, steps: int) -> float:
-    """Steps that a hit skips on average; 0 where nothing hits."""
+    """Compute the mean number of steps that a hit skips; 0 without hits."""
     return one["steps_saved"] * steps / one["hit_rate"] if one["hit_rate"] else 0.0
 
 
 def within(one: Figures, age_s: int) -> float:
-    """Share of the hits whose state or picture was at most so old; `age_s` is one of AGES_S."""
+    """Compute the share of the hits whose state or image was at most `age_s` old; `age_s` is one of AGES_S, seconds."""
     counts = one["reuse_age_histogram"]
     return sum(counts[: AGES_S.index(age_s) + 1]) / max(sum(counts), 1)
 
 
 def over_stream(one: Figures) -> list[tuple[float, float]]:
-    """(hit rate, throughput beside no cache's) in each part of the stream.
+    """Return (hit rate, throughput relative to no cache) for each part of the stream.
 
-    One request is served after the other, as NIRVANA §7.1 does, so that throughput is the inverse of the steps run.
+    Requests are served one after the other, as in NIRVANA §7.1, so throughput is the inverse of the share of steps run.
     """
     return [(hits, throughput(saved)) for hits, saved in zip(one["hit_parts"], one["parts"], strict=True)]
 
 
 def throughput(saved: float) -> float:
-    """Images per unit of time where the share `saved` of the steps is saved; without a cache 1."""
+    """Return the throughput, relative to no cache, of a cache that saves the share `saved` of the steps."""
     return 1 / (1 - saved) if saved < 1 else float("inf")
 
 
 def rising(values: Mapping[str, float]) -> str:
-    """Names from the least to the most, = between two that agree to a tenth of a per cent."""
+    """Return the names in rising order of their values, with = between values equal to a tenth of a per cent."""
     ordered = sorted(values.items(), key=lambda item: item[1])
     words = [name for name, _ in ordered[:1]]
     for (_, before), (name, value) in pairwise(ordered):

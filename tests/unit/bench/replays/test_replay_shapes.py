@@ -1,4 +1,4 @@
-"""The papers' figures beside the replays': what is computed, what is left out, and that it lands in its place."""
+"""The papers' figures beside the replays': the numbers, the replays left out, and the places of the tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.measuring.marks import placed
+from bench.measuring.marks import placed, places
 from bench.replays import replay_shapes as bench
 from bench.replays.replay_days import REPLAY
 from bench.replays.shapes import (
@@ -60,7 +60,7 @@ def summary(of: str, budgets: dict[int, dict[str, Any]]) -> dict[str, Any]:
 
 @pytest.fixture
 def replays(tmp_path: Path) -> Path:
-    """Two budgets of states, the second without `nirvana`; one of entries; a README with a place for each table."""
+    """Two budgets of states, the second without `nirvana`; one of entries; two pages with a place for each table."""
     one = figures(k5=30, k25=20)
     everyone = dict.fromkeys({*FIG_15, *COMPARED}, one) | {"infinite": figures(k5=40, k25=30, states=8000)}
     less = {name: each for name, each in everyone.items() if name != "nirvana"}
@@ -73,11 +73,12 @@ def replays(tmp_path: Path) -> Path:
     for folder, content in found.items():
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "summary.json").write_text(json.dumps(content))
-    places = (
+    marked = [
         f"<!-- {name}: written by python -m bench.replays.replay_shapes -->stale<!-- end of {name} -->"
         for name in PAPER
-    )
-    (tmp_path / "README.md").write_text("before\n" + "\nbetween\n".join(places) + "\nafter\n")
+    ]
+    (tmp_path / "README.md").write_text("before\n" + "\nbetween\n".join(marked[1:]) + "\nafter\n")
+    (tmp_path / "baselines" / "README.md").write_text(marked[0])
     return tmp_path
 
 
@@ -109,15 +110,16 @@ def test_what_is_not_there_is_left_out_and_named(replays: Path) -> None:
 
 def test_tables_and_pictures_take_their_places(replays: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench.main(["--replays", str(replays)])
-    text = (replays / "README.md").read_text()
+    page = (replays / "README.md").read_text()
+    assert page.startswith("before\n")
+    assert page.endswith("-->\nafter\n")
+    text = (replays / "baselines" / "README.md").read_text() + page
     assert "stale" not in text
-    assert text.startswith("before\n")
-    assert text.endswith("-->\nafter\n")
     assert "| **NIRVANA** | 1,500,000 states | 88.0 / – | – | – | – | 8.0 / 4.0 | 21.0 % | 11.9 |" in text
     assert "| `flexcache` | 1,000 states | 50.0 / 3.0 | 20.0 / 0.0 | 20.0 / 0.0 | 20.0 / 0.0 | 20.0 / 10.0 |" in text
     assert "| **MoDM** | – | – | 92.8 % |" in text
     assert "| cache-all (surrogate) | 30.0 % (11.7) | – | – |" in text
-    assert "Left out, not being there: 10,000 entries, 100,000 entries." in text
+    assert "Not replayed, and left out: 10,000 entries, 100,000 entries." in text
     assert "| `infinite` | unlimited | 98.6 % | 1.5 | 75.0 % |" in text
     assert "| 1 GB | 0.1 % | 38 / 10 | 68 / 15 | 54 / 13 | 86 / 18 | FIFO < LCBFU < LRU < LRBU |" in text
     assert "| as its own paper says | 1,000 states | 12.5 % | 50.0 / 13.0 |" in text
@@ -132,13 +134,20 @@ def test_a_page_without_a_place_is_left_as_it_is(replays: Path, capsys: pytest.C
     (replays / "README.md").write_text("nothing\n")
     with pytest.raises(SystemExit):
         bench.main(["--replays", str(replays)])
-    assert "no place for nirvana_fig_15" in capsys.readouterr().err
+    assert "has a place for modm_fig_9" in capsys.readouterr().err
     assert (replays / "README.md").read_text() == "nothing\n"
+    assert "stale" in (replays / "baselines" / "README.md").read_text()
 
 
-def test_the_page_is_of_the_summaries_and_shows_every_picture() -> None:
-    text = (REPLAY / "README.md").read_text(encoding="utf-8")
+def test_the_pages_are_of_the_summaries_and_show_every_picture() -> None:
     blocks = bench.blocks_of(PAPER, *bench.read_all(REPLAY))
-    assert placed(text, blocks, bench.COMMAND) == text, "run python -m bench.replays.replay_shapes"
-    shown = set(re.findall(r"\(paper_shapes/(\w+\.png)\)", text))
-    assert shown == PICTURES == {path.name for path in (REPLAY / "paper_shapes").iterdir()}
+    named = []
+    for page in REPLAY.rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        here = {name: blocks[name] for name in places(text, bench.COMMAND)}
+        assert placed(text, here, bench.COMMAND) == text, "run python -m bench.replays.replay_shapes"
+        shown = re.findall(r"\(([\w/.]+\.png)\)", text)
+        assert {f"{name}.png" for name in here} <= {Path(one).name for one in shown}
+        named += list(here)
+    assert sorted(named) == sorted(blocks)
+    assert {path.name for path in (REPLAY / "paper_shapes").glob("*.png")} == PICTURES

@@ -1,8 +1,9 @@
-"""What bench/replay says: its tables are made of the summaries beside it."""
+"""The tables of the pages in bench/replay/ are those of the summaries beside them."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import numpy as np
 import pytest
 
 from bench.measuring.marks import places
-from bench.replays.replay_days import keep
-from bench.replays.replay_tables import COMMAND, README, written
+from bench.replays.replay_days import REPLAY, STUDIES, keep
+from bench.replays.replay_tables import COMMAND, KINDS, PAGES, written
 from services.replay.results.compare import DECISIONS
 
 USERS = np.repeat(np.arange(20), 5)
@@ -78,7 +79,27 @@ def test_an_unknown_table_is_an_error(made: Path, tmp_path: Path) -> None:
         written(place("prices_days"), tmp_path)
 
 
-def test_the_readme_is_of_its_summaries() -> None:
-    text = README.read_text(encoding="utf-8")
-    assert len(places(text, COMMAND)) >= 10
+def test_every_kind_of_table_has_a_place_and_none_has_two() -> None:
+    named = [name for page in PAGES for name in places(page.read_text(encoding="utf-8"), COMMAND)]
+    assert len(named) == len(set(named)) >= 20
+    assert {name.partition("_")[0] for name in named} == set(KINDS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPLAY).as_posix())
+def test_a_page_is_of_its_summaries(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
     assert written(text) == text, "run python -m bench.replays.replay_tables"
+
+
+def test_every_study_has_a_page_and_the_summary_page_links_every_page() -> None:
+    summary = (REPLAY / "README.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\(([\w/]+\.md)\)", summary))
+    assert linked == {page.relative_to(REPLAY).as_posix() for page in PAGES} - {"README.md"}
+    shown = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert [name for name in STUDIES if f"_{name}: written by" not in shown] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPLAY).as_posix())
+def test_links_of_a_page_lead_to_files(page: Path) -> None:
+    linked = re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert [link for link in linked if not (page.parent / link).exists()] == []
