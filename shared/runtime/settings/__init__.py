@@ -1,4 +1,4 @@
-"""Every setting of Afterimage as one frozen value: read once from AFTERIMAGE_* variables and the command line."""
+"""All settings of Afterimage as one frozen value, read once from AFTERIMAGE_* variables and the command line."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from shared.runtime.settings.storage import Storage
 from shared.runtime.settings.telemetry import Telemetry
 
 CLUSTER_CHECKPOINT_STEPS = 10
-"""Steps that a killed worker costs at most, where other workers can go on."""
+"""Steps that a killed worker loses at most, where other workers can resume its jobs."""
 CLUSTER_CHECKPOINT_GAP_S = 1.0
-"""Seconds between checkpoints at least: steps faster than a checkpoint's write are run again instead."""
+"""Least seconds between two checkpoints. Faster steps cost less to repeat than a checkpoint costs to write."""
 
 
 class Settings(Lookup, Maintenance, Cache, Jobs, Monitor, Models, Telemetry, Network, Storage, BaseSettings):
-    """Every section's fields in one namespace: `settings.max_rows` is AFTERIMAGE_MAX_ROWS."""
+    """The fields of all sections in one namespace: `settings.max_rows` is the variable AFTERIMAGE_MAX_ROWS."""
 
     model_config = SettingsConfigDict(env_prefix="AFTERIMAGE_", frozen=True, extra="forbid", populate_by_name=True)
 
@@ -33,7 +33,7 @@ class Settings(Lookup, Maintenance, Cache, Jobs, Monitor, Models, Telemetry, Net
         if self.checkpoint_gap_s < 0:
             gap = CLUSTER_CHECKPOINT_GAP_S if self.checkpoint_every_steps < 0 else 0.0
             object.__setattr__(self, "checkpoint_gap_s", gap)
-        if self.checkpoint_every_steps < 0:  # one process that ends takes its only worker along
+        if self.checkpoint_every_steps < 0:  # when the only process ends, no other worker can resume its jobs
             every = 0 if self.bus_url.startswith("inprocess:") else CLUSTER_CHECKPOINT_STEPS
             object.__setattr__(self, "checkpoint_every_steps", every)
         return self

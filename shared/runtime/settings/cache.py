@@ -1,4 +1,4 @@
-"""Cache: which latents and images are kept, how they are stored, and which leave first."""
+"""Cache: the latents and images that are kept, their format, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -9,44 +9,68 @@ from pydantic import Field, model_validator
 from shared.runtime.settings.section import Section, Steps
 
 AFTERIMAGE_LEVELS = 10
-"""The tables of `eviction_policy` afterimage have an entry for every set of levels that may be there."""
+"""Largest number of K for `eviction_policy` afterimage, whose tables have one entry for each set of present K."""
 
 
 class Cache(Section):
     """Budgets and policies: latents first, then finished images."""
 
-    cache_max_bytes: int = Field(1 * 2**30, ge=0, description="Byte budget of the cached latents.")
+    cache_max_bytes: int = Field(
+        1 * 2**30,
+        ge=0,
+        description="Bytes of cached latents. Above this budget the eviction policy removes latents; a larger budget "
+        "keeps more of them to start from.",
+    )
     eviction_policy: Literal["lcbfu", "lru", "lfu", "fifo", "lrbu", "afterimage"] = Field(
         "afterimage",
-        description="Which latents leave first, and which are let in: afterimage learns what each saves; lcbfu is "
-        "NIRVANA's (§5.4).",
+        description="Policy that admits and evicts latents. afterimage learns the steps that each latent saves; lcbfu "
+        "is NIRVANA's (§5.4) and lrbu is FlexCache's. lru, lfu and fifo are for comparison.",
     )
-    capture_steps: Steps = Field((5, 10, 15, 20, 25), description="K kept, of T = 50 (NIRVANA §5.3).")
+    capture_steps: Steps = Field(
+        (5, 10, 15, 20, 25),
+        description="Steps K, of T = 50, after which a run's latent is kept; each K is from 1 to 49. More K allow "
+        "closer starts and fill the budget sooner. The default is NIRVANA's (§5.3).",
+    )
     state_codec: Literal["fp16", "fp32", "int8", "fp8", "int6", "int4"] = Field(
-        "fp16", description="How latents are stored: the smaller, the more of them fit and the less exact they are."
+        "fp16",
+        description="Number format of stored latents. A smaller format fits more latents into the budget and stores "
+        "them less exactly.",
     )
-    insert_on_hit: bool = Field(True, description="Keep the states after a hit's start step too.")
+    insert_on_hit: bool = Field(True, description="Keep the latents of hits too, at the K after the start step.")
     lcbfu_initial_uses: float = Field(
-        1.0, ge=0, description="Uses f that a state is credited with at birth: f·K (lrbu too)."
+        1.0,
+        ge=0,
+        description="Uses that the policies lcbfu and lrbu add to the count of every latent: the score grows with "
+        "uses × K. A larger value keeps unused latents longer.",
     )
 
     image_tier: Literal["all", "large", "off"] = Field(
-        "all", description="Whose finished images any model may start from: all, the large model's only, or none."
+        "all",
+        description="Finished images that any model may start from: all images, only those of the large model, or "
+        "none (off).",
     )
     picture_policy: Literal["fifo", "lcbfu", "lru", "lfu"] = Field(
-        "fifo", description="Which image leaves first; fifo is MoDM's sliding window."
+        "fifo", description="Order in which finished images are evicted. fifo is MoDM's sliding window."
     )
-    picture_max_count: int = Field(100_000, ge=0, description="Images that can be started from.")
-    picture_max_bytes: int = Field(1 * 2**30, ge=0, description="Their byte budget, beside that of the latents.")
-    picture_max_age_s: float = Field(0.0, ge=0, description="An image older than this leaves; 0: at no age.")
+    picture_max_count: int = Field(
+        100_000, ge=0, description="Finished images to start from. Above this number the oldest by policy is evicted."
+    )
+    picture_max_bytes: int = Field(
+        1 * 2**30,
+        ge=0,
+        description="Bytes of the finished images to start from, apart from the latents' `cache_max_bytes`.",
+    )
+    picture_max_age_s: float = Field(
+        0.0, ge=0, description="Seconds after which a finished image no longer starts others; 0 sets no limit."
+    )
 
     @model_validator(mode="after")
     def _check_capture_steps(self) -> Self:
         if any(not 0 < k < 50 for k in self.capture_steps):
-            raise ValueError(f"capture_steps: every K lies between 1 and 49 of 50 (got {self.capture_steps})")
+            raise ValueError(f"capture_steps: every K must be from 1 to 49, of T = 50 (got {self.capture_steps})")
         if self.eviction_policy == "afterimage" and len(set(self.capture_steps)) > AFTERIMAGE_LEVELS:
             raise ValueError(
-                f"capture_steps: eviction_policy afterimage learns of {AFTERIMAGE_LEVELS} K at most "
+                f"capture_steps: eviction_policy afterimage takes at most {AFTERIMAGE_LEVELS} K "
                 f"(got {len(set(self.capture_steps))}); name fewer, or choose another eviction_policy"
             )
         return self

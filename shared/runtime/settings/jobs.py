@@ -1,4 +1,4 @@
-"""Jobs: what a client may ask for, how long a job waits, runs and stays, and what a crash costs."""
+"""Jobs: limits of a request, times of waiting and running, retention, and recovery from a crash."""
 
 from __future__ import annotations
 
@@ -8,29 +8,67 @@ from shared.runtime.settings.section import Seconds, Section
 
 
 class Jobs(Section):
-    """A job: the gateway's limits first, then from its lane to its result."""
+    """The gateway's limits first, then a job's way from its lane to its result."""
 
-    max_prompt_chars: int = Field(2000, ge=1, description="Limit of a prompt, and of a negative prompt.")
-    max_steps: int = Field(1000, ge=1, description="T that may be asked for; a model's card may allow fewer.")
-    max_queued: int = Field(256, ge=1, description="Jobs waiting before new ones are refused with a retry delay.")
-    min_free_bytes: int = Field(64 * 2**20, ge=0, description="Free disk below which new jobs are refused.")
-    idempotency_keep_s: Seconds = Field(24 * 3600.0, description="How long an idempotency key holds.")
-    results_keep_s: Seconds = Field(7 * 24 * 3600.0, description="How long a job that ended keeps its row and image.")
+    max_prompt_chars: int = Field(
+        2000, ge=1, description="Characters that a prompt may have, and a negative prompt as well."
+    )
+    max_steps: int = Field(
+        1000, ge=1, description="Largest number of denoising steps T of a request. A model's card may allow fewer."
+    )
+    max_queued: int = Field(
+        256, ge=1, description="Jobs that may wait. Above this number the gateway refuses new jobs with a retry delay."
+    )
+    min_free_bytes: int = Field(
+        64 * 2**20,
+        ge=0,
+        description="Free bytes on the data directory's disk. Below this limit the gateway refuses new jobs.",
+    )
+    idempotency_keep_s: Seconds = Field(
+        24 * 3600.0, description="Seconds for which an idempotency key returns the job that it first named (24 hours)."
+    )
+    results_keep_s: Seconds = Field(
+        7 * 24 * 3600.0, description="Seconds for which a finished job keeps its row and its image (7 days)."
+    )
 
-    lease_s: Seconds = Field(15.0, description="A running job not renewed for this long goes to another worker.")
-    max_attempts: int = Field(3, ge=1, description="Errors of a job's own, after which it has failed for good.")
+    lease_s: Seconds = Field(
+        15.0,
+        description="Seconds without a renewal after which a running job goes to another worker. A larger value "
+        "tolerates longer stalls and delays the recovery from a crash.",
+    )
+    max_attempts: int = Field(
+        3, ge=1, description="Errors of a job itself after which the job fails for good. Crashes are counted apart."
+    )
     checkpoint_every_steps: int = Field(
-        -1, ge=-1, description="Crash checkpoints every m steps; 0: off; -1: 10 over a broker, off in one process."
+        -1,
+        ge=-1,
+        description="Denoising steps between two crash checkpoints of a job; 0 writes none. -1 means 10 over a broker, "
+        "and none in one process, where no other worker could resume.",
     )
     checkpoint_gap_s: float = Field(
-        -1.0, ge=-1, description="… and this long apart; -1: 1 s where the steps are left to us, 0 where they are set."
+        -1.0,
+        ge=-1,
+        description="Least seconds between two checkpoints of a job. -1 means 1 s where `checkpoint_every_steps` is "
+        "-1, and 0 s where that number is set.",
     )
-    sweep_s: Seconds = Field(15.0, description="How often unconfirmed jobs and dead leases are looked for.")
+    sweep_s: Seconds = Field(
+        15.0, description="Seconds between two searches for jobs without a confirmed task and for expired leases."
+    )
     resend_s: Seconds = Field(
-        600.0, description="A job that waits this long is sent to its lane again: the broker may have lost its task."
+        600.0,
+        description="Seconds of waiting after which the gateway sends a job's task to its lane again, because the "
+        "broker may have lost the task. The in-process bus loses none and ignores this setting.",
     )
-    drain_s: Seconds = Field(20.0, description="How long running images may take to finish when the process ends.")
+    drain_s: Seconds = Field(
+        20.0,
+        description="Seconds that running jobs have to finish when the process stops. After that, unfinished jobs "
+        "return to their lane.",
+    )
     fetch_timeout_s: Seconds = Field(
-        5.0, description="Limit of reading one cached state or image; beyond it the image is generated without it."
+        5.0,
+        description="Seconds that reading one cached latent or image may take. After that the job starts from an "
+        "earlier step or from noise.",
     )
-    progress_per_s: float = Field(5.0, gt=0, le=60, description="Steps of one job that are reported, at most.")
+    progress_per_s: float = Field(
+        5.0, gt=0, le=60, description="Progress events per second and job, at most. Steps in between are not reported."
+    )

@@ -1,4 +1,4 @@
-"""Lookup: embedding a prompt, predicting whether a lookup is worth it, and planning from what is found."""
+"""Lookup: embed a prompt, predict whether a search is worthwhile, and plan from the entries found."""
 
 from __future__ import annotations
 
@@ -12,28 +12,66 @@ from shared.runtime.settings.section import Seconds, Section, Share
 class Lookup(Section):
     """Retriever, match predictor and embedder."""
 
-    k_table_alpha: Annotated[float, Field(gt=0, le=1, description="Quality a hit keeps; NIRVANA's is .9.")] = 0.95
-    image_k_table_alpha: Annotated[
-        float, Field(gt=0, le=1, description="Quality that a start from a finished image keeps; MoDM's is .95.")
+    k_table_alpha: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1,
+            description="Share α of the quality from noise that a start from a latent must keep; selects the K table. "
+            "A larger value saves fewer steps. NIRVANA's is 0.9.",
+        ),
     ] = 0.95
-    candidates: int = Field(8, ge=1, le=200, description="Nearest entries the planner looks at.")
+    image_k_table_alpha: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1,
+            description="Share α of the quality from noise that a start from a finished image must keep. A larger "
+            "value saves fewer steps. The default is MoDM's.",
+        ),
+    ] = 0.95
+    candidates: int = Field(
+        8, ge=1, le=200, description="Nearest entries that the planner compares. More entries take longer to read."
+    )
     further_candidates: int = Field(
         64,
         ge=1,
         le=1000,
-        description="Nearest entries it looks at where those hold no state for as late a start as their similarity "
-        "allows; never further where it is not above `candidates`.",
+        description="Nearest entries of a second, wider search. The planner makes this search when the first "
+        "`candidates` lack latents as late as their similarity allows; a value up to `candidates` turns it off.",
     )
-    epsilon: Share = Field(0.0, description="Share of hits generated from noise all the same (NIRVANA §9).")
-    lookup_timeout_s: Seconds = Field(0.5, description="Limit of one index search or catalog read while planning.")
+    epsilon: Share = Field(
+        0.0,
+        description="Share of hits that are generated from noise anyway, so that images stay diverse (NIRVANA §9).",
+    )
+    lookup_timeout_s: Seconds = Field(
+        0.5,
+        description="Seconds that one index search or catalog read may take while planning. After that the plan is "
+        "made without that answer.",
+    )
 
     predictor: Literal["sketch", "svm", "always"] = Field(
-        "sketch", description="What says whether a lookup is worth it; svm is NIRVANA's (§5.2), always asks nobody."
+        "sketch",
+        description="Match predictor, which decides whether to search for latents. sketch compares the prompt with an "
+        "in-memory copy of the cached embeddings, svm is NIRVANA's (§5.2), always searches.",
     )
-    sample_predicted_misses: Share = Field(0.05, description="Predicted misses looked up anyway, to know recall.")
+    sample_predicted_misses: Share = Field(
+        0.05,
+        description="Share of predicted misses that are searched anyway, to measure the predictor's recall.",
+    )
     sketch_margin: float = Field(
-        0.01, ge=0, le=1, description="Cosine below the K table's lowest threshold that the sketch still calls a hit."
+        0.01,
+        ge=0,
+        le=1,
+        description="Cosine similarity below the K table's lowest threshold at which the sketch still predicts a hit. "
+        "A larger margin overlooks fewer hits and searches more often.",
     )
 
-    embed_wait_s: float = Field(0.0, ge=0, le=1, description="How long a text waits for others to share its batch.")
-    embed_cache: int = Field(4096, ge=0, description="Texts whose embedding is kept in memory.")
+    embed_wait_s: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Seconds that a text waits for other texts to share its batch. A larger value makes larger "
+        "batches and delays each text.",
+    )
+    embed_cache: int = Field(4096, ge=0, description="Texts whose embeddings stay in memory; 0 keeps none.")

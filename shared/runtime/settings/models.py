@@ -13,28 +13,57 @@ class Models(Section):
     """Models and workers. The defaults run the bundled models."""
 
     large: str = Field(
-        "bundled:large", description="Model that generates: a name of `models list`, a folder, or a hub id."
+        "bundled:large",
+        description="Model that generates from noise: a name of `afterimage models list`, a folder in diffusers' "
+        "layout, or a hub id.",
     )
     small: str = Field(
-        "", description="Models that refine what another began, best first, with commas between them; empty: none."
+        "",
+        description="Models that refine image hits, best first, separated by commas, for example bundled:small; "
+        "empty: none.",
     )
-    encoder: str = Field("bundled:clip", description="Text/image encoder: bundled:NAME, a folder, or a hub id.")
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:0 …")
+    encoder: str = Field(
+        "bundled:clip", description="CLIP encoder of texts and images: a bundled name, a folder, or a hub id."
+    )
+    device: str = Field(
+        "auto", description="Device of the models: auto (a GPU where there is one), cpu, cuda, cuda:1 …"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="What weights are loaded and compute in; auto: the model's card's, on a CPU float32."
+        "auto",
+        description="Number format of weights and computation; auto takes the format of the model's card, and float32 "
+        "on a CPU.",
     )
     offload: Literal["none", "model", "sequential"] = Field(
         "none",
-        description="Where weights wait: on the device; text encoders, denoiser and VAE in turns; layer by layer.",
+        description="Placement of weights. none: all on the device; model: text encoders, denoiser and VAE take turns "
+        "there; sequential: layer by layer, which needs the least memory and is slowest.",
     )
     torch_threads: int = Field(
-        0, ge=0, le=256, description="Threads of the denoiser; 0: the fastest, measured while it runs."
+        0,
+        ge=0,
+        le=256,
+        description="CPU threads of the denoiser; 0 takes the fastest number, which the worker measures while it runs.",
     )
-    max_rows: int = Field(8, ge=1, le=512, description="Requests that share one step batch.")
+    max_rows: int = Field(
+        8,
+        ge=1,
+        le=512,
+        description="Requests that share one denoising step of a worker. A larger batch raises throughput, memory use "
+        "and the time of each step.",
+    )
     batch_invariant: int = Field(
-        0, ge=0, le=512, description="N: pad every group to N rows on one thread, so that results are bit-identical."
+        0,
+        ge=0,
+        le=512,
+        description="Rows N to which every batch is padded, on one thread, so that results are bit-identical in any "
+        "batch; 0: off. Each step then computes N rows.",
     )
     resident_bytes: int = Field(
-        0, ge=0, description="Weights that a worker keeps loaded; 0: of all models it may be assigned."
+        0,
+        ge=0,
+        description="Bytes of weights that a worker keeps loaded; the least recently used model is unloaded first. "
+        "0: no limit.",
     )
-    workers: int = Field(1, ge=1, le=64, description="Workers in the all-in-one process.")
+    workers: int = Field(
+        1, ge=1, le=64, description="Workers in the all-in-one process. Each worker runs one model at a time."
+    )

@@ -10,13 +10,39 @@ from shared.runtime.settings.section import Seconds, Section
 class Network(Section):
     """Addresses. The defaults serve everything from one process."""
 
-    listen: str = Field("127.0.0.1:50051", description="Public gRPC address (gateway, or the service started alone).")
-    embedder_address: str = Field(
-        "", description="host:port of a service that runs as its own process; replicas: ip:port,ip:port or one name."
+    listen: str = Field(
+        "127.0.0.1:50051",
+        description="Public gRPC address host:port, of the gateway or of a service that runs alone. Port 0 takes any "
+        "free port.",
     )
-    match_predictor_address: str = Field("", description="The same, for the match predictor.")
-    retriever_address: str = Field("", description="The same, for the retriever.")
-    cache_maintainer_address: str = Field("", description="The maintainer that `afterimage cache` asks.")
-    global_monitor_address: str = Field("", description="Where `afterimage monitor` asks a monitor of its own process.")
-    call_timeout_s: Seconds = Field(2.0, description="Limit of one call to embedder, predictor or retriever.")
-    max_message_bytes: int = Field(64 * 2**20, ge=2**16, description="Limit of one gRPC message, its image included.")
+    embedder_address: str = Field(
+        "",
+        description="Address host:port of the embedder where it runs in a process of its own. Several replicas: "
+        "ip:port,ip:port, or one host name for all.",
+    )
+    match_predictor_address: str = Field(
+        "",
+        description="Address host:port of the match predictor where it runs in a process of its own. Several "
+        "replicas: ip:port,ip:port, or one host name for all.",
+    )
+    retriever_address: str = Field(
+        "",
+        description="Address host:port of the retriever where it runs in a process of its own. Several replicas: "
+        "ip:port,ip:port, or one host name for all.",
+    )
+    cache_maintainer_address: str = Field(
+        "", description="Address host:port of the cache maintainer that `afterimage cache` calls."
+    )
+    global_monitor_address: str = Field(
+        "", description="Address host:port of the global monitor that `afterimage monitor` calls."
+    )
+    call_timeout_s: Seconds = Field(
+        2.0,
+        description="Seconds that one call to the embedder, match predictor or retriever may take. After that the "
+        "gateway plans without that service.",
+    )
+    max_message_bytes: int = Field(
+        64 * 2**20,
+        ge=2**16,
+        description="Bytes of one gRPC message at most, its image included. Both ends must allow the size.",
+    )

@@ -1,4 +1,4 @@
-"""The base of every section, and the kinds of values that settings have."""
+"""The base class of the sections, and the types of their values."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pydantic_settings import NoDecode
 
 
 class Section(BaseModel):
-    """Some of the settings, frozen: `Settings` has the fields of all sections."""
+    """One frozen group of settings. `Settings` inherits the fields of all sections."""
 
     model_config = ConfigDict(frozen=True)
 
 
 def _listed(value: object) -> object:
-    """Split the text of a variable, numbers with commas between them; in brackets or without."""
+    """Split the text of a variable at its commas; brackets around the list are optional."""
     if not isinstance(value, str):
         return value
     return [part.strip() for part in value.strip().removeprefix("[").removesuffix("]").split(",") if part.strip()]

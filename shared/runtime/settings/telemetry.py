@@ -1,4 +1,4 @@
-"""Telemetry: the metrics page, and what a process writes to its log."""
+"""Telemetry: the metrics page, and the lines that a process writes to its log."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from shared.runtime.settings.section import Section
 class Telemetry(Section):
     """Metrics and log lines."""
 
-    metrics_listen: str = Field("127.0.0.1:9464", description="host:port of /metrics; empty: off.")
-    log_prompts: bool = Field(False, description="Whether the log line of a finished request names its prompt.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least that is logged.")
+    metrics_listen: str = Field(
+        "127.0.0.1:9464", description="Address host:port of the Prometheus page /metrics; empty: no page."
+    )
+    log_prompts: bool = Field(False, description="Write the prompt into the log line of a finished request.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Lowest level of the log lines that are written."
+    )

@@ -58,9 +58,7 @@ def test_a_value_out_of_range_is_refused_by_name(name: str, value: object) -> No
 def test_more_k_than_the_default_eviction_learns_of_need_another_one() -> None:
     assert Settings().eviction_policy == "afterimage"
     many = tuple(range(4, 48, 4))
-    with pytest.raises(
-        ValidationError, match=r"10 K at most \(got 11\); name fewer, or choose another eviction_policy"
-    ):
+    with pytest.raises(ValidationError, match=r"capture_steps: .* \(got 11\)"):
         Settings(capture_steps=many)
     assert Settings(capture_steps=many, eviction_policy="lcbfu").capture_steps == many
 
