@@ -1,4 +1,4 @@
-"""`afterimage health`: does it serve? For container health checks and scripts."""
+"""`afterimage health`: check whether Afterimage serves, for containers and scripts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.cli.connection import address_of
-from shared.domain.errors import AfterimageError, DeadlineError, UnavailableError
-from shared.runtime.addresses import NothingListensError, unreachable
+from shared.domain.errors import AfterimageError, UnavailableError
+from shared.runtime.addresses import NothingListensError, silent, unreachable
 from shared.runtime.settings import Settings
 
 TIMEOUT_S = 3.0
@@ -19,17 +19,23 @@ EXAMPLE = "afterimage.gateway.v1.GatewayService"
 
 
 def trouble(address: str, code: grpc.StatusCode, service: str = "") -> AfterimageError:
-    """What a health check of `service` (empty: the process) that failed with `code` means, and what to do."""
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:  # the port is taken first, and answered when the models are loaded
-        rule = f"takes connections and has not answered within {TIMEOUT_S:g} s"
-        return DeadlineError(f"{address}: {rule}: it is still starting, or very busy; ask again in a few seconds")
+    """Return the error for a failed health check, with what to do.
+
+    code: the gRPC status of the check. service: the full name of the checked service; empty: the process.
+    """
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:  # a start takes the port first and answers when the models are loaded
+        return silent(address, TIMEOUT_S)
     if code is grpc.StatusCode.UNAVAILABLE:
         return UnavailableError(
             f"{address}: nothing answers there; start it with `afterimage up` (a start takes some seconds)"
         )
     if code is grpc.StatusCode.NOT_FOUND:
-        return UnavailableError(f"{address}: no service called {service!r} runs there; names are full: {EXAMPLE}")
-    return UnavailableError(f"{address}: something that is not Afterimage answers there ({code.name})")
+        return UnavailableError(
+            f"{address}: no service called {service!r} runs there; use a full name such as {EXAMPLE}"
+        )
+    return UnavailableError(
+        f"{address}: a server that is not Afterimage answers there ({code.name}); check the address"
+    )
 
 
 def health(
@@ -37,14 +43,14 @@ def health(
     service: Annotated[
         str,
         typer.Option(
-            help="A service's full gRPC name: is it ready, or is a server that it needs away? Empty: the process."
+            help="Full gRPC name of a service, to check that the servers it needs are there. Empty: the process."
         ),
     ] = "",
 ) -> None:
-    """Say whether Afterimage serves, by the standard gRPC health service.
+    """Check whether Afterimage serves, with the standard gRPC health service.
 
-    Exit code 0 when it does, 75 while it starts (or is too busy to answer), 69 when it is not there, shuts down, or is
-    not ready.
+    Exits with 0 when Afterimage serves, with 75 while it starts or is too busy to answer, and with 69 when it is not
+    running, is shutting down, or is not ready.
 
     [bold]Examples[/bold]
 
@@ -63,5 +69,5 @@ def health(
             raise trouble(address, error.code(), service) from error
     if reply.status != health_pb2.HealthCheckResponse.SERVING:
         what = "a server that it needs is away, or it is shutting down" if service else "it is shutting down"
-        raise UnavailableError(f"{address}: not serving: {what}")
+        raise UnavailableError(f"{address}: not serving: {what}; check again in a few seconds")
     typer.echo(f"{address}: serving")

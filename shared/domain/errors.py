@@ -1,4 +1,8 @@
-"""The errors Afterimage raises: each says what was wrong, which rule it broke, and what to do."""
+"""The errors that Afterimage raises. Each message has the value, the broken rule, and what to do.
+
+A docstring's first paragraph says what happened; its first line is the default message. The second paragraph says what
+to do. docs/reference/errors.md is generated from both.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,13 @@ from typing import ClassVar
 
 
 class AfterimageError(Exception):
-    """Base of every error Afterimage raises on purpose.
+    """An error that Afterimage raises on purpose.
 
-    `code` is the gRPC status name that `shared.runtime.rpc` answers with; `retry_after_s` tells clients when to come
-    back. `outside` is what clients read where the message names hosts, users or databases, which are for the log.
+    Read the message, which says what to do. If it calls the error internal, report it with the service's log.
+
+    `code` is the name of the gRPC status in replies. `retry_after_s` is the delay in seconds after which a client may
+    try again. `outside` replaces the message for clients where the message names hosts, users or databases, which
+    belong in the log only.
     """
 
     code: ClassVar[str] = "INTERNAL"
@@ -25,7 +32,10 @@ class AfterimageError(Exception):
 
 
 class InvalidRequestError(AfterimageError):
-    """A field of the request breaks a rule."""
+    """A field of the request breaks a rule.
+
+    Change the field as the message says, and send the request again.
+    """
 
     code = "INVALID_ARGUMENT"
 
@@ -37,98 +47,150 @@ class InvalidRequestError(AfterimageError):
 
 
 class NotFoundError(AfterimageError):
-    """Nothing is stored under this name."""
+    """Nothing is stored under this name.
+
+    Check the name or id. Jobs and images expire after `results_keep_s`.
+    """
 
     code = "NOT_FOUND"
 
 
 class ConflictError(AfterimageError):
-    """The same idempotency key came with another request."""
+    """The idempotency key was used before, for another request.
+
+    Send a new key for a new request. To get the first job's image, send the first request unchanged.
+    """
 
     code = "ALREADY_EXISTS"
 
 
 class OverloadedError(AfterimageError):
-    """The service takes no more work now; come back after the stated delay."""
+    """The queue is full, so the gateway takes no more jobs now.
+
+    Send the request again after the retry delay. Without a retry delay a message was too large: send less, or raise
+    `max_message_bytes` at both ends.
+    """
 
     code = "RESOURCE_EXHAUSTED"
 
 
 class StorageFullError(OverloadedError):
-    """The disk behind the data directory is full."""
+    """The disk of the data directory, the catalog or the blob store is full.
+
+    Free disk space. The gateway then accepts jobs again, without a restart.
+    """
 
 
 class UnavailableError(AfterimageError):
-    """A service this one needs does not answer."""
+    """A service or server that this one needs does not answer.
+
+    Try again after a few seconds. If the error stays, start the server that the message names.
+    """
 
     code = "UNAVAILABLE"
 
 
 class BlobUnavailableError(UnavailableError):
-    """The blob store cannot read or write this blob now (for the cache: a miss)."""
+    """The blob store cannot read or write this blob now. The cache counts a miss.
+
+    Start the blob store that the message names, or check its address and keys.
+    """
 
 
 class CancelledError(AfterimageError):
-    """The job was cancelled."""
+    """The job was cancelled.
+
+    Nothing is wrong. Send the request again to get its image.
+    """
 
     code = "CANCELLED"
 
 
 class JobFailedError(AfterimageError):
-    """The job failed for good: asked again under its idempotency key, it gives the same answer."""
+    """The job failed for good. The same idempotency key returns the same error.
+
+    Read the reason in the message, then send the request again under a new idempotency key.
+    """
 
 
 class DeadlineError(AfterimageError):
-    """The deadline passed before the picture was done."""
+    """The deadline passed before the image was finished.
+
+    Send the request again with a longer deadline or timeout, or with fewer steps.
+    """
 
     code = "DEADLINE_EXCEEDED"
 
 
 class ConfigurationError(AfterimageError):
-    """The settings cannot work together; the message names the setting."""
+    """The settings are wrong or do not fit together.
+
+    Change the setting that the message names, then start the process again.
+    """
 
     code = "FAILED_PRECONDITION"
 
 
 class CatalogVersionError(ConfigurationError):
-    """The catalog was written by a newer Afterimage than this one."""
+    """The catalog was written by a newer version of Afterimage.
+
+    Start that version or a newer one, or restore a backup of the catalog from before the upgrade.
+    """
 
 
 class StoreMismatchError(ConfigurationError):
-    """The blob store and the catalog do not belong together."""
+    """The blob store and the catalog do not belong together.
+
+    Correct `catalog_url` or `blobs_url`. If the two should belong together, run `afterimage cache adopt`.
+    """
 
 
 class DataDirectoryLockedError(ConfigurationError):
-    """Another process works in this data directory."""
+    """Another process works in this data directory.
+
+    Use or stop the process that the message names, or choose another `data_dir`.
+    """
 
 
 class UnreadableRowError(AfterimageError, ValueError):
-    """A row of the catalog was written by another version of Afterimage, and this version cannot read it."""
+    """A row of the catalog was written by another version of Afterimage, and this version cannot read it.
+
+    Read the row with a newer version. This version leaves the row as it is.
+    """
 
     code = "FAILED_PRECONDITION"
 
     def __init__(self, row: str, why: str, tenant: str = "") -> None:
-        """row: `job 'id'`; why: the field, and what is wrong with it; tenant: whose row it is."""
+        """row: a noun and an id, as in `job 'id'`; why: the field and its fault; tenant: the row's owner."""
         super().__init__(f"{row} cannot be read by this version of Afterimage: {why}; a newer version can read it")
         self.tenant = tenant
 
 
 class ModelError(AfterimageError):
-    """A model cannot be loaded or cannot do what was asked."""
+    """A model cannot be loaded, or cannot do what the request asks.
+
+    Run `afterimage models check NAME`, which lists what is missing or unsupported.
+    """
 
     code = "FAILED_PRECONDITION"
 
 
 class BlobMissingError(NotFoundError):
-    """The blob is not there (for the cache: a hole)."""
+    """The blob is not in the store. The cache counts a hole.
+
+    A lost image cannot be read again: send its request again. After restoring a backup, restore the blobs as well.
+    """
 
 
 class BlobCorruptError(AfterimageError):
-    """The blob's content does not have the hash it was stored under (for the cache: a hole)."""
+    """The blob's content does not match the hash that it was stored with. The cache counts a hole.
+
+    Send the image's request again, and check the disk of the blob store.
+    """
 
     code = "DATA_LOSS"
 
 
 def passes(error: BaseException) -> bool:
-    """Whether waiting mends it: something is away or full, and the task itself is not to blame."""
+    """Return whether waiting may help: a server is away or full, and the task itself is not the cause."""
     return isinstance(error, UnavailableError | OverloadedError) or getattr(error, "retry_after_s", None) is not None

@@ -42,11 +42,26 @@ _SETTINGS = 4
 
 
 class NothingListensError(UnavailableError):
-    """Nothing accepts connections at this address."""
+    """Nothing listens on this address.
+
+    Start Afterimage with `afterimage up`, or name another address with --target.
+    """
 
 
 class SilentError(UnavailableError):
-    """A server takes connections at this address and does not answer."""
+    """A server accepts connections on this address and does not answer.
+
+    Try again after a few seconds: the server may still be starting or be very busy. If nothing changes, check that
+    Afterimage listens there.
+    """
+
+
+def silent(address: str, silent_s: float) -> SilentError:
+    """Return the error for a server that accepted a connection and then sent nothing for `silent_s` seconds."""
+    rule = f"takes connections and has not answered within {silent_s:g} s"
+    return SilentError(
+        f"{address}: {rule}: it is still starting, very busy, or not Afterimage; try again in a few seconds"
+    )
 
 
 def target_of(addresses: str, setting: str) -> str:
@@ -140,8 +155,7 @@ async def _another_protocol(
         answer = await asyncio.wait_for(reader.read(9), silent_s or PROBE_S)
     except TimeoutError:
         if silent_s:
-            rule = f"takes connections and has not answered within {silent_s:g} s"
-            return SilentError(f"{address}: {rule}: it is still starting, very busy, or not Afterimage; ask again")
+            return silent(address, silent_s)
     except OSError:
         return None
     if len(answer) < 4 or answer[3] == _SETTINGS:

@@ -124,11 +124,14 @@ def from_rpc_error(error: grpc.RpcError) -> AfterimageError:
 
 
 async def explained(error: AfterimageError, target: str) -> AfterimageError:
-    """The same error; where gRPC reached nobody, why (still an UnavailableError if another try may help)."""
+    """Return the reason why gRPC could not connect to `target`; any other error unchanged.
+
+    The reason is an UnavailableError where another try may help.
+    """
     if not isinstance(error, UnavailableError) or error.outside != AWAY:
         return error
     why = await unreachable(target, PROBE_S)
-    return UnavailableError(str(why), outside=AWAY) if isinstance(why, UnavailableError) else why or error
+    return type(why)(str(why), outside=AWAY) if isinstance(why, UnavailableError) else why or error
 
 
 def _invalid(field: str, message: str) -> InvalidRequestError:

@@ -17,7 +17,8 @@ from services.cli.app import exit_code
 from services.cli.connection import address_of, connected, connected_or_embedded, options, service_address
 from services.cli.embedded import RUNNING_FILE
 from shared.domain.errors import ConfigurationError, UnavailableError
-from shared.runtime.addresses import SilentError
+from shared.runtime import rpc
+from shared.runtime.addresses import NothingListensError, SilentError
 from shared.runtime.settings import Settings
 
 
@@ -82,6 +83,18 @@ async def test_what_takes_connections_and_is_silent_is_reported_within_seconds(
             with pytest.raises(SilentError, match=f"^{address}: takes connections and has not answered within 0.2 s"):
                 await asyncio.wait_for(asking, 5.0)
     assert exit_code(SilentError()) == os.EX_TEMPFAIL
+
+
+async def test_a_client_that_has_waited_for_a_silent_server_ends_as_the_commands_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rpc, "PROBE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        error = await rpc.explained(UnavailableError("failed to connect", outside=rpc.AWAY), address)
+    assert (type(error), exit_code(error)) == (SilentError, os.EX_TEMPFAIL)
+    assert error.outside == rpc.AWAY  # so that the client tries again
+    assert type(await rpc.explained(error, "127.0.0.1:1")) is NothingListensError
 
 
 async def test_where_nothing_listens_the_error_says_how_to_start_it_there(tmp_path: Path) -> None:

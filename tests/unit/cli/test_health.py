@@ -84,4 +84,4 @@ def test_a_server_without_health_is_not_ours(
     server.start()
     code, said = run(monkeypatch, capfd, "health", "--target", f"127.0.0.1:{port}")
     server.stop(None).wait()
-    assert (code, "not Afterimage" in said) == (os.EX_UNAVAILABLE, True)
+    assert (code, "not Afterimage answers" in said) == (os.EX_UNAVAILABLE, True)
