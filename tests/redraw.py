@@ -11,7 +11,8 @@ from shared.domain.types import Plan, Request
 
 
 def redraw(family: Family, request: Request, plan: Plan, blob: bytes | None = None) -> Finished:
-    """Runs the plan alone, on the calling thread; bit-equal to the job's run under `batch_invariant` (design §6)."""
+    """Run the plan alone, on the calling thread; bit-identical to the job's run under `batch_invariant`
+    (docs/architecture.md, Equality)."""
     engine = Engine({plan.model: family}, max_rows=1)
     engine.submit(task_of("redraw", request, plan, start_of(plan, blob, request.size)))
     while not engine.idle:

@@ -194,7 +194,7 @@ def test_what_was_drawn_outlives_all_containers(stack: Compose) -> None:
 
 
 def test_what_it_took(stack: Compose, capsys: pytest.CaptureFixture[str]) -> None:
-    """Prints the figures of docs/cluster.md."""
+    """Print the figures of docs/how-to/run-in-containers.md."""
     ids = stack.containers()
     names = {one: inspect(one)["Config"]["Labels"]["com.docker.compose.service"] for one in ids}
     shown = run(["docker", "stats", "--no-stream", "--no-trunc", "--format", "{{.ID}} {{.MemUsage}}", *ids])

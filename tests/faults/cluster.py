@@ -14,7 +14,7 @@ from tests import tiny
 from tests.faults.slow_worker import PAUSE
 
 INVARIANT = 4
-"""Rows of every forward, whoever rides along: what makes a picture's bits its own (design §6)."""
+"""Rows of every forward pass, padding included; makes images bit-identical (docs/architecture.md, Equality)."""
 STEPS = 50
 
 

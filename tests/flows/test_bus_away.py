@@ -1,4 +1,4 @@
-"""What a client was promised, or waits for, does not depend on what the bus takes of the rest (design §8, Accept)."""
+"""A client's promise and result do not depend on hints that the bus loses (docs/architecture.md, Delivery rules)."""
 
 from __future__ import annotations
 

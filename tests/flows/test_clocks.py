@@ -1,4 +1,4 @@
-"""A machine whose clock is wrong: times of a row are the catalog's alone (design §8, Clocks)."""
+"""A machine with a wrong clock: only the catalog sets the times of a row (docs/architecture.md, Delivery rules)."""
 
 from __future__ import annotations
 

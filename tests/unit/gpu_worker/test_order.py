@@ -1,4 +1,4 @@
-"""What a worker writes in which order, under which names, and how much of the broker's it holds (design §8)."""
+"""The order and the names of a worker's writes, and how many tasks it holds (docs/architecture.md, Write order)."""
 
 from __future__ import annotations
 

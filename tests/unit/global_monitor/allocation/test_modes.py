@@ -1,4 +1,5 @@
-"""Both modes against cases worked by hand and against every allocation there is, and the corner cases of design §4."""
+"""Both modes against cases worked by hand and against every possible allocation, and the corner cases that the paper
+leaves open (docs/architecture.md, Services)."""
 
 from __future__ import annotations
 

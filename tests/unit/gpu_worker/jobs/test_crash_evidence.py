@@ -25,7 +25,7 @@ JOB = Job("j", REQUEST, Plan(PlanSource.NOISE, "large"), JobState.RUNNING)
 NEW = Fleet(0, 0.0)
 """A deployment without a history."""
 FULL_RUN = 33 / (3 * 495.0)
-"""Crashes per worker-second of the full fault run with 111 kills: 33 kills of 3 workers in 495 s (docs/fault-tests.md)."""
+"""Crashes per worker-second of the full fault run with 111 kills: 33 of 3 workers in 495 s (docs/fault-tests.md)."""
 
 
 def suspect(alone: int, alone_s: float, together: int = CRASHES_TOGETHER) -> Job:
