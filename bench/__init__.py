@@ -1,1 +1,1 @@
-"""What Afterimage costs and saves, measured: each `python -m bench.<name>` writes bench/results/<name>.json."""
+"""Measurements of Afterimage's cost and savings: each `python -m bench.<name>` writes bench/results/<name>.json."""

@@ -1,4 +1,4 @@
-"""Runs every benchmark with its defaults, one after the other: `python -m bench` (about two hours on two cores)."""
+"""Run every benchmark with its defaults, one after the other: `python -m bench` (about two hours on two cores)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ COMMANDS: dict[str, list[str]] = {
     "monitor_ramp": ["bench.virtual_time.monitor_ramp"],
     "two_processes": ["bench.two_processes"],
 }
-"""Name → what `python -m` is given; `k_quality` shows what the profile before it measured, what follows `trace_plans`
-begins from its hits. `two_model_quality` takes hours and is left out."""
+"""Name → arguments of `python -m`, in order of dependence. `k_quality` reads the profile before it. The benchmarks
+after `trace_plans` read its hits. `two_model_quality` takes hours and is left out."""
 
 
 def main() -> int:

@@ -1,8 +1,9 @@
-"""How much faster eight requests are drawn in one batch than one after the other.
+"""Speed of eight requests in one batch against the same eight one after the other.
 
     python -m bench.batch_of_8 --threads 2
 
-Same requests, same engine, warm; only how many rows may share a step differs. Prompt encoding and decoding are in both.
+Both runs use the same requests and the same warm engine; only the number of rows per step differs. Both include prompt
+encoding and decoding.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=3, help="both ways in turn; medians count")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of both runs in turn; medians count")
     options = parser.parse_args()
     quiet()
     with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +85,7 @@ def _card(model: str, folder: Path) -> ModelCard:
 
 
 def _draw(family: Family, count: int, max_rows: int, steps: int) -> float:
-    """Seconds until all are drawn."""
+    """Return the seconds until all `count` images are generated."""
     from services.gpu_worker.engine.engine import Engine
     from services.gpu_worker.engine.rows import Task
 

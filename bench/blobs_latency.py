@@ -1,8 +1,8 @@
-"""What storing and fetching one blob costs on every installed store: a state of 2 or 20 KB, a picture of 150 KB.
+"""Latency of storing and fetching one blob on every installed store: a state of 2 or 20 KB, an image of 150 KB.
 
     python -m bench.blobs_latency --count 500
 
-One after the other through the adapters, hash verified at every fetch; the servers are private and on this machine.
+Blobs go through the adapters one after the other, and each fetch verifies the hash. The servers are private and local.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WARM_UP = 20
 
 
 async def one_store(blobs: Blobs, size: int, count: int) -> dict[str, float]:
-    """Quantiles in milliseconds; a state is stored `durable=False`, a picture durably."""
+    """Return quantiles in milliseconds; states are stored with `durable=False`, images durably."""
     durable = size > 100_000
     put, get = [], []
     for number in range(-WARM_UP, count):

@@ -1,13 +1,13 @@
-"""What a hit costs beyond computing in the cluster mode, against its own calls made alone, and how many a second go.
+"""Overhead of a hit in the cluster mode against the floors of its path, and the sustained rate of requests.
 
     python -m bench.cluster_overhead              (3 minutes)
 
-A private stack: PostgreSQL, RabbitMQ, an S3 server and Weaviate, each service its own process. In turns, so that a
-busy machine is busy for both: the path's own calls one at a time (bench/serving/path_floors.py), then requests of the
-session
-trace at 10 a second (Poisson, T = 50, 64×64) with a denoiser that waits 1 ms a step. Overhead is what the client waits,
-less the steps, the prompt's encoding, the decoding and the encoder's forward, each timed where it runs. Last, as many
-clients as the stack has rows and more ask without a pause: the rate that two cores sustain, and who spends them.
+A private stack runs PostgreSQL, RabbitMQ, an S3 server and Weaviate, and each service in its own process. Each round
+measures the path's own calls one at a time (bench/serving/path_floors.py), then requests of the session trace at 10 a
+second (Poisson, T = 50, 64×64). The denoiser waits 1 ms a step. Rounds alternate so that other load meets both alike.
+Overhead is the client's wait, less the steps, the prompt's encoding, the decoding and the encoder's forward pass. Each
+of them is timed where it runs. At the end more clients than the stack has rows send requests without a pause: that
+gives the rate that two cores sustain, and each process's share of the processor time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CALLED = ("embedder", "match_predictor", "retriever")
 
 
 def summary(samples: Sequence[Sample], floors_ms: float) -> dict[str, Any]:
-    """Quantiles of the overhead in milliseconds and in floors, and of every part."""
+    """Return quantiles of the overhead in milliseconds and in floors, and quantiles of every part."""
     overheads = [one.overhead_s * 1000 for one in samples]
     return {
         "requests": len(samples),
@@ -99,7 +99,7 @@ async def figures(bench: ClusterUnderTest, options: argparse.Namespace) -> dict[
 
 
 def _handlers(before: dict[str, Counted], after: dict[str, Counted]) -> dict[str, float]:
-    """Mean milliseconds inside the gRPC handlers on the path, without the call around them."""
+    """Return the mean milliseconds inside the path's gRPC handlers, without the calls around them."""
     methods = (("embedder-1", "EmbedText"), ("match_predictor-1", "Predict"), ("retriever-1", "Plan"))
     return {
         method: histogram_mean(before[name], after[name], "afterimage_rpc_seconds", method=method) * 1000
@@ -108,7 +108,7 @@ def _handlers(before: dict[str, Counted], after: dict[str, Counted]) -> dict[str
 
 
 async def sustained(bench: ClusterUnderTest, options: argparse.Namespace) -> dict[str, Any]:
-    """Requests a second in a closed loop, and what each process spends on one."""
+    """Return the requests per second of a closed loop, and each process's seconds per request."""
     await bench.closed_loop(options.clients, seconds=2.0)
     cpu, own, begun = cpu_of(bench.stack), _own_s(), time.monotonic()
     answers = await bench.closed_loop(options.clients, seconds=options.sustained_s)
@@ -127,7 +127,7 @@ async def sustained(bench: ClusterUnderTest, options: argparse.Namespace) -> dic
 
 
 def _own_s() -> float:
-    """Processor seconds of this process alone: the stack's servers are its children."""
+    """Return the processor seconds of this process without its children, which are the stack's servers."""
     times = os.times()
     return times.user + times.system
 
@@ -183,13 +183,13 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__)
     parser.add_argument("--count", type=int, default=800, help="requests at the paced rate")
     parser.add_argument("--rate", type=float, default=10.0, help="requests a second")
-    parser.add_argument("--rounds", type=int, default=8, help="turns of floors and requests")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds of floors and requests")
     parser.add_argument("--floors", type=int, default=40, help="calls of each kind in a round")
     parser.add_argument("--warm", type=int, default=150, help="requests before anything counts")
-    parser.add_argument("--step-ms", type=float, default=1.0, help="what a step of the no-op denoiser takes")
-    parser.add_argument("--clients", type=int, default=16, help="of the closed loop")
-    parser.add_argument("--sustained-s", type=float, default=30.0, help="how long the closed loop lasts")
-    parser.add_argument("--seed", type=int, default=1, help="of the arrivals")
+    parser.add_argument("--step-ms", type=float, default=1.0, help="milliseconds per step of the no-op denoiser")
+    parser.add_argument("--clients", type=int, default=16, help="clients of the closed loop")
+    parser.add_argument("--sustained-s", type=float, default=30.0, help="seconds of the closed loop")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the arrivals")
     options = parser.parse_args(given)
     servers_on_path()
     if said := missing(os.environ):

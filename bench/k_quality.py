@@ -1,4 +1,4 @@
-"""What starting after K steps costs in quality, per kind of change: the rows of `afterimage profile` as one table.
+"""Quality lost by starting after K steps, per kind of change: the rows of `afterimage profile` as tables.
 
 afterimage profile --pairs 400 --out out/profile && python -m bench.k_quality --profile out/profile
 """
@@ -16,7 +16,7 @@ from shared.models.scenes import EDITS
 
 
 def read_profile(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(what was profiled, quality.json) of a folder that `afterimage profile` wrote."""
+    """Return (profile's settings, quality.json) of a folder that `afterimage profile` wrote."""
     measured = json.loads((folder / "quality.json").read_text(encoding="utf-8"))
     with (folder / "rows.jsonl").open(encoding="utf-8") as rows:
         about = json.loads(rows.readline())
@@ -28,7 +28,7 @@ def ks_of(measured: Mapping[str, Any]) -> list[str]:
 
 
 def ratios(measured: Mapping[str, Any]) -> str:
-    """Kind of change × K: mean CLIP ratio to the picture from noise, and its 95 % lower bound."""
+    """Return a table, kind of change × K: mean CLIP ratio to the image from noise, and its 95 % lower bound."""
     ks = ks_of(measured)
     rows = []
     for kind in _kinds(measured):
@@ -40,7 +40,7 @@ def ratios(measured: Mapping[str, Any]) -> str:
 
 
 def changed(measured: Mapping[str, Any]) -> str:
-    """Kind of change × K: share of pictures in which what changed came out as asked, beside the same from noise."""
+    """Return a table, kind of change × K: share of images that show the change, beside the share from noise."""
     ks = ks_of(measured)
     rows = []
     for kind in _kinds(measured):
@@ -54,7 +54,7 @@ def changed(measured: Mapping[str, Any]) -> str:
 
 
 def rest(measured: Mapping[str, Any], names: Sequence[str] = ("object", "background")) -> str:
-    """Kind of change × K: object and background right, whatever changed."""
+    """Return a table, kind of change × K: share of images with object and background right."""
     ks = ks_of(measured)
     rows = []
     for kind in _kinds(measured):
@@ -72,7 +72,9 @@ def _kinds(measured: Mapping[str, Any]) -> list[str]:
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--profile", type=Path, default=Path("out/profile"), help="what `afterimage profile` wrote")
+    parser.add_argument(
+        "--profile", type=Path, default=Path("out/profile"), help="folder that `afterimage profile` wrote"
+    )
     arguments = parser.parse_args(given)
     if not (arguments.profile / "quality.json").is_file():
         parser.error(f"--profile: no quality.json in {arguments.profile}; run `afterimage profile` first")

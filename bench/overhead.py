@@ -1,14 +1,14 @@
-"""What a request costs beyond text encoding, denoising and decoding, hits and misses apart, and where it goes.
+"""Overhead of a request beyond text encoding, denoising and decoding, for hits and for misses, by part.
 
     python -m bench.overhead --count 1000 --real-count 200
 
-One client draws one picture after the other from the all-in-one service in this process, over real gRPC. Overhead is
-what the client waits, less the encoder's forward, the denoiser's forwards, the worker's prompt encoding and the VAE,
-each timed where it runs. First with a denoiser that only waits a known time a step, then with the real one beside it;
-with --pictures-count also with that denoiser and every finished picture embedded and searched, as where two models are
-served, though nothing starts from one.
-Pauses between requests are random: a timer of the service that kept step with them would always, or never, be in their
-way. Last, in the same process, what the path waits for whatever it decides (bench/serving/embedded_floors.py).
+One client requests one image after the other from the all-in-one service in this process, over real gRPC. Overhead is
+the client's wait, less the encoder's forward pass, the denoiser's forward passes, the worker's prompt encoding and the
+VAE. Each is timed where it runs. The first run's denoiser waits a known time a step; the next run uses the real one.
+With --pictures-count another run embeds and searches every finished image, as a service with two models does, although
+nothing starts from one.
+Pauses between requests are random, so that no timer of the service keeps step with the requests. At the end the same
+process measures the floors of the path (bench/serving/embedded_floors.py).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ GOAL_P50_S, GOAL_P99_S = 0.005, 0.020
 WARM_UP = 20
 QUANTILES = ("p10_ms", "p50_ms", "p90_ms", "p99_ms")
 DENOISING = ("embedding", "encode_s", "forwards", "decode_s")
-"""What overhead is counted beyond."""
+"""Parts of a request that are not overhead."""
 PARTS = (
     ("embed_s", "embedding: call and batching around the encoder"),
     ("predict_s", "match predictor"),
@@ -65,14 +65,14 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request: where it started, what it took in all, what of that was computing, and the rest by part."""
+    """One request: its start, its whole time, the computing in it, and the rest by part."""
 
     hit: bool
     total_s: float
     computing_s: float
     parts: dict[str, float]
     cpu_s: float = 0.0
-    """Processor time of the whole process meanwhile, computing included: a busy machine bends it less than the wall."""
+    """Processor seconds of the whole process, computing included; a busy machine changes them less than wall time."""
 
     @property
     def overhead_s(self) -> float:
@@ -82,11 +82,11 @@ class Sample:
 def sample(
     hit: bool, total_s: float, timings: dict[str, float], *, embedding_s: float, forwards_s: float, cpu_s: float = 0.0
 ) -> Sample:
-    """Splits a request's wall time; `embedding_s` and `forwards_s` are seconds inside encoder and denoiser."""
+    """Split a request's wall time; `embedding_s` and `forwards_s` are seconds inside encoder and denoiser."""
     computing_s = embedding_s + forwards_s + timings["encode_s"] + timings["decode_s"]
     parts = {name: timings[name] for name, _ in PARTS if name in timings}
     parts["embed_s"] -= embedding_s
-    # a job queues from the moment its row is made, which the rest of accepting it overlaps
+    # a job waits in its queue from the creation of its row, while the gateway still finishes accepting it
     parts["queue_s"] = max(parts["queue_s"] - parts["accept_s"], 0.0)
     parts["between"] = timings["denoise_s"] - forwards_s
     parts["rest"] = total_s - computing_s - sum(parts.values())
@@ -94,7 +94,7 @@ def sample(
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Quantiles of the overhead, and the mean and p99 of every part, in milliseconds."""
+    """Return quantiles of the overhead, and the mean and p99 of every part, in milliseconds."""
     if not samples:
         return {"requests": 0}
     overheads = [one.overhead_s * 1000 for one in samples]
@@ -124,8 +124,10 @@ async def service(settings: Settings) -> AsyncIterator[tuple[AsyncClient, Backen
 async def run(
     settings: Settings, count: int, pause_s: float, floors: int = 0
 ) -> tuple[list[Sample], dict[str, embedded_floors.Floor]]:
-    """`count` requests of the session trace at the main size, one at a time, none of them an exact repeat; and `floors`
-    times what they wait for, alone. pause_s: between two, on average (from half of it to one and a half)."""
+    """Send `count` requests of the session trace at the main size, one at a time, without exact repeats.
+
+    Measure `floors` times each call that they wait for. `pause_s` is the mean pause, between half and one and a
+    half."""
     rows, samples, pauses = read_trace(), list[Sample](), random.Random(0)
     found: dict[str, embedded_floors.Floor] = {}
     card = served_card(settings)
@@ -138,7 +140,7 @@ async def run(
             user = f"{lap}-{row.user}"
             before = _forwards(card.name), _embeddings()
             start, cpu = time.monotonic(), time.process_time()
-            # without a seed: a request is drawn, never answered from a stored picture
+            # no seed: the request is generated, never answered with a stored image
             picture = await client.generate(row.prompt, width=width, height=height, user=user, steps=row.steps)
             total_s, cpu_s = time.monotonic() - start, time.process_time() - cpu
             if number >= 0:
@@ -158,7 +160,7 @@ async def run(
 
 
 async def let_pictures_start(settings: Settings) -> None:
-    """Leaves a table by which the model may start from its own pictures: those that show the prompt better than any."""
+    """Store a table that lets the model start from its own images, at a similarity that no image reaches."""
     card = served_card(settings)
     hashed, by = card.weights_hash, encoder_hash(encoder_folder(settings.encoder))
     table = KTable((Level(5, 0.999),), model=card.name, weights_hash=hashed, encoder_hash=by,
@@ -171,12 +173,12 @@ async def let_pictures_start(settings: Settings) -> None:
 
 
 def _forwards(model: str) -> float:
-    """Seconds inside the denoiser so far."""
+    """Return the seconds inside the denoiser so far."""
     return float(METRICS.step_seconds.labels(model)._sum.get())
 
 
 def _embeddings() -> float:
-    """Seconds inside the encoder so far."""
+    """Return the seconds inside the encoder so far."""
     return float(METRICS.stage_seconds.labels("embed_forward")._sum.get())
 
 
@@ -189,7 +191,7 @@ async def measure(arguments: argparse.Namespace) -> None:
         ("pictures", noop, arguments.pictures_count),
         ("real", arguments.large, arguments.real_count),
     )
-    configure_logging("error")  # else each request's line is printed while it is timed
+    configure_logging("error")  # otherwise each timed request also prints its log line
     for name, large, count in runs:
         if not count:
             continue
@@ -226,7 +228,7 @@ def _given(large: str | None, encoder: str | None) -> dict[str, str]:
 
 
 def report(name: str, found: dict[str, dict[str, Any]]) -> str:
-    """Two tables: quantiles, and where each millisecond goes."""
+    """Return two tables: quantiles, and the parts of each millisecond."""
     groups = [group for group in found if found[group]["requests"]]
     quantiles = table(
         [f"{name}: overhead, ms", "requests", "p10", "p50", "p90", "p99", "whole request p50", "its CPU time p50"],
@@ -244,11 +246,13 @@ def report(name: str, found: dict[str, dict[str, Any]]) -> str:
 def main(given: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__)
     parser.add_argument("--count", type=int, default=1000, help="requests with the no-op denoiser; 0: none")
-    parser.add_argument("--pictures-count", type=int, default=0, help="with that and pictures embedded; 0: none")
-    parser.add_argument("--real-count", type=int, default=200, help="requests with the real one; 0: none")
-    parser.add_argument("--floors", type=int, default=100, help="times each thing they wait for, alone; 0: none")
-    parser.add_argument("--step-ms", type=float, default=1.0, help="what a step of the no-op denoiser takes")
-    parser.add_argument("--pause-s", type=float, default=0.1, help="pause between two requests")
+    parser.add_argument(
+        "--pictures-count", type=int, default=0, help="requests with every finished image embedded; 0: none"
+    )
+    parser.add_argument("--real-count", type=int, default=200, help="requests with the real denoiser; 0: none")
+    parser.add_argument("--floors", type=int, default=100, help="measurements of each floor of the path; 0: none")
+    parser.add_argument("--step-ms", type=float, default=1.0, help="milliseconds per step of the no-op denoiser")
+    parser.add_argument("--pause-s", type=float, default=0.1, help="mean seconds between two requests")
     parser.add_argument("--large", help="the real model (default: the settings')")
     parser.add_argument("--encoder", help="CLIP encoder (default: the settings')")
     arguments = parser.parse_args(given)

@@ -1,14 +1,15 @@
-"""How many pictures a second a full service still draws: its capacity first, then 1, 2 and 3 times that is offered.
+"""Goodput of an overloaded service: first its capacity, then loads of 1, 2 and 3 times the capacity.
 
     python -m bench.overload                      (cluster and one process, 13 minutes)
     python -m bench.overload --modes embedded --large bundled:small
 
-Locust drives both: a closed loop of users who ask again at once finds the capacity, then an open loop offers Poisson
-arrivals (load/arrivals.py) whatever became of those before; who is refused goes away. Every round measures all of it,
-so that a machine that is busy with something else is so for each. Goodput counts the pictures that arrived within a
-level's window, after the queue had time to fill. The denoiser waits a known time a step and size and needs no
-processor, as one on a GPU; `--large` draws with a real one, on the cores that refuse. The cache is off, so every
-picture costs the same.
+Locust sends the load. A closed loop of users who send again at once finds the capacity. Then an open loop offers
+Poisson
+arrivals (load/arrivals.py), independent of earlier answers; refused users do not return. Every round measures all
+levels, so that other load on the machine meets all alike. Goodput counts the images that arrive within a level's
+window,
+after the queue had time to fill. The denoiser waits a known time a step and size and needs no processor, like one on a
+GPU. `--large` uses a real one on the same cores. The cache is off, so every image costs the same.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from scripts.stack.servers import HOST, Server, free_port
 from scripts.stack.stack import Stack, missing, serving
 
 GOAL = 0.9
-"""Goodput at three times the capacity, of its peak."""
+"""Least goodput at three times the capacity, as a share of the peak."""
 REFUSED = "RESOURCE_EXHAUSTED"
 CLOSED = 0.0
-"""Stands for the closed loop among the multiples."""
+"""Multiple that stands for the closed loop."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A running service: where it is, and processor seconds of its processes so far."""
+    """A running service: its address, and the processor seconds of its processes so far."""
 
     host: str
     cpu: Callable[[], dict[str, float]]
@@ -50,7 +51,7 @@ class Target:
 
 @contextlib.contextmanager
 def embedded(settings: dict[str, Any], folder: Path) -> Iterator[Target]:
-    """Everything in one process."""
+    """Run everything in one process."""
     address = f"{HOST}:{free_port()}"
     given = {"listen": address, "data_dir": folder / "data", "metrics_listen": "", **settings}
     server = Server(
@@ -71,7 +72,7 @@ def embedded(settings: dict[str, Any], folder: Path) -> Iterator[Target]:
 
 @contextlib.contextmanager
 def cluster(settings: dict[str, Any], folder: Path) -> Iterator[Target]:
-    """Two gateways and one worker, each service its own process, over real servers."""
+    """Run two gateways and one worker over real servers, each service in its own process."""
     with Stack(folder, replicas={"gateway": 2}, settings=settings) as stack:
         yield Target(",".join(stack.gateways), lambda: cpu_of(stack))
 
@@ -80,7 +81,7 @@ MODES = {"embedded": embedded, "cluster": cluster}
 
 
 def locust(target: Target, folder: Path, duration_s: float, options: Sequence[str]) -> list[dict[str, Any]]:
-    """Every call of one headless run."""
+    """Run Locust headless and return every call."""
     calls = folder / "calls.jsonl"
     calls.unlink(missing_ok=True)
     command = [sys.executable, "-m", "locust", "-f", "load/locustfile.py", "--headless", "--host", target.host]
@@ -92,7 +93,7 @@ def locust(target: Target, folder: Path, duration_s: float, options: Sequence[st
 
 
 def level(calls: Sequence[dict[str, Any]], warm_s: float, window_s: float) -> dict[str, Any]:
-    """What the calls of one run came to, within the window that begins `warm_s` after the first of them."""
+    """Summarise the calls of one run within the window that begins `warm_s` after the first call."""
     begin = min(call["at"] for call in calls) + warm_s
     asked = [call for call in calls if begin <= call["at"] < begin + window_s]
     ended = [call for call in calls if begin <= call["at"] + call["seconds"] < begin + window_s]
@@ -117,7 +118,7 @@ def level(calls: Sequence[dict[str, Any]], warm_s: float, window_s: float) -> di
 def measured(
     target: Target, folder: Path, options: argparse.Namespace, multiple: float, rate: float, seed: int
 ) -> dict[str, Any]:
-    """One level: `multiple` 0 is the closed loop, else `rate` requests a second are offered."""
+    """Measure one level: the closed loop for `multiple` 0, otherwise `rate` requests a second."""
     if multiple == CLOSED:
         how = ["-u", str(options.users), "-r", str(options.users), "--speed", "1e6"]
     else:
@@ -152,8 +153,10 @@ def rounds_of(target: Target, folder: Path, options: argparse.Namespace) -> list
 
 
 def summary(rounds: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
-    """Means over the rounds by level; `of_peak`: goodput of the peak among the means, `of_possible`: of that or of what
-    was offered, whichever is less (at 1× chance offers less than the capacity). The goal holds from 1× on."""
+    """Return means over the rounds by level.
+
+    `of_peak` is the share of the highest mean goodput. `of_possible` is the share of that or of the offered load,
+    whichever is less: at 1× chance may offer less than the capacity. The goal holds from 1× on."""
     levels = []
     for same in zip(*rounds, strict=True):
         number = {
@@ -210,7 +213,7 @@ def report(mode: str, found: dict[str, Any]) -> str:
 
 
 def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
-    """Goodput against offered load, both in capacities; nothing where matplotlib is not installed."""
+    """Plot goodput against offered load, both in capacities; do nothing if matplotlib is not installed."""
     try:
         import matplotlib as mpl
     except ImportError:
@@ -260,18 +263,22 @@ def measure(options: argparse.Namespace) -> None:
 def main(given: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__)
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=["cluster", "embedded"])
-    parser.add_argument("--multiples", nargs="+", type=float, default=[0.5, 1.0, 2.0, 3.0], help="of the capacity")
+    parser.add_argument(
+        "--multiples", nargs="+", type=float, default=[0.5, 1.0, 2.0, 3.0], help="multiples of the capacity"
+    )
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--warm-s", type=float, default=8.0, help="of every level, before it counts")
-    parser.add_argument("--window-s", type=float, default=30.0, help="of every level, that counts")
-    parser.add_argument("--users", type=int, default=24, help="of the closed loop; more than ride at a time")
-    parser.add_argument("--step-ms", type=float, default=8.0, help="what a step of the waiting denoiser takes")
+    parser.add_argument("--warm-s", type=float, default=8.0, help="seconds of every level before it counts")
+    parser.add_argument("--window-s", type=float, default=30.0, help="seconds of every level that count")
+    parser.add_argument("--users", type=int, default=24, help="users of the closed loop; more than the worker has rows")
+    parser.add_argument("--step-ms", type=float, default=8.0, help="milliseconds per step of the waiting denoiser")
     parser.add_argument("--large", default="", help="a real model instead: bundled:NAME, a folder or a hub id")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--max-rows", type=int, default=8)
     parser.add_argument("--max-queued", type=int, default=32)
-    parser.add_argument("--patience-s", type=float, default=0.0, help="how long who is refused comes back; 0: never")
-    parser.add_argument("--seed", type=int, default=1, help="of the arrivals")
+    parser.add_argument(
+        "--patience-s", type=float, default=0.0, help="seconds for which a refused user tries again; 0: never"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of the arrivals")
     options = parser.parse_args(given)
     servers_on_path()
     if "cluster" in options.modes and (said := missing({})):

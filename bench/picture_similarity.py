@@ -1,10 +1,10 @@
-"""How similar a prompt is to the picture of another prompt, by how similar the two prompts are: for services/replay.
+"""Similarity of a prompt to another prompt's image, as a function of the two prompts' similarity: for services/replay.
 
     python -m bench.picture_similarity --pictures 240
 
-Pictures of the shipped trace's prompts are drawn with a bundled model and embedded by the bundled encoder, and compared
-with other prompts of the same trace. The first half of the pictures makes the curve; the second half checks it: would a
-lookup by the surrogate have allowed the start that a lookup by the pictures themselves allows?
+A bundled model generates images of the shipped trace's prompts. The bundled encoder embeds the images, and they are
+compared with other prompts of the trace. The first half of the images makes the curve. The second half checks it:
+does a lookup by the surrogate allow the same start as a lookup by the images themselves?
 
     python -m bench.picture_similarity --retrieval --pictures 498 --steps 20
 
@@ -60,7 +60,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def drawn(model: str, prompts: Sequence[str], steps: int) -> list[bytes]:
-    """One PNG per prompt, from noise."""
+    """Return one PNG per prompt, generated from noise."""
     card = find_card(model)
     engine = Engine({card.name: load_family(card, device="cpu")}, max_rows=8, tell_every_s=0.0)
     pictures: dict[int, bytes] = {}
@@ -81,12 +81,13 @@ def drawn(model: str, prompts: Sequence[str], steps: int) -> list[bytes]:
 
 
 def fitted(texts: Floats, pictures: Floats) -> tuple[Curve, tuple[float, float]]:
-    """The curve over pairs of different prompts, and its ends; rows are unit vectors of prompts and their pictures."""
+    """Fit the curve over pairs of different prompts, and its ends; rows are unit vectors of prompts and their
+    images."""
     between, across = texts @ texts.T, texts @ pictures.T  # [prompt, picture]
     own, other = float(np.diag(across).mean()), ~np.eye(len(texts), dtype=bool)
     near, seen = between[other], across[other]
     unrelated = float(seen[near <= np.quantile(near, 0.1)].mean())
-    # half of the knots where most pairs are, half where the similar ones are
+    # half of the knots where most pairs are, half where the similar pairs are
     edges = np.unique(np.quantile(near, [*np.linspace(0, 0.9, KNOTS // 2), 0.95, 0.98, 0.99, 0.997]))
     places, shares, spreads = [], [], []
     for low, high in zip(edges, [*edges[1:], 1.0], strict=True):
@@ -102,7 +103,8 @@ def fitted(texts: Floats, pictures: Floats) -> tuple[Curve, tuple[float, float]]
 
 
 def checked(curve: Curve, ends: tuple[float, float], texts: Floats, pictures: Floats) -> dict[str, float]:
-    """On other pictures: correlation of surrogate and cosine; and of each prompt's best earlier picture, by either."""
+    """Check the curve on other images: correlation of surrogate and cosine, also for each prompt's best earlier
+    image."""
     between, across = texts @ texts.T, texts @ pictures.T
     count = len(texts)
     rows = np.repeat(np.arange(count), count).reshape(count, count)
@@ -132,7 +134,7 @@ def retrieved(asked: Floats, texts: Floats, images: Floats) -> dict[str, Ints]:
 
 
 def scores_of(verdicts: Sequence[Verdict]) -> dict[str, Floats]:
-    """Score → one value per prompt; attributes only where a judge net read them."""
+    """Return score → one value per prompt; attributes only if a judge net read them."""
     found = {"clip": np.array([one.clip for one in verdicts])}
     if all(one.right for one in verdicts):
         found["attributes"] = np.array([float(sum(one.right.values())) for one in verdicts])
@@ -141,7 +143,7 @@ def scores_of(verdicts: Sequence[Verdict]) -> dict[str, Floats]:
 
 
 def compared(by: Mapping[str, Mapping[str, Floats]], chosen: Mapping[str, Ints], users: Ints) -> dict[str, Any]:
-    """Means of both ways, and the paired difference with its 95 % interval over users drawn anew."""
+    """Return the means of both searches, and the paired difference with its 95 % bootstrap interval over users."""
     differ = chosen["text"] != chosen["image"]
     scores = {}
     for name, text in by["text"].items():
@@ -172,7 +174,8 @@ def retrieval_report(figures: Mapping[str, Any]) -> str:
 
 
 def examples_of(by: Mapping[str, Mapping[str, Floats]]) -> list[int]:
-    """The prompts with the largest differences in attributes, in either direction and in the ratio that they occur."""
+    """Return the prompts with the largest attribute differences, in both directions in proportion to their
+    frequency."""
     more = by["image"]["attributes"] - by["text"]["attributes"]
     better, worse = int((more > 0).sum()), int((more < 0).sum())
     losses = round(EXAMPLES * worse / max(better + worse, 1))
@@ -187,7 +190,7 @@ def retrieval_plot(
     pngs: Sequence[bytes],
     path: Path,
 ) -> None:
-    """The distributions of Fig. 2 (attributes for PickScore), and examples like Fig. 3's."""
+    """Plot the distributions of Fig. 2 (attributes for PickScore), and examples like Fig. 3's."""
     pyplot = pyplot_or_none()
     if pyplot is None or "attributes" not in by["text"]:
         return
@@ -214,7 +217,7 @@ def retrieval_plot(
 
 
 def compare_retrieval(asked: argparse.Namespace) -> None:
-    """Both ways to search a cache of images, over prompts that the cache does not hold."""
+    """Compare both searches of a cache of images, over prompts that the cache does not hold."""
     on, card = machine(), find_card(asked.model)
     distinct: dict[str, Prompt] = {}
     for row in read_trace(SHIPPED):
@@ -255,8 +258,8 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--pictures", type=int, default=240)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--retrieval", action="store_true", help="compare the ways to search a cache of images")
-    parser.add_argument("--out", type=Path, help="the curve's file; with --retrieval a folder of results")
+    parser.add_argument("--retrieval", action="store_true", help="compare the two searches of a cache of images")
+    parser.add_argument("--out", type=Path, help="file of the curve; with --retrieval a folder of results")
     asked = parser.parse_args(given)
     torch.set_num_threads(asked.threads)
     if asked.retrieval:

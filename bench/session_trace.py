@@ -1,11 +1,12 @@
-"""The session trace with the cache, without it, and without it but with as few steps as the cache ran on average.
+"""The session trace with the cache, without it, and without it at the mean number of steps that the cache ran.
 
     python -m bench.session_trace --count 1000
 
-The all-in-one service runs in this process, every request goes through real gRPC, and a run that is broken off goes on
-where it stopped (work directory `--work`; `--fresh` begins again). Users ask in a closed loop, so time is the time to
-draw everything with `--concurrency` requests in flight: same prompts and batching, both warm, block by block in turns,
-so that whatever else the machine does meets both alike.
+The all-in-one service runs in this process, and every request goes through real gRPC. An interrupted run continues
+where
+it stopped (work directory `--work`; `--fresh` begins again). Users send in a closed loop with `--concurrency` requests
+in flight, so the time is the time to generate everything. Both runs use the same prompts and batching and start warm.
+They alternate block by block, so that other load on the machine meets both alike.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ WARM_UP = 8
 
 
 def trace_rows(path: Path, count: int, settings: Settings, *, main_size_only: bool) -> tuple[list[Prompt], int]:
-    """The first `count` rows, and how many of them were brought to the main size (the model draws no other there)."""
+    """Return the first `count` rows, and how many of them were resized to the main size, the only one of the model."""
     card = served_card(settings)
     rows, changed = [], 0
     for row in read_trace(path)[:count]:
@@ -53,10 +54,10 @@ def trace_rows(path: Path, count: int, settings: Settings, *, main_size_only: bo
 
 
 class Phase:
-    """One way to draw the trace: its answers and pictures on disk, so that it can be taken up again."""
+    """One run of the trace: answers and images stay on disk, so that the run can continue later."""
 
     def __init__(self, work: Path, name: str, count: int | None = None) -> None:
-        """`count`: what an earlier run drew beyond so many rows is left aside."""
+        """Open the run; rows beyond `count` of an earlier run are ignored."""
         self.name, self.folder, self._count = name, work / name, math.inf if count is None else count
         self.folder.mkdir(parents=True, exist_ok=True)
         self._answers = self.folder / "answers.jsonl"
@@ -77,11 +78,11 @@ class Phase:
         return {index: (self.folder / f"{index}.png").read_bytes() for index in self.answers()}
 
     def sat(self, wall_s: float, cpu_s: float, requests: int) -> None:
-        """Remembers a sitting, warm-up apart; `cpu_s` is this whole process's, comparable on a busy machine too."""
+        """Record one block without its warm-up; `cpu_s` is the whole process's, comparable on a busy machine, too."""
         self._seconds.write_text(json.dumps([*self._sittings(), (wall_s, cpu_s, requests)]))
 
     def each(self) -> tuple[float, float]:
-        """(wall, CPU) seconds of a request, over every sitting that ended; nan for none."""
+        """Return (wall, CPU) seconds per request over every recorded block; nan for none."""
         sittings = self._sittings()
         count = sum(requests for _, _, requests in sittings) or math.nan
         return sum(wall for wall, _, _ in sittings) / count, sum(cpu for _, cpu, _ in sittings) / count
@@ -92,7 +93,7 @@ class Phase:
 
 @dataclass
 class Turn:
-    """A phase that draws when it is its turn: the rows it lacks, on a service of its own that is started and warm."""
+    """One run with a warm service of its own, which generates the rows that it still lacks."""
 
     phase: Phase
     rows: Sequence[Prompt]
@@ -106,7 +107,7 @@ class Turn:
         return [index for index in indices if index not in left_out]
 
     async def open(self, stack: contextlib.AsyncExitStack) -> None:
-        """Starts the service, until the stack closes, and draws a few pictures that do not count."""
+        """Start the service until the stack closes, and generate a few images that do not count."""
         own = {"data_dir": self.phase.folder / "data", "catalog_url": "", "blobs_url": ""}
         settings = Settings(**self.settings.model_copy(update=own).model_dump())
         process = await stack.enter_async_context(embedded(settings))
@@ -124,7 +125,7 @@ class Turn:
         return await self.client.generate(row.prompt, **asked)
 
     async def play(self, indices: Sequence[int], arguments: argparse.Namespace) -> None:
-        """Draws these rows and remembers the sitting."""
+        """Generate these rows and record the block."""
         start, start_cpu, drawn = time.monotonic(), time.process_time(), 0
         done = set(range(len(self.rows))) - set(indices)
         try:
@@ -138,8 +139,9 @@ class Turn:
 
 
 async def in_turns(turns: Sequence[Turn], rows: Sequence[Prompt], arguments: argparse.Namespace) -> None:
-    """Plays the trace in blocks of `--block` rows, each by every turn before the next block, first one first and then
-    last one first: whatever else the machine does meets all of them alike."""
+    """Play the trace in blocks of `--block` rows: every run plays a block before the next block begins.
+
+    The order of the runs reverses from block to block, so that other load on the machine meets all runs alike."""
     turns = [turn for turn in turns if turn.missing(range(len(rows)))]
     if not turns:
         return
@@ -171,7 +173,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     given = {"large": arguments.large, "encoder": arguments.encoder, "k_table_alpha": arguments.alpha}
     named = {name: value for name, value in given.items() if value}
     settings = Settings(max_rows=arguments.max_rows, log_level="error", **named)
-    configure_logging(settings.log_level)  # else each request's line is printed
+    configure_logging(settings.log_level)  # otherwise each request prints its log line
     rows, resized = trace_rows(arguments.trace, arguments.count, settings, main_size_only=arguments.main_size_only)
     if arguments.fresh:
         shutil.rmtree(arguments.work, ignore_errors=True)
@@ -191,7 +193,7 @@ async def measure(arguments: argparse.Namespace) -> None:
         for phase in (cache, without, fewer)
     }
     figures = figures_of(rows, {phase.name: phase.answers() for phase in (cache, without, fewer)}, verdicts)
-    for place, name in enumerate(("seconds", "cpu_seconds")):  # of one request: a run may have drawn only some of them
+    for place, name in enumerate(("seconds", "cpu_seconds")):  # per request: a run may have generated only some of them
         figures[name] = {phase.name: phase.each()[place] for phase in (cache, without, fewer)}
     figures["wall_time_saved"] = 1 - figures["seconds"]["cache"] / figures["seconds"]["no_cache"]
     figures["cpu_time_saved"] = 1 - figures["cpu_seconds"]["cache"] / figures["cpu_seconds"]["no_cache"]
@@ -225,18 +227,20 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=1000, help="requests of the trace")
     parser.add_argument("--concurrency", type=int, default=8, help="requests in flight")
     parser.add_argument("--max-rows", type=int, default=8, help="requests that share a step")
-    parser.add_argument("--alpha", type=float, help="which K table, by the quality kept (default: the settings')")
-    parser.add_argument("--think-s", type=float, default=0.2, help="pause of a user after a picture")
     parser.add_argument(
-        "--baseline-every", type=int, default=1, help="draw every n-th hit's prompt with fewer steps too"
+        "--alpha", type=float, help="K table to use, by the share of quality kept (default: the settings')"
     )
-    parser.add_argument("--main-size-only", action="store_true", help="ask for 64×64 always")
+    parser.add_argument("--think-s", type=float, default=0.2, help="seconds that a user pauses after an image")
+    parser.add_argument(
+        "--baseline-every", type=int, default=1, help="also generate every n-th hit's prompt with fewer steps"
+    )
+    parser.add_argument("--main-size-only", action="store_true", help="always request 64×64")
     parser.add_argument("--judge", type=Path, default=JUDGE, help="folder of the judge net")
     parser.add_argument(
-        "--work", type=Path, default=Path("out/bench/session_trace"), help="answers and pictures so far"
+        "--work", type=Path, default=Path("out/bench/session_trace"), help="folder of the answers and images so far"
     )
-    parser.add_argument("--block", type=int, default=50, help="rows drawn with the cache, then without, in turns")
-    parser.add_argument("--fresh", action="store_true", help="forget an earlier run")
+    parser.add_argument("--block", type=int, default=50, help="rows per block, with the cache and then without")
+    parser.add_argument("--fresh", action="store_true", help="delete an earlier run")
     arguments = parser.parse_args(given)
     quiet()
     asyncio.run(measure(arguments))

@@ -1,12 +1,11 @@
-"""What a smaller format of the kept states costs in quality, and saves in bytes, on a bundled model.
+"""Quality and bytes of each state codec, on a bundled model.
 
     python -m bench.state_codecs --pairs 100
-    python -m bench.state_codecs --bytes-only           (what a state takes in each format; at once)
+    python -m bench.state_codecs --bytes-only           (bytes of a state in each format; takes no time)
 
-Each second prompt of a scene pair (`afterimage profile`'s) is drawn from noise, and from every K of the first one's
-states, once per format: the same pair, seed and K, so that what differs is the format alone. Their bytes are those of
-small pictures; what replays count (`CODEC_SHARE`) are the bytes of a 512×512 picture's state that is all noise, the
-hardest to pack.
+The second prompt of each scene pair of `afterimage profile` is generated from noise and from every K of the first
+prompt's states, once per format. Pair, seed and K are the same, so only the format differs. Those states belong to
+small images. Replays count (`CODEC_SHARE`) the bytes of a 512×512 image's state of pure noise, the hardest to compress.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ AT_ONCE = 12
 """Pairs that share batches."""
 
 NOISE = (4, 64, 64)
-"""Shape of the latent of a 512×512 picture."""
+"""Shape of the latent of a 512×512 image."""
 
 Pictures = dict[tuple[int, int, str], bytes]
 """PNG by (pair, K, format); K = 0 from noise."""
 
 
 def draw(family: Family, pairs: Sequence[ScenePair], sizes: dict[tuple[int, str], list[int]]) -> Pictures:
-    """Every picture of these pairs; `sizes` takes in each state's bytes by (K, format)."""
+    """Generate every image of these pairs; add each state's bytes to `sizes` by (K, format)."""
     engine = Engine({family.card.name: family}, max_rows=8, tell_every_s=0.0)
     pictures: Pictures = {}
     by_number = {str(pair.number): pair for pair in pairs}
@@ -86,7 +85,7 @@ def _task(
 
 
 def bytes_of_noise() -> dict[str, int]:
-    """Bytes by format of the state of a 512×512 picture before its first step."""
+    """Return the bytes by format of a 512×512 image's state before its first step."""
     latent = np.random.default_rng(0).standard_normal(NOISE).astype(np.float32)
     return {codec: len(encode_state(latent, codec)) for codec in CODECS}
 
@@ -99,7 +98,7 @@ def bytes_table(sizes: Mapping[str, int]) -> str:
 def figures_of(
     pairs: Sequence[ScenePair], verdicts: dict[tuple[int, int, str], Verdict], sizes: dict[tuple[int, str], list[int]]
 ) -> Iterator[dict[str, Any]]:
-    """One row per K and format: CLIP against noise and fp16 (95 % one-sided bounds), attributes right."""
+    """Return one row per K and format: CLIP against noise and fp16 (95 % one-sided bounds), attributes right."""
     numbers = [pair.number for pair in pairs]
     noise = [verdicts[number, 0, "noise"] for number in numbers]
     for k in KS:
@@ -125,12 +124,12 @@ def figures_of(
 
 
 def _right(verdicts: Sequence[Verdict]) -> float:
-    """Share of all attributes that came out as asked."""
+    """Return the share of all attributes that the images show."""
     return fmean(fmean(one.right.values()) for one in verdicts) if verdicts[0].right else float("nan")
 
 
 def _differ(own: Sequence[Verdict], plain: Sequence[Verdict]) -> dict[str, int]:
-    """Attributes that only one of the two got right."""
+    """Count the attributes that only one of the two shows."""
     both = [(one.right[name], two.right[name]) for one, two in zip(own, plain, strict=True) for name in one.right]
     return {"lost": sum(b and not a for a, b in both), "gained": sum(a and not b for a, b in both), "of": len(both)}
 
@@ -141,7 +140,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--bytes-only", action="store_true", help="draw nothing, write nothing")
+    parser.add_argument("--bytes-only", action="store_true", help="generate nothing, write nothing")
     asked = parser.parse_args(given)
     noise = bytes_of_noise()
     print(bytes_table(noise))

@@ -1,15 +1,16 @@
-"""How good pictures are with two models, where it can fail: in throughput mode (MoDM §7.3, Table 2, Fig. 14).
+"""Image quality with two models in throughput mode, where quality is at risk (MoDM §7.3, Table 2, Fig. 14).
 
-    python -m bench.two_model_quality                       (two hours of one core; goes on where it was broken off)
-    python -m bench.two_model_quality --draw-only --systems vanilla nirvana_saving       (beside it, for a second core)
+    python -m bench.two_model_quality                       (two hours of one core; continues after an interruption)
+    python -m bench.two_model_quality --draw-only --systems vanilla nirvana_saving       (at the same time, on a
+    second core)
 
-Fréchet distance in CLIP features (the bundled encoder's), CLIP score, and what the judge net reads off the pictures,
-for the same requests served by each system. The reference is what the large model draws of the same prompts at other
-seeds; vanilla is scored against it likewise, so its distance is what chance alone leaves. Beside it the throughput of
-each (bench.virtual_time.two_models) makes the Pareto plot of Fig. 14; its other points of MoDM (§7.4: what is cached,
-how much of
-it, and from which similarity on) are drawn where `--systems` names them. The cache begins with `--warm` pictures of the
-large model.
+Every system serves the same requests. Its images get a Fréchet distance in the bundled encoder's features, a CLIP
+score,
+and the judge net's attributes. The reference is the large model's images of the same prompts at other seeds. Vanilla is
+scored against the same reference, so its distance is what chance alone leaves. Throughput comes from
+bench.virtual_time.two_models; both make the Pareto plot of Fig. 14. The other points of that figure (§7.4: which images
+are cached, how many, and the thresholds) are added if `--systems` names them. The cache begins with `--warm` images of
+the large model.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ from shared.runtime.progress import Remaining
 from shared.runtime.settings import Settings
 
 RAISED_BY = 0.045
-"""MoDM's + .01 (Fig. 14) in the bundled encoder's range: .01 · (.652 + .192) / (.2855 − .0975), the ranges between
-unrelated images and a prompt's own (services/replay/traces/picture_similarity.json and surrogate.py)."""
+"""MoDM's + .01 (Fig. 14) in the bundled encoder's range: .01 · (.652 + .192) / (.2855 − .0975). Each range goes from
+unrelated images to a prompt's own image (services/replay/traces/picture_similarity.json and surrogate.py)."""
 REFERENCE = System("reference", "large at other seeds", other_seeds=True)
 SYSTEMS = (
     REFERENCE,
@@ -70,7 +71,7 @@ SYSTEMS = (
 )
 USUAL = ("reference", "vanilla", "small", "fewer_steps", "nirvana_saving", "modm")
 NEEDED = frozenset({"reference", "vanilla", "small", "modm"})
-"""Without which there is nothing to say about the goals."""
+"""Systems that the goals need."""
 AT_A_TIME = 32
 ASSUMPTIONS = (
     "All at 64×64 and the T of the settings (the fewer-steps baseline apart), batches of up to eight; windows of "
@@ -84,7 +85,7 @@ ASSUMPTIONS = (
 
 
 def features_of(run: SystemRun, indices: Sequence[int], encoder: Encoder) -> Features:
-    """Kept beside the pictures, as the encoder's hash says."""
+    """Return the images' features; they are stored beside the images under the encoder's hash."""
     path = run.folder / f"features-{encoder.hash}-{len(indices)}.npy"
     if path.is_file():
         kept: Features = np.load(path)
@@ -127,7 +128,8 @@ def _interval(found: tuple[float, float, float] | None, scale: float) -> str:
 
 
 def throughput(figures: Mapping[str, Any], folder: Path) -> dict[str, float]:
-    """Of the largest fleet of bench.virtual_time.two_models, vanilla's = 1; of what it lacks what the cost allows."""
+    """Return throughput in the largest fleet of bench.virtual_time.two_models, vanilla = 1; 1 / cost for missing
+    systems."""
     names = {"modm": "modm_throughput"}
     known = _speedups(folder)
     return {name: known.get(names.get(name, name)) or 1 / one["cost"] for name, one in figures["systems"].items()}
@@ -144,7 +146,7 @@ def _speedups(folder: Path) -> dict[str, float]:
 
 
 def plot(figures: Mapping[str, Any], speedups: Mapping[str, float], path: Path) -> None:
-    """Distance against 1/throughput: lower and further left is better (Fig. 14)."""
+    """Plot distance against 1/throughput: lower and further left is better (Fig. 14)."""
     pyplot = pyplot_or_none()
     if pyplot is None:
         return
@@ -156,7 +158,7 @@ def plot(figures: Mapping[str, Any], speedups: Mapping[str, float], path: Path) 
         axes.annotate(titles[name], (x, y), textcoords="offset points", xytext=(5, 4), fontsize=8)
     front = sorted(point for point in points.values() if not any(_beats(other, point) for other in points.values()))
     axes.plot(*zip(*front, strict=True), color="grey", linestyle=":", linewidth=1, label="Pareto front")
-    right = 1.3 * max(x for x, _ in points.values())  # room for the names
+    right = 1.3 * max(x for x, _ in points.values())  # space for the labels
     axes.set(xlabel="1 / throughput, vanilla = 1", ylabel="Fréchet distance in CLIP features × 1000", xlim=(0, right))
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=110)
@@ -168,13 +170,13 @@ def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 def chosen(given: argparse.Namespace) -> list[System]:
-    """The systems asked for, in the order asked for, at the T asked for; the fewer-steps baseline keeps its own."""
+    """Return the requested systems in the given order, at the given T; the fewer-steps baseline keeps its own T."""
     of = {one.name: one if one.steps != STEPS else replace(one, steps=given.steps) for one in SYSTEMS}
     return [of[name] for name in dict.fromkeys(given.systems)]
 
 
 async def draw(given: argparse.Namespace, rows: Sequence[Prompt], settings: Settings, encoder: Encoder) -> None:
-    """Every system; those that another process draws at this moment last, when it is through with them."""
+    """Generate every system's images; systems in work by another process come last, once that process is done."""
     elsewhere = [one for one in chosen(given) if not await _drawn(one, given, rows, settings, encoder, wait=False)]
     for system in elsewhere:
         print(f"{system.title}: another process draws it; waiting", flush=True)
@@ -190,7 +192,7 @@ async def _drawn(
     *,
     wait: bool,
 ) -> bool:
-    """Whether it is drawn; False when another process draws it, unless that is waited for."""
+    """Return whether the system's images are complete; False if another process generates them and `wait` is off."""
     run = SystemRun(given.work, system)
     with run.alone(wait=wait) as alone:
         first = 0 if system.cached else given.warm
@@ -220,14 +222,22 @@ def score(given: argparse.Namespace, rows: Sequence[Prompt], encoder: Encoder) -
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--count", type=int, default=2048, help="requests that count")
-    parser.add_argument("--warm", type=int, default=256, help="requests that the large model draws first, uncounted")
+    parser.add_argument("--count", type=int, default=2048, help="counted requests")
+    parser.add_argument(
+        "--warm", type=int, default=256, help="first requests, generated by the large model and not counted"
+    )
     parser.add_argument("--steps", type=int, default=STEPS, help="T; a multiple of 10, so that every k is whole")
     parser.add_argument("--systems", nargs="+", choices=[one.name for one in SYSTEMS], default=list(USUAL))
-    parser.add_argument("--draw-only", action="store_true", help="no scores: another process draws other systems")
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument(
+        "--draw-only",
+        action="store_true",
+        help="generate without scores, while another process generates other systems",
+    )
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
     parser.add_argument("--judge", type=Path, default=JUDGE, help="folder of the judge net")
-    parser.add_argument("--work", type=Path, default=Path("out/bench/two_model_quality"), help="pictures so far")
+    parser.add_argument(
+        "--work", type=Path, default=Path("out/bench/two_model_quality"), help="folder of the images so far"
+    )
     parser.add_argument("--throughput", type=Path, default=RESULTS, help="folder of two_models.json")
     given = parser.parse_args(arguments)
     if not given.draw_only and (lacking := NEEDED - set(given.systems)):
@@ -237,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = main_size(make_trace(given.warm + given.count, SHIPPED_SEED))
     encoder, speeds = open_encoder(settings.encoder), bundled_speeds()
     if not given.draw_only:
-        _speedups(given.throughput)  # that there are none is said before two hours, not after
+        _speedups(given.throughput)  # report missing figures before two hours of work, not after
     cards = served_cards(settings.model_copy(update=dict(MODM.changes)))
     facts = {
         "count": given.count, "warm": given.warm, "trace_seed": SHIPPED_SEED, "steps": given.steps,

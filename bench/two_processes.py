@@ -1,16 +1,16 @@
 """Throughput of the bundled pair with real processes under saturating load (MoDM Fig. 7), two workers on two cores.
 
-    python -m bench.two_processes                 (needs the servers of scripts.stack, and a quiet machine for half an
-                                                   hour; goes on with the system at which it was broken off, and begins
-                                                   anew once all were recorded)
+    python -m bench.two_processes                 (needs the servers of scripts.stack and half an hour of a quiet
+                                                   machine; continues after an interruption with the same system, and
+                                                   begins anew once all systems are recorded)
 
-Every service is its own process over real servers; each worker has one torch thread. The protocol is the paper's (§6):
-the large model draws the trace's first requests into the cache, uncounted, then the rest is asked for by so many users
-who ask again at once. Counted is the middle of the run, when all are busy and the monitor has settled:
+Every service is its own process over real servers; each worker has one torch thread. The protocol is the paper's (§6).
+The large model generates the trace's first requests into the cache, uncounted. Then `--users` users request the rest,
+each again at once. The middle of the run counts, when all users are busy and the monitor has settled:
 
-- one large worker and one small, as the monitor has it in throughput mode;
-- both models in each of two workers, time-shared: without a monitor, so that each draws misses with the large model and
-  hits with the small one.
+- one large worker and one small, as the monitor assigns them in throughput mode;
+- both models in each of two workers, time-shared and without a monitor: each worker generates misses with the large
+  model and hits with the small one.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Way:
     title: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of every request."""
+    """Fields that every request sets."""
     monitored: bool = True
     cached: bool = False
 
@@ -87,7 +87,7 @@ WAYS = (
 @dataclass(frozen=True)
 class Answer:
     at: float
-    """Monotonic seconds of its end."""
+    """Monotonic seconds at its end."""
     seconds: float
     source: str
     model: str
@@ -105,7 +105,7 @@ def answer_of(picture: Picture, asked_at: float, at: float) -> Answer:
 async def ask_all(
     client: AsyncClient, rows: Sequence[Prompt], users: int, fields: Mapping[str, Any], title: str
 ) -> list[Answer]:
-    """Every row once, so many in flight, in order."""
+    """Send every row once in order, `users` at a time."""
     found: list[Answer] = []
     waiting, progress = iter(rows), Remaining(title, len(rows))
 
@@ -122,15 +122,15 @@ async def ask_all(
 
 
 async def embedded(stack: Stack, pictures: int) -> None:
-    """Until prompts find so many pictures by what they show."""
+    """Wait until the index holds the embeddings of so many images."""
     async with asyncio.timeout(EMBEDDED_WITHIN_S):
-        while grown({}, counted(stack, "cache_maintainer-1"), EMBEDDED) < pictures:  # noqa: ASYNC110  # a page wakes nobody
+        while grown({}, counted(stack, "cache_maintainer-1"), EMBEDDED) < pictures:  # noqa: ASYNC110  # a metrics page offers no event to wait for
             await asyncio.sleep(0.5)
 
 
 def middle(answers: Sequence[Answer], settle: float, end: float = 0.05) -> list[Answer]:
-    """Those that ended while all users were busy: without the first share, in which the monitor settles, and the
-    last."""
+    """Return the answers that ended while all users were busy: without the first share, when the monitor settles, and
+    without the last."""
     ordered = sorted(answers, key=lambda one: one.at)
     return ordered[int(settle * len(ordered)) : len(ordered) - max(int(end * len(ordered)), 1)]
 
@@ -172,7 +172,8 @@ async def drive(stack: Stack, way: Way, given: argparse.Namespace, rows: Sequenc
 
 
 def with_bounds(systems: dict[str, Any], users: int) -> dict[str, Any]:
-    """Speedups, and beside MoDM's the bound from its own hits: of two workers one stays large, or both do both."""
+    """Add speedups, and for MoDM the bound from its own hits: one of two workers stays large, or both run both
+    models."""
     speeds, rows = bundled_speeds(), min(ROWS, max(users // WORKERS, 1))
     ratio = speeds[SMALL].share_s(rows) / speeds[LARGE].share_s(rows)
     for name, one in systems.items():
@@ -223,18 +224,24 @@ def plot(figures: Mapping[str, Any], path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__)
     parser.add_argument("--ways", nargs="+", choices=[way.name for way in WAYS], default=[way.name for way in WAYS])
-    parser.add_argument("--warm", type=int, default=200, help="requests that the large model draws first, uncounted")
-    parser.add_argument("--count", type=int, default=800, help="requests after them")
+    parser.add_argument(
+        "--warm", type=int, default=200, help="first requests, generated by the large model and not counted"
+    )
+    parser.add_argument("--count", type=int, default=800, help="counted requests")
     parser.add_argument("--users", type=int, default=32, help="requests in flight")
     parser.add_argument("--settle", type=float, default=0.3, help="share of the requests before anything is counted")
-    parser.add_argument("--period-s", type=float, default=15.0, help="of the monitor")
-    parser.add_argument("--work", type=Path, default=Path("out/bench/two_processes"), help="systems measured so far")
+    parser.add_argument("--period-s", type=float, default=15.0, help="period of the monitor")
+    parser.add_argument(
+        "--work", type=Path, default=Path("out/bench/two_processes"), help="folder of the systems measured so far"
+    )
     given = parser.parse_args(arguments)
     servers_on_path()
     if said := missing(os.environ):
         parser.exit(message="two_processes: skipped; " + "; ".join(said) + "\n")
     quiet()
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: the stack must not outlive us
+    before = signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # as Ctrl-C does: the stack must end with this process
     try:
         run(given)
     finally:
@@ -242,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Every system that was asked for and has not been measured yet, then what they came to together."""
+    """Measure every requested system that is not measured yet, then record all of them."""
     same_work(given.work, facts(given))
     on, chosen = machine(), [way for way in WAYS if way.name in given.ways]
     systems = {}
@@ -255,20 +262,20 @@ def run(given: argparse.Namespace) -> None:
     settings = {**settings_of(given), "rows": ROWS, "assumptions": ASSUMPTIONS}
     record("two_processes", figures, settings, on={**on, **after}, folder=given.out)
     plot(figures, given.out / "two_processes.png")
-    for way in chosen:  # another run measures anew: what the code costs by then is not what it cost now
+    for way in chosen:  # the next run measures anew, with the code of its day
         _kept(way, given).unlink()
     if not any(_kept(way, given).exists() for way in WAYS):
         (given.work / FACTS).unlink()
 
 
 def _kept(way: Way, given: argparse.Namespace) -> Path:
-    """Where a system's figures wait until all are recorded."""
+    """Return the file that holds a system's figures until all systems are recorded."""
     folder: Path = given.work
     return folder / f"{way.name}.json"
 
 
 def facts(given: argparse.Namespace) -> dict[str, Any]:
-    """What the figures of all systems depend on."""
+    """Return the settings that the figures of all systems depend on."""
     names = ("warm", "count", "users", "settle", "period_s")
     cards = served_cards(Settings(large=PAIR["large"], small=PAIR["small"]))
     weights = {name: card.weights_hash for name, card in cards.items()}
@@ -276,7 +283,7 @@ def facts(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def measured(way: Way, given: argparse.Namespace) -> dict[str, Any]:
-    """One system's figures: those of a run that was broken off later, or measured now."""
+    """Return one system's figures, from an interrupted run or measured now."""
     path = _kept(way, given)
     if path.is_file():
         print(f"{way.title}: measured before ({path})", flush=True)

@@ -1,11 +1,12 @@
-"""What a lookup in Weaviate costs and finds at 100,000 entries, and what rebuilding the index from the catalog takes.
+"""Latency and recall of a lookup in Weaviate at 100,000 entries, and the time to rebuild the index from the catalog.
 
     python -m bench.weaviate_lookup --count 100000      (8 minutes on quiet cores)
 
-Starts a private Weaviate, fills a SQLite catalog with entries whose embeddings lie in clusters (as prompts do), fills
-the index with `repair_index` (what `afterimage cache rebuild-index` runs), and searches it through the adapter, one
-search after the other, with the filters of a lookup: the cache key, the caller's three scope keys, the encoder. The
-truth is every cosine in float64.
+The benchmark starts a private Weaviate and fills a SQLite catalog with entries. Their embeddings form clusters, as
+those
+of prompts do. `repair_index` (which `afterimage cache rebuild-index` runs) fills the index. The adapter then searches,
+one search after the other, with the filters of a lookup: cache key, the caller's three scope keys, encoder. The exact
+answers are computed from every cosine in float64.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Rows = npt.NDArray[np.float32]
 
 
 def clustered(count: int, dim: int, clusters: int, seed: int) -> Rows:
-    """Unit rows around cluster centres; two of one cluster have a cosine of about .8, as paraphrases have."""
+    """Return unit rows around cluster centres; two rows of one cluster have a cosine of about .8, like paraphrases."""
     rng = np.random.default_rng(seed)
     centres = rng.standard_normal((clusters, dim), np.float32)
     rows = centres[rng.integers(clusters, size=count)]
@@ -53,7 +54,7 @@ def clustered(count: int, dim: int, clusters: int, seed: int) -> Rows:
 
 
 def like(rows: Rows, count: int, seed: int) -> Rows:
-    """Queries near some of the rows (cosine about .9)."""
+    """Return queries near some of the rows (cosine about .9)."""
     rng = np.random.default_rng(seed)
     picked = rng.integers(len(rows), size=count)
     noise = rng.standard_normal((count, rows.shape[1]), np.float32)
@@ -62,12 +63,12 @@ def like(rows: Rows, count: int, seed: int) -> Rows:
 
 
 def tenant_of(number: int, small_every: int) -> str:
-    """One small tenant has every n-th entry; the others share one large tenant."""
+    """Return the tenant of an entry: every n-th entry belongs to the small tenant, the others to the large one."""
     return "small" if number % small_every == 0 else "large"
 
 
 async def fill(catalog: Catalog, rows: Rows, small_every: int) -> list[str]:
-    """Entries with one state each; their ids in the rows' order."""
+    """Insert entries with one state each; return their ids in the rows' order."""
     ids = [new_id() for _ in rows]
 
     def entry(number: int) -> Entry:
@@ -77,7 +78,7 @@ async def fill(catalog: Catalog, rows: Rows, small_every: int) -> list[str]:
                      f"pictures/{id_}/1.png", "ab", ENCODER, 0.0, (state,))  # fmt: skip
 
     remaining = Remaining("entries in the catalog", len(rows))
-    for at in range(0, len(rows), TOGETHER):  # what is added at once shares a commit
+    for at in range(0, len(rows), TOGETHER):  # entries inserted at the same time share a commit
         numbers = range(at, min(at + TOGETHER, len(rows)))
         await asyncio.gather(
             *(catalog.entries.add(entry(number), {"whole": vector_bytes(rows[number])}) for number in numbers)
@@ -91,7 +92,7 @@ def where(tenant: str) -> IndexFilter:
 
 
 async def search(index: Index, queries: Rows, truth: Sequence[str], filters: IndexFilter, limit: int) -> dict[str, Any]:
-    """Quantiles in milliseconds and the share of queries whose nearest entry came first."""
+    """Return quantiles in milliseconds and the share of queries whose nearest entry came first."""
     taken, right = [], 0
     for query, best in zip(queries, truth, strict=True):
         start = time.monotonic()
@@ -108,7 +109,7 @@ async def search(index: Index, queries: Rows, truth: Sequence[str], filters: Ind
 
 
 def nearest(rows: Rows, queries: Rows, allowed: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
-    """The exact answers: every cosine in float64, some rows at a time."""
+    """Return the exact answers from every cosine in float64, some rows at a time."""
     best = np.full(len(queries), -2.0)
     found = np.zeros(len(queries), np.intp)
     for at in range(0, len(rows), 10_000):
@@ -128,7 +129,7 @@ async def timed_repair(catalog: Catalog, index: Index) -> tuple[Repaired, float]
 
 
 async def cosine_error(index: Index, rows: Rows, ids: Sequence[str], queries: Rows) -> float:
-    """The largest difference between a similarity that is returned and the cosine in float64."""
+    """Return the largest difference between a returned similarity and the cosine in float64."""
     row_of = {id_: number for number, id_ in enumerate(ids)}
     worst = 0.0
     for query in queries:
@@ -191,7 +192,7 @@ async def figures(arguments: argparse.Namespace, url: str, folder: Path) -> dict
 
 
 def _memory_mib(pid: int) -> int:
-    """Resident memory of a process; 0 where that cannot be read."""
+    """Return the resident memory of a process in MiB; 0 if it cannot be read."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -219,11 +220,11 @@ def report(found: dict[str, Any]) -> str:
 def main(given: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__)
     parser.add_argument("--count", type=int, default=100_000, help="entries")
-    parser.add_argument("--dim", type=int, default=512, help="of an embedding")
+    parser.add_argument("--dim", type=int, default=512, help="dimensions of an embedding")
     parser.add_argument("--clusters", type=int, default=5000)
     parser.add_argument("--queries", type=int, default=1000, help="searches of each kind")
     parser.add_argument("--limit", type=int, default=8, help="entries wanted (the setting `candidates`)")
-    parser.add_argument("--small-every", type=int, default=10, help="every n-th entry is the small tenant's")
+    parser.add_argument("--small-every", type=int, default=10, help="every n-th entry belongs to the small tenant")
     parser.add_argument("--ef", type=int, default=-1, help="the setting weaviate_hnsw_ef")
     parser.add_argument("--exact-up-to", type=int, default=40_000, help="the setting weaviate_exact_up_to")
     arguments = parser.parse_args(given)

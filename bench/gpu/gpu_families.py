@@ -1,12 +1,12 @@
-"""What the real model families do on a GPU: steps a second by batch, memory, and what switching models costs.
+"""Speed of the real model families on a GPU: steps per second by batch, memory, and the cost of switching models.
 
     python -m bench.gpu.gpu_families --models sd-3.5-large,sd-3.5-large-turbo,sdxl,sana-1.6b
     python -m bench.gpu.gpu_families --tiny            # the same on tiny models, on any machine: a check of the script
 
-Weights are random and of the true shapes: speed and memory need no trained ones. Prompts are random vectors of the
-true shapes, so text encoders run in no step; they are built for the memory and for the switch. Steps are the
-families' own, as the engine calls them, with guidance as the model's card has it. A machine without a CUDA device is
-told so, and nothing is measured.
+Weights are random, with the true shapes: speed and memory need no trained weights. Prompts are random vectors of the
+true shapes, so no step runs a text encoder. Text encoders are built for the memory and for the switch. The engine calls
+the families' own steps, with the guidance of the model's card. Without a CUDA device the command says so and measures
+nothing.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from shared.models import ModelCard
 
 STEPS = {"sd-3.5-large-turbo": 10}
-"""T that a picture's seconds are reckoned for, as in MoDM §6; every other model: 50."""
+"""T behind the seconds per image, as in MoDM §6; every other model uses 50."""
 MODELS = "sd-3.5-large,sd-3.5-large-turbo,sdxl,sana-1.6b"
 TINY = "sdxl,sd3,sana"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to measure: its family without weights of its own text encoders, and those beside it."""
+    """One model under measurement: a family without text encoders, and the text encoders beside it."""
 
     card: ModelCard
     family: Family
@@ -45,9 +45,9 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--models", default="", help=f"names of bench/gpu/gpu_shapes.py; default: {MODELS}")
     parser.add_argument("--batches", default="1,2,4,8,16", help="rows that share a step")
-    parser.add_argument("--measured", type=int, default=8, help="steps timed per batch, after two that are not")
-    parser.add_argument("--rounds", type=int, default=3, help="switches timed; medians count")
-    parser.add_argument("--tiny", action="store_true", help="tiny models, on the CPU where there is no GPU")
+    parser.add_argument("--measured", type=int, default=8, help="timed steps per batch, after two warm-up steps")
+    parser.add_argument("--rounds", type=int, default=3, help="timed switches; medians count")
+    parser.add_argument("--tiny", action="store_true", help="use tiny models, on the CPU if there is no GPU")
     options = parser.parse_args()
     quiet()
     import torch
@@ -75,7 +75,8 @@ def measure(options: argparse.Namespace, device: torch.device) -> None:
 
 
 def measure_one(name: str, subject: Subject, batches: list[int], steps: int, rounds: int) -> dict[str, Any]:
-    """One model: what it weighs, a step at every batch, a picture decoded, and moving it out and in."""
+    """Return one model's memory, seconds per step at every batch, seconds per decoded image, and seconds of a
+    switch."""
     card, total = subject.card, STEPS.get(name, 50)
     found: dict[str, Any] = {
         "size": str(card.default_size),
@@ -94,7 +95,8 @@ def measure_one(name: str, subject: Subject, batches: list[int], steps: int, rou
 
 
 def _batch(subject: Subject, rows: int, steps: int, total: int) -> dict[str, Any]:
-    """Seconds of a step that `rows` requests share, and of one picture's decoding; peak memory, text encoders here."""
+    """Return seconds per step of `rows` requests, seconds per decoded image, and peak memory with the text encoders
+    loaded."""
     import torch
 
     family = subject.family
@@ -116,7 +118,7 @@ def _batch(subject: Subject, rows: int, steps: int, total: int) -> dict[str, Any
 
 
 def _timed(family: Family, count: int, steps: int) -> tuple[list[float], float]:
-    """Every step's seconds, the first two warm up; and those of the second picture decoded."""
+    """Return the seconds of every step after two warm-up steps, and of the second decoded image."""
     from services.gpu_worker.engine.engine import make_row
     from services.gpu_worker.engine.rows import Task
 
@@ -140,7 +142,7 @@ def _timed(family: Family, count: int, steps: int) -> tuple[list[float], float]:
 
 
 def _switch(subject: Subject, rounds: int) -> dict[str, Any]:
-    """Seconds to move everything (text encoders too) to the machine's memory and back: what a resident copy costs."""
+    """Return the seconds to move the model with its text encoders to the machine's memory and back."""
     import torch
 
     family: Any = subject.family
@@ -157,7 +159,7 @@ def _switch(subject: Subject, rounds: int) -> dict[str, Any]:
 
 
 def true_subject(name: str, device: torch.device) -> Subject:
-    """Random weights of the published shapes, made on the device in the card's dtype."""
+    """Build random weights of the published shapes on the device, in the card's dtype."""
     import torch
 
     from bench.gpu.gpu_shapes import SHAPES, build, build_text_encoder
@@ -179,7 +181,7 @@ def true_subject(name: str, device: torch.device) -> Subject:
 
 
 def tiny_subject(name: str, device: torch.device) -> Subject:
-    """The same from a tiny random checkpoint."""
+    """Build a subject from a tiny random checkpoint."""
     from shared.domain.types import Size
     from shared.models import ModelCard
     from shared.models.checkpoint import KINDS
@@ -199,7 +201,7 @@ def tiny_subject(name: str, device: torch.device) -> Subject:
 
 
 def bare_pipeline(name: str, denoiser: Any, vae: Any, scheduler: dict[str, Any]) -> Any:
-    """A pipeline of that class without tokenizers and text encoders."""
+    """Build a pipeline of the named class without tokenizers and text encoders."""
     import diffusers
 
     kind = getattr(diffusers, name)
@@ -218,7 +220,7 @@ def bare_pipeline(name: str, denoiser: Any, vae: Any, scheduler: dict[str, Any])
 def with_random_prompts(
     card: ModelCard, pipeline: Any, device: torch.device, hidden: tuple[int, int], pooled: int
 ) -> Family:
-    """The card's family over the pipeline; an encoded prompt is a random vector of the right shape."""
+    """Build the card's family over the pipeline; each encoded prompt is a random vector of the right shape."""
     from importlib import import_module
 
     import torch

@@ -1,7 +1,7 @@
-"""The architectures of the models whose cards are known, with random weights: speed and memory need no trained ones.
+"""Architectures of the models with known cards, with random weights: speed and memory need no trained weights.
 
 Configurations are those of the published checkpoints (their config.json files). Everything is built on torch's current
-default device and dtype: `with torch.device("meta")` costs nothing and still counts.
+default device and dtype. `with torch.device("meta")` allocates nothing and still counts parameters.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ SDXL = {
 
 @dataclass(frozen=True)
 class Shape:
-    """One model: diffusers' classes and configurations, and what a prompt becomes."""
+    """One model: diffusers' classes and configurations, and the shape of an encoded prompt."""
 
     hub_id: str
     pipeline: str
@@ -159,7 +159,7 @@ SHAPES = {
 
 
 def build(part: tuple[str, dict[str, Any]]) -> torch.nn.Module:
-    """A denoiser or VAE of a shape, with random weights where the default device has any."""
+    """Build a denoiser or VAE, with random weights unless the default device is `meta`."""
     import diffusers
 
     name, config = part
@@ -167,7 +167,7 @@ def build(part: tuple[str, dict[str, Any]]) -> torch.nn.Module:
 
 
 def build_text_encoder(name: str) -> torch.nn.Module:
-    """One of the text encoders by its common name."""
+    """Build one of the text encoders by its common name."""
     import transformers
 
     clip_l = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}

@@ -1,10 +1,10 @@
-"""How many numbers one forward keeps alive at its peak, counted on the meta device: no weights, no arithmetic.
+"""Count the values that one forward pass keeps alive at its peak, on the meta device: no weights, no arithmetic.
 
     python -m bench.gpu.live_values
 
-This is where the cards' `row_values` and `decode_values` come from. It counts what the operators' outputs take while
-anybody holds them; attention counts as fused (its scores are never whole), and no allocator, workspace or fragmentation
-is in it: an estimate, to be held against `python -m bench.gpu.gpu_families` on a GPU.
+The cards' `row_values` and `decode_values` come from this command. It counts the operators' outputs while any tensor
+refers to them. Attention counts as fused (its scores are never materialised). Allocator, workspace and fragmentation
+are not included: compare the estimate with `python -m bench.gpu.gpu_families` on a GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ META = torch.device("meta")
 
 
 class FusedAttention(TorchFunctionMode):
-    """scaled_dot_product_attention as a fused kernel: only its output."""
+    """Count scaled_dot_product_attention as a fused kernel: its output alone."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
@@ -35,7 +35,7 @@ class FusedAttention(TorchFunctionMode):
 
 
 class Peak(TorchDispatchMode):
-    """The most numbers that outputs of operators held at one time."""
+    """Record the largest number of values that operators' outputs held at one time."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -59,21 +59,21 @@ def _gone(ref: StorageWeakRef) -> bool:
 
 
 def peak_of(run: Callable[[], Any]) -> int:
-    """Numbers alive at the peak of `run`, inputs and weights that existed before left out."""
+    """Return the values alive at the peak of `run`, without inputs and weights that existed before."""
     with torch.inference_mode(), FusedAttention(), Peak() as peak:
         run()
     return peak.values
 
 
 def row_values(shape: Shape) -> int:
-    """Of one forward row of the denoiser at the card's default size."""
+    """Return the peak values of one denoiser row at the card's default size."""
     with META:
         denoiser, inputs = build(shape.denoiser), inputs_of(shape, rows=1)
     return peak_of(lambda: denoiser(**inputs, return_dict=False))
 
 
 def decode_values(shape: Shape) -> int:
-    """Of one picture's decoding at the card's default size."""
+    """Return the peak values of decoding one image at the card's default size."""
     with META:
         vae, latent = build(shape.vae), torch.empty((1, *latent_shape(shape)))
     return peak_of(lambda: vae.decode(latent, return_dict=False))  # type: ignore[operator]
@@ -85,7 +85,7 @@ def latent_shape(shape: Shape) -> tuple[int, int, int]:
 
 
 def inputs_of(shape: Shape, rows: int) -> dict[str, Any]:
-    """What the shape's denoiser is called with, on the current default device and dtype, without values."""
+    """Build uninitialised inputs for the shape's denoiser, on the current default device and dtype."""
     channels, height, width = latent_shape(shape)
     said: dict[str, Any] = {
         "timestep": torch.empty(rows),

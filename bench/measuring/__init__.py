@@ -1,1 +1,1 @@
-"""How a benchmark judges, records, plots and prints."""
+"""Tools that benchmarks share to judge images, record results, plot and print."""

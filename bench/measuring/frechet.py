@@ -1,4 +1,4 @@
-"""The Fréchet distance between two sets of features as Gaussians (Heusel et al. 2017, MoDM §6), with how sure it is."""
+"""Fréchet distance between two sets of features as Gaussians (Heusel et al. 2017, MoDM §6), with intervals."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 Features = npt.NDArray[np.float64]
-"""One row per picture, shape (pictures, dim)."""
+"""One row per image, shape (images, dim)."""
 
 
 def frechet_distance(one: Features, other: Features) -> float:
-    """|μ₁ − μ₂|² + tr(Σ₁ + Σ₂ − 2·(Σ₁Σ₂)^½); 0 for equal sets. Fewer pictures than dimensions leave covariances
-    singular, which this takes, and biased, which it cannot mend: compare only equal numbers of pictures.
+    """Return |μ₁ − μ₂|² + tr(Σ₁ + Σ₂ − 2·(Σ₁Σ₂)^½); 0 for equal sets.
 
-    tr (Σ₁Σ₂)^½ is the sum of the singular values of Σ₁^½·Σ₂^½, so no square root of a matrix that is not symmetric is
-    ever taken, and nothing complex comes of rounding. ValueError for fewer than two rows, or rows of other lengths.
+    The computation accepts the singular covariances of fewer images than dimensions. Their distance is biased, so
+    compare only equal numbers of images. tr (Σ₁Σ₂)^½ is the sum of the singular values of Σ₁^½·Σ₂^½: only symmetric
+    matrices get a square root, and rounding gives no complex values. ValueError: fewer than two rows, or other lengths.
     """
     if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1] or min(len(one), len(other)) < 2:
         raise ValueError(f"two sets of at least two rows of one length are compared (got {one.shape}, {other.shape})")
@@ -25,15 +25,17 @@ def frechet_distance(one: Features, other: Features) -> float:
 
 
 def _root(covariance: Features) -> Features:
-    """Of a symmetric matrix without negative eigenvalues but for rounding."""
+    """Return the square root of a symmetric matrix; eigenvalues below zero from rounding count as zero."""
     values, vectors = np.linalg.eigh(covariance)
     root: Features = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
     return root
 
 
 def distance_of_halves(one: Features, other: Features, rounds: int = 20, seed: int = 0) -> tuple[float, float]:
-    """(5 %, 95 %) of the distance over halves drawn at random from both sets, so that it can be said whether two
-    distances to one reference differ by more than chance; halves lie higher than the whole, which is biased less."""
+    """Return the 5 % and 95 % quantiles of the distance over random halves of both sets.
+
+    They show whether two distances to one reference differ by more than chance. Distances of halves are higher than
+    the distance of the whole sets, which has less bias."""
     rng, found = np.random.default_rng(seed), []
     size = min(len(one), len(other)) // 2
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""What a picture is worth: its CLIP score with its prompt, and which attributes of its scene a judge reads off it."""
+"""Scores of an image: the CLIP score with its prompt, and the attributes that a judge net reads off the image."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ LOOKS = ("saturation", "contrast", "edges")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One picture's CLIP score (cosine with its prompt), and attribute → whether it came out as asked (if judged)."""
+    """One image's CLIP score (cosine with its prompt), and attribute → whether the image shows it (if judged)."""
 
     clip: float
     right: Mapping[str, bool] = field(default_factory=dict)
 
 
 def open_encoder(name: str) -> Encoder:
-    """The encoder of the settings; raises ModelError when it is not there."""
+    """Open the named encoder; ModelError if it is missing."""
     return Encoder(encoder_folder(name))
 
 
@@ -45,7 +45,8 @@ def judge_pictures(
     encoder: Encoder,
     judge_folder: Path = JUDGE,
 ) -> dict[int, Verdict]:
-    """A verdict for every PNG, keyed as they are: `pictures[i]` was drawn for `prompts[i]` and shows `scenes[i]`.
+    """Return a verdict for every PNG under the same key: `pictures[i]` was generated for `prompts[i]` and shows
+    `scenes[i]`.
 
     Without a judge net in `judge_folder` no attribute is judged.
     """
@@ -86,7 +87,8 @@ def _pixels(data: bytes) -> npt.NDArray[np.uint8]:
 
 
 def look_against(indices: Iterable[int], own: Mapping[int, bytes], noise: Mapping[int, bytes]) -> dict[str, float]:
-    """Compare the PNGs `own` with those of `noise` at the same indices by LOOKS, which no judge here sees.
+    """Compare the PNGs `own` with those of `noise` at the same indices by LOOKS, which neither CLIP nor the judge net
+    measures.
 
     Return the ratios of the means, and the share of images with less contrast than their counterpart."""
     both = [index for index in indices if index in own and index in noise]
@@ -98,7 +100,7 @@ def look_against(indices: Iterable[int], own: Mapping[int, bytes], noise: Mappin
 
 
 def _look(data: bytes) -> tuple[float, float, float]:
-    """LOOKS of one PNG."""
+    """Return the LOOKS of one PNG."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
     luminance = np.asarray(image.convert("L"), np.float64)
     saturation = np.asarray(image.convert("HSV"), np.float64)[..., 1]
@@ -107,7 +109,7 @@ def _look(data: bytes) -> tuple[float, float, float]:
 
 
 def accuracy(verdicts: Iterable[Verdict]) -> dict[str, float]:
-    """Share of judged pictures with each attribute right, and with `all` of them; empty where none was judged."""
+    """Return the share of judged images with each attribute right, and with `all` right; empty if none was judged."""
     judged = [verdict.right for verdict in verdicts if verdict.right]
     if not judged:
         return {}

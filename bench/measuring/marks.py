@@ -1,4 +1,4 @@
-"""Places in a page for what a command writes, between marks that name both; the text around them is written by hand."""
+"""Generated blocks of a page, between marks that name block and command; the text around them is written by hand."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 
 
 def places(text: str, command: str) -> Sequence[str]:
-    """The names of what this command has a place for, in order."""
+    """Return the names of this command's blocks, in order."""
     return re.findall(rf"<!-- (\w+): written by {re.escape(command)} -->", text)
 
 
 def placed(text: str, blocks: Mapping[str, str], command: str) -> str:
-    """The text with each block between its marks; LookupError where they are missing."""
+    """Return the text with each block between its marks; LookupError if the marks are missing."""
     for name, content in blocks.items():
         begin, end = f"<!-- {name}: written by {command} -->", f"<!-- end of {name} -->"
         found = re.search(f"{re.escape(begin)}.*?{re.escape(end)}", text, re.DOTALL)

@@ -1,4 +1,4 @@
-"""matplotlib where it is installed, without a display."""
+"""Access to matplotlib without a display, if it is installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def pyplot_or_none() -> Any:
-    """None, and a line that says so, where it is not."""
+    """Return pyplot, or print one line and return None if matplotlib is not installed."""
     try:
         import matplotlib as mpl
     except ImportError:

@@ -1,4 +1,4 @@
-"""Keeps the libraries' own progress bars and notices out of a benchmark's output."""
+"""Keep the libraries' own progress bars and notices out of a benchmark's output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def quiet() -> None:
-    """To be called before transformers or diffusers are imported."""
+    """Silence the libraries; call this before importing transformers or diffusers."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

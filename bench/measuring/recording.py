@@ -1,4 +1,4 @@
-"""How a benchmark says what it measured: figures, settings and machine, on the terminal and as one JSON file."""
+"""Results of a benchmark: figures, settings and machine, on the terminal and in one JSON file."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from typing import Any
 from shared.models.k_table import FIG_10
 
 NOOP_TABLE = f"{FIG_10.source} (or the table that the benchmark stores), whatever the encoder: it generates nothing"
-"""The K table behind the hits of a no-op model, which is exempt from the rule that a table fits its encoder."""
+"""K table of a no-op model. Such a model is exempt from the rule that a table belongs to one encoder."""
 RESULTS = Path(__file__).parents[1] / "results"
 PACKAGES = ("torch", "diffusers", "transformers", "grpcio", "numpy", "usearch", "sqlalchemy")
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on; `load_1min`: how busy it was, `fsync_p50_ms`: a durable write."""
+    """Describe the machine; `load_1min` is its load average, `fsync_p50_ms` the time of a durable write."""
     import torch
 
     return {
@@ -51,8 +51,9 @@ def record(
     folder: Path = RESULTS,
     command: str = "",
 ) -> Path:
-    """Writes `<folder>/<name>.json` and prints where; `on` is what `machine()` said before the run began, `command`
-    what to run for it when that is not this process's own."""
+    """Write `<folder>/<name>.json` and print its path.
+
+    `on` is the result of `machine()` before the run; `command` replaces this process's own command line."""
     if any(str(value).startswith("noop:") for value in settings.values()):
         settings = {**settings, "k_table": NOOP_TABLE}
         print(f"\nno-op model: {NOOP_TABLE}")
@@ -80,7 +81,7 @@ def _program(name: str) -> str:
 
 
 def _strict(value: Any) -> Any:
-    """The same with null for nan and infinities, of which JSON knows none: what was not measured."""
+    """Replace nan and infinities, which JSON cannot hold, by null: they stand for values that were not measured."""
     if isinstance(value, Mapping):
         return {key: _strict(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -89,7 +90,7 @@ def _strict(value: Any) -> Any:
 
 
 def command_line(about: str | None) -> argparse.ArgumentParser:
-    """Return a benchmark's command line, with the folder that its figures go to."""
+    """Return a benchmark's command line, with an option for the folder of its figures."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the figures")
     return parser
@@ -105,18 +106,18 @@ def virtual_command_line(about: str | None) -> argparse.ArgumentParser:
 
 
 def settings_of(given: argparse.Namespace) -> dict[str, Any]:
-    """What a benchmark was told, without the folders of the machine that it ran on."""
+    """Return a benchmark's options without the machine's folders."""
     return {name: value for name, value in vars(given).items() if not isinstance(value, Path)}
 
 
 def read_results(name: str, folder: Path = RESULTS) -> dict[str, Any]:
-    """What `record` wrote."""
+    """Read the results that `record` wrote."""
     found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of the values do not exceed (linear between neighbours); nan for none."""
+    """Return the quantile `share` of the values (linear between neighbours); nan for no values."""
     if not values:
         return float("nan")
     ordered = sorted(values)
@@ -127,13 +128,13 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Rows as markdown, the first column to the left."""
+    """Return the rows as a Markdown table, with the first column aligned left."""
     lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
     return "\n".join("| " + " | ".join(_cell(value) for value in line) + " |" for line in lines)
 
 
 def share(value: float | None, digits: int = 2) -> str:
-    """In per cent, as the text of the pages writes it; – for what is not known."""
+    """Format a share in per cent, as the pages write it; – if it is unknown."""
     return "–" if value is None else f"{100 * value:.{digits}f} %"
 
 
@@ -150,7 +151,7 @@ def _cpu() -> str:
 
 
 def _fsync_s(writes: int = 50) -> float:
-    """Median seconds to make 4 KiB durable in the temporary folder, where benchmarks keep their data."""
+    """Return the median seconds to sync 4 KiB in the temporary folder, where benchmarks keep their data."""
     taken = []
     with tempfile.NamedTemporaryFile() as file:
         for _ in range(writes):

@@ -1,1 +1,1 @@
-"""What the benchmarks of serving share: floors of a path, and processes."""
+"""Floors of a path and measured processes, for the benchmarks of serving."""

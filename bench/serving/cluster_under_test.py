@@ -1,4 +1,4 @@
-"""A running stack that is asked in turns, with the parts of each answered request."""
+"""A running stack under load, with the parts of each answered request."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One answered request: what its client waited, and what of that was computing."""
+    """One answered request: its client's wait, and the computing in it."""
 
     source: PlanSource
     total_s: float
@@ -47,15 +47,16 @@ class Sample:
 
 
 def sample(picture: Picture, total_s: float, step_s: float, forward_s: float) -> Sample:
-    """`step_s`, `forward_s`: mean seconds of a step and of an encoder's forward meanwhile, where they ran.
+    """Split one answer; `step_s`, `forward_s` are mean seconds of a step and of an encoder's forward pass in this
+    round.
 
-    A few slow steps raise the mean above what most requests saw; no more is taken off than this one's own denoising.
+    A few slow steps raise the mean above most requests' own, so at most this request's own denoising is subtracted.
     """
     timings = stages(picture)
     steps_s = min(picture.steps_run * step_s, timings["denoise_s"])
     parts = {name: timings[name] for name, _ in PARTS if name in timings}
     parts["embed_s"] -= forward_s
-    # a job queues from the moment its row is made, which the rest of accepting it overlaps
+    # a job waits in its queue from the creation of its row, while the gateway still finishes accepting it
     parts["queue_s"] = max(parts["queue_s"] - parts["accept_s"], 0.0)
     parts["between"] = timings["denoise_s"] - steps_s
     computing_s = steps_s + forward_s + timings["encode_s"] + timings["decode_s"]
@@ -64,7 +65,7 @@ def sample(picture: Picture, total_s: float, step_s: float, forward_s: float) ->
 
 
 class ClusterUnderTest:
-    """A running stack, its clients, and what was measured on it."""
+    """A running stack, its clients, and the measurements on it."""
 
     def __init__(self, stack: Stack, client: AsyncClient, backends: Backends, options: argparse.Namespace) -> None:
         self.stack, self.client, self.backends, self.options = stack, client, backends, options
@@ -74,14 +75,14 @@ class ClusterUnderTest:
         self.failed = 0
 
     async def ask(self) -> tuple[Picture, float]:
-        """The next request of the trace; without a seed, so that it is drawn, not an exact repeat."""
+        """Send the next request of the trace, without a seed, so that it is no exact repeat."""
         row, user = next(self._rows)
         start = time.monotonic()
         picture = await self.client.generate(row.prompt, width=row.width, height=row.height, user=user, steps=50)
         return picture, time.monotonic() - start
 
     async def closed_loop(self, clients: int, *, count: int = 0, seconds: float = 0.0) -> list[tuple[Picture, float]]:
-        """So many clients, each asking again at once, until `count` were answered or `seconds` are over."""
+        """Run `clients` clients, each sending again at once, until `count` answers or `seconds` are reached."""
         answers: list[tuple[Picture, float]] = []
         end = time.monotonic() + seconds
 
@@ -96,14 +97,14 @@ class ClusterUnderTest:
         return answers
 
     async def at_rate(self, count: int, rate: float, seed: int) -> list[Sample]:
-        """`count` requests, each sent when it is due."""
+        """Send `count` requests, each when it is due."""
         before = self.pages()
         begun, asked = time.monotonic(), list[asyncio.Task[tuple[Picture, float]]]()
         for at in poisson(rate, count, seed):
             await asyncio.sleep(begun + at - time.monotonic())
             asked.append(asyncio.create_task(self.ask()))
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        await asyncio.sleep(0.2)  # the worker counts its steps behind the picture's back
+        await asyncio.sleep(0.2)  # the worker counts its steps after it has sent the image
         after = self.pages()
         self.failed += sum(isinstance(one, BaseException) for one in answers)
         good = [one for one in answers if not isinstance(one, BaseException)]
@@ -117,7 +118,7 @@ class ClusterUnderTest:
         return {name: counted(self.stack, name) for name in self.stack.names() if "-" in name}
 
     async def hit(self) -> Any:
-        """The row of a hit, drawn now."""
+        """Generate a hit and return its row."""
         for _ in range(500):
             picture, _ = await self.ask()
             if picture.plan.source is PlanSource.LATENT:

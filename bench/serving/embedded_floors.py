@@ -1,8 +1,8 @@
-"""What a request waits for in the embedded mode whatever it decides: its calls, hops, rows and synced writes, alone.
+"""Floors of a request in the embedded mode: its calls, thread hops, rows and synced writes, each measured alone.
 
-Each is made through the same adapters and the same event loop that requests use, with the row and the picture of one
-that was drawn before: once warm, right after itself, and once after a pause, as a request comes that others do not
-follow at once. And all of them in the order of a request, inside one gRPC call: a request that decides nothing.
+Each floor goes through the adapters and the event loop that requests use, with the row and the image of an earlier
+request. It is measured back to back, and after a pause, like a request that no other follows at once. At the end all of
+them run in the order of a request, inside one gRPC call: a request without decisions.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ FLOORS = (
     ("row", "the row read"),
     ("get", "the picture read"),
 )
-"""In the order of a request; what it is called, and why it is there."""
+"""Name and reason of each floor, in the order of a request."""
 
 Steps = dict[str, Callable[[], Awaitable[object]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Median seconds of one thing: right after itself, and after a pause."""
+    """Median seconds of one floor: back to back, and after a pause."""
 
     warm_s: float
     paused_s: float
 
 
 class _Bare(EmbedderServiceServicer):
-    """A service whose handler does `work` and says nothing."""
+    """A service whose handler runs `work` and returns an empty answer."""
 
     def __init__(self, work: Callable[[], Awaitable[object]] | None = None) -> None:
         self.work = work
@@ -67,7 +67,7 @@ class _Bare(EmbedderServiceServicer):
 
 @contextlib.asynccontextmanager
 async def _serving(servicer: _Bare, address: str) -> AsyncIterator[Callable[[], Awaitable[object]]]:
-    """Calls the servicer as services are called: the same options, guard and timeout."""
+    """Serve the servicer and return a call with the options, guard and timeout of every service."""
     options = rpc.channel_options(MESSAGE_BYTES)
     server = rpc.server([*options, *rpc.OPTIONS])
     add_EmbedderServiceServicer_to_server(servicer, server)
@@ -81,12 +81,12 @@ async def _serving(servicer: _Bare, address: str) -> AsyncIterator[Callable[[], 
 
 
 class _Rows:
-    """One job after the other through the catalog and the blob store, each as it was drawn before."""
+    """Write one finished job after the other to the catalog and the blob store."""
 
     def __init__(self, backends: Backends, drawn: Job, picture: bytes) -> None:
         assert drawn.result is not None
         self._jobs, self._blobs, self._picture = backends.catalog.jobs, backends.blobs, picture
-        # what the cache may not take costs it nothing
+        # the cache ignores jobs that it may not take
         request = replace(drawn.request, cache=CacheMode.READ)
         self._drawn = replace(drawn, request=request, state=JobState.QUEUED, lane="", attempt=0, result=None)
         self._result = replace(drawn.result, captured=())
@@ -118,7 +118,7 @@ class _Rows:
 
 
 async def measure(backends: Backends, drawn: Job, *, count: int, pause_s: float) -> dict[str, Floor]:
-    """By name, and WHOLE; `drawn` is a finished job whose picture is there."""
+    """Return the floors by name, and WHOLE; `drawn` is a finished job with its image in the blob store."""
     assert drawn.result is not None
     rows = _Rows(backends, drawn, await backends.blobs.get(drawn.result.picture_key))
     steps: Steps = {
@@ -148,7 +148,7 @@ async def _alone(
     count: int,
     pause_s: float,
 ) -> dict[str, list[float]]:
-    """Seconds of each step by itself, `count` times in a row or each after a pause, then of all of them at once."""
+    """Return seconds of each step alone, `count` times in a row or each after a pause, then of all steps together."""
 
     async def three() -> None:
         for _ in range(3):
@@ -177,7 +177,7 @@ async def _timed(step: Callable[[], Awaitable[object]], pause_s: float) -> float
 
 
 def figures(found: dict[str, Floor]) -> dict[str, Any]:
-    """Milliseconds, and the sum of a request's."""
+    """Return the floors in milliseconds, and their sum for a request."""
     in_ms = {name: {"warm_ms": one.warm_s * 1000, "paused_ms": one.paused_s * 1000} for name, one in found.items()}
     sums = {kind: sum(in_ms[name][kind] for name, _ in FLOORS) for kind in ("warm_ms", "paused_ms")}
     return {**in_ms, "sum": sums}

@@ -1,7 +1,7 @@
-"""Each call that a hit waits for in the cluster mode, made alone: what the path cannot be faster than.
+"""Floors of a hit in the cluster mode: each call of its path, made alone, which bounds the path from below.
 
-The calls are those of the path itself, through the same adapters, with the row, the state and the picture of a hit that
-was drawn before; one at a time, while nothing else is asked of the stack.
+The calls go through the path's own adapters, with the row, the state and the image of an earlier hit. They run one at a
+time, while the stack has no other work.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from shared.service.backends import Backends
 T = TypeVar("T")
 
 LANE = "generate.floors"
-"""A lane that no worker takes from."""
+"""A lane that no worker consumes."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One thing a hit waits for."""
+    """One call that a hit waits for."""
 
     name: str
     kind: str
-    """commit, confirm, blobs or index, whose sum the goal is a multiple of; or read and rpc."""
+    """`commit`, `confirm`, `blobs` or `index`, whose sum is the unit of the goal; or `read` and `rpc`."""
     why: str
     times: int = 1
-    """How often on the path."""
+    """Number of such calls on the path."""
     beside: str = ""
-    """The call that it runs beside."""
+    """Name of the call that runs at the same time."""
 
 
 COUNTED = ("commit", "confirm", "blobs", "index")
@@ -75,16 +75,17 @@ CALLS = (
         beside="row read",
     ),
 )
-"""In the order of the path. What is not here is not waited for: the fact's confirm, the row's `confirmed` mark,
-`JobQueued`, `StateUsed`, progress, captured states (stored while the steps after them run), the acknowledgement, and
-the cache's own upkeep."""
+"""Calls in the order of the path. A request does not wait for others: the event's confirm, the row's `confirmed` mark,
+`JobQueued`, `StateUsed`, progress, captured states (stored while later steps run), the acknowledgement, cache
+upkeep."""
 
 
 class Floors:
-    """Seconds of each call, gathered in as many sittings as one likes."""
+    """Seconds of each call, collected over any number of rounds."""
 
     def __init__(self, backends: Backends, addresses: Sequence[str], hit: Job) -> None:
-        """`addresses`: gRPC servers to call, in turn; `hit`: a finished job that started from a cached state."""
+        """Prepare; `addresses` are gRPC servers to call in turn, `hit` a finished job that started from a cached
+        state."""
         assert hit.result is not None
         assert hit.plan.source is PlanSource.LATENT
         self.taken: dict[str, list[float]] = defaultdict(list)
@@ -98,7 +99,7 @@ class Floors:
         self._vector = vector_from(hit.vector)
 
     async def measure(self, count: int) -> None:
-        """`count` times each call, in the order of the path."""
+        """Make each call `count` times, in the order of the path."""
         heard = _Heard()
         async with _channels(self._addresses) as stubs:
             subscription = await self._backends.bus.subscribe([JobSucceeded], heard)
@@ -124,7 +125,7 @@ class Floors:
         delivery = await receiver.get()
         self.taken["task delivered"].append(time.monotonic() - sent)
         claimed = await self._timed("commit: claim", lambda: catalog.jobs.claim(job.id, "floors", 60.0))
-        if claimed is None:  # a gateway's sweep moved it to a worker, since no worker takes from this lane
+        if claimed is None:  # a gateway's sweep moved the job to a worker, since no worker consumes this lane
             await delivery.ack()
             return
         await self._timed("blob: state got", lambda: blobs.get(plan.state_key, plan.state_sha256))
@@ -140,7 +141,7 @@ class Floors:
         await delivery.ack()
 
     def _fresh(self) -> Job:
-        """The hit's row before it was drawn, as another job, whose picture the cache does not take."""
+        """Return the hit's row before its run, as another job whose image the cache does not take."""
         request = replace(self._hit.request, cache=CacheMode.READ)
         return replace(
             self._hit, id=new_id(), request=request, state=JobState.QUEUED, lane=LANE, attempt=0, result=None, worker=""
@@ -156,11 +157,11 @@ class Floors:
         return quantile(self.taken[name], 0.5) * 1000
 
     def sum_ms(self, kinds: Sequence[str] = COUNTED) -> float:
-        """The path's calls of these kinds, each as often as it is made."""
+        """Sum the path's calls of these kinds, each as often as the path makes it, in milliseconds."""
         return sum(call.times * self.p50_ms(call.name) for call in CALLS if call.kind in kinds)
 
     def chain_ms(self) -> float:
-        """Everything that is waited for, where two calls run beside each other the longer one."""
+        """Sum all calls of the path in milliseconds; of two calls at the same time, the longer one."""
         own = {call.name: call.times * self.p50_ms(call.name) for call in CALLS}
         return sum(own.values()) - sum(min(own[call.name], own[call.beside]) for call in CALLS if call.beside)
 
@@ -172,7 +173,7 @@ class Floors:
 
 
 class _Heard:
-    """When which job's end was heard of."""
+    """Times at which the events of ended jobs arrived."""
 
     def __init__(self) -> None:
         self._at: dict[str, float] = {}
@@ -193,7 +194,7 @@ class _Heard:
 
 @contextlib.asynccontextmanager
 async def _channels(addresses: Sequence[str]) -> AsyncIterator[list[Any]]:
-    """A health stub for each address, warm."""
+    """Open a warm health stub for each address."""
     async with contextlib.AsyncExitStack() as opened:
         stubs = []
         for address in addresses:

@@ -1,4 +1,4 @@
-"""What a benchmark asks of the processes it starts: where their programs are, what they cost, what they counted."""
+"""Programs, processor time and metrics of the processes that a benchmark starts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Counted = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def servers_on_path() -> None:
-    """The programs that were installed for this repository are found too, as `make` finds them."""
+    """Add the servers installed for this repository to PATH, as `make` does."""
     if (ROOT / "out" / "servers").is_dir():
         os.environ["PATH"] = f"{ROOT / 'out' / 'servers'}{os.pathsep}{os.environ['PATH']}"
 
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder that is gone afterwards, readable by whom PostgreSQL runs as when we are root."""
+    """Yield a temporary folder that PostgreSQL's own user can read when this process runs as root."""
     folder = Path(tempfile.mkdtemp(prefix="afterimage-bench-"))
     folder.chmod(0o755)
     try:
@@ -38,7 +38,7 @@ def scratch() -> Iterator[Path]:
 
 
 def cpu_seconds(pids: Mapping[str, int]) -> dict[str, float]:
-    """Processor seconds so far of each process with everything it started; empty where /proc does not tell."""
+    """Return the processor seconds of each process with its descendants; empty without /proc."""
     own, children = _processes()
 
     def total(pid: int) -> float:
@@ -48,7 +48,7 @@ def cpu_seconds(pids: Mapping[str, int]) -> dict[str, float]:
 
 
 def cpu_of(stack: Stack) -> dict[str, float]:
-    """`cpu_seconds` of everything in a stack, by name."""
+    """Return `cpu_seconds` of everything in a stack, by name."""
     return cpu_seconds({name: server.pid for name, server in stack.processes.items()})
 
 
@@ -57,7 +57,7 @@ def spent(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, 
 
 
 def _processes() -> tuple[dict[int, float], dict[int, list[int]]]:
-    """Seconds by process id, those of its ended children included, and who is whose child."""
+    """Return processor seconds by process id, ended children included, and each process's children."""
     seconds, children = dict[int, float](), defaultdict[int, list[int]](list)
     for found in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -71,7 +71,7 @@ def _processes() -> tuple[dict[int, float], dict[int, list[int]]]:
 
 
 def counted(stack: Stack, name: str) -> Counted:
-    """What a service's metrics page says now."""
+    """Read a service's metrics page."""
     at = stack.processes[name].environment["AFTERIMAGE_METRICS_LISTEN"]
     with urllib.request.urlopen(f"http://{at}/metrics", timeout=10.0) as reply:
         page = reply.read().decode()
@@ -83,7 +83,7 @@ def counted(stack: Stack, name: str) -> Counted:
 
 
 def grown(before: Counted, after: Counted, name: str, **labels: str) -> float:
-    """By how much the samples of this name, with these labels among theirs, grew together."""
+    """Return the total growth of the samples with this name and these labels."""
     return sum(
         value - before.get((sample, own), 0.0)
         for (sample, own), value in after.items()

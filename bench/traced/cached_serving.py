@@ -1,4 +1,4 @@
-"""A retriever and a cache without queues: what the project plans for each request, given what was drawn before it."""
+"""A retriever and a cache without queues: the plan of each request, given the images generated before it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEASE_S = 3600.0
 
 @dataclass(frozen=True)
 class Drawing:
-    """What came of a plan: who drew it, the picture, and each state that the plan asked for, by its step."""
+    """The outcome of a plan: the model, the image, and each state that the plan captures, by its step."""
 
     model: str
     png: bytes
@@ -41,10 +41,10 @@ class Drawing:
 
 
 class CachedServing:
-    """The real planner over gRPC and the real cache, which are given what a worker would have made.
+    """The real planner over gRPC and the real cache, fed with the results of a worker.
 
-    No match predictor stands in front, so every request is looked up; seeds count as drawn by the gateway, so a
-    repeated prompt is drawn again, as in the papers.
+    There is no match predictor, so every request is looked up. Seeds count as chosen by the gateway, so a repeated
+    prompt is generated again, as in the papers.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class CachedServing:
         return next(iter(self.cards.values()))
 
     def capture_steps(self, request: Request) -> tuple[int, ...]:
-        """Of a picture that is drawn from noise."""
+        """Return the steps whose states a run from noise captures."""
         return capture_steps(self._settings.capture_steps, request.steps)
 
     def vectors(self, prompts: Sequence[str]) -> list[bytes]:
@@ -90,11 +90,11 @@ class CachedServing:
         return plan_from_proto((await rpc.call(self._stub.Plan, message, timeout_s=30)).plan)
 
     async def state(self, plan: Plan) -> bytes | None:
-        """What the plan starts from."""
+        """Return the state or image that the plan starts from."""
         return await self._backends.blobs.get(plan.state_key, plan.state_sha256) if plan.state_key else None
 
     async def keep(self, name: str, request: Request, plan: Plan, vector: bytes, drawing: Drawing) -> None:
-        """Puts it into the cache as a worker and the maintainer do; `name`: the job's id."""
+        """Insert the outcome into the cache as a worker and the maintainer do; `name` is the job's id."""
         jobs, large = self._backends.catalog.jobs, self.large
         job = Job(
             id=name,
@@ -129,7 +129,7 @@ class CachedServing:
 
 @contextlib.asynccontextmanager
 async def cached_serving(settings: Settings, encoder: Encoder) -> AsyncIterator[CachedServing]:
-    """Over the settings' data directory; what was kept there before is there again."""
+    """Serve from the settings' data directory, with the entries that it already holds."""
     async with (
         running([RetrieverService()], settings) as process,
         grpc.aio.insecure_channel(process.address, options=rpc.channel_options(settings.max_message_bytes)) as channel,

@@ -1,4 +1,4 @@
-"""Plays a session trace in a closed loop: so many requests in flight, each user waiting for the last picture first."""
+"""Play a session trace in a closed loop with bounded requests in flight; each user waits for the last image first."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Drawn:
 
 
 def first_free(waiting: Sequence[int], rows: Sequence[Prompt], busy: Collection[int]) -> int | None:
-    """The earliest waiting request whose user is not busy; None when every one's is."""
+    """Return the earliest waiting request whose user is not busy; None if all their users are busy."""
     return next((index for index in waiting if rows[index].user not in busy), None)
 
 
@@ -54,10 +54,10 @@ async def play(
     concurrency: int = 8,
     think_s: float = 0.2,
 ) -> AsyncIterator[tuple[Drawn, Picture]]:
-    """Draws every row that is not `done`, at most `concurrency` at a time, in order of arrival.
+    """Generate every row that is not `done`, at most `concurrency` at a time, in order of arrival.
 
-    A user asks again no sooner than `think_s` after the last picture (real users take minutes; this is enough for the
-    cache to keep what was just drawn). Yields answers as they come; a failed request ends the run.
+    A user sends again no sooner than `think_s` after the last image. Real users take minutes; `think_s` is enough for
+    the cache to insert the image. Answers are yielded as they come; a failed request ends the run.
     """
     waiting = [index for index in range(len(rows)) if index not in set(done)]
     free_at: dict[int, float] = {}
@@ -82,7 +82,7 @@ async def play(
 
 
 async def _wait(tasks: Collection[asyncio.Task[T]], timeout_s: float | None) -> set[asyncio.Task[T]]:
-    """The tasks that are done, as soon as one is or the time is over."""
+    """Return the finished tasks, as soon as there is one or the time is over."""
     if not tasks:
         await asyncio.sleep(timeout_s or 0.0)
         return set()
@@ -97,7 +97,7 @@ async def _answered(index: int, row: Prompt, draw: Draw) -> tuple[Drawn, Picture
 
 
 def drawn(index: int, picture: Picture, seconds: float) -> Drawn:
-    """What a benchmark keeps of an answer."""
+    """Return the part of an answer that the benchmark keeps."""
     plan = picture.plan
     chosen = next((one.prompt for one in plan.candidates if one.chosen), "")
     return Drawn(
@@ -116,5 +116,5 @@ def drawn(index: int, picture: Picture, seconds: float) -> Drawn:
 
 
 def stages(picture: Picture) -> dict[str, float]:
-    """The answer's seconds by stage."""
+    """Return the answer's seconds by stage."""
     return {one.name: getattr(picture.timings, one.name) for one in fields(picture.timings) if one.name.endswith("_s")}

@@ -1,4 +1,4 @@
-"""Draws planned requests on the engine, without queues: who refines what is settled as a worker settles it at claim."""
+"""Generation of planned requests on the engine, without queues; a plan is resolved as a worker resolves it at claim."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shared.runtime.settings import Settings
 
 @dataclass(frozen=True)
 class PlannedImage:
-    """A request and its plan, with what the plan starts from."""
+    """A request and its plan, with the state or image that the plan starts from."""
 
     name: str
     request: Request
@@ -32,15 +32,17 @@ class PlannedImage:
 
 
 class Paints(Protocol):
-    """Who draws: Painter, or Blank."""
+    """Common interface of Painter and Blank."""
 
     def claimed(self, request: Request, plan: Plan) -> Plan: ...
     def draw(self, planned: Sequence[PlannedImage]) -> dict[str, Drawing]: ...
 
 
 class Painter:
-    """In throughput mode with a small worker beside the large one: image hits that name no model are the small one's
-    (MoDM §5.3.2), all else is drawn by its plan's model."""
+    """Generation in throughput mode with a small worker beside the large one.
+
+    The small model refines image hits that name no model (MoDM §5.3.2). Every other request runs on its plan's
+    model."""
 
     def __init__(self, settings: Settings, threads: int = 1) -> None:
         torch.set_num_threads(threads)
@@ -51,7 +53,7 @@ class Painter:
         return claimed_by_small(self._families, request, plan)
 
     def draw(self, planned: Sequence[PlannedImage]) -> dict[str, Drawing]:
-        """By name; raises what the engine says of one that left."""
+        """Return the outcomes by name; raise the engine's error for a request that failed."""
         engine, codec = Engine(self._families, max_rows=self._settings.max_rows), self._settings.state_codec
         for one in planned:
             engine.submit(task_of(one.name, one.request, one.plan, start_of(one.plan, one.blob, one.request.size)))
@@ -71,7 +73,7 @@ class Painter:
 
 
 class Blank:
-    """Draws nothing, for plans that ask no picture anything: which latents are there depends on prompts alone."""
+    """No generation, for systems that search by prompts alone: their latents do not depend on images."""
 
     def claimed(self, request: Request, plan: Plan) -> Plan:
         return plan
@@ -85,7 +87,7 @@ class Blank:
 
 
 def claimed_by_small(families: Mapping[str, Family], request: Request, plan: Plan) -> Plan:
-    """The plan as whoever takes it from its lane runs it: small models take `refine`."""
+    """Return the plan as the claiming worker runs it: small models consume the lane `refine`."""
     _, *smalls = families
     refines = lane_for(request, plan, families) == refine_lane(request.modality)
     plan = choose_model(plan, families, smalls if refines else ())

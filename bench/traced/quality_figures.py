@@ -1,4 +1,4 @@
-"""The figures of quality with two models: distances, scores, costs, differences between systems, and the goals."""
+"""Figures of quality with two models: distances, scores, costs, differences between systems, and the goals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GOALS = (
 
 @dataclass(frozen=True)
 class Scored:
-    """What one system came to."""
+    """One system's images and scores."""
 
     served: Mapping[int, Served]
     features: Features
@@ -41,7 +41,7 @@ class Scored:
 
 
 def cost(served: Iterable[Served], speeds: Mapping[str, Profile], rows: int = 8, steps: int = STEPS) -> float:
-    """Seconds of a worker's time a request, in vanilla's at T = `steps`."""
+    """Return a worker's seconds per request, as a multiple of vanilla's at T = `steps`."""
     full = speeds["large"].share_s(rows, steps)
     return fmean(_seconds(one, speeds, rows) for one in served) / full
 
@@ -57,7 +57,7 @@ def _seconds(one: Served, speeds: Mapping[str, Profile], rows: int) -> float:
 def figures_of(
     scored: Mapping[str, Scored], speeds: Mapping[str, Profile], users: Mapping[int, int], steps: int = STEPS
 ) -> dict[str, Any]:
-    """`users`: whose request each index is."""
+    """Return all figures; `users` maps each index to the user of that request."""
     reference = scored["reference"].features
     systems: dict[str, dict[str, Any]] = {}
     for name, one in scored.items():
@@ -87,7 +87,7 @@ def figures_of(
 
 
 def k_histogram(served: Iterable[Served]) -> dict[str, int]:
-    """Requests by K of 50; 0 is a miss."""
+    """Count requests by K of 50; 0 is a miss."""
     found = Counter(STEPS * one.start_step // one.steps for one in served)
     return {str(k): count for k, count in sorted(found.items())}
 
@@ -95,8 +95,9 @@ def k_histogram(served: Iterable[Served]) -> dict[str, int]:
 def differences(
     one: Scored, other: Scored, reference: Features, users: Mapping[int, int]
 ) -> dict[str, tuple[float, float, float]]:
-    """(difference, low, high) of the first less the second, request by request: 95 % intervals, over users drawn anew
-    but for the distance's."""
+    """Return (difference, low, high) of the first system less the second, request by request.
+
+    The 95 % intervals are bootstrapped over users; the distance has a jackknife interval over prompts."""
     found = {"distance": difference_of_distances(one.features, other.features, reference)}
     both = sorted(one.verdicts.keys() & other.verdicts.keys())
     who = np.array([users[index] for index in both])

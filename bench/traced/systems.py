@@ -1,4 +1,4 @@
-"""The ways to serve a session trace, and what a system decided for one request."""
+"""The systems that serve a session trace, and a system's decision for one request."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import Any
 
 @dataclass(frozen=True)
 class System:
-    """One way to serve the trace."""
+    """One system that serves the trace."""
 
     name: str
     title: str
     model: str = "large"
-    """Who draws misses."""
+    """Model that generates misses."""
     steps: int = 50
     cached: bool = False
-    """Whether requests are looked up; the cache then begins with the warm-up's pictures."""
+    """True: requests are looked up, and the cache begins with the warm-up's images."""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Of the settings."""
+    """Settings that differ from the defaults."""
     savings: float = 0.5
     other_seeds: bool = False
     raised_by: float = 0.0
     """Added to every threshold of the tables for starts from images (MoDM Fig. 14)."""
     hands_out: bool = False
-    """Nearest prompts' pictures are handed out as they are."""
+    """True: the nearest prompt's image is returned unchanged."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """What was decided for one request of the trace, and what drawing it took; `index` is its place in the trace."""
+    """The decision for one request of the trace, and the steps it took; `index` is the request's place in the trace."""
 
     index: int
     source: str
     model: str
     start_step: int
     steps: int
-    """Asked for; with `start_step` the steps that were run."""
+    """Requested steps T; less `start_step`, the steps that ran."""
     similarity: float
     may_run: tuple[tuple[str, int], ...]
-    """(model, start step) of everyone who could have drawn it, cheapest first."""
+    """(model, start step) of each model that may run the request, cheapest first."""
 
     @property
     def steps_run(self) -> int:

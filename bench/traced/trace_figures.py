@@ -1,4 +1,4 @@
-"""From the answers of a replayed trace to its figures: hits, K, steps, and quality against noise."""
+"""Figures of a replayed trace from its answers: hits, K, steps, and quality against noise."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _OTHERS = {"no_cache": "all steps from noise", "fewer_steps": "fewer steps"}
 def figures_of(
     rows: Sequence[Prompt], answers: Mapping[str, Answers], verdicts: Mapping[str, Verdicts]
 ) -> dict[str, Any]:
-    """The figures of three runs of one trace: `cache`, `no_cache`, and `fewer_steps` (which may lack rows).
+    """Compute the figures of three runs of one trace: `cache`, `no_cache`, and `fewer_steps` (which may lack rows).
 
-    Quality is that of pictures which were drawn: an exact repeat returns a stored picture and is counted apart.
+    Quality covers generated images only: an exact repeat returns a stored image and is counted apart.
     """
     cache = answers["cache"]
     hits = sorted(index for index, answer in cache.items() if answer.hit)
@@ -57,7 +57,7 @@ def figures_of(
 
 
 def steps_saved(answers: Iterable[Drawn]) -> dict[str, float]:
-    """Shares of the asked-for steps that were not run, exact repeats apart and included."""
+    """Return the shares of requested steps that did not run, without exact repeats and with them."""
     everything = list(answers)
     drawn = [answer for answer in everything if not answer.exact]
     asked, run = sum(answer.steps for answer in drawn), sum(answer.steps_run for answer in drawn)
@@ -71,7 +71,7 @@ def steps_saved(answers: Iterable[Drawn]) -> dict[str, float]:
 
 
 def against(indices: Sequence[int], verdicts: Mapping[str, Verdicts], phase: str) -> dict[str, Any]:
-    """CLIP score and accuracy of `phase` on these prompts, beside the same prompts drawn from noise with all steps."""
+    """Return CLIP score and accuracy of `phase` on these prompts, beside the same prompts from noise with all steps."""
     common = [index for index in indices if index in verdicts[phase] and index in verdicts["no_cache"]]
     if not common:
         return {"pictures": 0}
@@ -88,8 +88,10 @@ def against(indices: Sequence[int], verdicts: Mapping[str, Verdicts], phase: str
 
 
 def paired(indices: Iterable[int], ours: Verdicts, theirs: Verdicts) -> dict[str, float]:
-    """How often all attributes came out in ours alone and in theirs alone, on the prompts that both drew: the shares'
-    difference, half of its 95 % interval, and McNemar's exact p of a difference by chance (two-sided)."""
+    """Compare how often all attributes are right in `ours` and in `theirs`, on the prompts that both generated.
+
+    Return the counts where only one is right, the shares' difference, half of its 95 % interval, and McNemar's exact
+    two-sided p."""
     both = [(ours[i].right, theirs[i].right) for i in indices if i in ours and i in theirs]
     judged = [(all(one.values()), all(other.values())) for one, other in both if one and other]
     if not judged:
@@ -108,7 +110,7 @@ def paired(indices: Iterable[int], ours: Verdicts, theirs: Verdicts) -> dict[str
 
 
 def seconds(answers: Iterable[Drawn]) -> dict[str, float]:
-    """Mean and quantiles of what clients waited; in a closed loop this is mostly the others' steps."""
+    """Return mean and quantiles of the clients' wait; in a closed loop that is mostly the steps of other requests."""
     waited = [answer.seconds for answer in answers]
     return {"mean": fmean(waited), "p50": quantile(waited, 0.5), "p99": quantile(waited, 0.99)} if waited else {}
 
@@ -133,7 +135,7 @@ def _look(look: Mapping[str, float]) -> list[str]:
 
 
 def report(figures: Mapping[str, Any]) -> str:
-    """The figures for people, as markdown."""
+    """Return the figures as Markdown."""
     wall = figures["seconds"]
     lines = [
         f"{figures['requests']} requests: {figures['exact_repeats']} exact repeats, {figures['hits']} hits "
@@ -200,7 +202,7 @@ def _split_table(name: str, groups: Mapping[str, Mapping[str, Any]], order: Iter
 
 
 def plots(figures: Mapping[str, Any], folder: Path) -> Path:
-    """One picture: how many started at each K, and quality against noise by K."""
+    """Plot the number of requests by K, and quality against noise by K; return the file."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,7 +1,7 @@
-"""Joules of a machine by its own meters (MoDM §A.4 uses Zeus, which reads the same ones), and joules by a stated power.
+"""Energy of a machine by its own meters (MoDM §A.4 uses Zeus, which reads the same meters), and by a stated power.
 
-RAPL counts the processor packages, where /sys/class/powercap is readable; NVML counts the NVIDIA GPUs, where
-nvidia-ml-py is installed (`pip install nvidia-ml-py`; Volta or newer). Both count everything that runs on the machine.
+RAPL counts the processor packages if /sys/class/powercap is readable. NVML counts the NVIDIA GPUs if nvidia-ml-py is
+installed (`pip install nvidia-ml-py`; Volta or newer). Both count everything that runs on the machine.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from shared.domain.errors import ConfigurationError
 
 POWERCAP = Path("/sys/class/powercap")
 BUSY_WATTS, IDLE_WATTS = 300.0, 30.0
-"""Power of one worker, whatever model it runs: stated, not measured. 300 W is the board power of both GPUs in MoDM §6
-(A40 and MI210)."""
+"""Stated, not measured, power of one worker with any model. 300 W is the board power of both GPUs in MoDM §6 (A40 and
+MI210)."""
 
 
 @dataclass(frozen=True)
 class Counter:
-    """One counter that rises to `range_j` and begins again at 0."""
+    """One counter of joules that rises to `range_j` and starts again at 0."""
 
     read_j: Callable[[], float]
     range_j: float
 
     def since(self, before: float) -> float:
-        """Joules between a reading and now, at most one turn of the counter apart."""
+        """Return the joules since a reading; the counter may wrap once at most."""
         return (self.read_j() - before) % self.range_j
 
 
@@ -44,12 +44,13 @@ class Meter:
         return tuple(counter.read_j() for counter in self.counters)
 
     def since(self, before: tuple[float, ...]) -> float:
-        """Joules of all counters since these readings; ask at least once an hour, RAPL counters turn over."""
+        """Return the joules of all counters since these readings; read at least once an hour, since RAPL counters
+        wrap."""
         return sum(counter.since(one) for counter, one in zip(self.counters, before, strict=True))
 
 
 def open_meter(powercap: Path = POWERCAP) -> Meter | None:
-    """The meters of this machine: its GPUs' and its processors'; None where there is neither."""
+    """Open the meters of this machine's GPUs and processors; None if there are none."""
     found = {"NVML": _nvml(), "RAPL": _rapl(powercap)}
     counters = tuple(counter for some in found.values() for counter in some)
     return Meter(" + ".join(name for name, some in found.items() if some), counters) if counters else None
@@ -58,21 +59,21 @@ def open_meter(powercap: Path = POWERCAP) -> Meter | None:
 def stated_joules(
     busy_s: float, idle_s: float, busy_watts: float = BUSY_WATTS, idle_watts: float = IDLE_WATTS
 ) -> float:
-    """Joules of workers' seconds; ConfigurationError where an idle worker takes more than a busy one."""
+    """Return the joules of workers' seconds; ConfigurationError if an idle worker takes more than a busy one."""
     if not 0 <= idle_watts <= busy_watts:
         raise ConfigurationError(f"idle watts must lie between 0 and busy watts ({busy_watts:g}; got {idle_watts:g})")
     return busy_s * busy_watts + idle_s * idle_watts
 
 
 def _rapl(powercap: Path) -> list[Counter]:
-    """One counter per processor package (`intel-rapl:0`); its parts (`intel-rapl:0:1`) are in it already."""
+    """Return one counter per processor package (`intel-rapl:0`), which includes its parts (`intel-rapl:0:1`)."""
     found = []
     for zone in sorted(powercap.glob("intel-rapl:*")):
         if zone.name.count(":") == 1 and (zone / "name").read_text().startswith("package"):
             energy = zone / "energy_uj"
             try:
                 energy.read_text()
-            except PermissionError:  # since Linux 5.10 root alone reads it
+            except PermissionError:  # since Linux 5.10 only root can read it
                 continue
             turn_j = int((zone / "max_energy_range_uj").read_text()) / 1e6
             found.append(Counter(partial(_rapl_j, energy), turn_j))

@@ -2,9 +2,9 @@
 
     python -m bench.virtual_time.monitor_ramp
 
-16 workers with the measured latencies of the bundled models (`latency.json`: 64×64, one thread, batches of up to 8) and
-the hits of bench.trace_plans, driven by the same code as the services: global_monitor decides, gpu_worker.duty says who
-takes from which lane. What is assumed stands in ASSUMPTIONS and in the results.
+16 workers use the measured latencies of the bundled models (`latency.json`: 64×64, one thread, batches of up to 8) and
+the hits of bench.trace_plans. The services' own code drives them: services/global_monitor assigns models, and
+gpu_worker/models/model_assignment.py maps models to lanes. ASSUMPTIONS lists the assumptions; the results repeat them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from shared.domain.types import PlanSource
 
 BATCH = 8
 BAND = 2
-"""Switches that the hysteresis may add or spare: .75 of a worker, so one where the ramp turns, there and back."""
+"""Switches that the hysteresis of .75 workers may add or spare: one where the ramp turns, there and back."""
 ASSUMPTIONS = (
     *SHARED[:2],
     "Arrivals are Poisson with the rate of the ramp.",
@@ -54,7 +54,7 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True)
 class Ramp:
-    """Requests a second: `low` for `hold_s`, up to `high` in `ramp_s`, there for `hold_s`, and down again."""
+    """Requests per second: `low` for `hold_s`, up to `high` in `ramp_s`, `high` for `hold_s`, and down again."""
 
     low: float
     high: float
@@ -80,7 +80,7 @@ def arrivals(ramp: Ramp, seed: int) -> Arrivals:
 
 
 def work_of(hits: Hits) -> Workload:
-    """Of one request, in full generations, by who may do it."""
+    """Return the work of one request in full generations, by the models that may do it."""
     miss_work = hit_work = small_work = 0.0
     for one in hits.served:
         left = one.steps_run / one.steps / len(hits.served)
@@ -94,7 +94,8 @@ def work_of(hits: Hits) -> Workload:
 
 
 def oracle(ramp: Ramp, each: Workload, speeds: dict[str, Profile], count: int, rules: Rules) -> list[int]:
-    """Large workers in every period, by who knows its mean rate; each: work of one request."""
+    """Return the large workers per period of an allocator that knows the mean rate; `each` is the work of one
+    request."""
     rates = {model: BATCH / speed.of(BATCH) / 50 for model, speed in speeds.items()}
     fleet = {SMALL: [Group(count, rates[LARGE], rates[SMALL])]}
     large = [count]
@@ -106,7 +107,7 @@ def oracle(ramp: Ramp, each: Workload, speeds: dict[str, Profile], count: int, r
 
 
 def per_minute(times: Sequence[float], minutes: int) -> list[float]:
-    """Requests a second, minute by minute."""
+    """Return requests per second, minute by minute."""
     counts = Counter(int(at // 60) for at in times)
     return [counts[minute] / 60 for minute in range(minutes)]
 
@@ -150,7 +151,7 @@ def figures_of(ramp: Ramp, runs: dict[str, Run], offered: Sequence[float], best:
 
 
 def plot(figures: dict[str, Any], run: Run, path: Path) -> None:
-    """Offered against served, minute by minute, and the allocation below it (MoDM Fig. 17)."""
+    """Plot offered against served requests by minute, and the allocation below (MoDM Fig. 17)."""
     pyplot = pyplot_or_none()
     if pyplot is None:
         return
@@ -183,8 +184,8 @@ def plot(figures: dict[str, Any], run: Run, path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = virtual_command_line(__doc__)
     parser.add_argument("--workers", type=int, default=16)
-    parser.add_argument("--low", type=float, default=0.4, help="offered at the ends, in vanilla's capacity")
-    parser.add_argument("--high", type=float, default=2.6, help="offered at the top, in vanilla's capacity")
+    parser.add_argument("--low", type=float, default=0.4, help="load at both ends, in vanilla's capacity")
+    parser.add_argument("--high", type=float, default=2.6, help="load at the top, in vanilla's capacity")
     parser.add_argument("--hold-min", type=float, default=10.0)
     parser.add_argument("--ramp-min", type=float, default=40.0)
     parser.add_argument("--mode", choices=("quality", "throughput"), default="quality")

@@ -1,10 +1,10 @@
-"""The shape of MoDM's Fig. 10 in virtual time: 16 workers as slow as the paper's, the rate rising from 6 a minute on.
+"""The shape of MoDM's Fig. 10 in virtual time: 16 workers as slow as the paper's, rates from 6 a minute upwards.
 
     python -m bench.virtual_time.paper_rates
 
-Served against offered for vanilla, our latents and MoDM in quality mode with two small models, best first: below what
-large models can do they refine, then SDXL, then SANA (§7.1). Hits and k are our own (bench.trace_plans), so only the
-shape compares. What is assumed stands in ASSUMPTIONS and in the results.
+Served against offered requests for vanilla, our latents, and MoDM in quality mode with two small models, best first.
+Large models refine while they keep up, then SDXL, then SANA (§7.1). Hits and k are our own (bench.trace_plans), so only
+the shape compares. ASSUMPTIONS lists the assumptions; the results repeat them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from shared.domain.types import Plan, PlanSource
 LARGE, SDXL, SANA = "sd3.5-large", "sdxl", "sana"
 WORKERS = 16
 SECONDS = {LARGE: 96.0, SDXL: 36.0, SANA: 19.2}
-"""Of a picture on an idle worker: see ASSUMPTIONS."""
+"""Seconds per image on an idle worker: see ASSUMPTIONS."""
 RATES = (6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 30, 35, 40, 50, 60)
-"""Offered a minute; the paper goes to 26."""
+"""Offered requests per minute; the paper goes to 26."""
 SUSTAINED = 0.97
-"""Of what is offered."""
+"""Served share of the offered requests from which a rate counts as sustained."""
 TITLES = {"vanilla": "vanilla (SD3.5L)", "nirvana": "latents (ours)", "modm": "MoDM"}
 ASSUMPTIONS = (
     "The paper prints no latencies. SD3.5L's 96 s follow from §7.1: vanilla on 16 MI210 serves at most about 10 a "
@@ -61,7 +61,7 @@ def latents_of(hits: Hits) -> list[Plan]:
 def level(
     per_minute: float, plans: Mapping[str, Sequence[Plan]], speeds: dict[str, Profile], given: argparse.Namespace
 ) -> dict[str, Any]:
-    """Served a minute once settled, and who did it."""
+    """Return the requests served per minute once settled, and the models that served them."""
     until, settle = 3600 * given.hours, 1800 * given.hours
     rules = Rules(LARGE, (SDXL, SANA), mode="quality", period_s=given.period_s, window_s=max(given.period_s, 600.0))
 
@@ -89,7 +89,7 @@ def level(
 
 
 def small_changes(run: Run) -> int:
-    """How often the monitor went from one small model to the other."""
+    """Count the monitor's changes from one small model to the other."""
     chosen = [one.target.small for one in run.decisions if one.switches]
     return sum(before != after for before, after in pairwise(chosen))
 
@@ -99,13 +99,14 @@ def _late(run: Run, settle: float) -> int:
 
 
 def regime(one: Mapping[str, Any]) -> str:
-    """The smallest model that does a tenth of the hits at least."""
+    """Return the smallest model that does at least a tenth of the hits."""
     total = sum(one["refined_by"].values()) or 1
     return next((model for model in (SANA, SDXL) if one["refined_by"].get(model, 0) > total / 10), LARGE)
 
 
 def spans(levels: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, float]]:
-    """(model, from, to) of neighbouring rates with one regime, half-way to the next ones; one may come back."""
+    """Return (model, from, to) for runs of rates with one regime, half-way to the next rates; a model may occur
+    twice."""
     at = [one["offered_per_min"] for one in levels]
     edges = [at[0], *((one + other) / 2 for one, other in pairwise(at)), at[-1]]
     found: list[tuple[str, float, float]] = []
@@ -164,7 +165,7 @@ def plot(figures: Mapping[str, Any], path: Path) -> None:
             (start + end) / 2, 0.98, f"{model} refines", ha="center", va="top", fontsize=7, rotation=90,
             transform=axes.get_xaxis_transform(),
         )  # fmt: skip
-    axes.set(xlabel="offered a minute", ylabel="served a minute", xlim=(at[0], at[-1]), ylim=(0, None))
+    axes.set(xlabel="offered requests per minute", ylabel="served a minute", xlim=(at[0], at[-1]), ylim=(0, None))
     axes.legend()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -173,10 +174,10 @@ def plot(figures: Mapping[str, Any], path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = virtual_command_line(__doc__)
     parser.add_argument("--workers", type=int, default=WORKERS)
-    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="offered a minute")
-    parser.add_argument("--sdxl-s", type=float, default=SECONDS[SDXL], help="seconds of a picture")
-    parser.add_argument("--sana-s", type=float, default=SECONDS[SANA], help="seconds of a picture")
-    parser.add_argument("--hours", type=float, default=8.0, help="of virtual time; the second half is counted")
+    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="offered requests per minute")
+    parser.add_argument("--sdxl-s", type=float, default=SECONDS[SDXL], help="seconds per image")
+    parser.add_argument("--sana-s", type=float, default=SECONDS[SANA], help="seconds per image")
+    parser.add_argument("--hours", type=float, default=8.0, help="minutes of virtual time; the second half counts")
     given = parser.parse_args(arguments)
     on, speeds = machine(), speeds_of({LARGE: SECONDS[LARGE], SDXL: given.sdxl_s, SANA: given.sana_s})
     plans = {

@@ -2,11 +2,10 @@
 
     python -m bench.virtual_time.slo_latency
 
-An answer is late beyond 2 or 4 times what the large model takes for one request alone. Vanilla, our latents and MoDM
-are offered the same Poisson arrivals; latencies, hits and decisions are those of bench.virtual_time.two_models
-(ASSUMPTIONS there).
-Workers of one row are the paper's, which draw one picture at a time; workers of eight share a step, which serves more
-and takes longer for each.
+An answer is late beyond 2 or 4 times the large model's latency for one request alone. Vanilla, our latents and MoDM get
+the same Poisson arrivals. Latencies, hits and decisions are those of bench.virtual_time.two_models (see ASSUMPTIONS
+there). Workers of one row are the paper's: they generate one image at a time. Workers of eight rows share a step, which
+serves more requests and takes longer for each.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from services.replay.simulated.worker_state import Done
 from shared.domain.types import Plan
 
 LATE = (2.0, 4.0)
-"""In latencies of the large model alone."""
+"""Limits of lateness, in latencies of the large model alone."""
 RATES = (0.4, 0.8, 1.0, 1.2, 1.6, 2.2, 3.0, 3.6, 4.2)
-"""Offered, in what vanilla serves at most."""
+"""Offered rates, in units of vanilla's capacity."""
 TITLES = {"vanilla": "vanilla large", "nirvana": "latents (ours)", "modm": "MoDM"}
 ASSUMPTIONS = (
     *SHARED[:2],
@@ -40,7 +39,7 @@ ASSUMPTIONS = (
 
 
 def judged(done: Sequence[Done], offered: Mapping[int, float], until: float, alone_s: float) -> dict[str, float]:
-    """offered: number → arrival of the requests that count; alone_s: what the large model takes for one."""
+    """Summarise lateness; `offered` maps counted requests to arrivals, `alone_s` is the large model's time for one."""
     ended = {one.request.number: one.at for one in done}
     seconds = [ended.get(number, until) - at for number, at in offered.items()]
     found = {"seconds_p50": quantile(seconds, 0.5), "seconds_p99": quantile(seconds, 0.99)}
@@ -73,7 +72,7 @@ def level(
 
 
 def highest_within(levels: Sequence[Mapping[str, Any]], name: str, key: str, share: float = 0.05) -> float:
-    """The highest offered rate up to which at most this share of answers is late, in vanilla's capacity."""
+    """Return the highest offered rate up to which at most this share of answers is late, in vanilla's capacity."""
     found = 0.0
     for one in levels:
         if one["systems"][name][key] > share:
@@ -130,9 +129,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = virtual_command_line(__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], help="requests that share a step")
-    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="in what vanilla serves at most")
-    parser.add_argument("--minutes", type=float, default=20.0, help="of virtual time")
-    parser.add_argument("--settle-min", type=float, default=10.0, help="of them before anything is counted")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=list(RATES), help="offered rates, in vanilla's capacity"
+    )
+    parser.add_argument("--minutes", type=float, default=20.0, help="minutes of virtual time")
+    parser.add_argument("--settle-min", type=float, default=10.0, help="minutes before anything counts")
     parser.add_argument("--mode", choices=("quality", "throughput"), default="throughput")
     given = parser.parse_args(arguments)
     on, speeds = machine(), bundled_speeds()

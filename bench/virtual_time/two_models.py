@@ -1,12 +1,11 @@
-"""Throughput and energy under saturating load against a fleet of large models alone, in virtual time (MoDM Figs. 7, 11,
-18).
+"""Throughput and energy under saturating load in virtual time, against large models alone (MoDM Figs. 7, 11, 18).
 
     python -m bench.virtual_time.two_models
 
-The bundled pair's measured latencies (`latency.json`: 64×64, one thread, batches of up to 8), the decisions of
-bench.trace_plans, and the services' own lanes, duties, claims and monitor (services/replay/simulated/workers.py).
-Every system is
-offered the same arrivals, more than any of them can serve. What is assumed stands in ASSUMPTIONS and in the results.
+The simulation uses the bundled pair's measured latencies (`latency.json`: 64×64, one thread, batches of up to 8) and
+the decisions of bench.trace_plans. Lanes, assignments, claims and monitor are the services' own code
+(services/replay/simulated/workers.py). Every system gets the same arrivals, more than any of them can serve.
+ASSUMPTIONS lists the assumptions; the results repeat them.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from services.replay.simulated.pace import Profile
 from shared.domain.types import PlanSource
 
 FEWER_STEPS = 10
-"""What the paper's distilled baseline runs instead of 50 (SD3.5L-Turbo, MoDM §6)."""
+"""Steps of the paper's distilled baseline instead of 50 (SD3.5L-Turbo, MoDM §6)."""
 GOAL_SHARE, GOAL_SPEEDUP = 0.85, 2.5
 PAPER_ENERGY_SAVED = {"nirvana": "23.9 % (NIRVANA)", "modm_throughput": "46.7 % (SDXL), 66.3 % (SANA)"}
 """MoDM §A.4, measured with Zeus on its GPUs."""
@@ -70,11 +69,11 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True)
 class Bound:
-    """What no allocation beats, as multiples of vanilla."""
+    """Upper bounds of any allocation's throughput, as multiples of vanilla's."""
 
     hit_rate: float
     skipped: float
-    """s: share of a hit's steps."""
+    """s: share of a hit's steps that are skipped."""
     ratio: float
     """r: a small model's full generation over the large one's."""
 
@@ -84,8 +83,9 @@ class Bound:
         return 1 / ((1 - self.hit_rate) + self.hit_rate * (1 - self.skipped) * self.ratio)
 
     def whole(self, workers: int) -> float:
-        """With whole workers of which one is large at least, and hits on small ones alone: with two, the lesser of
-        1/(2·(1 − h)) and 1/(2·h·(1 − s)·r)."""
+        """Return the bound with whole workers, at least one of them large, and hits on small workers alone.
+
+        With two workers it is the lesser of 1/(2·(1 − h)) and 1/(2·h·(1 − s)·r)."""
         miss_cost, hit_cost = 1 - self.hit_rate, self.hit_rate * (1 - self.skipped) * self.ratio
         splits = (
             min(_over(large, miss_cost), _over(workers - large, hit_cost)) / workers for large in range(1, workers + 1)
@@ -103,7 +103,7 @@ def bound_of(hits: Hits, speeds: Mapping[str, Profile], rows: int) -> Bound:
 
 @dataclass(frozen=True)
 class Load:
-    """What every system of one fleet is offered."""
+    """The load that every system of one fleet gets."""
 
     workers: int
     rows: int
@@ -115,7 +115,7 @@ class Load:
     """Power of one worker: busy, idle."""
 
     def joules_per_request(self, run: Run, per_s: float) -> float:
-        """Joules of all workers while requests are counted, per request of throughput `per_s`."""
+        """Return the joules of all workers per request at throughput `per_s`, while requests count."""
         seconds = self.until - self.settle_s
         idle_s = max(self.workers * seconds - run.busy_s, 0.0)
         return stated_joules(run.busy_s, idle_s, *self.watts) / (per_s * seconds)
@@ -205,13 +205,13 @@ SCALED = ("vanilla", "modm_throughput")
 
 
 def per_worker(fleets: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    """Throughput a worker at each N, the smallest fleet's = 1: above 1 is more than linear scaling."""
+    """Return throughput per worker at each N, smallest fleet = 1: above 1 is more than linear scaling."""
     rates = [one["systems"][name]["per_s"] / one["workers"] for one in fleets]
     return [rate / rates[0] for rate in rates]
 
 
 def scaling(fleets: Sequence[Mapping[str, Any]]) -> str:
-    """Fig. 11 as a table."""
+    """Return Fig. 11 as a table."""
     rows = [
         [TITLES[name], *(f"{one['systems'][name]['per_s']:.1f} ({each:.2f})" for one, each in
          zip(fleets, per_worker(fleets, name), strict=True))]
@@ -224,7 +224,7 @@ def scaling(fleets: Sequence[Mapping[str, Any]]) -> str:
 
 
 def plot(fleets: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Bars like Fig. 7's, a group for each number of workers, and throughput by N like Fig. 11's."""
+    """Plot bars like Fig. 7's, a group for each number of workers, and throughput by N like Fig. 11's."""
     pyplot = pyplot_or_none()
     if pyplot is None:
         return
@@ -257,11 +257,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = virtual_command_line(__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[4, 8, 16])
     parser.add_argument("--rows", type=int, default=8, help="requests that share a step")
-    parser.add_argument("--minutes", type=float, default=30.0, help="of virtual time")
-    parser.add_argument("--settle-min", type=float, default=12.0, help="of them before anything is counted")
-    parser.add_argument("--offered", type=float, default=1.3, help="in capacities of the fastest system")
-    parser.add_argument("--watts", type=float, default=BUSY_WATTS, help="of a busy worker: stated, not measured")
-    parser.add_argument("--idle-watts", type=float, default=IDLE_WATTS, help="of an idle worker")
+    parser.add_argument("--minutes", type=float, default=30.0, help="minutes of virtual time")
+    parser.add_argument("--settle-min", type=float, default=12.0, help="minutes before anything counts")
+    parser.add_argument("--offered", type=float, default=1.3, help="offered load, in capacities of the fastest system")
+    parser.add_argument("--watts", type=float, default=BUSY_WATTS, help="watts of a busy worker: stated, not measured")
+    parser.add_argument(
+        "--idle-watts", type=float, default=IDLE_WATTS, help="watts of an idle worker: stated, not measured"
+    )
     given = parser.parse_args(arguments)
     on, speeds = machine(), bundled_speeds()
     hits = {name: load_hits(name, given.plans) for name in ("modm", "nirvana", "retrieval")}

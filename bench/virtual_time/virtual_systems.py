@@ -1,4 +1,4 @@
-"""The systems that are compared in virtual time: one model everywhere, retrieval, and MoDM with its global monitor."""
+"""The systems compared in virtual time: one model everywhere, retrieval, and MoDM with its global monitor."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from shared.domain.types import ModelPlan, Plan, PlanSource
 LARGE, SMALL = "large", "small"
 REPORT_S = 5.0
 Arrivals = Iterator[tuple[int, float]]
-"""(number from 1 on, at)."""
+"""Pairs of (number from 1 upwards, arrival in virtual seconds)."""
 
 
 def bundled_speeds() -> dict[str, Profile]:
-    """As `afterimage profile` measured them: 64×64, one thread."""
+    """Return the bundled models' speeds as `afterimage profile` measured them: 64×64, one thread."""
     return {model: read_profile(f"bundled:{model}") for model in (LARGE, SMALL)}
 
 
 def poisson(rate: Callable[[float], float], highest: float, until: float, seed: int) -> Arrivals:
-    """By thinning; the same seed gives the same times."""
+    """Yield Poisson arrivals by thinning; the same seed gives the same times."""
     times, at, number = random.Random(seed), 0.0, 0
     while (at := at + times.expovariate(highest)) < until:
         if times.random() * highest <= rate(at):
@@ -55,20 +55,20 @@ def latent(model: str, k: int) -> Plan:
 
 
 def picture(may_run: Sequence[tuple[str, int]], misses: str = LARGE) -> Plan:
-    """`may_run`: cheapest first."""
+    """Return a plan that starts from an image; `may_run` lists (model, k), cheapest first."""
     able = tuple(ModelPlan(model, k) for model, k in may_run)
     return Plan(PlanSource.IMAGE, able[0].model, start_step=able[0].start_step, may_run=able, miss_model=misses)
 
 
 def plan_of(served: Served) -> Plan:
-    """As it was decided on the trace."""
+    """Return the plan that was decided on the trace."""
     if served.source == PlanSource.IMAGE:
         return picture(served.may_run)
     return latent(served.model, served.start_step) if served.source == PlanSource.LATENT else miss(LARGE)
 
 
 def plans_of(hits: Hits) -> list[Plan]:
-    """In the trace's order; arrivals go through them again and again."""
+    """Return the plans in the trace's order; arrivals cycle through them."""
     return [plan_of(one) for one in hits.served]
 
 
@@ -77,12 +77,12 @@ def plans_of(hits: Hits) -> list[Plan]:
 
 @dataclass
 class Run:
-    """What came of one system."""
+    """The outcome of one system."""
 
     done: list[Done] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     models: list[tuple[float, int]] = field(default_factory=list)
-    """(at, workers that run the large model)."""
+    """(virtual seconds, workers that run the large model)."""
     switches: int = 0
     moved: int = 0
     busy_s: float = 0.0
@@ -93,7 +93,7 @@ def plain(
     arrivals: Arrivals, plans: Sequence[Plan], speeds: dict[str, Profile], count: int, until: float,
     *, model: str = LARGE, max_rows: int = 8, steps: int = STEPS, since: float = 0.0,
 ) -> Run:  # fmt: skip
-    """Every worker runs `model`."""
+    """Simulate workers that all run `model`."""
     run = Run()
     workers = Workers((model,), speeds, count, run.done.append, max_rows=max_rows)
     before = busy_at(workers, since)
@@ -107,7 +107,7 @@ def handed_out(
     arrivals: Arrivals, hits: Hits, speeds: dict[str, Profile], count: int, until: float,
     *, max_rows: int = 8, since: float = 0.0,
 ) -> Run:  # fmt: skip
-    """Hits are answered at once with a picture as it is, and take nobody's time."""
+    """Simulate retrieval: hits return an image unchanged at once, without a worker."""
     run, missed = Run(), []
     for (number, at), served in zip(arrivals, cycle(hits.served), strict=False):
         request = Request(number, at, miss(LARGE))
@@ -123,15 +123,17 @@ def handed_out(
 
 
 def busy_at(workers: Workers, when: float) -> list[float]:
-    """A list that holds the workers' busy seconds so far, once virtual time has come to `when`."""
+    """Return a list that receives the workers' busy seconds once virtual time reaches `when`."""
     found: list[float] = []
     workers.at(when, lambda: found.append(sum(worker.busy_s for worker in workers.workers)))
     return found
 
 
 def busy_since(run: Run, workers: Workers, before: list[float], since: float, until: float) -> float:
-    """Seconds that workers were busy between two times. `Worker.busy_s` has steps and decoding; the seconds that bring
-    a hit's image into a latent are added, as many as its decoding takes."""
+    """Return the workers' busy seconds between two times.
+
+    `Worker.busy_s` holds steps and decoding. Encoding a hit's image into a latent is added, at the cost of a
+    decoding."""
     images = (done for done in run.done if since <= done.at <= until and done.request.plan.source is PlanSource.IMAGE)
     encoding_s = sum(workers.profiles[done.model].decode_s for done in images)
     return sum(worker.busy_s for worker in workers.workers) - sum(before) + encoding_s
@@ -208,7 +210,7 @@ class Modm:
 
 
 def everyone_may(hits: Hits, models: Sequence[str], large: str) -> list[Plan]:
-    """The trace's image hits as if any of these models, cheapest first, could go on after the same k."""
+    """Return the trace's image hits as if each of these models, cheapest first, could continue after the same k."""
     plans = []
     for one in hits.served:
         is_hit = one.source == PlanSource.IMAGE
@@ -217,8 +219,9 @@ def everyone_may(hits: Hits, models: Sequence[str], large: str) -> list[Plan]:
 
 
 def served_together(done: Sequence[Done], since: float, until: float) -> float:
-    """Requests a second between two times, counting only those whose predecessors are served too: no kind of request
-    is served at the cost of another."""
+    """Return requests per second between two times, counting a request only if all requests before it are served.
+
+    So a system cannot serve one kind of request at the cost of another."""
     served = {one.request.number: one.at for one in done}
     counts = [0, 0]
     for place, end in enumerate((since, until)):
