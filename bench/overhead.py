@@ -6,9 +6,8 @@ One client requests one image after the other from the all-in-one service in thi
 the client's wait, less the encoder's forward pass, the denoiser's forward passes, the worker's prompt encoding and the
 VAE. Each is timed where it runs. The first run's denoiser waits a known time a step; the next run uses the real one.
 With --pictures-count another run embeds and searches every finished image, as a service with two models does, although
-nothing starts from one.
-Pauses between requests are random, so that no timer of the service keeps step with the requests. At the end the same
-process measures the floors of the path (bench/serving/embedded_floors.py).
+nothing starts from one. Pauses between requests are random, so that no timer of the service keeps step with the
+requests. At the end the same process measures the floors of the path (bench/serving/embedded_floors.py).
 """
 
 from __future__ import annotations

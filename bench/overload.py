@@ -4,12 +4,10 @@
     python -m bench.overload --modes embedded --large bundled:small
 
 Locust sends the load. A closed loop of users who send again at once finds the capacity. Then an open loop offers
-Poisson
-arrivals (load/arrivals.py), independent of earlier answers; refused users do not return. Every round measures all
-levels, so that other load on the machine meets all alike. Goodput counts the images that arrive within a level's
-window,
-after the queue had time to fill. The denoiser waits a known time a step and size and needs no processor, like one on a
-GPU. `--large` uses a real one on the same cores. The cache is off, so every image costs the same.
+Poisson arrivals (load/arrivals.py), independent of earlier answers; refused users do not return. Every round measures
+all levels, so that other load on the machine meets all alike. Goodput counts the images that arrive within a level's
+window, after the queue had time to fill. The denoiser waits a known time a step and size and needs no processor, like
+one on a GPU. `--large` uses a real one on the same cores. The cache is off, so every image costs the same.
 """
 
 from __future__ import annotations

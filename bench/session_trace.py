@@ -3,10 +3,9 @@
     python -m bench.session_trace --count 1000
 
 The all-in-one service runs in this process, and every request goes through real gRPC. An interrupted run continues
-where
-it stopped (work directory `--work`; `--fresh` begins again). Users send in a closed loop with `--concurrency` requests
-in flight, so the time is the time to generate everything. Both runs use the same prompts and batching and start warm.
-They alternate block by block, so that other load on the machine meets both alike.
+where it stopped (work directory `--work`; `--fresh` begins again). Users send in a closed loop with `--concurrency`
+requests in flight, so the time is the time to generate everything. Both runs use the same prompts and batching and
+start warm. They alternate block by block, so that other load on the machine meets both alike.
 """
 
 from __future__ import annotations

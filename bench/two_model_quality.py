@@ -5,9 +5,8 @@
     second core)
 
 Every system serves the same requests. Its images get a Fréchet distance in the bundled encoder's features, a CLIP
-score,
-and the judge net's attributes. The reference is the large model's images of the same prompts at other seeds. Vanilla is
-scored against the same reference, so its distance is what chance alone leaves. Throughput comes from
+score, and the judge net's attributes. The reference is the large model's images of the same prompts at other seeds.
+Vanilla is scored against the same reference, so its distance is what chance alone leaves. Throughput comes from
 bench.virtual_time.two_models; both make the Pareto plot of Fig. 14. The other points of that figure (§7.4: which images
 are cached, how many, and the thresholds) are added if `--systems` names them. The cache begins with `--warm` images of
 the large model.

@@ -3,10 +3,9 @@
     python -m bench.weaviate_lookup --count 100000      (8 minutes on quiet cores)
 
 The benchmark starts a private Weaviate and fills a SQLite catalog with entries. Their embeddings form clusters, as
-those
-of prompts do. `repair_index` (which `afterimage cache rebuild-index` runs) fills the index. The adapter then searches,
-one search after the other, with the filters of a lookup: cache key, the caller's three scope keys, encoder. The exact
-answers are computed from every cosine in float64.
+those of prompts do. `repair_index` (which `afterimage cache rebuild-index` runs) fills the index. The adapter then
+searches, one search after the other, with the filters of a lookup: cache key, the caller's three scope keys, encoder.
+The exact answers are computed from every cosine in float64.
 """
 
 from __future__ import annotations
