@@ -62,7 +62,7 @@ class RetryAfter:
 
 
 def check_queue(queued: int, max_queued: int, finished_per_s: float, sent_away: RetryAfter, now: float) -> None:
-    """Raises OverloadedError with a retry delay when the queue is full."""
+    """Raise OverloadedError with a retry delay when the queue is full."""
     if queued >= max_queued:
         delay = sent_away.delay_s(queued, max_queued, finished_per_s, now)
         message = f"{queued} jobs are waiting and max_queued is {max_queued}; retry in {delay:.1f} s"
@@ -70,7 +70,7 @@ def check_queue(queued: int, max_queued: int, finished_per_s: float, sent_away: 
 
 
 def check_disk(free_bytes: int, min_free_bytes: int) -> None:
-    """Raises StorageFullError when the disk has no room to store another job's results."""
+    """Raise StorageFullError when the disk has no room to store another job's results."""
     if free_bytes < min_free_bytes:
         raise StorageFullError(
             f"the data directory's disk has {free_bytes >> 20} MiB left; min_free_bytes needs "
@@ -102,10 +102,11 @@ class QueueLength:
         self._counted, self._since, self._counted_at = queued, 0, now
 
     def arriving(self) -> None:
-        """Count a request that was admitted and whose row is not written yet."""
+        """Count an admitted request; its row is not written yet."""
         self._arriving += 1
 
     def arrived(self) -> None:
-        """Count its row as written. If the request failed instead, the next count corrects that."""
+        """Count the row of an admitted request as written. If the request failed instead, the next count corrects
+        that."""
         self._arriving -= 1
         self._since += 1

@@ -68,7 +68,7 @@ class Fanout:
             await self._subscription.close()
 
     def drain(self) -> None:
-        """Make calls fail, from now on, whose job this process will not finish."""
+        """Make waiting calls fail from now on if this process will not finish their job."""
         self.draining = True
         for watches in self._watches.values():
             for watch in watches:

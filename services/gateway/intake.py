@@ -70,10 +70,10 @@ class Intake:
     async def accept(
         self, message: pb.Request, caller: Caller, job_id: str, *, durable: bool, previews: bool = False
     ) -> Accepted:
-        """Return the job of this request: a new one with id `job_id`, or the first one with the caller's idempotency
-        key.
+        """Return the job of this request: a new one with id `job_id`, or the job that the caller's idempotency key
+        names already.
 
-        durable: the job is on disk when this returns. Otherwise the job is durable when it ends, which the client waits
+        durable: the job is on disk when this returns. Otherwise the job is on disk when it ends, which the client waits
         for.
         """
         start = self._clock.monotonic()
@@ -145,7 +145,7 @@ class Intake:
         return None
 
     async def _admit(self) -> None:
-        """Raises OverloadedError when the queue is full. A request is never refused on an old count."""
+        """Raise OverloadedError when the queue is full. A request is never refused on an old count."""
         now, limit = self._clock.monotonic(), self._settings.max_queued
         if self._queue.stale(now, limit):
             self._queue.counted(await self._backends.catalog.jobs.queued(), now)

@@ -17,14 +17,15 @@ from shared.runtime.telemetry import log
 from shared.service.dispatch import dispatch
 
 SLEPT_S = 5.0
-"""Seconds by which the wall clock may run ahead of the monotonic clock; more means that the machine was suspended, or
-its clock set."""
+"""Seconds by which the wall clock may gain on the monotonic clock between sweeps. More means that the machine was
+suspended, or that its clock was set."""
 ANSWER_S = 5.0
 """Seconds after which a catalog without an answer counts as away."""
 
 
 class Sweeper:
-    """Send tasks again whose jobs need it. Duplicates lose the claim, so a needless one costs only the message.
+    """Send a job's task again after a crash or a lost message. Duplicates lose the claim, so a needless duplicate costs
+    only the message.
 
     lease_s: time for workers to renew after a suspend, or after the catalog was away, when leases ran out without a
     crash.
@@ -59,8 +60,8 @@ class Sweeper:
         return await self._send(await self._catalog.jobs.recover())
 
     async def sweep(self) -> int:
-        """Send jobs that were committed but not confirmed, whose lease ran out, or that wait so long that their task
-        may be lost; return how many."""
+        """Send jobs that were committed but not confirmed, jobs whose lease ran out, and jobs that wait very long,
+        whose task may be lost. Return how many were sent."""
         jobs = self._catalog.jobs.to_requeue(unconfirmed_after_s=self._every_s, anyhow_after_s=self._resend_s)
         return await self._send(await jobs)
 
@@ -140,8 +141,8 @@ async def _nothing() -> None:
 
 
 class Confirmer:
-    """Records in batches, off the request's path, that the broker has a job's task. A job whose record is lost is sent
-    once more."""
+    """A batched record in the catalog, off the request's path, of tasks that the broker has. A task whose record is
+    lost is sent once more."""
 
     def __init__(self, catalog: Catalog, every_s: float) -> None:
         self._catalog, self._every_s = catalog, every_s

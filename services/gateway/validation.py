@@ -154,8 +154,8 @@ def _check_text(field: str, text: str, limit: int) -> None:
 
 
 def _check_enums(message: pb.Request) -> None:
-    """Refuse unknown enum numbers, which proto3 lets through: taking them for the default would do what the client did
-    not ask."""
+    """Refuse unknown enum numbers, which proto3 lets through. Replacing them by the default would do what the client
+    did not ask for."""
     for field, kind in _ENUMS.items():
         value = getattr(message, field)
         if value not in kind:

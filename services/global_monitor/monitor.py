@@ -42,7 +42,7 @@ class GlobalMonitor:
         self._home: dict[str, str] = {}
         """Each worker's model by the last decision, or its reported model before any decision."""
         self._away: dict[str, str] = {}
-        """Workers on a turn, and the model that each runs meanwhile."""
+        """Workers on a turn, and the model that each runs during the turn."""
         self._runs: dict[str, tuple[str, float]] = {}
         """Each worker's reported model, and since when."""
         self._asked_at: dict[str, float] = {}
@@ -124,8 +124,8 @@ class GlobalMonitor:
         self._roster.judge(at, lambda report: report.worker not in self._asked_at and report.model in busy)
 
     def _lack_nothing(self) -> dict[str, tuple[set[str], int]]:
-        """Return models whose workers cannot lack work now, because their lanes hold more jobs than the rows of all
-        their consumers: model → (lanes, rows)."""
+        """Return models whose workers cannot lack work now, because their lanes hold more jobs than all their consumers
+        have rows: model → (lanes, rows)."""
         workers = self._roster.workers()
         lanes = {worker.model: self._lanes(worker.model) for worker in workers}
         rows = {

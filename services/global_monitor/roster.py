@@ -57,8 +57,8 @@ class Roster:
         return before.report.cannot != report.cannot
 
     def finished(self, fact: JobSucceeded) -> None:
-        """Add a finished job to the worker's evidence. A job of another model counts as the number of own steps that
-        take as long, by the worker's claims: workers also run models that no worker is assigned."""
+        """Add a finished job to the worker's evidence. Workers also run models assigned to no worker. A job of such a
+        model counts as the number of own steps that take as long, by the worker's claims."""
         heard = self._heard.get(fact.worker)
         if heard is not None and (rate := heard.claims.get(fact.model)):
             own = heard.evidence.model

@@ -1,5 +1,5 @@
 """The global monitor's handlers: receive demand and worker reports, decide once per period which worker runs which
-model, publish the assignment and the metrics."""
+model, publish assignment and metrics."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
             )  # fmt: skip
 
     async def _tell(self) -> None:
-        """Publish the assignment with every report interval: a worker that is new or missed it gets the next one."""
+        """Publish the assignment in every report interval: a worker that is new, or missed it, gets the next one."""
         models = self._monitor.models
         if not (self._leads and models):
             return

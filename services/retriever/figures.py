@@ -15,7 +15,7 @@ def count_plan(plan: Plan, request: Request) -> None:
 
 
 def outcome(nearest: Plan, wider: Plan) -> str:
-    """Return whether the wider search found a latent that starts later than the nearest ones do, as a metric label."""
+    """Return the metric label: whether the wider search found a latent that starts later than the nearest ones do."""
     latest = [max((one.start_step for one in plan.candidates if one.kind == "latent"), default=0)
               for plan in (nearest, wider)]  # fmt: skip
     return "later_start" if latest[1] > latest[0] else "nothing_better"

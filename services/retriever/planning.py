@@ -48,8 +48,8 @@ def from_noise(question: Question, rules: Rules, reason: str, *, degraded: Seque
 
 
 def from_repeat(question: Question, entry: Entry, degraded: Sequence[str] = ()) -> Plan:
-    """Return the stored image of the same request (shared.domain.exact_repeats says what is the same). The plan names
-    the model that generated it, which may differ from the one asked for where the request names none."""
+    """Return the stored image of the same request (see shared.domain.exact_repeats). The plan names the model that
+    generated the image. Where the request names no model, that may be another model than the one chosen for it."""
     chosen = Candidate(
         entry_id=entry.id,
         kind="exact",
@@ -92,8 +92,8 @@ def from_candidates(
 ) -> Plan:
     """Return a plan with the cheapest usable start of all candidates (see services.retriever.cost).
 
-    The plan never uses a K above the one that the candidate's own similarity allows, a state of another scope or
-    encoder, or a latent of another compatibility key.
+    The plan never uses a K above the one that the candidate's own similarity allows. It never uses a state of another
+    scope or encoder, or a latent of another compatibility key.
     """
     request, entries, scales = question.request, found.entries, Scales.of(question, rules, step_in)
     latents = [weigh_latent(scales, hit, entries.get(hit.entry_id)) for hit in found.latents or ()]

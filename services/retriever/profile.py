@@ -141,7 +141,7 @@ def ratio_bounds(values: Sequence[float], references: Sequence[float]) -> tuple[
 
 
 def share_bounds(kept: Sequence[bool], references: Sequence[bool]) -> tuple[float, float]:
-    """Return such bounds for the share of kept attributes, relative to those kept from noise. Without a single loss the
+    """Return the bounds for the share of kept attributes, relative to those kept from noise. Without a single loss the
     data have no spread.
 
     One pseudo-row stands for losses not seen yet: for the lower bound a row lost at K and kept from noise, for the

@@ -86,7 +86,7 @@ class Tables:
     async def of(self, model: str) -> Known:
         """Return the model of this name or path. Raises ModelError when it is unknown."""
         if model not in self._known:
-            # the dtype is part of every latent's compatibility key; take the one in which workers compute
+            # use the dtype in which workers compute: it is part of every latent's compatibility key
             card = await asyncio.to_thread(card_for, model, self._settings)  # this may call the hub
             return await self._read(card, model)
         return self._known[model]

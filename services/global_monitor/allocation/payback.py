@@ -1,4 +1,4 @@
-"""Payback of a switch: a worker that changes its model generates nothing meanwhile."""
+"""Payback of a switch: a worker that changes its model generates nothing during the switch."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def switch_s(took_s: Sequence[float], workers: Sequence[Worker], wanted: Mapping
 
 
 def expected_s(wanted_s: float, period_s: float, catch_up_s: float) -> float:
-    """Return for how long a state is expected to last that decisions have wanted for `wanted_s` seconds.
+    """Return the seconds for which a state is expected to last, after decisions have wanted it for `wanted_s` seconds.
 
     A demand is expected to last as long as it has lasted, one period at first. No switch may need more than
-    `catch_up_s` to pay back (or one period, if that is longer): the work that waits meanwhile is due by then.
+    `catch_up_s` to pay back (or one period, if that is longer): the waiting work is due by then.
     """
     return min(wanted_s + period_s, max(catch_up_s, period_s))
 

@@ -6,14 +6,15 @@ The text names neither the unit of time nor the form of the controller. The publ
     error = target − output;  integral += error · dt;  derivative = (error − error before) / dt
     output += p · error + i · integral + d · derivative
 
-There dt enters I and D only. P moves the output by .6 of the error in one period, of 3 s as of 3 minutes; D divides
-the first error of a short period by little. From 16 towards 6, periods of 180 s (dt = 3) give 8.33, 5.21, 4.00 and
-3.79: the output passes the target. One period of 3 s gives −.025.
+There dt enters I and D only. P moves the output by .6 of the error in each period, whether of 3 s or of 3 minutes. In
+a short period D divides the first error by a small number. From 16 towards 6, periods of 180 s (dt = 3) give 8.33,
+5.21, 4.00 and 3.79: the output passes the target. One period of 3 s gives −.025.
 
-Ours differs in four ways. P, I and D all describe the rate of change of the output, in workers a minute, integrated in
-steps of a second: the length of the period changes nothing else. D acts on the output alone, not on a target that
-jumps. The output stops at the target, and the integral starts again there. The output stays within its bounds. From
-16 towards 6 at 180 s this gives 7.07 and 6.00. tests/unit/global_monitor/allocation/test_pid.py computes both.
+This controller differs in four ways. P, I and D all describe the rate of change of the output, in workers per minute,
+integrated in steps of a second: the length of the period changes nothing else. D acts on the output alone, not on a
+target that jumps. The output stops at the target, and the integral starts again there. The output stays within its
+bounds. From 16 towards 6 at 180 s this gives 7.07 and 6.00. tests/unit/global_monitor/allocation/test_pid.py computes
+both.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ class Gains:
     """The published gains. Here all three are per minute; the published code divides time by minutes in I and D."""
 
     p: float = 0.6
-    """Workers a minute per worker of error."""
+    """Workers per minute per worker of error."""
     i: float = 0.05
-    """Workers a minute per worker · minute."""
+    """Workers per minute per worker · minute."""
     d: float = 0.05
-    """Workers a minute per worker a minute."""
+    """Workers per minute per worker per minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,10 @@ class PidState:
 
 
 def advance(state: PidState, target: float, minutes: float, gains: Gains, least: float, most: float) -> PidState:
-    """Return the state after so many minutes towards `target`: output' = p·e + i·∫e − d·output', e = target − output.
+    """Return the state after `minutes` towards `target`: output' = p·e + i·∫e − d·output', e = target − output.
 
-    Anti-windup: the integral is reset when the output reaches the target, and does not grow while the output is at
-    its bounds.
+    Anti-windup: the integral is reset when the output reaches the target, and does not grow while the output is at its
+    bounds.
     """
     target = min(max(target, least), most)
     output, integral = min(max(state.output, least), most), state.integral

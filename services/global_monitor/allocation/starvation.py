@@ -18,7 +18,7 @@ Waits = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class WorkerSlot:
-    """A worker with the model that it runs and the one that it should run."""
+    """A worker, the model that it runs, and the model that it should run."""
 
     name: str
     home: str
@@ -37,8 +37,9 @@ def turns(stands: Sequence[WorkerSlot], waits: Waits, bound_s: float, at: float,
     Work that has waited `bound_s` in a lane whose model no worker runs gets a worker. That may be a worker whose home
     model another worker runs too, whose home lane is empty, or that has run its model for `bound_s`.
 
-    The worker goes home when the lane is empty, when another worker runs that model at home, or after `bound_s` when
-    other work has waited as long. A single worker thus serves several busy lanes in turns of that length.
+    The worker goes home when the lane is empty, or when another worker runs that model at home. It also goes home after
+    `bound_s` when other work has waited as long. A single worker thus serves several busy lanes in turns of that
+    length.
     """
     away = {one.name: one.told for one in stands if one.told != one.home and _stays(one, stands, waits, bound_s, at)}
     models = {one.name: away.get(one.name, one.home) for one in stands}

@@ -277,7 +277,8 @@ def make_row(family: Family, task: Task) -> Row:
         rule = f"the latent of a {task.size} task must have shape {tuple(noise.shape)} (got {tuple(latent.shape)})"
         raise ModelError(f"task {task.id!r} cannot start from {type(task.start).__name__}: {rule}")
     if not 0 <= done < task.steps or not 0 <= renew <= 1:
-        raise ModelError(f"task {task.id!r} cannot start after {done} of {task.steps} steps with fresh noise {renew}")
+        rule = f"start step must be from 0 to {task.steps - 1}, fresh noise from 0 to 1 (got {done}, {renew})"
+        raise ModelError(f"task {task.id!r}: {rule}")
     guided = task.guidance > 1 and not family.guidance_embedded
     return Row(
         task=task,

@@ -21,7 +21,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Advanced:
-    """The row has done `step` steps; reported every `tell_every_s` seconds at most."""
+    """The row has done `step` steps; reported at most once per `tell_every_s` seconds."""
 
     id: str
     step: int

@@ -34,8 +34,8 @@ def groups(shapes: Sequence[tuple[int, ...]]) -> list[list[int]]:
 def chunks(count: int, batch_invariant: int) -> list[list[int]]:
     """Split `count` forward rows into batches of row indices, padding included.
 
-    Without `batch_invariant`: one batch of all rows. With it: batches of exactly that many rows, the last one padded
-    with copies of its first row, so that the forward always has one shape (docs/architecture.md, Equality).
+    Without `batch_invariant`: one batch of all rows. With it: batches of exactly that many rows; the last one is padded
+    with copies of its first row. The forward pass then always has one shape (docs/architecture.md, Equality).
     """
     if not batch_invariant:
         return [list(range(count))]

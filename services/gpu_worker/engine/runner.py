@@ -19,7 +19,7 @@ from shared.runtime.telemetry import log
 OnEvents = Callable[[list[Event]], None]
 Order = Callable[[Engine], list[Event]]
 HELD = 32
-"""Events that are passed to the event loop together, where all are BatchRan: metrics can wait while the next step
+"""Most BatchRan events that are held back and passed on together: they feed metrics, which can wait while the next step
 runs."""
 
 
@@ -73,7 +73,7 @@ class EngineThread:
                 return
             events += self._step()
             held += events
-            # waking the event loop costs more than a fast step: events that are only counted are passed on together
+            # waking the event loop costs more than a fast step, so BatchRan events are held back and passed on together
             if len(held) >= HELD or not all(isinstance(event, BatchRan) for event in events):
                 self._tell(self._on_events, held)
                 held = []

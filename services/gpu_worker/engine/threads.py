@@ -1,9 +1,9 @@
 """A search for the fastest thread count of a step, from live steps: one small image is often generated fastest on one
 thread.
 
-Measured on two cores, a step of the bundled `large` for one request took 27 ms on one thread and 61 ms on two, which
-mostly waited for each other. Eight requests took equally long on either. Beside other work, two threads were four times
-as slow at any size. The best count depends on model, batch, machine and load, so it is measured in place.
+A step of the bundled `large` for one request, measured on two cores, took 27 ms on one thread and 61 ms on two. The two
+threads mostly waited for each other. Eight requests took equally long on either. Beside other work, two threads were
+four times as slow at any size. The best count depends on model, batch, machine and load, so it is measured in place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared.runtime.settings import Settings
 SAMPLES = 4
 """Steps measured per thread count; the fastest counts, since other work can only slow a step down."""
 WORTH = 0.95
-"""Halving the threads is kept when the step then takes at most this share of the time."""
+"""A halved thread count is kept if its steps take at most this share of the time."""
 
 
 @dataclass(slots=True)

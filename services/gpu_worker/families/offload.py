@@ -21,7 +21,7 @@ class Residence:
     model:      one part at a time is on the device; the others stay in host memory. The denoiser waits while the
                 prompt of a new request is encoded, so use this where the device cannot hold both.
     sequential: text encoders and denoiser run layer by layer, each layer on the device only while it runs. The VAE
-                moves as a whole. Least memory, slowest.
+                moves as a whole. This needs the least memory and is the slowest.
     Results do not change: the same weights compute in the same dtype.
     """
 

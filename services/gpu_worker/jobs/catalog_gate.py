@@ -1,5 +1,5 @@
-"""A gate that stops a worker from taking tasks while the catalog does not answer: it could claim none, and another
-worker may."""
+"""A gate that stops a worker from taking tasks while the catalog does not answer: the worker could not claim them, and
+another worker may be able to."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from shared.domain.ids import new_id
 from shared.domain.types import Job, JobState
 
 REMEMBERED = 1000
-"""Unanswered claims that are kept, the latest ones. An older claim keeps its row until the lease runs out, which counts
-as a crash."""
+"""Number of unanswered claims that are kept; the oldest is dropped first. The row of a dropped claim stays claimed
+until its lease runs out, which counts as a crash."""
 
 
 class Claims:

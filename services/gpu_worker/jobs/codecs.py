@@ -33,8 +33,8 @@ class Codec:
 
 
 def _levels(bits: int) -> Codec:
-    """Quantise to `bits` bits with one scale per channel, its largest absolute value, and compress with zlib. The error
-    is at most half a level."""
+    """Quantise to `bits` bits and compress with zlib. Each channel has its own scale, from its largest absolute value.
+    The error is at most half a level."""
     most = 2 ** (bits - 1) - 1
 
     def pack(latent: Latent) -> Arrays:

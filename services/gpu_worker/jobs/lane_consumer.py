@@ -33,8 +33,8 @@ class LaneConsumer:
         return self._wanted
 
     async def begin(self, lanes: tuple[str, ...]) -> None:
-        """Consume these lanes from now on, or from `come_back` on. Tasks in hand are finished meanwhile. Raises what
-        the bus raises."""
+        """Consume these lanes from now on, or from `come_back` on. Tasks in hand go on to their end. Raises what the
+        bus raises."""
         async with self._one_at_a_time:
             if not self._aside:
                 await self._open(lanes)
@@ -54,7 +54,8 @@ class LaneConsumer:
             await self._shut()
 
     async def come_back(self) -> None:
-        """Consume again if `begin` was called and `pause` was not. Raises what the bus raises, and then stays aside."""
+        """Consume again if `begin` was called and `pause` was not. Raises what the bus raises; the consumer then stays
+        aside."""
         async with self._one_at_a_time:
             if self._wanted:
                 await self._open(self.lanes)

@@ -18,8 +18,8 @@ AGAIN_S = 1.0
 
 
 class Renewal:
-    """Renew the leases of the jobs in hand, and repair unanswered claims, which other processes cannot tell from a
-    crash."""
+    """Renew the leases of the jobs in hand, and repair unanswered claims, which other processes would count as
+    crashes."""
 
     def __init__(self, catalog: Catalog, claims: Claims, attempts: Mapping[str, Attempt], lease_s: float) -> None:
         """attempts: the attempts in hand, a live mapping."""

@@ -12,8 +12,11 @@ from shared.domain.ids import new_id
 
 class WorkerProcess:
     """State that the workers of one process share, because they crash together: the lock for jobs that run alone, and
-    one row in the catalog. With one row per worker, a job that kills the process would add crashes to the rows of the
-    other workers. Those crashes would then seem to excuse the job."""
+    one row in the catalog.
+
+    With one row per worker, a job that kills the process would add crashes to the rows of the other workers too. Those
+    crashes would count as the fleet's own and excuse the job.
+    """
 
     def __init__(self) -> None:
         self.id, self.turns = new_id(), SharedExclusiveLock()

@@ -37,7 +37,8 @@ class Tasks:
         self._jobs, self._blobs = catalog.jobs, context.backends.blobs
         self.attempts: dict[str, Attempt] = {}
         """Attempts in hand by their engine id."""
-        prompt = catalog.within(settings.lease_s / RENEWALS)  # a lease runs from before the claim's answer
+        # the lease already runs while the claim waits for its answer
+        prompt = catalog.within(settings.lease_s / RENEWALS)
         self.claims = Claims(prompt.jobs, worker, settings.lease_s)
         self.endings = endings.Endings(context, worker, self.claims)
         self.lanes = LaneConsumer(context.backends.bus, settings.max_rows, self.handle)

@@ -36,9 +36,9 @@ def lanes(duty: ModelAssignment, served: Sequence[str], here: Collection[str]) -
     """Return the lanes that the worker consumes, in order (docs/architecture.md, Services). served: the large model
     first; here: loaded models.
 
-    The worker's own lane comes first, then `refine` where the worker may refine. Then come the lanes of models that no
-    worker is assigned and that are loaded here, so that a switch never strands their tasks. With one model served there
-    is no `refine`: all tasks wait in the model's lane.
+    The worker's own lane comes first, then `refine` where the worker may refine. Then come the lanes of models that are
+    loaded here and assigned to no worker, so that a switch never strands their tasks. With one model served there is no
+    `refine`: all tasks wait in the model's lane.
     """
     if len(served) == 1:
         return (lane_of(duty.model),)
@@ -47,8 +47,8 @@ def lanes(duty: ModelAssignment, served: Sequence[str], here: Collection[str]) -
 
 
 def used(duty: ModelAssignment, served: Sequence[str], here: Collection[str]) -> tuple[str, ...]:
-    """Return the models that this worker runs, the large one first: its own, and loaded models that no worker is
-    assigned."""
+    """Return the models that this worker runs, the large one first: its own, and loaded models assigned to no
+    worker."""
     models = {duty.model, *_nobodys(duty, served, here)}
     return tuple(model for model in served if model in models)
 

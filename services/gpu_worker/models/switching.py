@@ -91,7 +91,7 @@ class Assignment:
 
     @property
     def families(self) -> dict[str, Family]:
-        """Families that this worker runs: its own, and loaded ones that no worker is assigned; the large one first."""
+        """Families that this worker runs: its own, and loaded ones assigned to no worker; the large one first."""
         here = self._models.families
         return {name: here[name] for name in used(self.duty, self.served, here)}
 
