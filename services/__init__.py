@@ -2,6 +2,6 @@
 
 import os
 
-# torch's threads spin between operations by default, and the services of one process then starve each other: on two
-# busy cores a step took several times longer. Read when torch is first imported, so it is set before any service is.
+# By default torch's threads spin between operations and starve the other services of the process: on two busy cores a
+# step took several times longer. torch reads the variable at its first import, so this line precedes all services.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,6 +1,6 @@
-"""The command line: one file per command, each over the same gRPC calls that any client makes."""
+"""The command line: one file per command, over the gRPC calls that every client makes."""
 
 import os
 
-# gRPC's own lines on stderr say again what our one line of error says; set before gRPC is imported
+# gRPC's own lines on stderr repeat our one line of error; gRPC reads the variable when it is imported
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,4 +1,4 @@
-"""The commands of `afterimage`, and how their errors read."""
+"""The commands of `afterimage`, their error lines and their exit codes."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
     help=(
-        "Draws pictures from text and starts each one from what it has drawn before.\n\n"
-        "See it work:          [bold]afterimage demo[/bold]\n\n"
-        "Draw one picture:     [bold]afterimage generate 'a red fox in the snow'[/bold]\n\n"
-        "Serve, then draw:     [bold]afterimage up[/bold], then [bold]afterimage generate …[/bold] elsewhere\n\n"
-        "Every setting is also an AFTERIMAGE_… variable; options win."
+        "Generates images from text. Requests start from cached images and latents of similar requests.\n\n"
+        "See it work:            [bold]afterimage demo[/bold]\n\n"
+        "Generate one image:     [bold]afterimage generate 'a red fox in the snow'[/bold]\n\n"
+        "Serve, then generate:   [bold]afterimage up[/bold], then [bold]afterimage generate …[/bold] elsewhere\n\n"
+        "Every setting is also an AFTERIMAGE_… variable. An option overrides its variable."
     ),
 )
 
@@ -83,7 +83,7 @@ EXIT_CODES: tuple[tuple[type[AfterimageError], int], ...] = (
     (ConfigurationError, os.EX_CONFIG),
     (ModelError, os.EX_CONFIG),
 )
-"""sysexits(3), so that scripts can tell a wrong call from a busy service; anything else is 1."""
+"""Exit codes of sysexits(3), by which scripts distinguish a wrong call from a busy service; any other error is 1."""
 
 
 def exit_code(error: AfterimageError) -> int:
@@ -91,7 +91,7 @@ def exit_code(error: AfterimageError) -> int:
 
 
 def main() -> None:
-    """Runs a command; whatever goes wrong is one line on stderr and an exit code."""
+    """Run a command; an error becomes one line on stderr and an exit code."""
     for line in misspelt(os.environ):
         sys.stderr.write(f"afterimage: {line}\n")
     try:
@@ -104,7 +104,7 @@ def main() -> None:
     except KeyboardInterrupt:
         _leave("interrupted", 130)
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has left
+        sys.stderr.close()  # the reader of our output has closed the pipe
         raise SystemExit(141) from None
 
 

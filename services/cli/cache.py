@@ -1,4 +1,4 @@
-"""`afterimage cache`: what is kept, throwing it away, and making the index agree with it."""
+"""`afterimage cache`: show and purge the cache, collect unnamed blobs, repair the index."""
 
 from __future__ import annotations
 
@@ -30,24 +30,25 @@ if TYPE_CHECKING:  # the catalog's imports take a second that --help need not wa
     from shared.index.rebuild import Repaired
 
 COLLECT_S = 600.0
-"""Limit of one pass over the whole blob store."""
-DataDir = Annotated[Path | None, typer.Option(help="Data directory of the Afterimage whose cache is meant.")]
+"""Time limit in seconds of one pass over the whole blob store."""
+DataDir = Annotated[Path | None, typer.Option(help="Data directory of the Afterimage whose cache to use.")]
 Target = Annotated[str | None, typer.Option(help="host:port of a running Afterimage, or of a cache maintainer.")]
 
 app = typer.Typer(
     no_args_is_help=True,
     help=(
-        "Look into the cache, and purge it.\n\n"
-        "Asks the Afterimage that `generate` would ask: the one that works in the data directory, or listens on "
-        "AFTERIMAGE_LISTEN (its cache by a private socket, never by the public port); when none runs, opens the cache "
-        "itself. Over four URLs: asks the cache maintainer that AFTERIMAGE_CACHE_MAINTAINER_ADDRESS or --target names."
+        "Show, purge and repair the cache.\n\n"
+        "The commands call the same Afterimage as `generate`: the process that works in the data directory or listens "
+        "on AFTERIMAGE_LISTEN. They reach its cache through a private socket, never through the public port. When no "
+        "process runs, the command opens the cache itself. In a cluster, the commands call the cache maintainer that "
+        "AFTERIMAGE_CACHE_MAINTAINER_ADDRESS or --target names."
     ),
 )
 
 
 @app.command("stats")
 def stats(data_dir: DataDir = None, target: Target = None) -> None:
-    """How much is kept, by start step K, and how often it was used.
+    """Show the number, size and uses of cached latents by start step K, and of cached images.
 
     Examples: afterimage cache stats · afterimage cache stats --target 10.0.0.7:50051
     """
@@ -58,27 +59,29 @@ def stats(data_dir: DataDir = None, target: Target = None) -> None:
     out.print(f"{kept}{share}, policy {reply.policy}")
     if reply.picture_policy != "off":
         room = f" ({reply.picture_bytes / reply.max_picture_bytes:.0%} of {_size(reply.max_picture_bytes)})"
-        kept = f"{counted(reply.pictures, 'picture')} of {reply.max_pictures}, {_size(reply.picture_bytes)}"
+        kept = f"{counted(reply.pictures, 'image')} of {reply.max_pictures}, {_size(reply.picture_bytes)}"
         out.print(f"{kept}{room if reply.max_picture_bytes else ''}, policy {reply.picture_policy}")
-    evicted = f"{reply.evicted} evicted, {reply.holes} of them from entries that kept others"
+    evicted = f"{reply.evicted} evicted, {reply.holes} of them from entries that keep other states"
     out.print(f"since start: {counted(reply.inserted, 'state')} inserted, {evicted}")
     if reply.states_by_step:
         table = Table("K", "states", "uses")
         for step in sorted(reply.states_by_step):
             table.add_row(str(step), str(reply.states_by_step[step]), str(reply.uses_by_step[step]))
         out.print(table)
-        out.print("K counts steps of each picture's own T", style="dim")
+        out.print("K counts steps of each image's own T", style="dim")
 
 
 @app.command("inspect")
 def inspect(
-    entry_id: Annotated[str, typer.Argument(help="One entry; without it, a page of all, newest first.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, newest first.")] = 20,
-    after: Annotated[str, typer.Option(help="Token of the next page, as the last page printed it.")] = "",
+    entry_id: Annotated[
+        str, typer.Argument(help="Id of one entry. Default: a page of all entries, newest first.")
+    ] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Number of entries to show.")] = 20,
+    after: Annotated[str, typer.Option(help="Token of the next page, printed below the page before.")] = "",
     data_dir: DataDir = None,
     target: Target = None,
 ) -> None:
-    """Which pictures can be started from, and which of their states are there.
+    """List the entries that requests can start from, and the states that each entry keeps.
 
     Example: afterimage cache inspect --limit 5
     """
@@ -91,14 +94,14 @@ def inspect(
 
 
 def entries_table(entries: Sequence[pb.Entry], width: int = WIDE) -> Table:
-    """One row an entry, with its whole id."""
+    """Return a table with one row per entry, and its whole id."""
     columns = (
         Column("entry"),
         Column("created", leave=5),
         Column("model", leave=3),
         Column("size", leave=4),
         Column("states after step (uses)", least=12),
-        Column("picture (uses)", leave=2),
+        Column("image (uses)", leave=2),
         Column("prompt", least=12, leave=1),
     )
     rows = [
@@ -121,7 +124,7 @@ def entries_table(entries: Sequence[pb.Entry], width: int = WIDE) -> Table:
 def _entries(
     data_dir: Path | None, target: str | None, entry_id: str, limit: int, after: str
 ) -> tuple[list[pb.Entry], str]:
-    """`limit` entries, however small the maintainer's pages are, and the token of what follows them."""
+    """Return `limit` entries, read from as many of the maintainer's pages as needed, and the token of the next page."""
 
     async def read() -> tuple[list[pb.Entry], str]:
         entries: list[pb.Entry] = []
@@ -142,13 +145,15 @@ def _entries(
 def purge(
     entry: Annotated[str | None, typer.Option(help="Only this entry.")] = None,
     tenant: Annotated[str | None, typer.Option(help="Everything of this tenant.")] = None,
-    model: Annotated[str | None, typer.Option(help="Everything this model drew.")] = None,
+    model: Annotated[str | None, typer.Option(help="Everything that this model generated.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="The whole cache.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Purge without a question.")] = False,
     data_dir: DataDir = None,
     target: Target = None,
 ) -> None:
-    """Throw cached latents away, and start nothing from those pictures again; they stay with their jobs.
+    """Remove entries from the cache: their latents are deleted, and no request starts from their images again.
+
+    The images stay with their jobs.
 
     Examples: afterimage cache purge --model large · afterimage cache purge --all --yes
     """
@@ -158,24 +163,26 @@ def purge(
         if value
     }
     if len(chosen) != 1:
-        raise InvalidRequestError("purge", "say exactly one of --entry, --tenant, --model or --all")
+        raise InvalidRequestError("purge", "give exactly one of --entry, --tenant, --model and --all")
     ((name, value),) = chosen.items()
     what = "the whole cache" if everything else f"{name.removesuffix('_id')} {value} from the cache"
-    question = "" if yes else f"Purge {what}? Pictures that belong to jobs stay."
+    question = "" if yes else f"Purge {what}? Images that belong to jobs stay."
     reply = ask_maintainer(data_dir, target, "Purge", pb.PurgeRequest(**chosen), question)
     wide().print(f"purged {counted(reply.entries, 'entry')}, {counted(reply.states, 'state')}, {_size(reply.bytes)}")
 
 
 @app.command("collect")
 def collect(
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete what is due, however much it is.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Delete the blobs that are due, even if they are many.")
+    ] = False,
     data_dir: DataDir = None,
     target: Target = None,
 ) -> None:
-    """Show which blobs nothing names any more; with --yes, delete those that have stayed so for the quarantine.
+    """Count the blobs that no row of the catalog names; with --yes, delete those whose quarantine is over.
 
-    The cache maintainer does the same by itself. A pass that would delete more than 100 blobs and more than a tenth
-    of the store waits for --yes.
+    The cache maintainer runs the same pass every `collect_s` seconds. A pass that would delete more than 100 blobs and
+    more than a tenth of the store waits for --yes.
 
     Examples: afterimage cache collect · afterimage cache collect --yes
     """
@@ -185,7 +192,7 @@ def collect(
         raise ConfigurationError(found.said)
     days = f"{found.quarantine_s / 86_400:g} days"
     out.print(
-        f"{counted(found.blobs, 'blob')} in the store; nothing names {found.unnamed} of them: these are in quarantine"
+        f"{counted(found.blobs, 'blob')} in the store; no row names {found.unnamed} of them: these are in quarantine"
     )
     if yes:
         out.print(f"deleted {counted(found.deleted, 'blob')}: due, or left over from purged entries")
@@ -199,12 +206,14 @@ def collect(
 
 @app.command("adopt")
 def adopt(
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False, data_dir: DataDir = None
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Adopt without a question.")] = False,
+    data_dir: DataDir = None,
 ) -> None:
-    """Make the blob store this catalog's own, whatever either belonged to before.
+    """Pair the blob store with this catalog, whatever each of them was paired with before.
 
-    For a pair that a start refuses, or collects nothing in, although the two belong together: the catalog was lost for
-    good or restored, or the store was copied. Blobs that this catalog does not name then go through the quarantine.
+    Use this command when a start refuses the pair, or collects nothing, although catalog and store belong together.
+    That happens after the catalog was lost or restored, or the store was copied. Blobs that this catalog does not name
+    then go through the quarantine.
 
     Example: AFTERIMAGE_CATALOG_URL=… AFTERIMAGE_BLOBS_URL=… afterimage cache adopt --yes
     """
@@ -231,17 +240,17 @@ async def _adopt(settings: Settings, yes: bool) -> None:
         if pairing.state != "paired":
             if not yes:
                 wide().print(Text(pairing.said))
-                typer.confirm(f"Let the store at {at.store} belong to the catalog at {at.catalog}?", abort=True)
+                typer.confirm(f"Pair the store at {at.store} with the catalog at {at.catalog}?", abort=True)
             await adopt_store(catalog, blobs, at)
         wide().print(Text(f"the store at {at.store} belongs to the catalog at {at.catalog}"))
 
 
 @app.command("rebuild-index")
 def rebuild_index(data_dir: DataDir = None) -> None:
-    """Make the index agree with the catalog while both are in use: add what it lacks, remove what is gone.
+    """Repair the index while both are in use: add the catalog's missing entries, remove entries that are gone.
 
-    Hits go on being found meanwhile. For an index on a server, after it lost its data, was set up anew, or belongs to
-    another version of Afterimage.
+    Requests keep finding hits during the repair. Use this command when an index server lost its data, was set up anew,
+    or holds the collection of another version of Afterimage.
 
     Example: AFTERIMAGE_INDEX_URL=… AFTERIMAGE_CATALOG_URL=… afterimage cache rebuild-index
     """
@@ -266,8 +275,8 @@ async def _repaired(settings: Settings, console: Console) -> Repaired:
         opened.push_async_callback(index.close)
         if index.process_local:
             raise ConfigurationError(
-                f"index_url: {settings.index_url} lives in the process that serves and is filled from the catalog when "
-                "that starts: restart it instead, or set AFTERIMAGE_INDEX_URL to the server that is meant"
+                f"index_url: {settings.index_url} is in the memory of the serving process, which fills it from the "
+                "catalog at its start: restart that process instead, or set AFTERIMAGE_INDEX_URL to an index server"
             )
         say_asked(f"the index at {server_of(settings.index_url)}")
         catalog = await open_catalog(settings.catalog_url)

@@ -1,4 +1,4 @@
-"""Where a command finds Afterimage: what it was told, what runs in the data directory, or a process of its own."""
+"""Find the Afterimage that a command calls: by --target, in the data directory, or inside the command itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOCATE_S = 3.0
 
 
 def address_of(target: str | None, settings: Settings) -> str:
-    """The address that a client of these settings calls; raises InvalidRequestError where that is no address."""
+    """Return the address that a client of these settings calls; raise InvalidRequestError for a malformed address."""
     if target:
         return check_target(target)
     facts = found_running(settings.data_dir)
@@ -33,21 +33,22 @@ def address_of(target: str | None, settings: Settings) -> str:
 
 
 def say_asked(where: str) -> None:
-    """One line on stderr, so that what a command prints stays as it is."""
+    """Print on stderr which server the command calls; stdout keeps only the command's result."""
     typer.secho(f"asking {where}", dim=True, err=True)
 
 
 def server_of(url: str) -> str:
-    """Scheme, host and port of a URL: nothing of it is secret."""
+    """Return scheme, host and port of a URL, without user and password."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 async def service_address(service: str, target: str | None, settings: Settings, data_dir: Path | None) -> str:
-    """Where a service that clients do not reach listens: itself, or behind the gateway that `generate` would find.
+    """Return the address of a service that clients cannot reach: its own, or inside the process of the gateway.
 
-    Says which one. Empty where nothing serves this data directory and nothing listens on `listen`; with `data_dir` (as
-    it was typed) only the directory counts. Raises ConfigurationError where the gateway's process runs no such service.
+    The gateway is the one that `generate` calls. Prints the called address on stderr. Empty when no process serves this
+    data directory and nothing listens on `listen`. With `data_dir`, as the user typed it, only the directory counts.
+    Raises ConfigurationError when the gateway's process does not run the service.
     """
     own = "" if data_dir or target else str(getattr(settings, f"{service}_address"))
     facts = None if own or target else found_running(settings.data_dir)
@@ -73,20 +74,22 @@ async def _behind(address: str, service: str) -> str:
     async with grpc.aio.insecure_channel(address) as channel:
         try:
             located = await rpc.call(GatewayServiceStub(channel).Locate, pb.LocateRequest(), timeout_s=LOCATE_S)
-        except ConfigurationError:  # no gateway: it is the service itself, or says that it is not
+        except ConfigurationError:  # no gateway listens there: the caller's next call shows whether the service does
             return address
     if not located.internal_address:
         setting = f"{service}_address"
         raise ConfigurationError(
-            f"{setting}: the gateway at {address} does not run {service} where this command can reach it; name that: "
+            f"{setting}: the gateway at {address} does not run {service} where this command can reach it; set "
             f"AFTERIMAGE_{setting.upper()}=host:port or --target, or run this command on the gateway's machine"
         )
     return str(located.internal_address)
 
 
 def options(**given: object) -> str:
-    """Options as they were typed, for a command that is proposed: ` --name value` of each that was; the tenant whom
-    everybody is by default goes without saying."""
+    """Return the options that the user typed, as ` --name value`, for a command that a message proposes.
+
+    The default tenant is left out.
+    """
     said = {name.replace("_", "-"): str(value) for name, value in given.items() if value}
     return "".join(
         f" --{name} {shlex.quote(value)}" for name, value in said.items() if (name, value) != ("tenant", "default")
@@ -97,9 +100,10 @@ def options(**given: object) -> str:
 async def connected(
     target: str | None, settings: Settings, tenant: str, *, data_dir: Path | None = None
 ) -> AsyncIterator[AsyncClient]:
-    """A client of a process that runs; with `data_dir` (as it was typed) only of the one that works there.
+    """Yield a client of a running process; with `data_dir`, as the user typed it, only of the process working there.
 
-    Raises UnavailableError saying how to start one, ConfigurationError where another directory's listens.
+    Raises UnavailableError with the command that starts one, and ConfigurationError when the process that listens works
+    in another directory.
     """
     address = address_of(target, settings)
     why = await unreachable(address, SILENT_S)
@@ -118,12 +122,12 @@ async def connected(
 async def connected_or_embedded(
     target: str | None, settings: Settings, tenant: str, console: Console, *, data_dir: Path | None = None
 ) -> AsyncIterator[AsyncClient]:
-    """A client of what runs, or of an embedded instance started for this one command; a named target must run.
+    """Yield a client of a running process, or else of one embedded in this command; a named target must be running.
 
-    With `data_dir` (as it was typed) what runs must work there; raises ConfigurationError where it does not.
+    With `data_dir`, as the user typed it, the running process must work there; else ConfigurationError.
     """
     address = address_of(target, settings)
-    # without a directory to find there, what is silent is waited for: it may be starting
+    # the client retries a silent server, which may be starting; only a named directory limits the wait
     why = await unreachable(address, SILENT_S if data_dir and not target else None)
     if target and isinstance(why, NothingListensError):
         raise NothingListensError(f"{why}; start it with `afterimage up --listen {address}`")
@@ -137,7 +141,7 @@ async def connected_or_embedded(
         return
     telemetry.configure_logging("error")
     console.print(
-        f"Nothing listens on {address}: starting Afterimage in this process, for this picture "
+        f"Nothing listens on {address}: starting Afterimage in this process, for this image "
         f"(data {settings.data_dir.absolute()}) …",
         style="dim",
         highlight=False,
@@ -147,11 +151,11 @@ async def connected_or_embedded(
 
 
 def _must_be_of(data_dir: Path | None, target: str | None, address: str) -> None:
-    """Raises ConfigurationError where a data directory was named and whoever listens is not known to work in it."""
+    """Raise ConfigurationError when the user named a data directory and no running process is known to work in it."""
     if data_dir is None or target or found_running(data_dir):
         return
     raise ConfigurationError(
-        f"data_dir: nothing serves {data_dir.absolute()}, and what listens on {address} works in another directory: "
-        "leave --data-dir out to use that, or start one here: "
+        f"data_dir: nothing serves {data_dir.absolute()}, and the process on {address} works in another directory: "
+        "leave --data-dir out to use that process, or start one here: "
         f"`afterimage up{options(data_dir=data_dir)} --listen HOST:PORT`"
     )

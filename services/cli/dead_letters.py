@@ -1,4 +1,4 @@
-"""`afterimage dead-letters`: tasks that nobody tries again by itself, and trying them again."""
+"""`afterimage dead-letters`: list the tasks that failed too often, and send them again."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 PROCESS = "inprocess:"
 EVERYTHING = 1_000_000
 MOST = 10_000
-"""Letters that one list shows."""
+"""Largest number of letters that one list shows."""
 
 app = typer.Typer(
     no_args_is_help=True,
     help=(
-        "Look at the tasks that failed too often (AFTERIMAGE_BUS_URL), and replay them.\n\n"
-        "A task is buried when its job failed for good, or when its workers died on it again and again."
+        "List and replay the tasks that failed too often, on the broker that AFTERIMAGE_BUS_URL names.\n\n"
+        "A task becomes a dead letter when its job failed for good, or when its workers crashed repeatedly."
     ),
 )
 
 
 @app.command("list")
-def list_letters(limit: Annotated[int, typer.Option(min=1, max=MOST, help="How many, oldest first.")] = 100) -> None:
+def list_letters(limit: Annotated[int, typer.Option(min=1, max=MOST, help="Number of letters to show.")] = 100) -> None:
     """List dead letters, oldest first, with the reason of each.
 
     Example: AFTERIMAGE_BUS_URL=amqp://… afterimage dead-letters list
@@ -56,30 +56,32 @@ def list_letters(limit: Annotated[int, typer.Option(min=1, max=MOST, help="How m
 
 @app.command("replay")
 def replay(
-    letters: Annotated[list[str] | None, typer.Argument(help="Letters or their jobs, as `list` shows them.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every dead letter there is.")] = False,
+    letters: Annotated[
+        list[str] | None, typer.Argument(help="Ids of letters or of their jobs, as `list` shows them.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every dead letter.")] = False,
 ) -> None:
-    """Send dead letters to their lanes again. A job that had failed starts anew: failures and crashes are set to zero.
+    """Send dead letters to their lanes again. A failed job starts anew: its counts of failures and crashes become zero.
 
-    Over the bus of a single process (`inprocess:`) name failed jobs: that process sends them within `sweep_s`, or when
-    it starts.
+    With the bus of a single process (`inprocess:`), name failed jobs: that process sends them within `sweep_s` seconds,
+    or at its next start.
 
     Examples: afterimage dead-letters replay 01jd… · afterimage dead-letters replay --all
     """
     if bool(letters) == everything:
-        raise InvalidRequestError("replay", "name letters, or say --all")
+        raise InvalidRequestError("replay", "name letters or their jobs, or give --all")
     settings = settings_from()
     _check_catalog(settings)
     sent, asked = asyncio.run(_replay(settings, letters or []))
     if letters and not sent:
         named = ", ".join(letters)
-        raise NotFoundError(f"letters: none of these is a dead letter (any more), or the job of one: {named}")
-    gone = f", {asked - sent} were not there (any more)" if sent < asked else ""
+        raise NotFoundError(f"letters: none of these is the id of a dead letter or of its job: {named}; see `list`")
+    gone = f", {asked - sent} were not found" if sent < asked else ""
     wide().print(f"{sent} of {asked} replayed{gone}")
 
 
 def letters_table(letters: Sequence[DeadLetter], width: int = WIDE) -> Table:
-    """One row a letter, with its whole id."""
+    """Return a table with one row per letter, and its whole id."""
     columns = (
         Column("letter"),
         Column("buried", leave=3),
@@ -103,7 +105,7 @@ def letters_table(letters: Sequence[DeadLetter], width: int = WIDE) -> Table:
 
 
 def _job_of(letter: DeadLetter) -> str:
-    """Empty when this version does not know such a task."""
+    """Return the id of the letter's job; empty when this version does not know the letter's message."""
     with contextlib.suppress(KeyError, ValueError):
         if isinstance(letter.message, GenerateImage):
             return letter.message.job_id
@@ -115,12 +117,12 @@ async def _bus(settings: Settings) -> AsyncIterator[Bus]:
     from shared.bus import open_bus
 
     telemetry.configure_logging("error")
-    logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # says at every try what we say once
+    logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # logs at every try the error that we print once
     if settings.bus_url.startswith(PROCESS):
         raise ConfigurationError(
-            "bus_url: inprocess: lives in the process that serves, and its dead letters end with it. See what failed "
-            "with `afterimage jobs list --state failed` and replay jobs by their ids, or set AFTERIMAGE_BUS_URL to the "
-            "broker that is meant"
+            "bus_url: inprocess: is in the memory of the serving process, and its dead letters end with that process. "
+            "List failed jobs with `afterimage jobs list --state failed` and replay them by their ids, or set "
+            "AFTERIMAGE_BUS_URL to a broker"
         )
     say_asked(f"the broker at {server_of(settings.bus_url)}")
     bus = await open_bus(settings.bus_url)
@@ -130,12 +132,12 @@ async def _bus(settings: Settings) -> AsyncIterator[Bus]:
 
 
 def _check_catalog(settings: Settings) -> None:
-    """A wrong data directory must not get a new, empty catalog."""
+    """Raise NotFoundError for a missing SQLite file, so that a wrong data directory gets no new, empty catalog."""
     from shared.catalog import place_of
 
     place = place_of(settings.catalog_url)
     if settings.catalog_url.startswith("sqlite") and not Path(place).exists():
-        raise NotFoundError(f"catalog_url: there is no catalog at {place}; set AFTERIMAGE_DATA_DIR")
+        raise NotFoundError(f"catalog_url: there is no catalog at {place}; set AFTERIMAGE_DATA_DIR or _CATALOG_URL")
 
 
 @contextlib.asynccontextmanager
@@ -154,9 +156,12 @@ async def _read(settings: Settings, limit: int) -> list[DeadLetter]:
 
 
 async def _replay(settings: Settings, ids: Sequence[str]) -> tuple[int, int]:
-    """(sent, asked for). First the rows: a task whose job has failed would be acknowledged and not done."""
+    """Return the numbers of letters sent and asked for.
+
+    The rows are reopened first: a worker acknowledges the task of a failed job without running it.
+    """
     if ids and settings.bus_url.startswith(PROCESS):
-        async with _catalog(settings) as catalog:  # a queued row that nobody confirmed is the sweeper's to send
+        async with _catalog(settings) as catalog:  # the sweeper sends queued rows without a confirmed task
             return sum([await catalog.jobs.reopen(job_id) for job_id in ids]), len(ids)
     async with _bus(settings) as bus, _catalog(settings) as catalog:
         every = await bus.dead_letters(EVERYTHING)

@@ -1,4 +1,4 @@
-"""The all-in-one process: every service of the embedded mode, the same code with the same gRPC calls."""
+"""The all-in-one process: all services of the embedded mode, the same code with the same gRPC calls."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from shared.runtime.settings import Settings
 
-if TYPE_CHECKING:  # the servers' imports take a second that --help need not wait for
+if TYPE_CHECKING:  # the servers' imports take a second, which --help need not wait for
     from shared.runtime.clock import Clock
     from shared.service import Running, Service
 
 RUNNING_FILE = "running.json"
-"""Beside the catalog while a process works in a data directory: where it listens."""
+"""File beside the catalog with the addresses of the process that works in the data directory."""
 
 
 def all_services(workers: int = 1) -> list[Service]:
-    """With so many GPU workers. The gateway first, which opens last and drains first; the cache maintainer last, so
-    that it still hears what a worker finishes while it drains. torch is imported here and not before."""
+    """Return every service, with `workers` GPU workers. torch is imported here and not before.
+
+    The gateway comes first: it opens last and drains first. The cache maintainer comes last: it still receives the
+    events of jobs that workers finish while they drain.
+    """
     from services.cache_maintainer.service import CacheMaintainerService
     from services.embedder.service import EmbedderService
     from services.gateway.service import GatewayService
@@ -45,7 +48,7 @@ def all_services(workers: int = 1) -> list[Service]:
 
 
 def _quiet_libraries() -> None:
-    """Loading weights is our progress to show, not a library's."""
+    """Silence the progress bars of libraries: the commands show their own."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -53,19 +56,19 @@ def _quiet_libraries() -> None:
 
 
 def settings_from(**given: Any) -> Settings:
-    """Settings from the environment, with every option that was given on the command line on top."""
+    """Return the settings of the environment, overridden by the options that are not None."""
     return Settings(**{name: value for name, value in given.items() if value is not None})
 
 
 def alone(settings: Settings) -> Settings:
-    """The same, for a process that serves only the command that starts it: any free port, no metrics page."""
+    """Return the settings for a process that serves one command only: any free port, no metrics page."""
     changes: dict[str, Any] = {"listen": "127.0.0.1:0", "metrics_listen": ""}
     return settings.model_copy(update=changes)
 
 
 @contextlib.asynccontextmanager
 async def embedded(settings: Settings, clock: Clock | None = None) -> AsyncIterator[Running]:
-    """Everything in this process, on a port of its own, until the block ends; `clock`: None is the system's."""
+    """Run every service in this process, on a port of its own, until the block ends. clock: None is the system's."""
     from shared.models.devices import placed
     from shared.service import running
 
@@ -75,7 +78,7 @@ async def embedded(settings: Settings, clock: Clock | None = None) -> AsyncItera
 
 @contextlib.contextmanager
 def announced(process: Running, settings: Settings) -> Iterator[None]:
-    """Says in the data directory where this process listens, as long as it does."""
+    """Keep a file in the data directory with the addresses that this process listens on."""
     path = settings.data_dir / RUNNING_FILE
     facts = {"address": process.address, "internal": process.context.internal_address, "pid": os.getpid()}
     path.write_text(json.dumps(facts))
@@ -86,10 +89,10 @@ def announced(process: Running, settings: Settings) -> Iterator[None]:
 
 
 def found_running(data_dir: Path) -> dict[str, Any] | None:
-    """What the process that works in this data directory said; None when there is none (any more)."""
+    """Return the file's content when the process that wrote it still runs; else None."""
     try:
         facts: dict[str, Any] = json.loads((data_dir / RUNNING_FILE).read_text())
-        with contextlib.suppress(PermissionError):  # it is there, and another user's
+        with contextlib.suppress(PermissionError):  # the process runs, as another user
             os.kill(int(facts["pid"]), 0)
     except (OSError, ValueError, KeyError):
         return None

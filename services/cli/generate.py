@@ -1,4 +1,4 @@
-"""`afterimage generate`: one picture, its progress, and where it started."""
+"""`afterimage generate`: generate one image, show its progress, and say where it started."""
 
 from __future__ import annotations
 
@@ -27,47 +27,55 @@ from shared.domain.errors import (
 
 Optional = typer.Option
 _SEED = (
-    "The same request and seed: the same picture; default: a random seed. On a hit another seed looks much the same, "
-    "since the picture starts from a cached latent: --fresh-noise varies it, --cache write draws it anew."
+    "Seed of the noise: the same request and seed give the same image. Default: random. On a hit, another seed looks "
+    "much the same, because the image starts from a cached latent: vary it with --fresh-noise, or use --cache write."
 )
 _QUALITY = (
-    "auto: any model, as the plan sees fit; large, small or a model's id: only that one "
-    "(small: where `afterimage up --small …` names one)."
+    "Model that may run: auto (the plan chooses), large, small (the first model of `afterimage up --small`), or a "
+    "model's id."
 )
-_FRESH_NOISE = "Share of a reused latent's noise that is new, 0–1: the more, the more its details vary with the seed."
+_FRESH_NOISE = "Share of new noise in a reused latent, 0–1. With more, details vary more with the seed."
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="What to draw.")],
+    prompt: Annotated[str, typer.Argument(help="Text that describes the image.")],
     out: Annotated[
         Path | None,
         Optional(
-            "--out", "-o", help=".png, .jpg or .webp to write, PNG without an ending; default: <job id>.png here."
+            "--out", "-o", help="Image file: .png, .jpg or .webp; PNG without an ending. Default: <job id>.png here."
         ),
     ] = None,
     seed: Annotated[int | None, Optional(help=_SEED)] = None,
-    steps: Annotated[int | None, Optional(help="Denoising steps T; default: the model's.")] = None,
-    size: Annotated[str | None, Optional(help="WIDTHxHEIGHT in pixels; default: the model's.")] = None,
-    guidance: Annotated[float | None, Optional(help="How strictly to follow the prompt.")] = None,
-    negative: Annotated[str, Optional(help="What should not be in the picture.")] = "",
+    steps: Annotated[int | None, Optional(help="Denoising steps T. Default: the model's.")] = None,
+    size: Annotated[str | None, Optional(help="WIDTHxHEIGHT in pixels. Default: the model's.")] = None,
+    guidance: Annotated[
+        float | None,
+        Optional(help="Guidance scale; higher values follow the prompt more closely. Default: the model's."),
+    ] = None,
+    negative: Annotated[str, Optional(help="Negative prompt: what the image should not show.")] = "",
     quality: Annotated[str, Optional(help=_QUALITY)] = "auto",
-    cache: Annotated[str, Optional(help="auto (read and write), read, write or off.")] = "auto",
-    scope: Annotated[str, Optional(help="Who may start from it: private, tenant or public.")] = "tenant",
-    savings: Annotated[float | None, Optional(help="0 best quality … 1 most steps saved; .5: as profiled.")] = None,
+    cache: Annotated[str, Optional(help="Use of the cache: auto (read and write), read, write or off.")] = "auto",
+    scope: Annotated[
+        str, Optional(help="Who may start from this image: private (the same user), tenant or public.")
+    ] = "tenant",
+    savings: Annotated[
+        float | None,
+        Optional(help="Quality against steps saved: 0 best quality, 1 most steps saved. Default: 0.5, as profiled."),
+    ] = None,
     fresh_noise: Annotated[float | None, Optional(help=_FRESH_NOISE)] = None,
-    deadline_s: Annotated[float | None, Optional(help="Give up after this many seconds.")] = None,
-    user: Annotated[str, Optional(help="Whose picture it is (scope private needs it).")] = "",
-    tenant: Annotated[str, Optional(help="Whose cache to use.")] = "default",
+    deadline_s: Annotated[float | None, Optional(help="Seconds after which the job is dropped.")] = None,
+    user: Annotated[str, Optional(help="User who owns the image; needed by --scope private.")] = "",
+    tenant: Annotated[str, Optional(help="Tenant whose cache to use.")] = "default",
     target: Annotated[str | None, Optional(help="host:port of a running Afterimage.")] = None,
     data_dir: Annotated[
-        Path | None, Optional(help="Data directory: of the Afterimage that runs, or of one started here.")
+        Path | None, Optional(help="Data directory of the running Afterimage, or of the one started here.")
     ] = None,
-    why: Annotated[bool, Optional("--why", help="Show everything the planner looked at.")] = False,
+    why: Annotated[bool, Optional("--why", help="Show the planner's candidates and the reason of its choice.")] = False,
 ) -> None:
-    """Draw one picture and say where it started.
+    """Generate one image and say where it started.
 
-    Uses the Afterimage that runs (see [bold]afterimage up[/bold]); when none does, starts one in this process for this
-    picture. Draw something similar next: it starts from the first picture's latents and needs fewer steps.
+    Uses the running Afterimage (see [bold]afterimage up[/bold]). When none runs, starts one in this process for this
+    image. Generate a similar image next: it starts from the first image's latents and needs fewer steps.
 
     [bold]Examples[/bold]
 
@@ -111,7 +119,7 @@ def generate(
     if why and picture.plan.candidates:
         console.print(candidates_table(picture.plan, console.width))
     if made:
-        console.print(Text(f"made the folder {made}", style="dim"))
+        console.print(Text(f"created the folder {made}", style="dim"))
     kind = "" if path.suffix else "PNG, "
     console.print(Text(f"{path}  ({kind}{picture.job.request.size}, seed {picture.seed}, job {picture.job.id})"))
 
@@ -119,10 +127,10 @@ def generate(
 async def draw(
     client: AsyncClient, prompt: str, fields: dict[str, Any], console: Console, *, where: str = ""
 ) -> Picture:
-    """The picture, with a bar that moves by denoising step and begins where the picture does.
+    """Generate the image, with a progress bar of denoising steps that begins at the start step.
 
-    Interrupted, it cancels the job: nobody else waits for it. Raises UnavailableError saying where the picture will be,
-    once there is a job; `where`: the options that find it.
+    An interrupt cancels the job, since no one else waits for it. Once the job is accepted, UnavailableError names the
+    command that fetches the image later. where: the options that find the job.
     """
     bar = ProgressBars(
         TextColumn("{task.description}"),
@@ -133,7 +141,7 @@ async def draw(
     )
     job_id = ""
     with bar:
-        task = bar.add_task("asking", total=None, at="")
+        task = bar.add_task("sending", total=None, at="")
         try:
             async for event in client.generate_stream(prompt, on_wait=Waits(bar, task), **fields):
                 if isinstance(event, Picture):
@@ -148,13 +156,12 @@ async def draw(
             if not job_id:
                 raise
             again = f"afterimage jobs show {job_id} -o FILE{where}"
-            raise UnavailableError(f"{error}; job {job_id} was accepted, look for its picture: {again}") from error
-    raise AfterimageError("the stream ended without a picture")
+            raise UnavailableError(f"{error}; job {job_id} was accepted, fetch its image later: {again}") from error
+    raise AfterimageError("internal error: the stream ended without an image; please report it")
 
 
 class Waits:
-    """Says why nothing is drawn yet and when it is asked for again: in the bar; where there is none, on stderr, once
-    per reason."""
+    """Show why the client waits and when it tries again: in the bar, or without a bar once per reason on stderr."""
 
     def __init__(self, bar: ProgressBars, task: TaskID) -> None:
         self._bar, self._task = bar, task
@@ -163,7 +170,7 @@ class Waits:
     def __call__(self, waiting: Waiting) -> None:
         why = _why(waiting.error)
         soon = f"{waiting.delay_s:.0f} s" if waiting.delay_s >= 1 else "a moment"
-        said = f"{why}: asking again in {soon}"
+        said = f"{why}: trying again in {soon}"
         self._bar.update(self._task, description=said)
         if not self._bar.console.is_interactive and why not in self._told:
             self._told.add(why)
@@ -171,10 +178,10 @@ class Waits:
 
 
 def _why(error: AfterimageError) -> str:
-    """Short enough for a bar."""
+    """Return the reason in a few words, for a bar."""
     if isinstance(error, StorageFullError):
         return "the disk is full"
-    # without a delay it is gRPC's own, of a message that is too large, say
+    # an error without a delay is gRPC's own, for example of a message that is too large
     if isinstance(error, OverloadedError) and error.retry_after_s is not None:
         return "the queue is full"
     return "not available for now"
@@ -188,7 +195,7 @@ def _moved(event: Accepted | Step) -> dict[str, Any]:
     if isinstance(event, Accepted):
         return {"description": "queued, next in turn"}
     at = f"{event.step}/{event.steps}"
-    return {"description": "drawing", "completed": event.step, "total": event.steps, "at": at}
+    return {"description": "generating", "completed": event.step, "total": event.steps, "at": at}
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

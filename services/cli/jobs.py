@@ -1,4 +1,4 @@
-"""`afterimage jobs`: what was asked for, how it went, and stopping it."""
+"""`afterimage jobs`: list, show and cancel jobs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from shared.domain.types import JobState
 T = TypeVar("T")
 Target = Annotated[str | None, typer.Option(help="host:port of a running Afterimage.")]
 DataDir = Annotated[Path | None, typer.Option(help="Only the Afterimage that works in this data directory.")]
-Tenant = Annotated[str, typer.Option(help="Whose jobs.")]
-JobId = Annotated[str, typer.Argument(help="Id of a job, as `list` shows it.")]
+Tenant = Annotated[str, typer.Option(help="Tenant whose jobs to use.")]
+JobId = Annotated[str, typer.Argument(help="Id of the job, as `list` shows it.")]
 
 app = typer.Typer(no_args_is_help=True, help="List, show and cancel jobs of a running Afterimage.")
 
 
 @app.command("list")
 def list_jobs(
-    state: Annotated[str | None, typer.Option(help="Only queued, running, succeeded, failed or cancelled.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, newest first.")] = 20,
-    after: Annotated[str, typer.Option(help="Token of the next page, as the last page printed it.")] = "",
+    state: Annotated[
+        str | None, typer.Option(help="Only jobs in this state: queued, running, succeeded, failed or cancelled.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Number of jobs to show.")] = 20,
+    after: Annotated[str, typer.Option(help="Token of the next page, printed below the page before.")] = "",
     target: Target = None,
     data_dir: DataDir = None,
     tenant: Tenant = "default",
@@ -60,13 +62,15 @@ def show_job(
     job_id: JobId,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Also write its picture here: .png, .jpg or .webp, PNG without an ending."),
+        typer.Option(
+            "--out", "-o", help="Also write its image to this file: .png, .jpg or .webp; PNG without an ending."
+        ),
     ] = None,
     target: Target = None,
     data_dir: DataDir = None,
     tenant: Tenant = "default",
 ) -> None:
-    """Show everything about one job: request, plan with every candidate, seconds by stage.
+    """Show one job: its request, its plan with every candidate, and its seconds by stage.
 
     Examples: afterimage jobs show 01jd… · afterimage jobs show 01jd… --out fox.png
     """
@@ -81,20 +85,22 @@ def show_job(
             console.print(candidates_table(view.job.plan, console.width))
         if out is not None:
             made = keep_picture(await client.get_picture(job_id), out, where)
-            console.print(Text(f"{out}" + (f"  (made the folder {made})" if made else "")))
+            console.print(Text(f"{out}" + (f"  (created the folder {made})" if made else "")))
 
     _ask(target, data_dir, tenant, shown)
 
 
 @app.command("cancel")
 def cancel_job(job_id: JobId, target: Target = None, data_dir: DataDir = None, tenant: Tenant = "default") -> None:
-    """Stop a job between two steps; whoever shares its batch goes on. Exits with 1 when the job had ended before.
+    """Cancel a job; it stops between two steps, and the other jobs of its batch go on.
+
+    Exits with 1 when the job had already ended.
 
     Example: afterimage jobs cancel 01jd…
     """
     view = _ask(target, data_dir, tenant, lambda client: client.cancel(job_id))
     if view.job.state is not JobState.CANCELLED:
-        raise AfterimageError(f"{job_id} had {view.job.state.value} before: nothing was cancelled")
+        raise AfterimageError(f"{job_id} had already {view.job.state.value}: nothing was cancelled")
     after = f" after {counted(view.steps_run, 'step')}" if view.steps_run else ""
     wide().print(Text(f"{job_id} is cancelled{after}"))
 

@@ -1,4 +1,4 @@
-"""Calls to the cache maintainer: the one that is running, or one that is started for the call."""
+"""Calls to the cache maintainer: the running one, or one that is started for the call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ask_maintainer(
     *,
     timeout_s: float = TIMEOUT_S,
 ) -> Any:
-    """The maintainer's reply; with a question, after the user has said yes, knowing which one is asked."""
+    """Return the maintainer's reply. With a question, first print which maintainer is called and wait for a yes."""
 
     async def asked() -> Any:
         async with maintainer_stub(data_dir, target) as stub:
@@ -42,27 +42,29 @@ def ask_maintainer(
 
 
 def require_data_dir(settings: Settings, unserved: str = "") -> None:
-    """NotFoundError for an embedded catalog whose data directory is not there: nothing is made by asking.
+    """Raise NotFoundError for an embedded catalog without a data directory, so that no command creates one.
 
-    `unserved` says first where no server was found.
+    unserved: the beginning of the message when no server was found.
     """
     data = settings.data_dir.absolute()
     if not data.exists() and str(data) in settings.catalog_url:
-        raise NotFoundError(f"{unserved}data_dir: there is no {data}; the first picture makes it")
+        raise NotFoundError(f"{unserved}data_dir: there is no {data}; the first `afterimage generate` makes it")
 
 
 @contextlib.asynccontextmanager
 async def maintainer_stub(data_dir: Path | None, target: str | None) -> AsyncIterator[Any]:
-    """A stub of the maintainer that is asked, or of one started for this call where none runs."""
+    """Yield a stub of the running maintainer, or of one that is started for this call."""
     settings = settings_from(data_dir=data_dir)
     if address := await service_address("cache_maintainer", target, settings, data_dir):
         async with grpc.aio.insecure_channel(address) as channel:
             yield CacheMaintainerServiceStub(channel)
         return
-    if not settings.catalog_url.startswith("sqlite"):  # one started here would lead, with this shell's settings
+    if not settings.catalog_url.startswith(
+        "sqlite"
+    ):  # a maintainer started here would lead, with this shell's settings
         raise ConfigurationError(
-            "cache_maintainer_address: a catalog on a server has its cache maintainer in a process of its own; name "
-            "that: AFTERIMAGE_CACHE_MAINTAINER_ADDRESS=host:port (`make stack-up` prints it), or --target"
+            "cache_maintainer_address: a catalog on a server has its cache maintainer in a process of its own; set "
+            "AFTERIMAGE_CACHE_MAINTAINER_ADDRESS=host:port (`make stack-up` prints it), or --target"
         )
     nowhere = f"nothing listens on {settings.listen} (`afterimage up` starts it, --target names another), and "
     require_data_dir(settings, "" if data_dir else nowhere)

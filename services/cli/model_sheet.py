@@ -1,4 +1,4 @@
-"""The sheet of `models check`: every property of a model that is known without loading it."""
+"""The table of `models check`: every property of a model that is known without loading it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def model_sheet(card: ModelCard, folder: Path | None, settings: Settings) -> Table:
-    """Everything that is known without loading."""
+    """Return a table of everything that is known without loading the model."""
     need = memory.estimate(card, rows=4)
     guidance = f"{card.default_guidance:g} ({card.guidance_min:g} to {card.guidance_max:g})"
     wrong = checkpoint.faults(folder) if folder else "everything is missing"
@@ -30,12 +30,12 @@ def model_sheet(card: ModelCard, folder: Path | None, settings: Settings) -> Tab
         "where": str(folder) if folder else f"{card.path} (not on this disk)",
         "family": f"{card.family}: supported",
         "sampler": card.sampler,
-        "size · latent": f"{card.default_size} (draws {card.sizes}) · {latent_shape(card)}",
+        "size · latent": f"{card.default_size} (generates {card.sizes}) · {latent_shape(card)}",
         "T · guidance": f"{card.default_steps} · {guidance}",
         "dtype": card.dtype,
         "parameters": memory.parameters_said(card),
         "memory": memory.breakdown(card, need, settings.offload),
-        "reuse": _reuse(card, settings) if folder and not wrong else "not known before it is whole on this disk",
+        "reuse": _reuse(card, settings) if folder and not wrong else "not known until it is whole on this disk",
         "missing or broken": wrong,
     }
     table = Table(show_header=False, box=None)
@@ -47,7 +47,7 @@ def model_sheet(card: ModelCard, folder: Path | None, settings: Settings) -> Tab
 
 
 def _reuse(card: ModelCard, settings: Settings) -> str:
-    """The K table in force for its own latents and the settings' encoder, or the command that measures one."""
+    """Return the K table in force for the model's own latents and the encoder, or the command that measures one."""
     from services.embedder.encoder import encoder_folder, encoder_id
     from shared.catalog import place_of
 
@@ -59,7 +59,7 @@ def _reuse(card: ModelCard, settings: Settings) -> str:
     has_catalog = not url.startswith("sqlite") or Path(place_of(url)).is_file()
     try:
         tables = asyncio.run(_k_tables(card, settings) if has_catalog else load_k_tables(NoProfiles(), card, alpha))
-    except Exception as error:  # of an older version, or no catalog: the rest of the sheet is shown
+    except Exception as error:  # an older version's catalog, or none: the rest of the table is shown
         return f"not known: the catalog cannot be read: {error}"
     command = profile_command(settings.large, settings.encoder, alpha)
     table, notes = latent_table(tables, card, encoder, alpha, command)
@@ -67,7 +67,7 @@ def _reuse(card: ModelCard, settings: Settings) -> str:
 
 
 async def _k_tables(card: ModelCard, settings: Settings) -> tuple[KTable, ...]:
-    """Return the tables in the catalog, which is only read, and those that ship."""
+    """Return the K tables in the catalog and those that ship; the catalog is only read."""
     from shared.catalog import Profiles
     from shared.catalog.engines.opening import open_database
     from shared.runtime.clock import SystemClock

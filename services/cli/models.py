@@ -1,4 +1,4 @@
-"""`afterimage models`: which models can be served, whether one is whole and supported, and names for others."""
+"""`afterimage models`: list the models that can be served, check one, and name others."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from services.cli.connection import options
+from services.cli.display.help import setting
 from services.cli.display.tables import WIDE, Column, fitted
 from services.cli.display.words import wide
 from services.cli.embedded import settings_from
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from shared.runtime.settings import Settings
 
 Model = Annotated[str, typer.Argument(help="A name of `models list`, a folder in diffusers' layout, or a hub id.")]
-DataDir = Annotated[Path | None, typer.Option(help="Where added names are kept; `up` must have the same.")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Data directory that keeps the added names; give `up` the same one.")
+]
 
 LISTED = (
     Column("model"),
@@ -47,11 +50,11 @@ LISTED = (
 app = typer.Typer(
     no_args_is_help=True,
     help=(
-        "Find a model to serve, see whether it will load, give it a name.\n\n"
+        "Find a model to serve, check whether it will load, and give it a name.\n\n"
         "A model is a checkpoint in diffusers' layout whose model_index.json names one of "
-        f"{', '.join(checkpoint.KINDS)}. It comes from a folder or from the hub; only safetensors are loaded, and "
-        "what is on this disk is never asked for again.\n\n"
-        "A typical way: [bold]models list[/bold], [bold]models check NAME[/bold], then "
+        f"{', '.join(checkpoint.KINDS)}. It comes from a folder or from the hub. Only safetensors are loaded, and "
+        "files on this disk are not fetched again.\n\n"
+        "Typical use: [bold]models list[/bold], [bold]models check NAME[/bold], then "
         "[bold]afterimage up --large NAME[/bold]."
     ),
 )
@@ -59,10 +62,10 @@ app = typer.Typer(
 
 @app.command("list")
 def list_models(data_dir: DataDir = None) -> None:
-    """List the models that ship, those that were added, and those whose card is known; `here`: on this disk.
+    """List the models that ship, those that were added, and those whose card is known.
 
-    `weights` is what they take when loaded; `memory` adds a batch of four requests with guidance, or one picture being
-    decoded: an estimate, counted and not measured; ? where nothing is known.
+    `here` says whether a model is on this disk. `weights` is the memory of the loaded weights. `memory` adds a batch of
+    four requests with guidance, or the decoding of one image; it is an estimate, not a measurement. A ? means unknown.
 
     [bold]Example[/bold]
 
@@ -75,24 +78,22 @@ def list_models(data_dir: DataDir = None) -> None:
 @app.command("check")
 def check(
     model: Model,
-    run: Annotated[bool, typer.Option(help="Load it and draw one picture in two steps at its smallest size.")] = False,
-    dtype: Annotated[
-        str | None, typer.Option(help="auto (the card's; on a CPU float32), float32, bfloat16, float16.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda …; with --run.")] = None,
-    offload: Annotated[
-        str | None,
-        typer.Option(help="none; model: parts take turns on the device; sequential: layer by layer."),
-    ] = None,
-    encoder: Annotated[str | None, typer.Option(help="CLIP encoder: a bundled name, a folder, or a hub id.")] = None,
+    run: Annotated[
+        bool, typer.Option(help="Load the model and generate one image in two steps at its smallest size.")
+    ] = False,
+    dtype: Annotated[str | None, setting("dtype")] = None,
+    device: Annotated[str | None, setting("device")] = None,
+    offload: Annotated[str | None, setting("offload")] = None,
+    encoder: Annotated[str | None, setting("encoder")] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Say what a model is, whether its family is supported, what is missing on this disk, and what memory it needs.
+    """Show a model's properties, whether its family is supported, its missing files, and the memory it needs.
 
-    `reuse` names the K table by which its latents are reused with the encoder, or the command that measures one.
-    Reads configurations and the headers of weights. The weights are read with --run, and hashed where a K table may
-    count for them. Of a hub id that is not on this disk and has no known card only the configurations are fetched.
-    Exit code 78 when it cannot be served as it is.
+    `reuse` names the K table for its latents with the encoder, or the command that measures one. The command reads
+    configurations and the headers of weights. It reads the weights with --run, and hashes them where a K table may
+    apply to them. Of a hub id that is not on this disk and has no known card, it fetches only the configurations.
+    --device counts only with --run.
+    Exits with 78 when the model cannot be served as it is.
 
     [bold]Examples[/bold]
 
@@ -105,7 +106,7 @@ def check(
     settings = settings_from(
         data_dir=data_dir, large=model, dtype=dtype, device=device, offload=offload, encoder=encoder
     )
-    settings = placed(settings) if run else settings  # without it torch need not be imported
+    settings = placed(settings) if run else settings  # without --run torch need not be imported
     out, card = wide(), served_card(settings)
     folder = _here(card)
     card = _counted(card, folder)
@@ -121,12 +122,14 @@ def check(
 @app.command("add")
 def add(
     path: Annotated[str, typer.Argument(help="A folder in diffusers' layout, or a hub id (owner/name).")],
-    name: Annotated[str | None, typer.Option(help="What to call it; default: the folder's or the hub's name.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model. Default: the folder's or the hub's name.")
+    ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Give a checkpoint a name, so that `--large NAME` finds it from then on. Nothing is loaded or fetched.
+    """Give a checkpoint a name for `--large NAME`. Nothing is loaded or fetched.
 
-    The name is kept in models.json of the data directory; adding it again gives it another path.
+    The name is kept in models.json of the data directory. Adding the name again replaces its path.
 
     [bold]Examples[/bold]
 
@@ -137,15 +140,18 @@ def add(
     settings = settings_from(data_dir=data_dir)
     folder = Path(path).expanduser()
     found = str(folder.absolute()) if folder.is_dir() else path
-    card = find_card(found)  # says what is wrong with a path that is none
+    card = find_card(found)  # raises ModelError for a path that is no model
     if card.is_noop:
-        raise ModelError(f"path: {found!r} only waits; name a folder in diffusers' layout, or a hub id (owner/name)")
+        raise ModelError(
+            f"path: {found!r} loads no weights and only waits; name a folder in diffusers' layout, or a hub id "
+            "(owner/name)"
+        )
     chosen = name or card.name
     if chosen in bundled_cards():
         raise ModelError(f"name: {chosen!r} ships with Afterimage; choose another with --name")
     added.add(settings.data_dir, chosen, found)
     out = wide()
-    out.print(Text(f"{chosen} is {found} ({card.family or 'family not known before it is fetched'})"))
+    out.print(Text(f"{chosen} is {found} ({card.family or 'family not known until it is fetched'})"))
     where = options(data_dir=data_dir)
     uses = {"check": f"models check {chosen}", "try": f"demo --large {chosen}", "serve": f"up --large {chosen}"}
     for use, command in uses.items():
@@ -153,12 +159,11 @@ def add(
 
 
 @app.command("remove")
-def remove(
-    name: Annotated[str, typer.Argument(help="A name that `models add` gave.")], data_dir: DataDir = None
-) -> None:
-    """Forget a name that `models add` gave. The checkpoint stays where it is: no file of it is deleted.
+def remove(name: Annotated[str, typer.Argument(help="Name that `models add` gave.")], data_dir: DataDir = None) -> None:
+    """Remove a name that `models add` gave. No file of the checkpoint is deleted.
 
-    Says how much of the disk deleting it would free, and where it lies. Models that ship or are known stay.
+    Prints the checkpoint's folder, and the disk space that deleting the folder would free. Models that ship or are
+    known cannot be removed.
 
     [bold]Example[/bold]
 
@@ -178,7 +183,7 @@ def remove(
 
 
 def models_table(settings: Settings, width: int = WIDE) -> Table:
-    """One row a model, with its whole name."""
+    """Return a table with one row per model, and its whole name."""
     return fitted(LISTED, _rows(settings), width)
 
 
@@ -199,7 +204,7 @@ def _whole(row: list[str | Text]) -> list[str | Text]:
 
 
 def _added_row(settings: Settings, name: str, path: str) -> list[str | Text]:
-    """A name whose folder went, or whose checkpoint is no model's, is shown and hides none of the others."""
+    """Return the row of an added name; a lost folder or broken checkpoint is shown in its row."""
     try:
         return _row(path, find_card(name, data_dir=settings.data_dir))
     except ModelError:
@@ -207,13 +212,13 @@ def _added_row(settings: Settings, name: str, path: str) -> list[str | Text]:
 
 
 def _counted(card: ModelCard, folder: Path | None) -> ModelCard:
-    """With the parameters that the weights on this disk have; the card's own where a file of them is broken."""
+    """Return the card with the parameter counts of the weights on this disk; unchanged where a file is broken."""
     return memory.counted(card, folder) if folder and not checkpoint.faults(folder) else card
 
 
 def _figures(card: ModelCard) -> list[str]:
     if not card.family:
-        return ["not known before it is fetched"]
+        return ["not known until it is fetched"]
     need = memory.estimate(card, rows=4)
     figures = [card.family, str(card.default_size), latent_shape(card), str(card.default_steps)]
     figures += [f"{card.default_guidance:g}", card.dtype]
@@ -221,9 +226,11 @@ def _figures(card: ModelCard) -> list[str]:
 
 
 def _here(card: ModelCard) -> Path | None:
-    """Where its files are on this disk, whole or not."""
+    """Return the folder of the model's files on this disk, whole or not; None without files."""
     if card.is_noop:
-        raise ModelError(f"model {card.name!r}: path: {card.path!r} only waits; there is nothing to check")
+        raise ModelError(
+            f"model {card.name!r}: path: {card.path!r} loads no weights and only waits, so there is nothing to check"
+        )
     folder = Path(card.path).expanduser()
     if folder.is_dir():
         return folder
@@ -248,4 +255,4 @@ def _draw(card: ModelCard, settings: Settings, out: Console) -> None:
                 raise event.error
             if isinstance(event, Finished):
                 took = f"two steps in {event.denoise_s:.2f} s, decoded in {event.decode_s:.2f} s"
-                out.print(Text(f"drew {size} on {family.device}: loaded in {loaded_s:.1f} s, {took}"))
+                out.print(Text(f"generated {size} on {family.device}: loaded in {loaded_s:.1f} s, {took}"))

@@ -1,4 +1,4 @@
-"""`afterimage monitor`: who runs which model and why, live in the terminal."""
+"""`afterimage monitor`: show which worker runs which model and why, live in the terminal."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def monitor(
     target: Annotated[
         str | None, typer.Option(help="host:port of a running Afterimage, or of a global monitor.")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print it once instead of going on.")] = False,
-    data_dir: Annotated[Path | None, typer.Option(help="Data directory of the Afterimage that is meant.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once and exit.")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Data directory of the Afterimage to show.")] = None,
 ) -> None:
-    """Show what is asked for, which worker runs which model, and what the controller does (MoDM §5.3).
+    """Show the demand, the model of each worker, and the decisions of the controller (MoDM §5.3).
 
-    Asks the Afterimage that `generate` would ask: the one that works in the data directory, or listens on
-    AFTERIMAGE_LISTEN. Over four URLs: the global monitor that AFTERIMAGE_GLOBAL_MONITOR_ADDRESS or --target names.
+    Calls the same Afterimage as `generate`: the process that works in the data directory or listens on
+    AFTERIMAGE_LISTEN. In a cluster, calls the global monitor that AFTERIMAGE_GLOBAL_MONITOR_ADDRESS or --target names.
 
     [bold]Examples[/bold]
 
@@ -59,7 +59,7 @@ async def _watch(target: str | None, data_dir: Path | None, console: Console, *,
     async with contextlib.aclosing(_answers(address)) as answers:
         if once:
             if (answer := await anext(answers, None)) is None:
-                raise UnavailableError(f"{address}: the monitor is shutting down; ask again in a few seconds")
+                raise UnavailableError(f"{address}: the monitor is shutting down; try again in a few seconds")
             console.print(shown(answer))
             return
         with Live(console=console, screen=False, auto_refresh=False) as live:
@@ -77,7 +77,7 @@ async def _answers(address: str) -> AsyncGenerator[pb.AllocationResponse, None]:
 
 
 def shown(answer: pb.AllocationResponse) -> RenderableType:
-    """Everything on one screen."""
+    """Return the summary and the tables of lanes, workers and changes."""
     return Group(_summary(answer), _lanes(answer), _workers(answer), _history(answer))
 
 

@@ -1,4 +1,4 @@
-"""`afterimage up`: everything in one process, until it is told to stop."""
+"""`afterimage up`: run every service in one process until a signal stops it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from services.cli.display.help import setting
 from services.cli.display.words import wide
 from services.cli.embedded import all_services, announced, settings_from
 from shared.models.card_lookup import served_cards
@@ -16,59 +15,33 @@ from shared.runtime import telemetry
 if TYPE_CHECKING:
     from shared.service import Running
 
-Optional = typer.Option
-
 
 def up(
-    listen: Annotated[str | None, Optional(help="Public gRPC address, host:port.")] = None,
-    data_dir: Annotated[Path | None, Optional(help="Catalog, pictures and cached latents live here.")] = None,
-    large: Annotated[
-        str | None,
-        Optional(help="The model that draws: a name of `afterimage models list`, a diffusers folder, or a hub id."),
-    ] = None,
-    small: Annotated[
-        str | None,
-        Optional(
-            help="Models that refine image hits, best first, with commas between them: bundled:small, or hub ids."
-        ),
-    ] = None,
-    workers: Annotated[int | None, Optional(help="Workers in this process, each with a model at a time.")] = None,
-    monitor_mode: Annotated[
-        str | None,
-        Optional(help="throughput (hits to small models) or quality (as many large models as the demand allows)."),
-    ] = None,
-    encoder: Annotated[str | None, Optional(help="CLIP encoder: a bundled name, a folder, or a hub id.")] = None,
-    device: Annotated[str | None, Optional(help="auto, cpu, cuda, cuda:1 …")] = None,
-    dtype: Annotated[
-        str | None, Optional(help="auto (the model's card; on a CPU float32), float32, bfloat16, float16.")
-    ] = None,
-    offload: Annotated[
-        str | None, Optional(help="none; model: its parts take turns on the device; sequential: layer by layer.")
-    ] = None,
-    torch_threads: Annotated[
-        int | None, Optional(help="Threads of the denoiser; 0: the fastest, measured as it draws.")
-    ] = None,
-    max_rows: Annotated[int | None, Optional(help="Requests that share one denoising step.")] = None,
-    max_queued: Annotated[int | None, Optional(help="Jobs that may wait before new ones are refused.")] = None,
-    cache_max_bytes: Annotated[int | None, Optional(help="Byte budget of the cached latents.")] = None,
-    image_tier: Annotated[
-        str | None,
-        Optional(help="Whose pictures any model may start from: all, large (those that the large model drew) or off."),
-    ] = None,
-    eviction_policy: Annotated[
-        str | None,
-        Optional(
-            help="afterimage (learns what states save), lcbfu (NIRVANA §5.4), lru, lfu, fifo or lrbu (FlexCache)."
-        ),
-    ] = None,
-    k_table_alpha: Annotated[float | None, Optional(help="Quality a hit must keep: picks the K table.")] = None,
-    predictor: Annotated[str | None, Optional(help="sketch, svm (NIRVANA §5.2) or always.")] = None,
-    metrics_listen: Annotated[str | None, Optional(help="host:port of /metrics; '' switches it off.")] = None,
-    log_level: Annotated[str | None, Optional(help="debug, info, warning or error.")] = None,
+    listen: Annotated[str | None, setting("listen")] = None,
+    data_dir: Annotated[Path | None, setting("data_dir")] = None,
+    large: Annotated[str | None, setting("large")] = None,
+    small: Annotated[str | None, setting("small")] = None,
+    workers: Annotated[int | None, setting("workers")] = None,
+    monitor_mode: Annotated[str | None, setting("monitor_mode")] = None,
+    encoder: Annotated[str | None, setting("encoder")] = None,
+    device: Annotated[str | None, setting("device")] = None,
+    dtype: Annotated[str | None, setting("dtype")] = None,
+    offload: Annotated[str | None, setting("offload")] = None,
+    torch_threads: Annotated[int | None, setting("torch_threads")] = None,
+    max_rows: Annotated[int | None, setting("max_rows")] = None,
+    max_queued: Annotated[int | None, setting("max_queued")] = None,
+    cache_max_bytes: Annotated[int | None, setting("cache_max_bytes")] = None,
+    image_tier: Annotated[str | None, setting("image_tier")] = None,
+    eviction_policy: Annotated[str | None, setting("eviction_policy")] = None,
+    k_table_alpha: Annotated[float | None, setting("k_table_alpha")] = None,
+    predictor: Annotated[str | None, setting("predictor")] = None,
+    metrics_listen: Annotated[str | None, setting("metrics_listen")] = None,
+    log_level: Annotated[str | None, setting("log_level")] = None,
 ) -> None:
-    """Start Afterimage: every service in one process, gRPC with health and reflection.
+    """Start Afterimage: every service in one process, with gRPC health and reflection.
 
-    SIGTERM (or Ctrl-C) drains: work is finished or handed back, and the next start goes on where this one stopped.
+    SIGTERM or Ctrl-C drains the process: running jobs finish or return to their queue, and the next start continues
+    with them.
 
     [bold]Examples[/bold]
 
@@ -86,7 +59,7 @@ def up(
     from shared.service.process import check_free, serve
 
     telemetry.configure_logging(settings.log_level)
-    names = ", ".join(served_cards(settings))  # a wrong name is said before anything is started
+    names = ", ".join(served_cards(settings))  # a wrong name fails before anything is started
     check_free(settings)  # before torch is imported
     with contextlib.ExitStack() as stack:
         out = wide()
@@ -97,6 +70,6 @@ def up(
             out.print(f"[bold]Afterimage[/bold] listens on [bold]{process.address}[/bold] (gRPC)")
             metrics = f"http://{settings.metrics_listen}/metrics" if settings.metrics_listen else "off"
             out.print(f"metrics {metrics} · data {settings.data_dir.absolute()} · model {names}")
-            out.print("Draw: afterimage generate 'a red fox in the snow'    Stop: Ctrl-C", highlight=False)
+            out.print("Generate: afterimage generate 'a red fox in the snow'    Stop: Ctrl-C", highlight=False)
 
         run(serve(all_services(settings.workers), placed(settings), on_ready=ready))

@@ -50,15 +50,15 @@ def test_generate_starts_an_instance_when_none_runs_and_the_next_one_finds_its_c
     first = run("generate", "a red fox", "--steps", 10, "--seed", 1, "--data-dir", "data", "-o", "deep/fox.png")
     assert "starting Afterimage in this process" in first.output
     assert "Started from noise: 10 steps" in first.output
-    assert "made the folder deep" in first.output
+    assert "created the folder deep" in first.output
     assert "--fresh-noise" not in first.output
     with Image.open(tmp_path / "deep" / "fox.png") as picture:
         assert picture.size == (64, 64)
     second = run("generate", "a red fox!", "--steps", 10, "--seed", 2, "--data-dir", "data", "--why")
     assert re.search(r"Started after step [1-5] of 10 from “a red fox”", second.output)
-    assert "What the planner looked at" in second.output
+    assert "Candidates of the plan" in second.output
     assert "Another seed looks much the same: --fresh-noise" in second.output
-    assert "made the folder" not in second.output
+    assert "created the folder" not in second.output
     assert len(list(tmp_path.glob("*.png"))) == 1
     run("generate", "a red fox", "--steps", 10, "--seed", 1, "--data-dir", "data", "-o", "fox.webp")
     with Image.open("fox.webp") as picture:
@@ -84,9 +84,9 @@ async def test_commands_find_the_process_that_works_in_a_data_directory(make: Ma
             assert job.id in listed.output
             shown = await asyncio.to_thread(run, "jobs", "show", job.id, *where)
             assert "a red fox" in shown.output
-            assert f"{job.request.seed} (drawn)" in shown.output
+            assert f"{job.request.seed} (random)" in shown.output
             again = await asyncio.to_thread(run, "jobs", "show", job.id, "--out", "kept/fox.png", *where)
-            assert "made the folder kept" in again.output
+            assert "created the folder kept" in again.output
             png = (await it.client.get_picture(job.id)).png
             with Image.open("kept/fox.png") as kept, Image.open(io.BytesIO(png)) as drawn_png:
                 assert kept.tobytes() == drawn_png.tobytes()
@@ -178,7 +178,7 @@ def test_the_demo_draws_both_ways_and_leaves_a_report(tmp_path: Path) -> None:
                 assert picture.size == (64, 64)
     assert (out / "contact-sheet.png").exists()
     assert (out / "report.html").read_text().startswith("<!doctype html>")
-    assert "11 pictures" in result.output
+    assert "11 images" in result.output
     assert not (tmp_path / ".afterimage").exists()  # its cache was its own, and is gone
 
 

@@ -1,1 +1,1 @@
-"""`afterimage demo`: a short session with the cache and without it, and the report it leaves."""
+"""`afterimage demo`: a short session with the cache and without it, and its report."""

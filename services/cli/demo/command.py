@@ -1,4 +1,4 @@
-"""`afterimage demo`: a short session with the cache and, in the same run, without it; a report to look at."""
+"""`afterimage demo`: run a short session with the cache and without it, and write a report."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
 from services.cli.demo.report import Row, Totals, contact_sheet, nearest, report_html, summary, totals
 from services.cli.demo.session import Prompt, session
+from services.cli.display.help import setting
 from services.cli.display.tables import WIDE, Column, fitted
 from services.cli.display.words import ProgressBars, counted, made_folder, wide
 from services.cli.embedded import embedded, settings_from
@@ -36,26 +37,26 @@ if TYPE_CHECKING:
 Optional = typer.Option
 SETTLE_S = 5.0
 FAR = 0.5
-"""Below this similarity (cosine) two prompts of the bundled models name different things."""
+"""Cosine similarity below which two prompts of the bundled models name different objects."""
 
 
 def demo(
-    out: Annotated[Path, Optional("--out", "-o", help="Folder of the report.")] = Path("out/demo"),
-    seed: Annotated[int, Optional(help="Seed of every picture.")] = 7,
-    steps: Annotated[int | None, Optional(help="Denoising steps T; default: the model's.")] = None,
-    large: Annotated[str | None, Optional(help="Model: a name of `models list`, a folder, or a hub id.")] = None,
-    small: Annotated[str | None, Optional(help="Models that go on from its pictures, e.g. bundled:small.")] = None,
-    encoder: Annotated[str | None, Optional(help="CLIP encoder: a bundled name, a folder, or a hub id.")] = None,
-    device: Annotated[str | None, Optional(help="auto, cpu, cuda …")] = None,
+    out: Annotated[Path, Optional("--out", "-o", help="Folder for the report and the images.")] = Path("out/demo"),
+    seed: Annotated[int, Optional(help="Seed of every image.")] = 7,
+    steps: Annotated[int | None, Optional(help="Denoising steps T. Default: the model's.")] = None,
+    large: Annotated[str | None, setting("large")] = None,
+    small: Annotated[str | None, setting("small")] = None,
+    encoder: Annotated[str | None, setting("encoder")] = None,
+    device: Annotated[str | None, setting("device")] = None,
     data_dir: Annotated[
-        Path | None, Optional(help="Where `models add` keeps names; nothing else of it is used.")
+        Path | None, Optional(help="Data directory whose `models add` names are used, and nothing else of it.")
     ] = None,
 ) -> None:
-    """Draw a short session of prompts as a user would refine them, with the cache and without it.
+    """Generate a short session of prompts, as a user would refine them, with the cache and without it.
 
-    Starts Afterimage in this process with an empty cache of its own. Each prompt is drawn twice in a row on the warm
-    service, once with the cache and once without it, alone in its batch both times, with the same seed; so the seconds
-    can be compared. Writes the pictures, a contact sheet, report.html and summary.json.
+    Starts Afterimage in this process with an empty cache of its own. Each prompt runs twice in a row on the warm
+    service, with the cache and without it. Both runs have the same seed and are alone in their batch, so their seconds
+    compare. Writes the images, a contact sheet, report.html and summary.json.
 
     [bold]Examples[/bold]
 
@@ -73,14 +74,16 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="afterimage-demo-") as data:
         added.copy(settings_from(data_dir=data_dir).data_dir, Path(data))
         settings = settings_from(data_dir=Path(data), large=large, small=small, encoder=encoder, device=device)
-        at_once = settings.model_copy(update={"picture_batch_s": 0.0})  # each prompt waits for all that came before
+        at_once = settings.model_copy(
+            update={"picture_batch_s": 0.0}
+        )  # each prompt waits until all earlier images are cached
         rows = asyncio.run(_draw_session(at_once, seed, steps, console))
     _write(out, rows)
     console.print(session_table(rows, console.width))
     if said := early_starts(rows):
         console.print(Text(said, style="dim"))
     _say_totals(console, rows)
-    console.print(Text(f"Pictures and report: {out / 'report.html'}"))
+    console.print(Text(f"Images and report: {out / 'report.html'}"))
 
 
 async def _draw_session(settings: Any, seed: int, steps: int | None, console: Console) -> list[Row]:
@@ -94,11 +97,11 @@ async def _draw_session(settings: Any, seed: int, steps: int | None, console: Co
         current = bar.add_task("", total=None)
         async with embedded(settings) as process, AsyncClient(process.address) as client:
             bar.update(whole, description="warming up")
-            await _draw(client, "a first picture that nobody measures", "", {**fields, "cache": "off"}, bar, current)
+            await _draw(client, "a first image that is not measured", "", {**fields, "cache": "off"}, bar, current)
             rows: list[Row] = []
             images = True
             for prompt in prompts:
-                bar.update(whole, description="drawing the session")
+                bar.update(whole, description="generating the session")
                 images = await _settled(process, {row.picture.job.id for row in rows if not row.exact}, images)
                 rows.append(await _both_ways(client, prompt, fields, bar, current))
                 bar.advance(whole)
@@ -108,7 +111,7 @@ async def _draw_session(settings: Any, seed: int, steps: int | None, console: Co
 async def _both_ways(
     client: AsyncClient, prompt: Prompt, fields: dict[str, Any], bar: ProgressBars, current: TaskID
 ) -> Row:
-    """One prompt with the cache, then without it."""
+    """Generate one prompt with the cache, then without it."""
     bar.update(current, description=f"with cache: {prompt.text[:40]}")
     with_cache, seconds = await _draw(client, prompt.text, prompt.user, fields, bar, current)
     bar.update(current, description=f"without:    {prompt.text[:40]}")
@@ -119,21 +122,21 @@ async def _both_ways(
 async def _draw(
     client: AsyncClient, text: str, user: str, fields: dict[str, Any], bar: ProgressBars, current: TaskID
 ) -> tuple[Picture, float]:
-    """The picture and the seconds from asking to having it, as the client sees them."""
+    """Return the image and the client's seconds from the request to the image."""
     start = time.monotonic()
     async for event in client.generate_stream(text, user=user, **fields):
         if isinstance(event, Step):
             bar.update(current, completed=event.step, total=event.steps)
         if isinstance(event, Picture):
             return event, time.monotonic() - start
-    raise AfterimageError("the stream ended without a picture")
+    raise AfterimageError("internal error: the stream ended without an image; please report it")
 
 
 async def _settled(process: Running, drawn: set[str], images: bool) -> bool:
-    """Wait until the cache has taken in what these jobs left, and lookups know of it; at most SETTLE_S.
+    """Wait until the cache holds the states of these jobs and lookups find them; SETTLE_S seconds at most.
 
-    images: whether to wait for the embeddings of images, too. Return whether that is worth it: where no model starts
-    from images none is ever embedded.
+    images: wait for the embeddings of images as well. Return whether the next call should: where no model starts from
+    images, no image is ever embedded.
     """
     maintainer: Any = CacheMaintainerServiceStub(process.context.channel("cache_maintainer"))
     predictor: Any = MatchPredictorServiceStub(process.context.channel("match_predictor"))
@@ -159,7 +162,7 @@ def _write(out: Path, rows: Sequence[Row]) -> None:
 
 
 def session_table(rows: Sequence[Row], width: int = WIDE) -> Table:
-    """What each request of the session started from, and what it took both ways."""
+    """Return a table of the start and cost of each request, with the cache and without it."""
     columns = (
         Column(""),
         Column("user", leave=2),
@@ -188,22 +191,22 @@ def session_table(rows: Sequence[Row], width: int = WIDE) -> Table:
 
 
 def early_starts(rows: Sequence[Row]) -> str:
-    """Why a picture may start from one that has little in common with it; empty where none did."""
+    """Return why an image may start from a dissimilar one; empty when none did."""
     far = [row for row in rows if row.picture.plan.source is PlanSource.LATENT and row.picture.plan.similarity < FAR]
     if not far:
         return ""
     row = min(far, key=lambda row: row.picture.plan.similarity)
     plan = row.picture.plan
     return (
-        f"A start after {plan.start_step} of {row.run_steps} steps at similarity {plan.similarity:.3f} is meant: the "
-        f"K table of {row.picture.model} allows it because with that many steps left pictures of other things were "
+        f"A start after {plan.start_step} of {row.run_steps} steps at similarity {plan.similarity:.3f} is intended. "
+        f"The K table of {row.picture.model} allows it: with that many steps left, images of other objects were "
         "measured to be about as good a start as noise (`afterimage profile`)."
     )
 
 
 def _say_totals(console: Console, rows: Sequence[Row]) -> None:
     drawn, repeats = totals(rows)
-    console.print(Text(_in_words(drawn, counted(drawn.pictures, "picture"))))
+    console.print(Text(_in_words(drawn, counted(drawn.pictures, "image"))))
     if drawn.doubt:
         console.print(Text(drawn.doubt, style="yellow"))
     if repeats.pictures:

@@ -1,4 +1,4 @@
-"""What a demo leaves behind: totals, summary.json, a contact sheet, and a report that opens from disk."""
+"""The results of a demo: totals, summary.json, a contact sheet, and a report page without outside files."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from shared.client import Picture
 from shared.domain.types import Plan, PlanSource
 
 UNEVEN = 0.1
-"""Share of the time that may be lost of what the steps saved before the seconds are doubted."""
+"""Largest difference between the shares of steps and of seconds saved that is shown without a warning."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One prompt, drawn with the cache and without it."""
+    """One prompt, generated with the cache and without it."""
 
     prompt: Prompt
     picture: Picture
@@ -38,7 +38,7 @@ class Row:
 
     @property
     def steps(self) -> int:
-        """T of the request, which the picture without the cache ran."""
+        """T of the request, and of the run without the cache."""
         return self.picture.job.request.steps
 
     @property
@@ -57,12 +57,12 @@ class Totals:
 
     @property
     def steps_saved(self) -> float:
-        """Share of the steps."""
+        """Share of all steps that the cache saved."""
         return 1 - self.steps_run / self.steps_total if self.steps_total else 0.0
 
     @property
     def seconds_saved(self) -> float:
-        """Share of the time; negative when the cache cost more than it saved."""
+        """Share of the seconds that the cache saved; negative when it cost more than it saved."""
         return 1 - self.seconds_with_cache / self.seconds_without_cache if self.seconds_without_cache else 0.0
 
     @property
@@ -71,29 +71,29 @@ class Totals:
 
     @property
     def doubt(self) -> str:
-        """Said where the time did not follow the steps; else empty."""
+        """Return a warning when the seconds saved differ much from the steps saved; else empty."""
         if self.steps_saved - self.seconds_saved < UNEVEN:
             return ""
         return (
-            "The seconds do not follow the steps: each picture was timed once each way, so whatever else the machine "
-            "did meanwhile is in them. Run it again when little else runs."
+            "The seconds do not follow the steps: each image was timed once each way, so they include all other work "
+            "of the machine. Run the demo again on an idle machine."
         )
 
 
 def totals(rows: Sequence[Row]) -> tuple[Totals, Totals]:
-    """Of what was drawn, and of the exact repeats, which would flatter the rest."""
+    """Return the totals of generated images, and those of exact repeats, which would improve the first."""
     return _total(row for row in rows if not row.exact), _total(row for row in rows if row.exact)
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """summary.json: the totals of what was drawn, each request, and the exact repeats apart."""
+    """Return summary.json: the totals of generated images, each request, and the totals of exact repeats."""
     drawn, repeats = totals(rows)
     requests = [_request(number, row) for number, row in enumerate(rows, 1)]
     return json.dumps({**asdict(drawn), "requests": requests, "exact_repeats": asdict(repeats)}, indent=2) + "\n"
 
 
 def contact_sheet(rows: Sequence[Row], columns: int = 4, side: int = 160) -> Image.Image:
-    """Every picture drawn with the cache, in order, with its prompt and where it started."""
+    """Return one image of all results with the cache, in order, each with its prompt and its start."""
     cell_w, cell_h, font = side + 20, side + 84, ImageFont.load_default(12)
     lines = -(-len(rows) // columns)
     sheet = Image.new("RGB", (columns * cell_w + 20, lines * cell_h + 20), "white")
@@ -118,21 +118,20 @@ def started(plan: Plan, steps: int) -> str:
         case PlanSource.NOISE:
             return "from noise"
         case PlanSource.IMAGE:
-            return f"from step {plan.start_step} of {steps}, from {chosen_model(plan)}'s picture"
+            return f"from step {plan.start_step} of {steps}, from {chosen_model(plan)}'s image"
         case _:
             return f"from step {plan.start_step} of {steps}"
 
 
 def nearest(plan: Plan) -> float | None:
-    """Similarity of what the picture started from, else of the nearest that it could not start from; None: nothing
-    was looked at."""
+    """Return the similarity of the image's start, or else of its nearest candidate; None without candidates."""
     if plan.similarity:
         return plan.similarity
     return max((one.similarity for one in plan.candidates), default=None)
 
 
 def report_html(rows: Sequence[Row]) -> str:
-    """One page without scripts or outside files: totals, then every request with its plan and every candidate."""
+    """Return one page without scripts or outside files: totals, then each request with its plan and candidates."""
     drawn, repeats = totals(rows)
     drawn_here = {row.picture.job.id: (number, row.picture) for number, row in reversed([*enumerate(rows, 1)])}
     cards = "\n".join(_card(number, row, drawn_here) for number, row in enumerate(rows, 1))
@@ -140,7 +139,7 @@ def report_html(rows: Sequence[Row]) -> str:
     if repeats.pictures:
         apart = (
             f"<p>Apart from those, {counted(repeats.pictures, 'exact repeat')} took {repeats.seconds_with_cache:.2f} s "
-            f"instead of {repeats.seconds_without_cache:.2f} s: the stored picture was returned.</p>"
+            f"instead of {repeats.seconds_without_cache:.2f} s: the stored image was returned.</p>"
         )
     return _PAGE.format(
         pictures=drawn.pictures,
@@ -191,7 +190,7 @@ def _request(number: int, row: Row) -> dict[str, Any]:
 
 
 def _source(plan: Plan, drawn_here: Mapping[str, tuple[int, Picture]]) -> str:
-    """What the picture started from: its prompt, and itself where this session drew it; empty from noise."""
+    """Return the start of the image: its prompt, and its image from this session; empty from noise."""
     chosen = next((one for one in plan.candidates if one.chosen), None)
     if chosen is None:
         return ""
@@ -258,12 +257,12 @@ table {{ border-collapse: collapse; font-size: .85rem; }} td, th {{ padding: .15
 .totals {{ font-size: 1.2rem; }}
 </style></head><body>
 <h1>Afterimage</h1>
-<p>Each picture starts from what was drawn before. The green bar is the part of the steps that was not run again.</p>
-<p class="totals">{pictures} pictures: <b>{steps_run} of {steps_total} steps</b> run ({steps_saved} saved),
+<p>Images start from earlier, similar images. The green bar is the share of steps that were skipped.</p>
+<p class="totals">{pictures} images: <b>{steps_run} of {steps_total} steps</b> run ({steps_saved} saved),
 <b>{with_cache} s</b> with the cache, {without} s without it ({time}).</p>
 {doubt}{apart}
-<p class="by">Same prompts, same seed, one request at a time both ways, both warm, in one run; the cache was empty at
-the start. Seconds are from asking to having the picture.</p>
+<p class="by">Both runs have the same prompts and seed, one request at a time, on a warm service. The cache was empty at
+the start. Seconds are from the request to the image.</p>
 {cards}
 </body></html>
 """

@@ -1,1 +1,1 @@
-"""How commands print: tables that fit the terminal, plans and jobs in words, help texts."""
+"""The output of commands: tables that fit the terminal, plans and jobs in words, help texts."""

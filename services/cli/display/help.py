@@ -1,4 +1,4 @@
-"""How `--help` reads: paragraphs flow at the terminal's width, examples stay as they are, flags show no type."""
+"""Help texts: options described by their setting, flowing paragraphs, unchanged examples, flags without a type."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from shared.runtime.settings import Settings
+
+
+def setting(name: str, *flags: str) -> Any:
+    """Return an option that is described by the setting of this name."""
+    return typer.Option(*flags, help=Settings.model_fields[name].description)
+
 
 def flowing(text: str) -> str:
-    """Each paragraph on one line, for the terminal to wrap; indented lines (examples) as they were written."""
+    """Return each paragraph as one line, which the terminal wraps; keep indented lines (examples) as written."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(one if one.startswith(" ") else " ".join(one.split("\n")) for one in paragraphs)
 
@@ -23,7 +30,7 @@ def _without_types(params: Iterable[Any]) -> None:
 
 
 class _Flowing:
-    """What a command and a group of them have in common."""
+    """Common base of commands and groups."""
 
     params: list[Any]
 
@@ -32,21 +39,21 @@ class _Flowing:
         _without_types(self.params)
 
     def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)  # type: ignore[misc]  # the command's, or the group's
+        option = super().get_help_option(ctx)  # type: ignore[misc]  # of the command or the group
         _without_types([option])
         return option
 
 
 class Command(_Flowing, TyperCommand):
-    """A command whose help flows."""
+    """A command with flowing help."""
 
 
 class Group(_Flowing, TyperGroup):
-    """A group of commands whose help flows."""
+    """A group of commands with flowing help."""
 
 
 def teach(app: typer.Typer) -> typer.Typer:
-    """The same app, all of whose commands and groups read so."""
+    """Give all commands and groups of the app flowing help; return the app."""
     app.info.cls = Group
     for command in app.registered_commands:
         command.cls = Command

@@ -1,4 +1,4 @@
-"""Tables that fit a terminal: whole where there is room, else compact, texts shortened and columns left out."""
+"""Tables that fit a terminal: whole if possible, else compact, with shortened texts and columns left out."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from rich.table import Table
 from rich.text import Text
 
 WIDE = 10_000
-"""Characters a line may have where nobody's terminal has to hold it (pipes, files)."""
+"""Characters per line for pipes and files, where no terminal limits the width."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: what may be done to it where there is too little room. With neither `least` nor `leave` it is whole
-    at any width."""
+    """One column, and the ways to shorten it. Without `least` and `leave` the column is whole at any width."""
 
     name: str
     least: int | None = None
-    """May be made narrower, down to this many characters."""
+    """Characters that a narrowed column keeps at least; None: the column is never narrowed."""
     leave: int = 0
-    """May be left out, the highest first; 0: never."""
+    """Order in which columns are left out, the highest number first; 0: never."""
     one_line: bool = False
-    """Narrower, it is cut with an ellipsis; else it is wrapped."""
+    """Cut the cells of a narrowed column with an ellipsis; else wrap them."""
     right: bool = False
 
 
@@ -36,8 +35,10 @@ def fitted(
     styles: Sequence[str] = (),
     title: str | None = None,
 ) -> Table:
-    """The rows as a table of at most `width` characters, wherever its whole columns leave room for that; the caption
-    names what was left out. styles: one a row."""
+    """Return the rows as a table of at most `width` characters, if its whole columns allow that.
+
+    The caption names the columns that were left out. styles: one style per row.
+    """
     needs = [_need(column, [row[at] for row in rows], whole=True) for at, column in enumerate(columns)]
     if sum(needs) + 3 * len(columns) + 1 <= width:
         return _table(columns, range(len(columns)), [None] * len(columns), rows, styles, title, compact=False)
@@ -55,7 +56,7 @@ def fitted(
 
 
 def _need(column: Column, cells: Sequence[str | Text], *, whole: bool) -> int:
-    """Characters of the widest cell; of the heading too, which breaks at its spaces where the table is compact."""
+    """Return the width of the widest cell and heading; in a compact table headings break at their spaces."""
     heading = [column.name] if whole else column.name.split()
     texts = [Text(cell) if isinstance(cell, str) else cell for cell in (*heading, *cells)]
     return max((line.cell_len for text in texts for line in text.split("\n")), default=0)
@@ -66,7 +67,7 @@ def _least(column: Column, need: int) -> int:
 
 
 def _shared_out(columns: Sequence[Column], kept: Sequence[int], needs: Sequence[int], width: int) -> list[int | None]:
-    """What each kept column gets: what it needs, or of those that may be narrower an equal share of what is left."""
+    """Return the width of each kept column; columns that may be narrowed share the remaining room equally."""
     got = {at: _least(columns[at], needs[at]) for at in kept}
     room = width - sum(got.values()) - (len(kept) - 1)
     while room > 0 and (short := [at for at in kept if got[at] < needs[at]]):

@@ -1,4 +1,4 @@
-"""Plans and jobs in words and tables, for people."""
+"""Plans and jobs as sentences and tables."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from shared.domain.types import JobState, Plan, PlanSource
 
 
 def wide() -> Console:
-    """A console that wraps at the terminal's width, and not at all where there is no terminal (pipes, logs)."""
+    """Return a console that wraps at the terminal's width, and does not wrap in pipes and logs."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDE)
 
 
 class ProgressBars(Progress):
-    """A progress bar that is gone at its end; where there is no terminal it says nothing, not even an empty line."""
+    """A progress bar that disappears at its end, and prints nothing without a terminal, not even an empty line."""
 
     def __init__(self, *columns: str | ProgressColumn, console: Console) -> None:
         super().__init__(*columns, console=console, transient=True)
@@ -38,17 +38,17 @@ class ProgressBars(Progress):
 
 
 def where_it_started(view: JobView) -> str:
-    """One sentence: where the picture started, and what that saved."""
+    """Return one sentence: the start of the image, and the steps saved."""
     plan, steps = view.job.plan, view.job.plan.run_steps(view.job.request.steps)
     seconds = f" in {view.timings.total_s:.2f} s" if view.timings.total_s else ""
     if plan.source is PlanSource.EXACT:
-        return f"Drawn before, exactly so: the stored picture{seconds}, no step run."
+        return f"Exact repeat: the stored image was returned{seconds}, no step run."
     if plan.source is PlanSource.NOISE:
         return f"Started from noise: {counted(view.steps_run, 'step')}{seconds}{_resumed(view)}."
     source, model = chosen_prompt(plan), chosen_model(plan)
     said = f" from “{source}”" if source else ""
     if plan.source is PlanSource.IMAGE:
-        said = f" from {model or 'another'}'s picture{f' of “{source}”' if source else ''}, by {view.model}"
+        said = f" from {model or 'another model'}'s image{f' of “{source}”' if source else ''}, by {view.model}"
     return (
         f"Started after step {plan.start_step} of {steps}{said} (similarity {plan.similarity:.3f}): "
         f"{counted(view.steps_run, 'step')}{seconds}, {plan.start_step} saved{_resumed(view)}."
@@ -56,32 +56,32 @@ def where_it_started(view: JobView) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """1 step, 2 steps; 1 entry, 2 entries."""
+    """Return number and noun, in the plural unless the number is 1: 1 step, 2 steps; 1 entry, 2 entries."""
     plural = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
     return f"{number} {what if number == 1 else plural}"
 
 
 def hint(plan: Plan) -> str:
-    """What to try, where a hit's picture looks too much like the one it started from; else empty."""
+    """Return what to try when a hit's image looks too much like its start; empty for other plans."""
     if plan.source is not PlanSource.LATENT or plan.fresh_noise:
         return ""
-    return "Another seed looks much the same: --fresh-noise 1 varies details, --cache write draws it anew."
+    return "Another seed looks much the same: --fresh-noise 1 varies details, --cache write generates from noise."
 
 
 def chosen_prompt(plan: Plan) -> str:
-    """The prompt of the picture that this one started from; empty from noise."""
+    """Return the prompt of the image that this one started from; empty from noise."""
     return next((candidate.prompt for candidate in plan.candidates if candidate.chosen), "")
 
 
 def chosen_model(plan: Plan) -> str:
-    """Who drew the picture that this one started from; empty from noise."""
+    """Return the model of the image that this one started from; empty from noise."""
     return next((candidate.model for candidate in plan.candidates if candidate.chosen), "")
 
 
 def keep_picture(picture: Picture, path: Path, where: str = "") -> Path | None:
-    """Write the file in its ending's format; return the folder that had to be made for it, None when it was there.
+    """Write the image file in the format of its ending; return the folder that was created for it, or None.
 
-    Raises AfterimageError saying how to get the picture all the same; `where`: the options that find its job.
+    Raises AfterimageError with a command that fetches the image again. where: the options that find its job.
     """
     folder = path.parent
     made = None if folder.is_dir() else folder
@@ -90,12 +90,12 @@ def keep_picture(picture: Picture, path: Path, where: str = "") -> Path | None:
         picture.save(path)
     except OSError as error:
         again = f"afterimage jobs show {picture.job.id} --out FILE{where}"
-        raise AfterimageError(f"out: cannot write {path} ({error.strerror}); while it runs: {again}") from error
+        raise AfterimageError(f"out: cannot write {path} ({error.strerror}); fetch the image again: {again}") from error
     return made
 
 
 def made_folder(out: Path) -> None:
-    """Makes it, before anything takes long; raises InvalidRequestError where that cannot be."""
+    """Create the folder before long work starts; raise InvalidRequestError when that fails."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -103,7 +103,7 @@ def made_folder(out: Path) -> None:
 
 
 def candidates_table(plan: Plan, width: int = WIDE) -> Table:
-    """Everything the planner looked at, best first, and why it was or was not chosen."""
+    """Return a table of the planner's candidates, best first, with the reason of each choice."""
     columns = (
         Column(""),
         Column("prompt", least=12),
@@ -125,11 +125,11 @@ def candidates_table(plan: Plan, width: int = WIDE) -> Table:
         )
         for one in plan.candidates
     ]
-    return fitted(columns, rows, width, title="What the planner looked at")
+    return fitted(columns, rows, width, title="Candidates of the plan")
 
 
 def jobs_table(views: list[JobView], width: int = WIDE) -> Table:
-    """One line a job, with its whole id; why it ended without a picture has a column where that happened."""
+    """Return a table with one row per job and its whole id, and the reason of each job that ended without an image."""
     ended_badly = any(view.job.error for view in views)
     columns = (
         Column("job"),
@@ -160,12 +160,12 @@ def jobs_table(views: list[JobView], width: int = WIDE) -> Table:
 
 
 def job_sheet(view: JobView) -> Table:
-    """Everything a client may know of one job."""
+    """Return a table of all properties of one job that a client may see."""
     job, request, plan = view.job, view.job.request, view.job.plan
     table = Table(show_header=False, box=None)
     table.add_column(style="bold")
     table.add_column()
-    seed = f"{request.seed}" + ("" if request.seed_given else " (drawn)")
+    seed = f"{request.seed}" + ("" if request.seed_given else " (random)")
     total = plan.run_steps(request.steps)
     own = "" if total == request.steps else f" of {total}"
     rows = {
@@ -180,7 +180,7 @@ def job_sheet(view: JobView) -> Table:
         "steps run": f"{view.steps_run}{_resumed(view)}",
         "attempts": str(job.attempt),
         "warnings": "; ".join(job.warnings),
-        "picture": f"{view.picture_bytes} bytes, sha256 {view.picture_sha256}" if view.picture_bytes else "",
+        "image": f"{view.picture_bytes} bytes, sha256 {view.picture_sha256}" if view.picture_bytes else "",
         "seconds": seconds_by_stage(view),
     }
     for name, value in rows.items():
@@ -190,7 +190,7 @@ def job_sheet(view: JobView) -> Table:
 
 
 def _resumed(view: JobView) -> str:
-    """Where the attempt that finished went on from a checkpoint; empty when it began where the plan says."""
+    """Return the step at which the last attempt resumed from a checkpoint; empty when it began as planned."""
     job, steps = view.job, view.job.plan.run_steps(view.job.request.steps)
     if job.state is not JobState.SUCCEEDED or job.plan.source is PlanSource.EXACT or job.attempt < 2:
         return ""

@@ -1,1 +1,1 @@
-"""`afterimage profile`: measures what starting from another image costs, and writes the similarity → K table."""
+"""`afterimage profile`: measure the quality of starts from other images, and write the similarity → K tables."""

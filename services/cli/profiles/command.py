@@ -1,4 +1,4 @@
-"""`afterimage profile`: measures what starting from another picture costs, and writes the similarity → K tables."""
+"""`afterimage profile`: measure the quality of starts from other images, and write the similarity → K tables."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from services.cli.display.help import setting
 from services.cli.display.words import made_folder, wide
 from services.cli.embedded import settings_from
 from services.cli.profiles.preparation import prepared
@@ -29,44 +30,50 @@ if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is r
 
 Optional = typer.Option
 ENOUGH_PAIRS = 400
-"""With fewer, a table may let nothing start above a small K: the bounds are too wide to call it safe."""
+"""Pairs below which a table may allow only small K, because its confidence bounds are too wide."""
 
 
 def profile(
     model: Annotated[
-        str | None, Optional("--model", help="A name of `afterimage models list`, a diffusers folder, or a hub id.")
+        str | None, Optional("--model", help="Model to measure: a name of `models list`, a folder, or a hub id.")
     ] = None,
     images_from: Annotated[
-        str | None, Optional(help="Start from finished pictures of this model, not from latents of its own.")
+        str | None,
+        Optional(help="Start from finished images of this model instead of the measured model's own latents."),
     ] = None,
     against: Annotated[
-        str | None, Optional(help="Whose pictures from noise are the measure; default: the large one of the two.")
+        str | None, Optional(help="Model whose images from noise are the reference. Default: the large one of the two.")
     ] = None,
-    encoder: Annotated[str | None, Optional(help="CLIP encoder: a bundled name, a folder, or a hub id.")] = None,
-    pairs: Annotated[int, Optional(min=1, help="Scene pairs to draw; every kind of change equally often.")] = 400,
-    alphas: Annotated[str, Optional(help="Quality a hit must keep, one table each.")] = ",".join(map(str, PROFILED)),
-    out: Annotated[Path, Optional("--out", "-o", help="Folder of rows, tables and plot; run again to resume.")] = Path(
-        "out/profile"
-    ),
+    encoder: Annotated[str | None, setting("encoder")] = None,
+    pairs: Annotated[
+        int, Optional(min=1, help="Pairs of prompts to generate, every kind of change equally often.")
+    ] = 400,
+    alphas: Annotated[
+        str, Optional(help="Shares α of quality that a hit must keep, separated by commas; one table for each.")
+    ] = ",".join(map(str, PROFILED)),
+    out: Annotated[
+        Path, Optional("--out", "-o", help="Folder for rows, tables and plot. Run the command again to resume.")
+    ] = Path("out/profile"),
     seed: Annotated[int, Optional(help="Seed of the pairs.")] = 0,
-    steps: Annotated[int, Optional(min=2, help="Steps T of every run.")] = 50,
-    max_rows: Annotated[int, Optional(min=1, help="Pictures per denoising step.")] = 8,
-    fresh_noise: Annotated[float, Optional(min=0, max=1, help="Profile with this share of new noise at K.")] = 0.0,
-    judge: Annotated[Path | None, Optional(help="Folder of the judge; default: the one that ships, if any.")] = None,
-    device: Annotated[str | None, Optional(help="auto, cpu, cuda …")] = None,
+    steps: Annotated[int, Optional(min=2, help="Denoising steps T of every run.")] = 50,
+    max_rows: Annotated[int, Optional(min=1, help="Images per denoising step.")] = 8,
+    fresh_noise: Annotated[float, Optional(min=0, max=1, help="Share of new noise in a reused latent, 0–1.")] = 0.0,
+    judge: Annotated[Path | None, Optional(help="Folder of the judge. Default: the one that ships.")] = None,
+    device: Annotated[str | None, setting("device")] = None,
     store: Annotated[
-        bool, Optional(help="Put the tables and the latency into the catalog of the data directory.")
+        bool, Optional(help="Store the tables and the latency in the catalog of the data directory.")
     ] = True,
-    data_dir: Annotated[Path | None, Optional(help="Data directory whose catalog gets them.")] = None,
+    data_dir: Annotated[Path | None, Optional(help="Data directory of that catalog.")] = None,
 ) -> None:
-    """Measure, for one model, how far a picture may start from another one's latents (NIRVANA §5.3.1, Algorithm 2).
+    """Measure at which step K one model may start from another image's latents (NIRVANA §5.3.1, Algorithm 2).
 
-    Draws pairs of prompts that differ in one known way; each second prompt from noise and from every K of the first.
-    Quality is the CLIP score against the score from noise and, where the judge knows it, whether what changed came out.
-    With --images-from, the start is a finished picture of that model, brought to the noise level of K (MoDM §5.2), and
-    similarity is that of the prompt to the picture.
-    Writes rows.jsonl (resumable), one k_table_<alpha>.json per alpha (image_k_table_<model>_<alpha>.json for pictures),
-    quality.json, latency.json and quality.png.
+    Generates pairs of prompts that differ in one known way: each second prompt from noise, and from every K of the
+    first. Quality is the CLIP score relative to the score from noise. Where the judge knows the changed attribute,
+    quality also needs that attribute in the image.
+    With --images-from, the start is a finished image of that model at the noise level of K (MoDM §5.2), and the
+    similarity is between prompt and image.
+    Writes rows.jsonl, one k_table_<alpha>.json per α (image_k_table_<model>_<alpha>.json for images), quality.json,
+    latency.json and quality.png.
 
     [bold]Examples[/bold]
 
@@ -122,7 +129,7 @@ def _write(
     profiler: Profiler,
     console: Console,
 ) -> dict[str, Any]:
-    """The latency, which is measured last."""
+    """Write the tables and the plot; measure, write and return the latency."""
     from services.cli.profiles.measure import measure_latency
     from services.cli.profiles.quality import plot, quality
 
@@ -140,15 +147,15 @@ def _write(
 
 
 def _nothing_safe(alpha: float, pairs: int) -> str:
-    """What a table without a level means, and what may have made it so."""
-    few = "; so few pairs prove little, the default is 400" if pairs < ENOUGH_PAIRS else ""
-    return f"α = {alpha:g}: no K is safe by these {pairs} pairs, so this table lets no picture start from another{few}"
+    """Return the meaning of a table without a level, and its likely cause."""
+    few = f"; {pairs} pairs prove little, use 400 or more" if pairs < ENOUGH_PAIRS else ""
+    return f"α = {alpha:g}: no K is safe by these {pairs} pairs, so this table lets no image start from another{few}"
 
 
 async def _store(
     settings: Settings, tables: Mapping[float, KTable], latency: dict[str, Any], about: Mapping[str, Any]
 ) -> str:
-    """Puts the tables and the latency into the catalog; where that is, without its password."""
+    """Store the tables and the latency in the catalog; return the catalog's place, without a password."""
     from shared.catalog import open_catalog, place_of
     from shared.models.latency import KIND
 
@@ -165,7 +172,7 @@ async def _store(
 
 
 def _k_table(alpha: float, table: KTable) -> Table:
-    """Every band that was measured, and the threshold it led to."""
+    """Return a table of every measured band, and of the threshold of its K."""
     shown = Table(title=f"α = {alpha:g}", title_justify="left")
     for name in ("K", "starts above", "band", "rows", "CLIP ratio", "95 % bound", "changed kept", "from noise", "safe"):
         shown.add_column(name, justify="right")

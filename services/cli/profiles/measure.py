@@ -1,4 +1,4 @@
-"""Draws scene pairs on the engine and scores them: the raw rows of Algorithm 2 (NIRVANA §5.3.1; MoDM §5.2)."""
+"""Generate scene pairs on the engine and score them: the raw rows of Algorithm 2 (NIRVANA §5.3.1; MoDM §5.2)."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from shared.domain.errors import CancelledError
 from shared.domain.types import Vector, vector_from
 
 Judge = Callable[[Any], Mapping[str, Sequence[str]]]
-"""Pictures (B, height, width, 3) uint8 to each attribute's values."""
+"""Function from images (B, height, width, 3) uint8 to each attribute's B values."""
 OnStep = Callable[[], None]
 
 
 @dataclass(frozen=True)
 class Profiler:
-    """Everything a measurement needs.
+    """Models, encoder and parameters of a measurement.
 
-    Each second prompt of a pair is drawn by `family` from every K: of latents that it left itself on the first prompt
-    (NIRVANA §5.3.1), or of the finished picture that `images_of` drew for it, brought to the noise level of K
-    (MoDM §5.2). What it is held against is the second prompt drawn from noise by `against`.
+    `family` generates each second prompt of a pair from every K. The start is its own latent of the first prompt
+    (NIRVANA §5.3.1), or the first prompt's finished image by `images_of` at the noise level of K (MoDM §5.2). The
+    reference is the second prompt from noise, by `against`.
     """
 
     family: Family
@@ -46,7 +46,7 @@ class Profiler:
     fresh_noise: float = 0.0
     max_rows: int = 8
     images_of: Family | None = None
-    """None: latents of `family`'s own."""
+    """None: start from latents of `family`."""
     against: Family | None = None
     """None: `family` itself."""
 
@@ -56,17 +56,17 @@ class Profiler:
         return source + self._steps_of(self.against or self.family) + sum(self.steps - k for k in self.ks)
 
     def _steps_of(self, family: Family) -> int:
-        """T of a run by this model: `steps` are those of the model that is measured."""
+        """Return T of a run by this model; `steps` is the T of the measured model."""
         return self.steps if family is self.family else family.card.steps_for(self.steps, self.family.card)
 
     def measure(self, pairs: Sequence[ScenePair], on_step: OnStep) -> Iterator[dict[str, Any]]:
-        """One record per pair and K, in order; `pairs` share batches, so a few at a time are faster."""
+        """Yield one record per pair and K, in order. The pairs share batches, so several pairs at once are faster."""
         pictures = self._draw(pairs, on_step)
         for pair in pairs:
             yield from self._records(pair, pictures)
 
     def _first(self, pair: ScenePair) -> Iterator[Task]:
-        """The picture to start from, and the one to be held against."""
+        """Yield the task of the image to start from, and the task of the reference."""
         if self.images_of is None:
             yield self._task(self.family, _source(pair), pair, capture_steps=tuple(self.ks))
         else:
@@ -74,7 +74,7 @@ class Profiler:
         yield self._task(self.against or self.family, f"{pair.number}/noise", pair)
 
     def _from_state(self, pair: ScenePair, k: int, state: Latent) -> Task:
-        kept = decode_state(encode_state(state, self.codec), self.codec)  # as the cache would give it back
+        kept = decode_state(encode_state(state, self.codec), self.codec)  # with the loss of the cache's codec
         return self._reuse(pair, k, FromState(kept, k, self.fresh_noise, fresh_seed(pair.after_seed, _source(pair))))
 
     def _reuse(self, pair: ScenePair, k: int, start: Start) -> Task:
@@ -102,10 +102,10 @@ class Profiler:
         )
 
     def _draw(self, pairs: Sequence[ScenePair], on_step: OnStep) -> dict[str, Pixels]:
-        """Each pair's pictures, by `<pair>/before` (where one was finished), `<pair>/noise` and `<pair>/<K>`.
+        """Return each pair's images, by `<pair>/before` (where one was finished), `<pair>/noise` and `<pair>/<K>`.
 
-        A picture starts as soon as what it starts from is there, so that the batch is full nearly all the time; a
-        picture of which only latents are wanted is not drawn to its end.
+        Each run is submitted as soon as its start exists, so the batch is nearly always full. A run of which only
+        latents are needed is cancelled after the last of them.
         """
         families = [family for family in (self.family, self.images_of, self.against) if family is not None]
         engine = Engine({family.card.name: family for family in families}, max_rows=self.max_rows, tell_every_s=0.0)
@@ -138,7 +138,7 @@ class Profiler:
         scores = [float(vector @ text) for vector in self._vectors_of(pictures)]
         if self.images_of is None:
             similarity = float(self._vector_of_text(pair.before_text) @ text)
-        else:  # what retrieval sees of a picture is its own embedding (MoDM eq. 1)
+        else:  # retrieval compares with the image's own embedding (MoDM eq. 1)
             similarity = float(self._vectors_of([drawn[_source(pair)]])[0] @ text)
         judged = self.judge(np.stack(pictures)) if self.judge else {}
         correct = [right(pair.after, {name: values[i] for name, values in judged.items()}) for i in range(len(names))]
@@ -167,7 +167,7 @@ def _source(pair: ScenePair) -> str:
 
 
 def profile_row(record: Mapping[str, Any]) -> ProfileRow:
-    """The record as Algorithm 2 wants it; a CLIP score is never below 0 (Hessel et al., CLIPScore)."""
+    """Return the record as a row of Algorithm 2; a CLIP score is never below 0 (Hessel et al., CLIPScore)."""
     asked, judged = record["asked_for"], bool(record["right"])
     return ProfileRow(
         k=record["k"],
@@ -181,7 +181,7 @@ def profile_row(record: Mapping[str, Any]) -> ProfileRow:
 
 
 def measure_latency(family: Family, batches: Sequence[int], steps: int = 6) -> dict[str, Any]:
-    """Median seconds of one denoising step by requests in the batch, and of a picture's decoding."""
+    """Return the median seconds of one denoising step, by batch size, and of the decoding of one image."""
     card = family.card
     step_s, decode_s = {}, []
     for rows in batches:
@@ -210,6 +210,6 @@ def measure_latency(family: Family, batches: Sequence[int], steps: int = 6) -> d
 
 
 def _device_name(family: Family) -> str:
-    """`cpu`, or what the GPU calls itself: seconds of two kinds do not compare."""
+    """Return `cpu`, or the GPU's name; seconds of different devices do not compare."""
     device = family.device
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,4 +1,4 @@
-"""Load the models that a profile measures, and collect the facts that its rows depend on."""
+"""Load the models of a profile, and collect the properties that its rows depend on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def prepared(
     against: str | None,
     console: Console,
 ) -> tuple[Profiler, dict[str, Any]]:
-    """Weights loaded, and what the rows depend on (a run is resumed only where all of it is the same)."""
+    """Load the models; return the profiler and the properties of its rows. A run resumes only when all are equal."""
     from services.cli.profiles.measure import Profiler
     from services.embedder.encoder import Encoder, encoder_folder
     from services.gpu_worker.families import load_family
@@ -47,7 +47,7 @@ def prepared(
     of_50 = IMAGE_STEPS if pictures else settings.capture_steps
     ks = list(scale_steps(of_50, steps))
     if not ks:
-        raise InvalidRequestError("steps", f"too few for any K of {of_50} of 50", steps)
+        raise InvalidRequestError("steps", f"must be large enough for one K of {of_50}, scaled from 50", steps)
     about = {
         "model": card.name,
         "weights_hash": card.weights_hash,
@@ -83,30 +83,34 @@ def _others(
     fresh_noise: float,
     device: str,
 ) -> tuple[Family | None, Family | None]:
-    """The family whose pictures are started from, and the one that is the measure, where those are others."""
+    """Return the family of the images to start from, and the family of the reference; None: the measured family."""
     from services.gpu_worker.families import load_family
     from shared.models.card_lookup import card_for
 
     if images_from and fresh_noise:
-        raise InvalidRequestError("fresh_noise", "is for latents: a picture gets new noise anyway", fresh_noise)
+        raise InvalidRequestError(
+            "fresh_noise", "must be 0 with --images-from: images get new noise anyway", fresh_noise
+        )
     if against and not images_from:
         raise InvalidRequestError(
-            "against", "goes with --images-from; latents are held against their own model", against
+            "against", "needs --images-from; the reference of latents is their own model", against
         )
     loaded = {family.card.name: family}
 
     def named(option: str, name: str) -> Family:
         card, size = card_for(name, settings), family.card.default_size
         if not card.sizes.allows(size):
-            raise InvalidRequestError(option, f"must draw {size}; it draws {card.sizes}", name)
+            raise InvalidRequestError(option, f"must generate {size}; it generates {card.sizes}", name)
         if card.name not in loaded:
             loaded[card.name] = load_family(card, device=device, offload=settings.offload)
         elif loaded[card.name].card.weights_hash != card.weights_hash:
-            raise InvalidRequestError(option, f"another model here is called {card.name!r}, too; rename one card", name)
+            raise InvalidRequestError(
+                option, f"has the name of another model here, {card.name!r}; rename one card", name
+            )
         return loaded[card.name]
 
     pictures = named("images_from", images_from) if images_from else None
-    # a small model's picture must be as good as the large one's (MoDM eq. 5)
+    # a small model's image must be as good as the large model's (MoDM eq. 5)
     larger = pictures if pictures and pictures.card.role == "large" else family
     measure = named("against", against) if against else larger
     return pictures, measure if measure is not family else None

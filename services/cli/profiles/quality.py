@@ -1,4 +1,4 @@
-"""What each K costs per kind of change, as numbers and as a plot."""
+"""Quality of each K per kind of change, as numbers and as a plot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from services.retriever.profile import ProfileRow, by_kind
 
 
 def quality(records: Sequence[Mapping[str, Any]], rows: Sequence[ProfileRow], alpha: float) -> dict[str, Any]:
-    """`kinds`: kind of change → K → ratio, bound, whether what changed came out; `right`: every attribute's share."""
+    """Return quality.json.
+
+    `kinds`: kind of change → K → CLIP ratio, bound, and share of images that show the change. `right`: the share of
+    correct images per attribute.
+    """
     kinds: dict[str, dict[str, Any]] = {}
     for (kind, k), cell in by_kind(rows, alpha=alpha).items():
         kinds.setdefault(kind, {})[str(k)] = asdict(cell)
@@ -32,7 +36,7 @@ def _shares(judged: Sequence[Mapping[str, bool]]) -> dict[str, float]:
 
 
 def plot(measured: Mapping[str, Any], path: Path) -> None:
-    """Two panels over K, one line per kind of change; ImportError without matplotlib."""
+    """Write a plot of two panels over K, one line per kind of change; ImportError without matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -49,7 +53,7 @@ def plot(measured: Mapping[str, Any], path: Path) -> None:
     left.axhline(1.0, color="grey", linewidth=0.8)
     left.axhline(measured["alpha"], color="grey", linewidth=0.8, linestyle="--")
     left.set(xlabel="start step K", ylabel="CLIP score from K ÷ from noise", title="quality ratio")
-    right.set(xlabel="start step K", ylabel="share", title="what changed came out as asked", ylim=(0, 1.02))
+    right.set(xlabel="start step K", ylabel="share", title="change shown as asked", ylim=(0, 1.02))
     left.legend(fontsize=8)
     if right.lines:
         right.legend(fontsize=8)

@@ -1,4 +1,4 @@
-"""The records of rows.jsonl: measured pair by pair, resumed from an earlier run, and read as rows of a profile."""
+"""The records of rows.jsonl: measured pair by pair, resumed from an earlier run, and converted to profile rows."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is r
     from services.retriever.profile import ProfileRow
 
 AT_A_TIME = 8
-"""Pairs that share batches, and the most that a kill costs."""
+"""Pairs that share batches; a killed run loses at most this many."""
 LEAST_SCORE = 0.01
-"""Mean CLIP score of the pictures from noise below which no ratio means anything."""
+"""Least mean CLIP score of images from noise; below it a quality ratio is meaningless."""
 
 
 def measure_records(
     profiler: Profiler, about: dict[str, Any], pairs: int, out: Path, console: Console
 ) -> list[dict[str, Any]]:
-    """Every pair's records, those of earlier runs first; each chunk is on disk before the next one starts."""
+    """Return all pairs' records, those of earlier runs first; each chunk is on disk before the next one starts."""
     from services.cli.profiles.pairs import scene_pairs
 
     path = out / "rows.jsonl"
@@ -49,14 +49,16 @@ def measure_records(
 
 
 def _resumed(path: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
-    """Records of earlier runs with the same settings; a line that a kill cut off is dropped."""
+    """Return the records of earlier runs with the same settings; drop a line that a killed run left incomplete."""
     if not path.exists() or not path.stat().st_size:
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    # runs did not say it before there were any in half precision
+    # rows from before half precision have no dtype
     unsaid = {name: "float32" for name in about if name.endswith("dtype")}
     if unsaid | json.loads(lines[0]) != about:
-        raise ConfigurationError(f"{path}: was measured with other settings; move it away or choose another --out")
+        raise ConfigurationError(
+            f"{path}: was measured with other settings; move the file away, or choose another --out"
+        )
     records = [json.loads(line) for line in lines[1:] if line.endswith("\n")]
     of_pair = Counter(record["pair"] for record in records)
     whole = [record for record in records if of_pair[record["pair"]] == len(about["ks"])]
@@ -75,6 +77,6 @@ def profile_rows(records: Sequence[Mapping[str, Any]]) -> list[ProfileRow]:
     rows = [profile_row(record) for record in records]
     if fmean(row.score_from_noise for row in rows) < LEAST_SCORE:
         raise ConfigurationError(
-            f"pictures from noise have a CLIP score below {LEAST_SCORE}: wrong encoder, or untrained models"
+            f"images from noise score below {LEAST_SCORE} in CLIP on average: check the encoder, or train the models"
         )
     return rows

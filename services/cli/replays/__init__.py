@@ -1,1 +1,1 @@
-"""`afterimage replay`: one trace, any policy, the decisions that serving would make."""
+"""`afterimage replay`: replay one trace with any cache policy, with the decisions of serving."""

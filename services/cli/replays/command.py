@@ -1,4 +1,4 @@
-"""`afterimage replay`: one trace or a study file, any policy, the decisions that serving would make."""
+"""`afterimage replay`: replay a trace or a study file with any cache policy, with the decisions of serving."""
 
 from __future__ import annotations
 
@@ -36,37 +36,41 @@ ALIKE = {
 def replay(
     trace: Annotated[
         list[Path] | None,
-        typer.Argument(help="A .parquet, .csv or .jsonl file with columns prompt and user; with --compare folders."),
+        typer.Argument(
+            help="Trace: a .parquet, .csv or .jsonl file with columns prompt and user. With --compare: folders."
+        ),
     ] = None,
     config: Annotated[
-        Path | None, Optional("--config", "-c", help="A study file (.toml): docs/replay.md lists its keys.")
+        Path | None, Optional("--config", "-c", help="Study file (.toml); docs/replay.md lists its keys.")
     ] = None,
     policies: Annotated[
-        str | None, Optional(help="Names of policies that ship, or settings files (.toml), with commas between.")
+        str | None, Optional(help="Policies, separated by commas: names that ship, or settings files (.toml).")
     ] = None,
-    states: Annotated[str | None, Optional(help="Budgets as latents of 512×512, e.g. 1000,10000.")] = None,
-    limit: Annotated[int | None, Optional(min=0, help="Requests replayed, warm-up included; 0: all.")] = None,
+    states: Annotated[
+        str | None, Optional(help="Cache budgets, separated by commas, in latents of 512×512: 1000,10000.")
+    ] = None,
+    limit: Annotated[int | None, Optional(min=0, help="Requests to replay, warm-up included; 0: all.")] = None,
     seed: Annotated[int | None, Optional(min=0, help="Seed of the arrivals.")] = None,
     compare: Annotated[
         bool,
         Optional(
             "--compare",
-            help="Replays of the same requests beside the first of them, and no trace: each a FOLDER, for every policy "
-            "that both hold, or a FOLDER:POLICY, of one folder or of several.",
+            help="Compare replays of the same requests with the first one, without a trace. Each argument is a FOLDER, "
+            "for every policy that both have, or a FOLDER:POLICY.",
         ),
     ] = False,
-    out: Annotated[Path, Optional("--out", "-o", help="Folder of summary.json, plots and index.html.")] = DEFAULT_OUT,
+    out: Annotated[Path, Optional("--out", "-o", help="Folder for summary.json, plots and index.html.")] = DEFAULT_OUT,
     embeddings: Annotated[
-        Path, Optional(help="Where embeddings, neighbour lists and decisions are kept.")
+        Path, Optional(help="Folder that keeps embeddings, neighbour lists and decisions.")
     ] = DEFAULT_EMBEDDINGS,
-    anew: Annotated[bool, Optional("--anew", help="Decide everything again, whatever an earlier run decided.")] = False,
+    anew: Annotated[bool, Optional("--anew", help="Do not reuse the decisions of earlier runs.")] = False,
 ) -> None:
-    """Offer one trace to many cache policies, and write one folder that compares them.
+    """Replay one trace with many cache policies, and write one folder that compares them.
 
-    Each request is decided by the code that serves: K table, choice among candidates, what is kept, what leaves.
-    Nothing is generated, and the cache holds names. A study file says what else to do: its table virtual_time runs
-    workers in virtual time, its table real serves each policy on real models. TRACE and options win over the file.
-    Embeddings, neighbour lists and decisions stay on disk, so that a run that was broken off goes on.
+    The serving code decides each request: the K table, the choice among candidates, admission and eviction. No image is
+    generated, and the cache holds names only. A study file can do more: its table virtual_time runs workers in virtual
+    time, and its table real serves each policy on real models. TRACE and options override the file.
+    Embeddings, neighbour lists and decisions stay on disk, so an interrupted run resumes.
 
     [bold]Examples[/bold]
 
@@ -86,7 +90,9 @@ def replay(
         return
     if len(given) > 1:
         named = " ".join(map(str, given))
-        raise InvalidRequestError("trace", "name one trace, or replays with --compare; a study takes several", named)
+        raise InvalidRequestError(
+            "trace", "name one trace; give folders with --compare, several traces in a study file", named
+        )
     from services.replay.study_file import read_study
 
     typed = {
@@ -98,7 +104,9 @@ def replay(
     }
     study = read_study(config, {name: value for name, value in typed.items() if value is not None})
     if not study.traces:
-        raise InvalidRequestError("trace", "name one trace, a study that does (--config), or replays with --compare")
+        raise InvalidRequestError(
+            "trace", "name one trace, a study file that names one (--config), or folders with --compare"
+        )
     for one in study.traces:
         _replay(study, one, out / one.stem if len(study.traces) > 1 else out, embeddings, anew)
 
@@ -127,7 +135,7 @@ def _replay(study: Study, trace: Path, out: Path, embeddings: Path, anew: bool) 
 
 
 def _asked(study: Study, trace: Path, served: Settings | None, kept: dict[str, Any]) -> Asked:
-    """Read all that the study names."""
+    """Read the files that the study names; return its parameters."""
     from services.replay.policy import read_policy
     from services.replay.run import state_bytes
     from services.replay.simulated.pace import read_profile
@@ -155,7 +163,7 @@ def _asked(study: Study, trace: Path, served: Settings | None, kept: dict[str, A
 
 
 def _compare(console: Console, given: Sequence[Path]) -> None:
-    """A table for each folder or policy beside the first."""
+    """Print one table per folder or policy, beside the first."""
     from services.replay.results.compare import sides
 
     first, *others = sides([str(path) for path in given])
@@ -174,7 +182,7 @@ def _beside(console: Console, first: Side, second: Side) -> None:
         between = f"{line.low:+.2%} to {line.high:+.2%}"
         shown.add_row(line.policy, f"{line.states:,}", line.what, *shares, f"{line.second - line.first:+.2%}", between)
     console.print(shown)
-    console.print(Text(f"Differences of the same requests, users drawn anew, {arrivals(first, second)}."))
+    console.print(Text(f"Differences of the same requests, users resampled, {arrivals(first, second)}."))
 
 
 def _parts(text: str) -> list[str]:
@@ -185,13 +193,13 @@ def _whole(text: str) -> list[int]:
     try:
         return [int(part.replace("_", "")) for part in text.split(",")]
     except ValueError:
-        raise InvalidRequestError("states", "numbers from 1 on, with commas between", text) from None
+        raise InvalidRequestError("states", "must be whole numbers from 1 on, separated by commas", text) from None
 
 
 def _budgets(study: Study, each: int) -> Sequence[int]:
-    """Budgets in states or entries; a budget in bytes is as many states of `each` bytes as fit."""
+    """Return the budgets in states or entries; a budget in bytes becomes the number of states of `each` bytes."""
     if study.bytes and min(study.bytes) < each:
-        raise InvalidRequestError("bytes", f"numbers from {each} on, what one state takes", min(study.bytes))
+        raise InvalidRequestError("bytes", f"must be at least {each}, the bytes of one state", min(study.bytes))
     return study.states or study.entries or [value // each for value in study.bytes]
 
 
@@ -211,7 +219,7 @@ def _show(console: Console, summary: dict[str, Any]) -> None:
         console.print(shown)
     if taken := summary["taken_over"]:
         named = ", ".join(f"{one['policy']} at {one['states']:,}" for one in taken)
-        console.print(Text(f"Taken over as an earlier run decided them (--anew: not): {named}."))
+        console.print(Text(f"Decisions of an earlier run were reused (--anew decides again): {named}."))
     console.print(Text(summary["thresholds"]))
     if timings is None:
         return

@@ -1,4 +1,4 @@
-"""A replay on real models: the settings that a study stands for, and the message when it is broken off."""
+"""A replay on real models: the settings of a study, and the message after an interrupt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # numpy and torch are imported when a trace is replayed, not 
 
 
 def settings_of(study: Study) -> Settings:
-    """Models, encoder and batching: keys of the study win over variables."""
+    """Return the settings of a study: its models, encoder and batching override variables."""
     real = study.real or RealModels()
     return settings_from(
         large=study.model, small=real.small, encoder=study.encoder, k_table_alpha=study.alpha, max_rows=real.max_rows
@@ -31,7 +31,7 @@ def settings_of(study: Study) -> Settings:
 
 
 def each(settings: Settings) -> int:
-    """Bytes of one latent of the model's own size."""
+    """Return the bytes of one latent of the model's own size."""
     from services.replay.real.replay import state_bytes_of
     from shared.models.card_lookup import served_card
 
@@ -39,7 +39,7 @@ def each(settings: Settings) -> int:
 
 
 def schedule_of(served: Settings | None, model: str | None) -> ModelCard:
-    """The card of the model that draws, or would: with the limit on T that the gateway would hold it to."""
+    """Return the card of the study's model, with the gateway's limit on T."""
     from shared.models.card_lookup import served_card
 
     settings = served or settings_from(large=model)
@@ -50,7 +50,7 @@ def schedule_of(served: Settings | None, model: str | None) -> ModelCard:
 def drawn(
     asked: Asked, base: Settings, out: Path, one_at_a_time: bool, bar: Bar
 ) -> tuple[dict[str, Any], dict[str, Any], Sequence[str]]:
-    """Summary, decisions, and the policies that are left."""
+    """Serve every policy on real models; return summary, decisions, and the policies that are left."""
     from services.replay.real.replay import Real, real_study
 
     telemetry.configure_logging("error")
@@ -59,10 +59,10 @@ def drawn(
 
 
 def broken_off(console: Console, left: Sequence[str]) -> NoReturn:
-    """What to do next; exit code 130."""
+    """Print how to continue an interrupted replay; exit with 130."""
     console.print(
         Text(
-            f"Broken off, not served: {', '.join(left)}. The same command goes on with the first of them.",
+            f"Interrupted, not served: {', '.join(left)}. The same command continues with the first of them.",
             style="yellow",
         )
     )

@@ -125,7 +125,7 @@ async def test_a_small_model_with_a_t_of_its_own_draws_a_hit_in_the_steps_of_its
         assert hit.plan.run_steps(50) == 10
         assert hit.steps_run == 10 - hit.plan.start_step
         assert {event.steps for event in events if isinstance(event, Progress)} == {10}
-        assert where_it_started(hit).startswith(f"Started after step {hit.plan.start_step} of 10 from large's picture")
+        assert where_it_started(hit).startswith(f"Started after step {hit.plan.start_step} of 10 from large's image")
         assert f": {hit.steps_run} steps in" in where_it_started(hit)
         (line,) = (one for one in logs if one["event"] == "request finished" and one["job"] == hit.job.id)
         assert (line["model"], line["start_step"], line["steps"]) == ("turbo", hit.plan.start_step, 10)

@@ -146,7 +146,7 @@ def test_exit_codes_follow_sysexits() -> None:
 @pytest.mark.parametrize(
     ("what", "asked"),
     [
-        (["--all"], "Purge the whole cache? Pictures that belong to jobs stay."),
+        (["--all"], "Purge the whole cache? Images that belong to jobs stay."),
         (["--tenant", "acme"], "Purge tenant acme from the cache?"),
         (["--entry", "01abc"], "Purge entry 01abc from the cache?"),
     ],

@@ -35,7 +35,7 @@ async def test_collect_shows_what_a_pass_would_delete_and_deletes_with_yes(
     await backends.close()
     await asyncio.sleep(0.1)
     await asyncio.to_thread(cache.collect, False, settings.data_dir)
-    assert "3 blobs in the store; nothing names 3 of them" in shown.getvalue()
+    assert "3 blobs in the store; no row names 3 of them" in shown.getvalue()
     assert "3 have been in quarantine for 0 days" in shown.getvalue()
     await asyncio.to_thread(cache.collect, True, settings.data_dir)
     assert "deleted 3 blobs" in shown.getvalue()

@@ -79,7 +79,7 @@ async def test_letters_are_listed_with_their_reasons_and_replayed_by_name(yard: 
     one, other = await yard.letters()
 
     await asyncio.to_thread(dead_letters.replay, [other, "nobody"], False)
-    assert "1 of 2 replayed, 1 were not there" in yard.read()
+    assert "1 of 2 replayed, 1 were not found" in yard.read()
     assert await yard.letters() == [one]
     reopened = await yard.catalog.jobs.get(second.id)
     assert (reopened.state, reopened.failures, reopened.error) == (JobState.QUEUED, 0, "")
@@ -124,9 +124,9 @@ async def test_a_single_processs_failed_job_is_released_by_its_id(
     assert await catalog.jobs.fail(job.id, 1, "no", final=True)
     await asyncio.to_thread(dead_letters.replay, [job.id], False)
     assert [one.id for one in await catalog.jobs.to_requeue(unconfirmed_after_s=-1.0)] == [job.id]
-    with pytest.raises(NotFoundError, match="none of these is a dead letter"):
+    with pytest.raises(NotFoundError, match=r"letters: .*nobody"):
         await asyncio.to_thread(dead_letters.replay, ["nobody"], False)
-    with pytest.raises(ConfigurationError, match="replay jobs by their ids"):
+    with pytest.raises(ConfigurationError, match="bus_url: "):
         await asyncio.to_thread(dead_letters.replay, None, True)
     await catalog.close()
 
@@ -144,7 +144,7 @@ async def test_all_are_replayed_but_only_failed_jobs_begin_anew(yard: Yard) -> N
 
 async def test_which_letters_must_be_said(yard: Yard) -> None:
     for letters, everything in ((None, False), (["a"], True)):
-        with pytest.raises(InvalidRequestError, match="name letters, or say --all"):
+        with pytest.raises(InvalidRequestError, match="replay: "):
             await asyncio.to_thread(dead_letters.replay, letters, everything)
 
 

@@ -21,7 +21,7 @@ def test_nothing_is_drawn_before_a_step_is_done() -> None:
     assert _moved(Accepted("j1", 0, plan)) == {"description": "queued, next in turn"}
     gone = "its worker is gone; another worker continues"
     assert _moved(Progress("j1", 20, 50, queue_position=2, waits_again=gone)) == {"description": gone}
-    assert _moved(Progress("j1", 20, 50)) == {"description": "drawing", "completed": 20, "total": 50, "at": "20/50"}
+    assert _moved(Progress("j1", 20, 50)) == {"description": "generating", "completed": 20, "total": 50, "at": "20/50"}
 
 
 class GoesAway:
@@ -71,9 +71,9 @@ async def test_without_a_terminal_each_reason_to_wait_is_said_once(capsys: pytes
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [
-        "the disk is full: asking again in 31 s (12 MiB left)",
-        "the queue is full: asking again in a moment (9 jobs are waiting)",
-        "not available for now: asking again in a moment (message larger than max)",
+        "the disk is full: trying again in 31 s (12 MiB left)",
+        "the queue is full: trying again in a moment (9 jobs are waiting)",
+        "not available for now: trying again in a moment (message larger than max)",
     ]
 
 
@@ -84,5 +84,5 @@ def test_the_bar_says_why_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
     for error, delay_s in WAITS[:2]:
         Waits(bar, task)(Waiting(error, delay_s))
         said.append(bar.tasks[0].description)
-    assert said == ["the disk is full: asking again in 31 s", "the disk is full: asking again in 33 s"]
+    assert said == ["the disk is full: trying again in 31 s", "the disk is full: trying again in 33 s"]
     assert capsys.readouterr().err == ""

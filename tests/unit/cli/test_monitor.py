@@ -42,7 +42,7 @@ def test_a_monitor_that_shuts_down_is_named(monkeypatch: pytest.MonkeyPatch, cap
     assert named == set_so
     assert named == (
         os.EX_UNAVAILABLE,
-        f"asking {address}\nafterimage: {address}: the monitor is shutting down; ask again in a few seconds\n",
+        f"asking {address}\nafterimage: {address}: the monitor is shutting down; try again in a few seconds\n",
     )
 
 

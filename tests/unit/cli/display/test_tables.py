@@ -121,5 +121,5 @@ def test_a_start_from_something_else_is_explained() -> None:
     assert early_starts([hit]) == ""  # .910: nothing to explain
     plan = replace(hit.picture.plan, similarity=0.157)
     far = replace(hit, picture=replace(hit.picture, job=replace(hit.picture.job, plan=plan)))
-    assert "after 5 of 50 steps at similarity 0.157 is meant" in early_starts([hit, far])
+    assert "after 5 of 50 steps at similarity 0.157 is intended" in early_starts([hit, far])
     assert "K table of large" in early_starts([hit, far])

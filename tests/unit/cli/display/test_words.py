@@ -56,13 +56,13 @@ def test_where_it_started_says_from_where_it_went_on() -> None:
 def test_an_image_hit_says_whose_picture_it_was_and_who_went_on() -> None:
     hit = replace(picture(source=PlanSource.IMAGE, start=10), model="small")
     assert where_it_started(hit) == (
-        "Started after step 10 of 50 from large's picture of “a dog <b>”, by small (similarity 0.910): "
+        "Started after step 10 of 50 from large's image of “a dog <b>”, by small (similarity 0.910): "
         "40 steps in 1.00 s, 10 saved."
     )
     assert hint(hit.plan) == ""
     text = shown(candidates_table(hit.plan))
     assert re.search(r"→ .* a dog <b> .* large .* image .* 0.910", text)
-    assert started(hit.plan, 50) == "from step 10 of 50, from large's picture"
+    assert started(hit.plan, 50) == "from step 10 of 50, from large's image"
 
 
 def test_a_hit_says_what_varies_it() -> None:

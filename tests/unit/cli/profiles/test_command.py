@@ -73,7 +73,7 @@ async def test_a_profile_is_measured_resumed_and_stored(
     second = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4", "--alphas", "0.5")
     assert second.exit_code == 0, second.output + repr(second.exception)
     said = "".join(second.output.split())  # lines are folded anywhere
-    assert "α=0.5:noKissafebythese4pairs,sothistableletsnopicturestartfromanother;sofewpairsprovelittle" in said
+    assert "α=0.5:noKissafebythese4pairs" in said
     assert f"Storedforlargein{tmp_path}/data/catalog.sqlite3" in said
     # as many steps a pair: 5 of the first, 10 from noise, and what is left after each K; two pairs were there
     each = 5 + 10 + sum(10 - k for k in (1, 2, 3, 4, 5))
@@ -136,9 +136,9 @@ async def test_a_profile_from_pictures_of_another_model(models: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--against", "large"], "against: goes with --images-from"),
-        (["--images-from", "large", "--fresh-noise", "0.3"], "fresh_noise: is for latents"),
-        (["--images-from", "copy"], "images_from: another model here is called 'small'"),
+        (["--against", "large"], "against: needs --images-from"),
+        (["--images-from", "large", "--fresh-noise", "0.3"], "fresh_noise: must be 0"),
+        (["--images-from", "copy"], "images_from: has the name of another model here, 'small'"),
     ],
 )
 def test_what_pictures_cannot_be_profiled_with(models: Path, tmp_path: Path, more: list[str], said: str) -> None:

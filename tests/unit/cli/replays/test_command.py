@@ -95,10 +95,10 @@ def test_what_a_killed_replay_had_finished_is_taken_over_and_said(tmp_path: Path
         killed.kill()
         killed.wait()
     said = " ".join(run(tmp_path, **given).split())
-    assert "Taken over as an earlier run decided them (--anew: not): lru-hits at 100" in said
+    assert "Decisions of an earlier run were reused (--anew decides again): lru-hits at 100" in said
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["taken_over"][0] == {"policy": "lru-hits", "states": 100}
-    assert "Taken over" not in run(tmp_path, "--anew", **given)
+    assert "of an earlier run" not in run(tmp_path, "--anew", **given)
     again = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert again["taken_over"] == []
     for name in ("lru-hits", "afterimage"):
@@ -193,7 +193,7 @@ def test_two_replays_side_by_side(tmp_path: Path) -> None:
         ((), {}, "states, bytes or entries"),
         ((), {"states": [9], "entries": [9]}, "one of them"),
         (("--states", "1,x"), {}, "numbers from 1 on"),
-        ((), {"bytes": [10]}, "what one state takes"),
+        ((), {"bytes": [10]}, "bytes: must be at least"),
         (("--states", "9", "--policies", "lru,lru"), {}, "each once"),
         (("--states", "9", "--policies", "modn"), {}, "modm, "),
         ((TRACE, "--states", "9"), {}, "name one trace"),
