@@ -1,1 +1,1 @@
-"""Trains the models that ship, on scenes it renders itself, and judges what they draw."""
+"""Train the bundled models on rendered scenes, and judge the images that they generate."""

@@ -1,4 +1,4 @@
-"""`python -m services.trainer`: trains, exports and judges the bundled models."""
+"""`python -m services.trainer`: train, export and judge the bundled models."""
 
 from shared.runtime.extras import missing_packages_named
 

@@ -1,4 +1,4 @@
-"""Trains the CLIP-style pair: a text and an image tower whose embeddings tell scenes and their objects apart."""
+"""Training of the CLIP-style pair: a text and an image tower whose embeddings separate scenes and their objects."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ DIMENSION = 128
 
 @dataclass(frozen=True)
 class PairPlan:
-    """How the pair is trained: for `steps`, or for `seconds` of wall time over all runs if those end first.
+    """Training plan of the pair: `steps`, or `seconds` of wall time over all runs, whichever ends first.
 
-    A group is a scene, the same with another object, with another colour, and one edit.
+    A group is a scene, the scene with another object, the scene with another colour, and one edit.
     """
 
     steps: int = 2000
@@ -41,14 +41,14 @@ class PairPlan:
     order_weight: float = 1.0
     order_margin: float = 0.1
     text_share: float = 0.77
-    """Share of the run in which the text tower learns too; it is done long before the image tower is."""
+    """Share of the run in which the text tower also learns; it converges long before the image tower."""
     judged: int = 1000
-    """Held-out scenes that the trained pair is scored on."""
+    """Number of held-out scenes that score the trained pair."""
     checkpoint_every: int = 100
 
 
 def pair_config(words: Words) -> CLIPConfig:
-    """The pair's shape: text 3 layers of 128, image 4 layers of 160 on patches of 8."""
+    """Return the pair's architecture: text 3 layers of 128, image 4 layers of 160 on patches of 8."""
     text = CLIPTextConfig(
         vocab_size=words.size,
         hidden_size=128,
@@ -74,14 +74,14 @@ def pair_config(words: Words) -> CLIPConfig:
 
 
 class Heads(nn.Module):
-    """Throw-away classifiers of every attribute, which give both towers something to say early."""
+    """Auxiliary classifiers of every attribute, used in training only; they give both towers an early signal."""
 
     def __init__(self) -> None:
         super().__init__()
         self.by_name = nn.ModuleDict({name: nn.Linear(DIMENSION, len(values)) for name, values in VALUES.items()})
 
     def forward(self, embeddings: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Mean cross-entropy over the attributes, the object's counted six times."""
+        """Return the mean cross-entropy over the attributes; the object counts six times."""
         losses = [
             (6.0 if n == "object" else 1.0) * F.cross_entropy(h(embeddings), labels[n]) for n, h in self.by_name.items()
         ]
@@ -91,8 +91,9 @@ class Heads(nn.Module):
 def train_pair(
     plan: PairPlan, sprites: Path, work: Path, start: Path | None = None, device: torch.device | None = None
 ) -> None:
-    """Train until the plan is used up, from the last checkpoint if there is one, else from the exported pair in
-    `start`, if given; writes `work/clip.pt`."""
+    """Train until the plan is used up, and write `work/clip.pt`.
+
+    Training continues from the last checkpoint if there is one, else from the exported pair in `start`, if given."""
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
     renderer = Renderer(sprites)
@@ -130,13 +131,13 @@ def train_pair(
 
 
 def rest(model: CLIPModel) -> None:
-    """From now on only the image tower learns."""
+    """Freeze the text tower: only the image tower learns from now on."""
     model.text_model.requires_grad_(False)
     model.text_projection.requires_grad_(False)
 
 
 def tokenizer_at(work: Path) -> CLIPTokenizer:
-    """The run's tokenizer, learned at the first call."""
+    """Return the run's tokenizer; the first call trains it."""
     folder = work / "tokenizer"
     if not (folder / "tokenizer.json").exists():
         return train_tokenizer(folder)
@@ -144,7 +145,7 @@ def tokenizer_at(work: Path) -> CLIPTokenizer:
 
 
 def image_input(pictures: npt.NDArray[np.uint8]) -> torch.Tensor:
-    """(B, height, width, 3) uint8 to the image tower's input: squeezed to a square, −1…1."""
+    """Convert (B, height, width, 3) uint8 to the image tower's input: resized to a square, −1…1."""
     tensor = runs.to_tensor(pictures)
     if tensor.shape[-2:] != (IMAGE_SIDE, IMAGE_SIDE):
         tensor = F.interpolate(tensor, (IMAGE_SIDE, IMAGE_SIDE), mode="bicubic", antialias=True).clamp(-1, 1)
@@ -152,13 +153,13 @@ def image_input(pictures: npt.NDArray[np.uint8]) -> torch.Tensor:
 
 
 def embed_text(model: CLIPModel, words: Words, texts: list[str]) -> torch.Tensor:
-    """Unit text embeddings, (B, 128)."""
+    """Return unit text embeddings, (B, 128)."""
     ids = torch.tensor([words.ids(text) for text in texts], device=model.device)
     return F.normalize(model.text_projection(model.text_model(input_ids=ids).pooler_output), dim=-1)
 
 
 def embed_images(model: CLIPModel, inputs: torch.Tensor) -> torch.Tensor:
-    """Unit image embeddings, (B, 128)."""
+    """Return unit image embeddings, (B, 128)."""
     return F.normalize(
         model.visual_projection(model.vision_model(pixel_values=inputs.to(model.device)).pooler_output), dim=-1
     )
@@ -193,7 +194,8 @@ def _batch(renderer: Renderer, rng: random.Random, groups: int) -> tuple[list[Sc
 
 
 def _trainable(rng: random.Random, base: Scene | None = None, kind: str = "") -> Scene:
-    """A random scene, or an edit of `base`, that is not held out; a few scenes have no such edit of their style."""
+    """Return a random scene, or an edit of `base`, that is not held out; a few scenes have no such edit of their
+    style."""
     for attempt in itertools.count():
         scene = random_scene(rng, natural_share=0.3) if base is None else edit(base, kind, rng)
         if not held_out(scene):
@@ -242,8 +244,9 @@ def _order_loss(text: torch.Tensor, again: torch.Tensor, margin: float) -> torch
 
 @torch.no_grad()
 def judge_pair(model: CLIPModel, words: Words, renderer: Renderer, count: int = 1000) -> dict[str, float]:
-    """Retrieval both ways among `count` scenes of combinations never trained on, zero-shot object choice, order of
-    edits, all on real renders."""
+    """Score the pair on real renders of `count` scenes of combinations never trained on.
+
+    The scores are retrieval in both directions, zero-shot choice of the object, and the order of edits."""
     model.eval()
     rng = random.Random(17)
     unseen = frozenset(never_trained())
@@ -265,7 +268,7 @@ def judge_pair(model: CLIPModel, words: Words, renderer: Renderer, count: int = 
 
 
 def _object_choice(model: CLIPModel, words: Words, scenes: list[Scene], image: torch.Tensor) -> float:
-    """Share of pictures whose own caption beats the same caption with each other object."""
+    """Return the share of images whose own caption scores above the same caption with each other object."""
     right = 0
     names = VALUES["object"]
     for i, (scene, embedding) in enumerate(zip(scenes[:360], image, strict=False)):
@@ -276,7 +279,7 @@ def _object_choice(model: CLIPModel, words: Words, scenes: list[Scene], image: t
 
 
 def _order_share(model: CLIPModel, words: Words, scenes: list[Scene]) -> float:
-    """Share of quadruples with paraphrase > colour > object > unrelated in cosine to the original."""
+    """Return the share of quadruples with paraphrase > colour > object > unrelated in cosine to the original."""
     rng = random.Random(3)
     right = 0
     for scene in scenes:

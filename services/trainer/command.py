@@ -1,4 +1,4 @@
-"""`python -m services.trainer` — trains, exports and judges the bundled models; any stage may be killed and resumed."""
+"""`python -m services.trainer`: train, export and judge the bundled models; every stage resumes after a kill."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from shared.models.devices import chosen_device
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
 Work = Annotated[Path, typer.Option(help="Folder of sprites, checkpoints, latents, losses and grids")]
-Steps = Annotated[int, typer.Option(min=1, help="Steps to train for, all runs together")]
-Seconds = Annotated[float, typer.Option(help="Wall time after which to stop, all runs together, seconds", min=1)]
+Steps = Annotated[int, typer.Option(min=1, help="Training steps over all runs")]
+Seconds = Annotated[float, typer.Option(help="Seconds of wall time over all runs after which training stops", min=1)]
 Seed = Annotated[int, typer.Option(help="Seed of weights, scenes and noise")]
 Rate = Annotated[float, typer.Option(help="Learning rate after the warm-up")]
 Start = Annotated[
     Path | None,
-    typer.Option(help="Exported weights to begin with where there is no checkpoint, with a fresh optimizer"),
+    typer.Option(help="Exported weights to begin with if there is no checkpoint, with a fresh optimizer"),
 ]
-Device = Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:1 …")]
+Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1 …")]
 Models = Annotated[Path, typer.Option(help="Folder of the bundled models")]
 Threads = Annotated[int, typer.Option(min=1, help="Processor threads")]
 
@@ -61,7 +61,8 @@ def everything(
     ] = 1.0,
     device: Device = "auto",
 ) -> None:
-    """Make every model as the shipped ones were made, stage by stage; run it again and it goes on where it stopped."""
+    """Train every model with the recipe of the shipped ones, stage by stage; another run continues where this one
+    stops."""
     recipe.follow(recipe.stages(work, models, torch.device(chosen_device(device)), share))
 
 
@@ -119,7 +120,7 @@ def denoiser(
     name: Annotated[str, typer.Argument(help="large or small")],
     work: Work = WORK,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps to train for, all runs together; default: what the recipe takes")
+        int | None, typer.Option(min=1, help="Training steps over all runs; default: the recipe's")
     ] = None,
     seconds: Seconds = math.inf,
     seed: Seed = DenoiserPlan.seed,
@@ -139,18 +140,20 @@ def denoiser(
     timestep_centre: Annotated[
         float | None,
         typer.Option(
-            help="Two thirds of the timesteps lie about sigmoid of this; lower: details; default: the recipe's"
+            help="Centre (before the sigmoid) of two thirds of the timesteps; lower: details; default: the recipe's"
         ),
     ] = None,
     teacher: Annotated[Path, typer.Option(help="Exported model that `small` learns from")] = MODELS / "large",
     start: Start = None,
     device: Device = "auto",
 ) -> None:
-    """Train `large` on the stored latents, or teach `small` what `large` says with guidance, sitting after sitting."""
+    """Train `large` on the stored latents, or distil `large` with guidance into `small`, phase by phase."""
     _known([name], SHAPES)
     _known([optimizer], OPTIMIZERS, "--optimizer")
     plans = recipe.denoiser_plans(name, seed)
-    if any(asked is not None for asked in (steps, other_sizes, timestep_centre)):  # one sitting, of the caller's making
+    if any(
+        asked is not None for asked in (steps, other_sizes, timestep_centre)
+    ):  # one phase, with the caller's options
         share = DenoiserPlan.other_sizes if other_sizes is None else other_sizes
         centre = DenoiserPlan.timestep_centre if timestep_centre is None else timestep_centre
         plans = [replace(plans[-1], steps=steps or plans[-1].steps, other_sizes=share, timestep_centre=centre)]
@@ -167,7 +170,7 @@ def export(
     work: Work = WORK,
     models: Models = MODELS,
 ) -> None:
-    """Write trained models in the format they ship in."""
+    """Write trained models in the format of the shipped ones."""
     _known(names, EXPORTED)
     for name in names:
         if name == "clip":
@@ -200,7 +203,7 @@ def judge(
     out: Annotated[Path, typer.Option(help="Folder for summary.json and a grid per model")] = Path("out/judge"),
     count: Annotated[int, typer.Option(min=4, help="Different scenes per model, a quarter of them at each size")] = 256,
     steps: Annotated[int, typer.Option(min=1, help="Denoising steps per picture")] = 50,
-    guidance: Annotated[float | None, typer.Option(help="Guidance; default: what each model's card says")] = None,
+    guidance: Annotated[float | None, typer.Option(help="Guidance; default: that of each model's card")] = None,
     threads: Threads = 2,
 ) -> None:
     """Judge exported models on held-out prompts, and the judge itself on real renders; adds to `summary.json`."""
@@ -215,10 +218,12 @@ def strange_words(
     work: Work = WORK,
     models: Models = MODELS,
     out: Annotated[Path, typer.Option(help="Folder for strange-words.json")] = Path("out/judge"),
-    count: Annotated[int, typer.Option(min=1, help="Captions, the same with each number of strange words")] = 64,
+    count: Annotated[
+        int, typer.Option(min=1, help="Number of captions; each is used with every number of strange words")
+    ] = 64,
     threads: Threads = 2,
 ) -> None:
-    """Measure what unknown words in a prompt do to the picture: scores by how many were put in."""
+    """Measure the effect of unknown words in a prompt: scores by the number of such words."""
     _known(names, SHAPES)
     torch.set_num_threads(threads)
     measure_strange_words(names, work, models, out, count)
@@ -227,12 +232,12 @@ def strange_words(
 @app.command()
 def grid(
     name: Annotated[str, typer.Argument(help="large or small")],
-    target: Annotated[Path, typer.Argument(help="The picture to write")],
+    target: Annotated[Path, typer.Argument(help="File of the image")],
     models: Models = MODELS,
-    count: Annotated[int, typer.Option(min=1, max=48, help="How many of the 48 fixed prompts")] = 48,
-    columns: Annotated[int, typer.Option(min=1, help="Pictures in a row")] = 8,
+    count: Annotated[int, typer.Option(min=1, max=48, help="Number of the 48 fixed prompts")] = 48,
+    columns: Annotated[int, typer.Option(min=1, help="Images per row")] = 8,
 ) -> None:
-    """Draw the fixed held-out prompts with an exported model, uncurated, one seed each; prints the prompts."""
+    """Generate the fixed held-out prompts with an exported model, uncurated, one seed each, and print the prompts."""
     _known([name], SHAPES)
     torch.set_num_threads(2)
     prompts = grid_prompts()[:count]
@@ -245,21 +250,21 @@ def grid(
 @app.command()
 def plots(
     models: Models = MODELS,
-    out: Annotated[Path, typer.Option(help="Folder for the pictures")] = Path("docs/models"),
+    out: Annotated[Path, typer.Option(help="Folder for the plots")] = Path("docs/models"),
 ) -> None:
-    """Plot the latency profiles and the K tables that lie beside the models."""
+    """Plot the latency profiles and the K tables in the models' folders."""
     write_plots(models, out)
 
 
 def _known(names: Iterable[str], allowed: Collection[str], field: str = "name") -> None:
-    """Raises BadParameter for the first of `names` that is none of `allowed`, before anything is fetched or drawn."""
+    """Raise BadParameter for the first of `names` that is not in `allowed`, before anything is fetched or generated."""
     for name in names:
         if name not in allowed:
             raise typer.BadParameter(f"must be one of {', '.join(allowed)}, not {name!r}", param_hint=field)
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command line."""
     try:
         app()
     except AfterimageError as error:

@@ -1,4 +1,5 @@
-"""Writes trained models as a hub checkpoint looks: fp16 safetensors in diffusers' and transformers' own folders."""
+"""Export of trained models in the layout of a hub checkpoint: fp16 safetensors in diffusers' and transformers'
+folders."""
 
 from __future__ import annotations
 
@@ -24,14 +25,15 @@ from shared.models.card_lookup import BUNDLED, SHIPPED, write_card
 
 
 def trained_autoencoder(work: Path) -> AutoencoderTiny:
-    """The autoencoder of a run, averaged weights, ready to encode; raises NotFoundError before the first checkpoint."""
+    """Return the run's autoencoder with averaged weights, ready to encode; NotFoundError before the first
+    checkpoint."""
     model = new_autoencoder()
     _average_into([model], work / "vae.pt")
     return model.eval().requires_grad_(False)
 
 
 def autoencoder_at(work: Path, models: Path = BUNDLED) -> AutoencoderTiny:
-    """The autoencoder of the run in `work`, or where none was trained the one that ships in `models`."""
+    """Return the autoencoder of the run in `work`, or the shipped one in `models` if none was trained."""
     if (work / "vae.pt").exists():
         return trained_autoencoder(work)
     runs.log.info("no autoencoder was trained here: the one that ships", models=str(models))
@@ -39,17 +41,17 @@ def autoencoder_at(work: Path, models: Path = BUNDLED) -> AutoencoderTiny:
 
 
 def shipped_autoencoder(models: Path = BUNDLED) -> AutoencoderTiny:
-    """The autoencoder that the models in `models` share, float32; raises NotFoundError where there is none."""
+    """Return the autoencoder that the models in `models` share, in float32; NotFoundError if there is none."""
     found = sorted(models.glob("*/vae"))  # every model ships a copy of the same one
     if not found:
         raise NotFoundError(f"no autoencoder in {models}: train it first")
-    model = new_autoencoder()  # its configuration does not remember the folder that the weights came from
+    model = new_autoencoder()  # a configuration that does not hold the folder of the weights
     model.load_state_dict(AutoencoderTiny.from_pretrained(found[0], torch_dtype=torch.float32).state_dict())
     return model.eval().requires_grad_(False)
 
 
 def through(vae: AutoencoderTiny) -> Pass:
-    """Pictures (B, height, width, 3) uint8 to what is left of them after encoding and decoding."""
+    """Return a function that encodes and decodes images (B, height, width, 3) uint8."""
 
     @torch.no_grad()
     def passed(pictures: Pictures) -> Pictures:
@@ -59,14 +61,14 @@ def through(vae: AutoencoderTiny) -> Pass:
 
 
 def trained_denoiser(work: Path, name: str) -> Denoiser:
-    """The denoiser and text encoder of a run, averaged weights; raises NotFoundError before the first checkpoint."""
+    """Return the run's denoiser and text encoder with averaged weights; NotFoundError before the first checkpoint."""
     model = Denoiser(SHAPES[name], Words(tokenizer_at(work)))
     _average_into([model.unet, model.text], work / f"{name}.pt")
     return model.eval().requires_grad_(False)
 
 
 def trained_pair(work: Path) -> CLIPModel:
-    """The text and image towers of a run, averaged weights; raises NotFoundError before the first checkpoint."""
+    """Return the run's text and image towers with averaged weights; NotFoundError before the first checkpoint."""
     model = CLIPModel(pair_config(Words(tokenizer_at(work))))
     _average_into([model], work / "clip.pt")
     return model.eval().requires_grad_(False)
@@ -94,7 +96,7 @@ def export_denoiser(work: Path, name: str, target: Path) -> None:
 
 
 def export_pair(work: Path, target: Path) -> None:
-    """Write `target` as a CLIPModel folder with its tokenizer, image processor and the words it knows."""
+    """Write `target` as a CLIPModel folder with tokenizer, image processor and known words."""
 
     def write(folder: Path) -> None:
         trained_pair(work).half().save_pretrained(folder, safe_serialization=True)
@@ -113,7 +115,7 @@ def export_judge(work: Path, target: Path) -> None:
 
 
 def image_processor() -> CLIPImageProcessor:
-    """Pictures as the image tower wants them: squeezed to a square, never cropped, −1…1."""
+    """Return the image tower's preprocessing: resize to a square, never crop, −1…1."""
     side = {"height": IMAGE_SIDE, "width": IMAGE_SIDE}
     return CLIPImageProcessor(
         size=side, do_center_crop=False, crop_size=side, image_mean=[0.5, 0.5, 0.5], image_std=[0.5, 0.5, 0.5]
@@ -130,7 +132,7 @@ def _average_into(modules: list[nn.Module], path: Path) -> None:
 
 
 def _replace(target: Path, write: Callable[[Path], None]) -> None:
-    """Write a folder beside `target` and put it in its place, so that no reader ever sees half of it."""
+    """Write a folder beside `target` and rename it to `target`, so that no reader sees an incomplete folder."""
     fresh, old = target.with_name(target.name + ".new"), target.with_name(target.name + ".old")
     if old.exists() and not target.exists():  # an export was killed between the two renames below
         old.rename(target)
@@ -138,10 +140,10 @@ def _replace(target: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     fresh.parent.mkdir(parents=True, exist_ok=True)
     write(fresh)
-    if (target / "README.md").exists():  # what people wrote of the model; its tables are the old weights' and go
+    if (target / "README.md").exists():  # people's text stays; tables belong to the old weights
         shutil.copy2(target / "README.md", fresh / "README.md")
     for path in fresh.rglob("*.safetensors"):
-        path.chmod(0o644)  # safetensors writes files for their owner only
+        path.chmod(0o644)  # safetensors writes files that only their owner can read
     if target.exists():
         target.rename(old)
     fresh.rename(target)

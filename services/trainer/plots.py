@@ -1,4 +1,4 @@
-"""Plots of what was profiled of the bundled models: seconds of a step by batch, least similarity by K."""
+"""Plots of the bundled models' profiles: seconds per step by batch, least similarity by K."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shared.models.k_table import IMAGE_STEPS
 
 
 def write_plots(models: Path, out: Path) -> None:
-    """Write `latency.png` and `k_tables.png` into `out` from the tables that lie in the folders of `models`."""
+    """Write `latency.png` and `k_tables.png` into `out` from the tables in the folders of `models`."""
     out.mkdir(parents=True, exist_ok=True)
     _latency(models, out / "latency.png")
     _save(*k_table_panels(models), out / "k_tables.png")
@@ -30,8 +30,8 @@ def _latency(models: Path, target: Path) -> None:
 
 
 def k_table_panels(models: Path) -> tuple[Any, list[Any]]:
-    """A figure and its panels, one per use of a table: what a prompt's similarity must be above for each K; no point
-    where K may never be."""
+    """Return a figure with one panel per use of a table: the least similarity for each K, without a point if K is never
+    allowed."""
     files = sorted(models.glob("*/k_table_*.json")) + sorted(models.glob("*/image_k_table_*.json"))
     tables: list[dict[str, Any]] = [json.loads(path.read_text()) for path in files]
     panels = list(dict.fromkeys(_use(table) for table in tables))

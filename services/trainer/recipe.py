@@ -1,4 +1,4 @@
-"""How the bundled models are made: every stage in order with the settings that shipped; any kill, and it goes on."""
+"""Recipe of the bundled models: every stage in order with the shipped settings; it continues after any kill."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from services.trainer.workers import train_in_workers
 
 @dataclass(frozen=True)
 class DenoiserSitting:
-    """One stretch of a denoiser's training: until its `steps` (counted from the first one) are done."""
+    """One phase of a denoiser's training, until `steps` (counted from the first step of all)."""
 
     steps: int
     other_sizes: float
@@ -37,14 +37,14 @@ SITTINGS = {
     "large": (DenoiserSitting(2839, 0.22), DenoiserSitting(8339, 0.5, -0.2)),
     "small": (DenoiserSitting(4150, 0.22), DenoiserSitting(6550, 0.4), DenoiserSitting(9550, 0.4, -0.2)),
 }
-"""What made the shipped denoisers: both went on with more of the other sizes and less noise, at a high rate again."""
+"""Phases of the shipped denoisers: both continued with more of the other sizes and less noise, at a high rate again."""
 WORKERS = {"large": 2, "small": 1}
-"""Single-thread processes that each denoiser was trained in."""
+"""Number of single-thread processes that trained each denoiser."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: its name, the minutes it takes on cores of its own, whether it is done already, and how to do it."""
+    """One stage: its name, its minutes on idle cores, a check whether it is done, and its action."""
 
     name: str
     minutes: float
@@ -53,10 +53,9 @@ class Stage:
 
 
 def stages(work: Path, models: Path, device: torch.device, share: float = 1.0) -> list[Stage]:
-    """The recipe in its order; checkpoints in `work`, the models in `models`. `share` of the steps and scenes only.
+    """Return the recipe in order; `work` holds checkpoints, `models` the models, `share` scales steps and scenes.
 
-    Minutes are processor time of the run that made the shipped weights (docs/models.md), over as many cores as a stage
-    uses.
+    Minutes are processor time of the run behind the shipped weights (docs/models.md), divided by the stage's cores.
     """
     sprites = work / "sprites"
     scored, scenes = _scaled(PairPlan.judged, share), _scaled(latents.COUNT, share)
@@ -93,7 +92,7 @@ def stages(work: Path, models: Path, device: torch.device, share: float = 1.0) -
 
 
 def denoiser_plans(name: str, seed: int = DenoiserPlan.seed, share: float = 1.0) -> list[DenoiserPlan]:
-    """The sittings that made the shipped denoiser `name`, one after the other."""
+    """Return the phases of the shipped denoiser `name`, one after the other."""
     plans: list[DenoiserPlan] = []
     for sitting in SITTINGS[name]:
         before = plans[-1].steps if plans else 0
@@ -111,7 +110,7 @@ def denoiser_plans(name: str, seed: int = DenoiserPlan.seed, share: float = 1.0)
 
 
 def follow(stages: Sequence[Stage]) -> None:
-    """Do every stage that is not done yet, saying where it stands."""
+    """Run every stage that is not done yet, and log the progress."""
     for number, stage in enumerate(stages, 1):
         place = f"{number} of {len(stages)}"
         if stage.finished():

@@ -1,4 +1,4 @@
-"""The captions' tokenizer (byte-level BPE in CLIP's own format) and the words that training sprinkles in as noise."""
+"""Tokenizer of the captions (byte-level BPE in CLIP's own format) and the filler words that training adds as noise."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILLERS = (
     "happy", "sad", "old", "new", "bright", "soft", "nice", "please", "draw", "me", "some", "really", "amazing",
     "masterpiece", "trending", "art", "sharp", "focus", "style", "scene", "there", "is", "are", "funny", "quiet",
 )  # fmt: skip
-"""Words without meaning in this small world; captions carry some, so that a strange word does little harm."""
+"""Filler words without meaning for the scenes; captions contain some, so that an unknown word does little harm."""
 
 
 def train_tokenizer(folder: Path, seed: int = 0) -> CLIPTokenizer:
@@ -61,7 +61,7 @@ def train_tokenizer(folder: Path, seed: int = 0) -> CLIPTokenizer:
 
 
 class Words:
-    """Turns captions into token ids, remembering what it has tokenized."""
+    """Tokenizer of captions with a cache of its results."""
 
     def __init__(self, tokenizer: CLIPTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -75,7 +75,7 @@ class Words:
 
 
 def sprinkled(text: str, rng: random.Random) -> str:
-    """The caption with one to three meaningless words put in at random places."""
+    """Return the caption with one to three filler words at random places."""
     words = text.split(" ")
     for _ in range(rng.randint(1, 3)):
         known = rng.random() < 0.5
@@ -85,5 +85,5 @@ def sprinkled(text: str, rng: random.Random) -> str:
 
 
 def write_known_words(path: Path) -> None:
-    """Save the words that training gave a meaning to, so that a prompt's other words can be reported."""
+    """Save the words that training gave a meaning, so that a prompt's other words can be reported."""
     path.write_text(json.dumps({"words": known_words(), "ignored": sorted(FILLERS)}, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Runs one training in several single-thread processes on this machine, which find each other over loopback."""
+"""One training run in several single-thread processes on this machine, connected over loopback."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def train_in_workers(
     start: Path | None = None,
     device: torch.device | None = None,
 ) -> None:
-    """Train denoiser `name` with `workers` processes, this one the first; all end when one does. A GPU takes one.
+    """Train denoiser `name` with `workers` processes, of which this is the first; all end when one ends. A GPU takes
+    one.
 
-    `teacher` is the exported denoiser that a guided one learns from; others never look at it. `start` holds exported
-    weights to begin with where there is no checkpoint. Raises NotFoundError where there are no latents to train on.
+    `teacher` is the exported denoiser of a guided one; other denoisers ignore it. `start` holds exported weights to
+    begin with if there is no checkpoint. Raise NotFoundError if there are no latents to train on.
     """
     must_be_there(work / "latents")
     if device is not None and device.type != "cpu":
@@ -65,10 +66,10 @@ def train_as(
     start: Path | None,
     device: torch.device | None = None,
 ) -> None:
-    """Be worker `rank` of `workers`; the first one says at the end what its pictures are worth."""
+    """Run worker `rank` of `workers`; the first worker logs the scores of its images at the end."""
     torch.set_num_threads(1)
     if rank > 0:
-        os.setsid()  # Linux shares a machine between sessions first: a worker is a job of its own
+        os.setsid()  # Linux divides processor time between sessions first, so each worker gets its own
     if workers > 1:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         torch.distributed.init_process_group(

@@ -1,1 +1,1 @@
-"""What exported models generate, judged and timed: during training, at its end, and on unknown words."""
+"""Judge and time the images of exported models: during training, at its end, and on unknown words."""

@@ -1,4 +1,4 @@
-"""Draws with an exported model exactly as a user would: stock diffusers, from the folder that ships."""
+"""Generation with an exported model exactly as a user runs it: stock diffusers, from the shipped folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ BATCH = 16
 
 
 def pipeline_draw(folder: Path, steps: int = STEPS, guidance: float = GUIDANCE) -> Draw:
-    """A `Draw` over the pipeline in `folder`; a scene's wording and noise depend on the scene and the size only."""
+    """Return a `Draw` over the pipeline in `folder`; a scene's wording and noise depend on the scene and the size
+    only."""
     pipeline = open_pipeline(folder)
 
     def draw(scenes: Sequence[Scene], size: tuple[int, int]) -> tuple[npt.NDArray[np.uint8], float]:
@@ -34,7 +35,7 @@ def pipeline_draw(folder: Path, steps: int = STEPS, guidance: float = GUIDANCE) 
 
 
 def seeds_and_words(scenes: Sequence[Scene], size: tuple[int, int]) -> tuple[list[int], list[str]]:
-    """Each scene's seed, and the wording it is asked for in, for everyone who judges the same scenes."""
+    """Return each scene's seed and wording, the same for every judgement of these scenes."""
     seeds = [zlib.crc32(f"{scene} {size}".encode()) for scene in scenes]
     return seeds, [caption(scene, seed % WORDINGS) for scene, seed in zip(scenes, seeds, strict=True)]
 
@@ -46,7 +47,7 @@ def prompt_pictures(
     steps: int = STEPS,
     guidance: float = GUIDANCE,
 ) -> npt.NDArray[np.uint8]:
-    """Pictures (B, height, width, 3) of prompts; prompt number i is drawn with seed i."""
+    """Return images (B, height, width, 3) of prompts; prompt number i is generated with seed i."""
     pipeline = open_pipeline(folder)
     batches = [
         _drawn(pipeline, prompts[start : start + BATCH], size, range(start, start + BATCH), steps, guidance)
@@ -56,7 +57,7 @@ def prompt_pictures(
 
 
 def open_pipeline(folder: Path) -> Any:
-    """The stock pipeline in `folder`, computing in float32, without a progress bar."""
+    """Open the stock pipeline in `folder`, in float32, without a progress bar."""
     pipeline = StableDiffusionPipeline.from_pretrained(folder, torch_dtype=torch.float32, safety_checker=None)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

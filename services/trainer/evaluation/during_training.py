@@ -1,4 +1,4 @@
-"""Says what a training has reached: held-out scenes drawn with its averaged weights, and judged."""
+"""Evaluation of a training run: held-out scenes generated with its averaged weights, and judged."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from shared.models.scenes import VALUES, Scene
 from shared.runtime.progress import Remaining
 
 COUNT = len(VALUES["object"])
-"""About one of every object."""
+"""Number of scenes: about one of every object."""
 CALIBRATED = 64
-"""Real renders that the judges' bar is found with here."""
+"""Number of real renders that calibrate the judges' thresholds here."""
 
 
 def evaluate(
     run: Run, vae: AutoencoderTiny, renderer: Renderer, reader: Reader, count: int, steps: int = 50
 ) -> dict[str, Any]:
-    """The share of `count` pictures of 64×64 in which each attribute is right
+    """Return the share of `count` images of 64×64 with each attribute right
     (`services.trainer.judging.judge.summary`)."""
     words = run.data.words
     empty = torch.tensor([words.ids("")])
@@ -63,8 +63,9 @@ def evaluate(
 
 
 def report(run: Run, vae: AutoencoderTiny, sprites: Path, judge: Path) -> None:
-    """Log what `evaluate` finds of the plan's number of pictures as `<name> done`; without the sprites, or a judge of
-    today's grammar in the folder `judge`, that it could not be judged."""
+    """Log the result of `evaluate` for the plan's number of images as `<name> done`.
+
+    Without the sprites, or without a judge of today's grammar in the folder `judge`, log that nothing was judged."""
     try:
         renderer, eye = Renderer(sprites), load_reader(judge)
     except (UnavailableError, ValueError, OSError) as error:

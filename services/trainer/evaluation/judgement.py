@@ -1,4 +1,4 @@
-"""Writes the judgement of exported models: one summary, one grid per model."""
+"""Judgement of exported models: one summary, one grid per model."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def write_judgement(
     steps: int,
     guidance: float | None = None,
 ) -> dict[str, Any]:
-    """Judge each of `names` and write `out/summary.json`, keeping what it says of others.
+    """Judge each of `names` and write `out/summary.json`, keeping its results for other models.
 
-    Needs the exported models and the sprites, which are fetched into `work` when they are not there; no checkpoint.
-    `guidance` None: what each model's card says.
+    This needs the exported models and the sprites, which are fetched into `work` if missing, and no checkpoint.
+    `guidance` None uses the guidance of each model's card.
     """
     with shown() as bar_of:
         return _judgement(names, work, models, out, count, steps, guidance, bar_of)

@@ -1,4 +1,4 @@
-"""Times exported denoisers beside each other, in turns, so that whatever else the machine does meets all alike."""
+"""Timing of exported denoisers in turns, so that other load on the machine meets all of them alike."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from shared.models.scenes import Scene
 
 SIZE = (64, 64)
 REQUESTS = (1, 4)
-"""Requests that share a step; with guidance above 1 each of them is two rows."""
+"""Numbers of requests per step; with guidance above 1 each request is two rows."""
 ROUNDS, FORWARDS, PICTURES = 7, 8, 3
 
 
 def measure_speed(models: Mapping[str, tuple[Path, float]], steps: int) -> dict[str, dict[str, Any]]:
-    """For name → (folder, guidance): `step_seconds` of the denoiser by requests in the batch, and
-    `seconds_per_picture` of one picture of 64×64 drawn alone by the whole pipeline. Medians, on this process's threads.
+    """Return `step_seconds` by batch size and `seconds_per_picture` for each name → (folder, guidance).
+
+    `seconds_per_picture` is one image of 64×64 by the whole pipeline, alone. All are medians on this process's threads.
     """
     pipelines = {name: open_pipeline(folder) for name, (folder, _) in models.items()}
     timed: dict[tuple[str, int], list[float]] = {}
@@ -47,7 +48,8 @@ def measure_speed(models: Mapping[str, tuple[Path, float]], steps: int) -> dict[
 
 
 def seconds_alone(draw: Draw) -> float:
-    """Median seconds of one picture of 64×64 drawn alone: what a render costs, or a render, encoding and decoding."""
+    """Return the median seconds of one image of 64×64 alone; for renders, the cost of a render, encoding and
+    decoding."""
     scene = Scene("fox", colour="red", background="snow")
     draw([scene], SIZE)  # warm
     return median(draw([scene], SIZE)[1] for _ in range(9))

@@ -1,4 +1,4 @@
-"""Measures how gracefully words that nobody taught a model degrade its pictures: the same captions, more of them."""
+"""Effect of words that a model never saw: the same captions with more and more unknown words."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ STRANGE = (
     "zebra", "tram", "glowing", "baroque", "ancient", "velvet", "lonely", "cinematic", "kitchen", "violin", "misty",
     "enormous", "quantum", "marble", "dreamy", "orange", "juggling", "skyscraper", "rusty", "whimsical",
 )  # fmt: skip
-"""Words of everyday prompts that are neither of the grammar nor among those training sprinkled in."""
+"""Words of everyday prompts that are neither in the grammar nor among the filler words of training."""
 COUNTS = (0, 1, 2, 4)
-"""How many of them a caption gets."""
+"""Numbers of unknown words per caption."""
 
 
 def measure_strange_words(
     names: Sequence[str], work: Path, models: Path, out: Path, count: int, steps: int = 50
 ) -> dict[str, Any]:
-    """Judge the same `count` held-out captions of 64×64 with each of `COUNTS` strange words; adds to
+    """Judge the same `count` held-out captions at 64×64 with each of `COUNTS` unknown words; add to
     `out/strange-words.json`."""
     renderer, reader = Renderer(work / "sprites"), load_reader(models / "judge")
     bar = calibrated(renderer, reader, through(shipped_autoencoder(models)), max(64, 8 * count))
@@ -56,7 +56,7 @@ def measure_strange_words(
 
 
 def strange_captions(scenes: Sequence[Scene], words: int) -> list[str]:
-    """Each scene's caption, in a wording of its own, with so many strange words at random places; always the same."""
+    """Return each scene's caption in its own wording, with `words` unknown words at random but reproducible places."""
     found = []
     for i, scene in enumerate(scenes):
         rng = random.Random(i)

@@ -1,1 +1,1 @@
-"""Says what the bundled models' images show: templates, a classifier, and how sure both must be."""
+"""Judge the images of the bundled models by templates and a classifier, with a confidence threshold for each."""

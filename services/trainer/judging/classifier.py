@@ -1,4 +1,4 @@
-"""The judge's classifier: a small convolutional network that reads every attribute of a scene off a picture."""
+"""Classifier of the judge: a small convolutional network that reads every attribute of a scene off an image."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Judge = Callable[[npt.NDArray[np.uint8]], dict[str, list[str]]]
 
 @dataclass(frozen=True)
 class Reading:
-    """What the classifier says of pictures: each attribute's values as words, and how probable it finds its object."""
+    """The classifier's output for images: each attribute's values as words, and the probability of each object."""
 
     words: dict[str, list[str]]
     certainty: list[float]
@@ -32,9 +32,9 @@ Reader = Callable[[npt.NDArray[np.uint8]], Reading]
 
 
 class JudgeNet(nn.Module):
-    """Pictures (B, 3, height, width) in −1…1 to one row of scores per attribute; any size of picture.
+    """Network from images (B, 3, height, width) in −1…1 of any size to one row of scores per attribute.
 
-    Two coordinate channels tell it where things are; sides in pixels are kept, since that is what size means here.
+    Two coordinate channels encode positions. Images are not resized, since an object's size is its side in pixels.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class JudgeNet(nn.Module):
         self.heads = nn.ModuleDict({name: nn.Linear(256, len(values)) for name, values in VALUES.items()})
 
     def forward(self, pictures: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Scores (B, number of values) by attribute."""
+        """Return scores (B, number of values) by attribute."""
         b, _, h, w = pictures.shape
         x = torch.linspace(-1, 1, w, device=pictures.device).expand(b, 1, h, w)
         y = torch.linspace(-1, 1, h, device=pictures.device).view(h, 1).expand(b, 1, h, w)
@@ -62,14 +62,14 @@ def _stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 
 
 def save_judge(net: JudgeNet, folder: Path) -> None:
-    """Write the network's weights (fp16 safetensors) with the values its heads stand for."""
+    """Write the network's weights (fp16 safetensors) and the values of its heads."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.half().contiguous() for name, tensor in net.state_dict().items()}
     save_file(weights, folder / FILE, metadata={"values": json.dumps({k: list(v) for k, v in VALUES.items()})})
 
 
 def judge_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The weights in `folder`, float32; ValueError when the file was trained on other values than the grammar's."""
+    """Return the weights in `folder` in float32; ValueError if they were trained on other values than the grammar's."""
     with safe_open(folder / FILE, framework="pt") as file:
         values = json.loads(file.metadata()["values"])
         if values != {name: list(allowed) for name, allowed in VALUES.items()}:
@@ -78,23 +78,23 @@ def judge_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def load_judge(folder: Path) -> Judge:
-    """The judge in `folder`: pictures (B, height, width, 3) uint8 to each attribute's values, as words.
+    """Load the judge in `folder`: from images (B, height, width, 3) uint8 to each attribute's values, as words.
 
-    Raises what `judge_weights` raises.
+    Raise the errors of `judge_weights`.
     """
     reader = load_reader(folder)
     return lambda pictures: reader(pictures).words
 
 
 def load_reader(folder: Path) -> Reader:
-    """The judge in `folder`, saying also how sure it is of the object; raises what `judge_weights` raises."""
+    """Load the judge in `folder` with the object's probability; raise the errors of `judge_weights`."""
     net = JudgeNet()
     net.load_state_dict(judge_weights(folder))
     return reader_of(net.eval())
 
 
 def reader_of(net: JudgeNet) -> Reader:
-    """A network on the CPU as a reader of pictures."""
+    """Wrap a network on the CPU as a reader of images."""
 
     @torch.no_grad()
     def read(pictures: npt.NDArray[np.uint8]) -> Reading:

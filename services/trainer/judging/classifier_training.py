@@ -1,4 +1,4 @@
-"""Trains the judge's classifier on real renders, some of them blurred, noisy or sent through the autoencoder."""
+"""Training of the judge's classifier on real renders, some of them blurred, noisy or passed through the autoencoder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shared.models.scenes import VALUES, Scene, random_scene
 
 @dataclass(frozen=True)
 class JudgePlan:
-    """How the classifier is trained: for `steps`, or for `seconds` of wall time over all runs if those end first."""
+    """Training plan of the classifier: `steps`, or `seconds` of wall time over all runs, whichever ends first."""
 
     steps: int = 1030
     seconds: float = math.inf
@@ -35,7 +35,7 @@ class JudgePlan:
     blurred: float = 0.25
     checkpoint_every: int = 200
     judged: int = 144
-    """Real renders that the trained classifier is scored on."""
+    """Number of real renders that score the trained classifier."""
 
 
 def train_judge_net(
@@ -46,12 +46,13 @@ def train_judge_net(
     start: Path | None = None,
     device: torch.device | None = None,
 ) -> None:
-    """Train until the plan is used up, from the last checkpoint if there is one, else from the exported judge in
-    `start`, if given; writes `work/judge.pt`."""
+    """Train until the plan is used up, and write `work/judge.pt`.
+
+    Training continues from the last checkpoint if there is one, else from the exported judge in `start`, if given."""
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
     renderer, net = Renderer(sprites), JudgeNet()
-    net = net.to(device or "cpu", memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch documents it, its stubs do not
+    net = net.to(device or "cpu", memory_format=torch.channels_last)  # type: ignore[call-overload]  # documented by torch, missing in its stubs
     vae.to(device or "cpu", memory_format=torch.channels_last)
     kernels = [p for p in net.body.parameters() if p.ndim == 4]
     rest = [p for p in net.parameters() if p.ndim != 4]

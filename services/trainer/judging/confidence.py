@@ -1,4 +1,4 @@
-"""How sure the judges must be: as sure as they are of real renders that went through the autoencoder, not of blurs."""
+"""Confidence thresholds of the judges, calibrated on real renders that passed through the autoencoder, and on blurs."""
 
 from __future__ import annotations
 
@@ -17,37 +17,38 @@ from shared.models.scenes import Scene
 Pictures = npt.NDArray[np.uint8]
 """(B, height, width, 3)."""
 Pass = Callable[[Pictures], Pictures]
-"""Sends pictures through an autoencoder and back."""
+"""Encodes and decodes images with an autoencoder."""
 
 UNLIKE = 0.03
-"""The share of real pictures of a style whose margin may lie under the bar; both bars together leave ≥ .95 of them."""
+"""Share of a style's real images whose margin may be below the threshold; both thresholds together accept ≥ .95."""
 UNSURE = 0.01
-"""The share of real pictures that the classifier may be less sure of."""
+"""Share of real images whose probability may be below the threshold."""
 BLURRED = 0.95
-"""The share of blurred real pictures that must be turned down as blurred."""
+"""Share of blurred real images that the sharpness threshold must reject."""
 
 
 @dataclass(frozen=True)
 class JudgeThresholds:
-    """What a picture's object must reach to be called right; without one, being the likeliest of all is enough."""
+    """Values that an image's object must reach to count as right; by default the likeliest object counts."""
 
     margin: Mapping[str, float] = field(default_factory=dict)
-    """By style: the least margin of the templates."""
+    """Least margin of the templates, by style."""
     certainty: float = 0.0
-    """The least probability that the classifier gives the object."""
+    """Least probability of the object by the classifier."""
     sharpness: float = -1.0
-    """The least by which the object's rendering must fit better than its blur."""
+    """Least advantage of the object's rendering over its blur."""
 
     def template(self, found: Match, scene: Scene) -> bool:
-        """Whether the templates call the object of `scene` right."""
+        """Return whether the templates accept the object of `scene`."""
         least = self.margin.get(scene.style, 0.0)
         return found.name == scene.object and found.margin >= least and found.sharpness > self.sharpness
 
 
 def calibrated(renderer: Renderer, reader: Reader, passed: Pass, count: int = 512, seed: int = 200) -> JudgeThresholds:
-    """The bar that nearly all of `count` real renders clear after the autoencoder `passed`, and blurred ones do not.
+    """Return thresholds that accept nearly all of `count` real renders after the autoencoder `passed`, and reject
+    blurs.
 
-    The scenes are others than the judged ones, an equal share at each size.
+    The scenes differ from the judged ones; each size has an equal share.
     """
     scenes = balanced_scenes(count, seed)
     margins: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""Says what the bundled models' pictures really show: right is what templates and classifier both call right."""
+"""Judge of the bundled models' images: an object is right if templates and classifier both accept it."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from shared.models.scenes import ATTRIBUTES, Scene
 from shared.runtime.progress import Advance
 
 SEED = 100
-"""Of the judged scenes."""
+"""Seed of the judged scenes."""
 BATCH = 16
 
 Draw = Callable[[Sequence[Scene], tuple[int, int]], tuple[Pictures, float]]
-"""Draws scenes at one size: pictures (B, height, width, 3) uint8, and the seconds it took."""
+"""Generates scenes at one size: images (B, height, width, 3) uint8, and the seconds spent."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One picture: whether each attribute is what the classifier sees, and the object by each judge."""
+    """Verdict on one image: whether the classifier sees each attribute, and the object by each judge."""
 
     scene: Scene
     size: tuple[int, int]
     net: dict[str, bool]
     by_net: bool
-    """The classifier names the object, and is as sure of it as the bar asks."""
+    """The classifier names the object with a probability above the threshold."""
     by_template: bool
-    """The object's rendering fits best, by as much as the bar asks."""
+    """The object's rendering fits best, with a margin above the threshold."""
     nearest: bool
-    """Both find the object the likeliest of all, however unsure they are."""
+    """Both judges rank the object first, at any confidence."""
 
 
 def judged(
     pictures: Pictures, scenes: Sequence[Scene], renderer: Renderer, reader: Reader, bar: JudgeThresholds
 ) -> list[Verdict]:
-    """A verdict on each picture (B, height, width, 3) of `scenes`."""
+    """Return a verdict on each image (B, height, width, 3) of `scenes`."""
     read = reader(pictures)
     size = (pictures.shape[2], pictures.shape[1])
     found = []
@@ -57,8 +57,10 @@ def judged(
 
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """The share of right pictures by attribute; of objects those that both judges call right, beside each judge's own
-    share and that of pictures in which the object is merely the likeliest (`object_nearest`)."""
+    """Return the share of right images by attribute.
+
+    An object is right if both judges accept it. Beside it stand each judge's own share, and the share of images whose
+    object both judges rank first (`object_nearest`)."""
     return {
         **{name: float(np.mean([v.net[name] for v in verdicts])) for name in ATTRIBUTES},
         "object": float(np.mean([v.by_net and v.by_template for v in verdicts])),
@@ -77,12 +79,12 @@ def judge_model(
     sizes: Sequence[tuple[int, int]] = SIZES,
     begin: Callable[[int], Advance] = lambda total: lambda count: None,
 ) -> dict[str, Any]:
-    """Judge `count` different scenes, in equal blocks one size each; scores, and seconds per picture in batches.
+    """Judge `count` different scenes in equal blocks of one size each; return scores and seconds per image in batches.
 
-    begin: takes how many pictures will be drawn, and gives what counts them.
+    `begin` takes the number of images and returns a function that counts them.
 
-    `by_size` compares the sizes on the same scenes, those of the first block, which are drawn at every size: of other
-    scenes at each, the shares would differ by .05 and more from chance alone.
+    `by_size` compares the sizes on the scenes of the first block, generated at every size. With other scenes at each
+    size, the shares would differ by .05 and more by chance alone.
     """
     scenes = balanced_scenes(count, SEED)
     each = count // len(sizes)
@@ -112,7 +114,7 @@ def judge_model(
 
 
 def real_pictures(renderer: Renderer, passed: Pass | None = None) -> Draw:
-    """Renders instead of drawings, to judge the judge; `passed` may send them through an autoencoder."""
+    """Return renders in place of generated images, to judge the judge; `passed` may encode and decode them."""
 
     def draw(scenes: Sequence[Scene], size: tuple[int, int]) -> tuple[Pictures, float]:
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Chooses the scenes that models are judged on, never trained on and balanced over every attribute; and the grids'."""
+"""Choice of the judged scenes, never trained on and balanced over every attribute, and of the grids' scenes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, TypeVar
 from shared.models.scenes import VALUES, WORDINGS, Scene, caption, held_out, never_trained, random_scene
 
 BLOCK = 64
-"""Scenes that are balanced by themselves: as many as each picture size gets of 256."""
+"""Number of scenes that are balanced as a block: the share of each image size among 256."""
 
 T = TypeVar("T")
 
 
 def balanced_scenes(count: int, seed: int) -> list[Scene]:
-    """Different scenes of combinations never trained on; every value of every attribute comes up equally often.
+    """Return different scenes of combinations never trained on; every value of every attribute occurs equally often.
 
-    Each `BLOCK` of them is balanced too, and the same `seed` gives the same scenes. Objects are those that have such
-    combinations (`never_trained`).
+    Each `BLOCK` is balanced, too, and the same `seed` gives the same scenes. Objects are those with such combinations
+    (`never_trained`).
     """
     rng = random.Random(seed)
     of_object: dict[str, list[tuple[str, str]]] = {}
@@ -33,19 +33,19 @@ def balanced_scenes(count: int, seed: int) -> list[Scene]:
             Scene(name, background=place, style=style, **rest)
             for name, (place, style), rest in zip(names, places, _rests(rng), strict=False)
         ]
-        if len(set(found)) == count:  # two alike are rare; then the rest is dealt again
+        if len(set(found)) == count:  # equal scenes are rare; then the other attributes are dealt again
             return found
 
 
 def _rests(rng: random.Random) -> Iterator[dict[str, Any]]:
-    """The attributes that no combination is held out by, each dealt from its own decks."""
+    """Yield the attributes outside the held-out combinations, each dealt from its own decks."""
     dealt = {key: _dealt(VALUES[key], rng) for key in ("count", "colour", "size", "position", "light")}
     while True:
         yield {key: next(values) for key, values in dealt.items()}
 
 
 def _dealt(values: Sequence[T], rng: random.Random) -> Iterator[T]:
-    """Values as from shuffled decks, one after the other: any stretch holds each about equally often."""
+    """Yield values from shuffled decks, one after the other: any stretch holds each value about equally often."""
     while True:
         yield from rng.sample(values, len(values))
 
@@ -53,7 +53,7 @@ def _dealt(values: Sequence[T], rng: random.Random) -> Iterator[T]:
 def _places(
     names: Sequence[str], of_object: dict[str, list[tuple[str, str]]], rng: random.Random
 ) -> list[tuple[str, str]]:
-    """A background and a style for each object, of those it has; exchanged one at a time while that evens them out."""
+    """Choose a background and a style for each object among its combinations, and swap single ones to balance them."""
     found = [rng.choice(of_object[name]) for name in names]
     seen: Counter[tuple[int, str]] = Counter()
 
@@ -75,7 +75,7 @@ def _places(
 
 
 def grid_prompts(count: int = 48) -> list[str]:
-    """The held-out prompts of the grids; fixed before anyone looked."""
+    """Return the held-out prompts of the grids, fixed before any image was generated."""
     rng = random.Random(2026)
     scenes = [scene for scene in (random_scene(rng, 0.3) for _ in range(count * 30)) if held_out(scene)][:count]
     return [caption(scene, i % WORDINGS) for i, scene in enumerate(scenes)]

@@ -1,4 +1,4 @@
-"""Template matching: how much better an object's own rendering explains a picture than other objects' or a blur do."""
+"""Template matching: the advantage of an object's own rendering over other objects' renderings and over a blur."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from services.trainer.rendering.renderer import HEIGHTS, Box, Pixels, Renderer, 
 from shared.models.scenes import VALUES, Scene
 
 MARGIN = 2
-"""Pixels about an object's box that are compared too."""
+"""Pixels around an object's box that are compared, too."""
 SHIFT = 1
-"""Pixels by which an object may stand beside its place."""
+"""Pixels by which an object may be off its place."""
 BLUR = 1 / 8
-"""Deviation of the blur that stands for "none of them", of the object's side: an outline is left, its inside is not."""
+"""Deviation of the blur that stands for "no object", in sides of the object: it keeps the outline and removes the
+inside."""
 
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How a picture compares with the templates of a scene: correlations −1…1, averaged over the scene's objects."""
+    """Match of an image with a scene's templates: correlations −1…1, averaged over the scene's objects."""
 
     name: str
     """The object that fits best."""
     margin: float
-    """By how much the scene's object fits better than the best other one; below 0 where another one fits better."""
+    """Advantage of the scene's object over the best other object; below 0 if another one fits better."""
     sharpness: float
-    """By how much it fits better than its own blurred rendering."""
+    """Advantage of the object over its own blurred rendering."""
 
 
 def match(picture: Pixels, scene: Scene, renderer: Renderer) -> Match:
-    """Compare a picture (height, width, 3) with every object's rendering, everything else being as `scene` says.
+    """Compare an image (height, width, 3) with every object's rendering in an otherwise unchanged `scene`.
 
-    The background's variant is chosen outside the objects' boxes; inside, the better of both heights counts, each
-    object where it fits best within `SHIFT` pixels.
+    The background's variant is chosen outside the objects' boxes. Inside, the better of both heights counts, with each
+    object at its best place within `SHIFT` pixels.
     """
     height, width = picture.shape[:2]
     names = [str(name) for name in VALUES["object"]]
@@ -58,7 +59,7 @@ def match(picture: Pixels, scene: Scene, renderer: Renderer) -> Match:
 
 
 def blurred(picture: Pixels, scene: Scene) -> Pixels:
-    """A picture (height, width, 3) of a scene, its objects' outlines left and what is in them gone."""
+    """Return the image (height, width, 3) with the insides of its objects blurred away and their outlines kept."""
     x0, _, x1, _ = boxes(scene, picture.shape[1], picture.shape[0])[0]
     return np.asarray(Image.fromarray(picture).filter(ImageFilter.GaussianBlur((x1 - x0) * BLUR)))
 
@@ -75,7 +76,7 @@ def _variant(picture: Pixels, scene: Scene, renderer: Renderer) -> int:
 
 
 def _scores(picture: Pixels, templates: Pixels, places: tuple[Box, ...]) -> Floats:
-    """The correlation of each of T templates (T, height, width, 3) with a picture, best shift, mean over the places."""
+    """Return the correlation of T templates (T, height, width, 3) with an image: best shift, mean over the places."""
     padded = [(MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)]
     wide = [(MARGIN + SHIFT, MARGIN + SHIFT)] * 2 + [(0, 0)]
     framed = np.pad(picture.astype(np.float32), wide, mode="edge")
@@ -92,7 +93,7 @@ def _scores(picture: Pixels, templates: Pixels, places: tuple[Box, ...]) -> Floa
 
 
 def _unit(patches: Floats) -> Floats:
-    """Patches (N, pixels, 3) as vectors of length 1, each channel about its mean."""
+    """Return patches (N, pixels, 3) as unit vectors, each channel centred on its mean."""
     flat = (patches - patches.mean(axis=1, keepdims=True)).reshape(len(patches), -1)
     found: Floats = flat / (np.linalg.norm(flat, axis=1, keepdims=True) + 1e-3)
     return found

@@ -1,1 +1,1 @@
-"""Renders the scenes that the bundled models learn: backgrounds, sprites, words for them."""
+"""Render the scenes that the bundled models learn: backgrounds, sprites, and words for them."""

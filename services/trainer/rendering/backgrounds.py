@@ -36,7 +36,7 @@ class _Canvas:
     def __init__(self, width: int, height: int, light: str, variant: int) -> None:
         self.light, self.variant = light, variant
         self.w, self.h = width * _OVERSAMPLE, height * _OVERSAMPLE
-        self.unit = 64 * _OVERSAMPLE  # details keep their size in pixels whatever the picture's size
+        self.unit = 64 * _OVERSAMPLE  # details have the same size in pixels at every image size
         self.picture = Image.new("RGB", (self.w, self.h))
         self.draw = ImageDraw.Draw(self.picture)
 
@@ -205,7 +205,7 @@ _PAINTERS: dict[str, Callable[[_Canvas], None]] = {
 
 @lru_cache(maxsize=1024)
 def background(name: str, light: str, variant: int, width: int, height: int) -> Paint:
-    """The place `name` in this light, (height, width, 3) in 0…1; the array is shared, do not write to it."""
+    """Return the place `name` in this light, (height, width, 3) in 0…1; the array is shared, do not write to it."""
     canvas = _Canvas(width, height, light, variant)
     _PAINTERS[name](canvas)
     small = canvas.picture.resize((width, height), Image.Resampling.BOX)

@@ -1,4 +1,4 @@
-"""Renders scenes: a painted background, one to three sprites on the autoencoder's lattice, a style over all of it."""
+"""Renderer of scenes: a painted background, one to three sprites on the autoencoder's lattice, and a style over all."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from services.trainer.rendering.sprites import Sprite, load_sprites
 from shared.models.scenes import Scene
 
 SIZES = ((64, 64), (96, 64), (64, 96), (96, 96))
-"""The (width, height) that the bundled models are trained at."""
+"""Training sizes (width, height) of the bundled models."""
 LATTICE = 4
 """Sprites' sides and places are multiples of the autoencoder's stride, so that a sprite's latents repeat."""
 HEIGHTS = (4, 8)
-"""How far above the bottom edge the objects stand, pixels."""
+"""Distances of the objects from the bottom edge, pixels."""
 LAYOUTS = len(HEIGHTS) * VARIANTS
-"""How many pictures there are of one scene at one size."""
+"""Number of different renders of one scene at one size."""
 
 _SIDES = {1: {"small": 24, "medium": 36, "large": 48}, 2: {"small": 20, "medium": 24, "large": 28}}
 _HUES = {
@@ -48,14 +48,14 @@ class Picture:
 
 
 class Renderer:
-    """Draws scenes from sprites; the same scene, size and layout give the same pixels."""
+    """Renderer of scenes from sprites; the same scene, size and layout give the same pixels."""
 
     def __init__(self, folder: Path) -> None:
         self._sprites = load_sprites(folder)
         self._coloured = lru_cache(maxsize=4096)(self._coloured_sprite)
 
     def render(self, scene: Scene, width: int = 64, height: int = 64, layout: int = 0) -> Picture:
-        """Draw a scene; `layout` (mod `LAYOUTS`) picks the background's variant and the ground's height."""
+        """Render a scene; `layout` (mod `LAYOUTS`) selects the background's variant and the ground's height."""
         paint = background(scene.background, scene.light, layout % VARIANTS, width, height).copy()
         found = boxes(scene, width, height, layout)
         masks = np.zeros((len(found), height, width), dtype=np.bool_)
@@ -76,7 +76,7 @@ class Renderer:
 
 
 def boxes(scene: Scene, width: int, height: int, layout: int = 0) -> tuple[Box, ...]:
-    """Where a scene's objects stand: one alone, two side by side, or a third above and between the two."""
+    """Return the boxes of a scene's objects: one alone, two side by side, or a third above and between the two."""
     side = _SIDES[min(scene.count, 2)][scene.size]
     step = side if scene.count == 1 else side - LATTICE
     across = side if scene.count == 1 else side + step

@@ -1,4 +1,4 @@
-"""The source pictures of the scenes' objects, fetched from a package registry by version and hash, never committed."""
+"""Source images of the scenes' objects, fetched from a package registry by version and hash, never committed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shared.domain.errors import UnavailableError
 from shared.models.scenes.grammar import OBJECTS
 
 PACKAGE = "@lobehub/fluent-emoji-3d@1.1.0"
-"""Microsoft's Fluent Emoji (MIT), repackaged as WebP pictures of 256×256 (MIT)."""
+"""Microsoft's Fluent Emoji (MIT), repackaged as WebP images of 256×256 (MIT)."""
 PACKAGE_SHA512 = "Wlq2lVStTnr8BDpIJ0pEnTKO4LuDxxqTEhTvRtD1DLRF0me7ogeRQjKoehDHXuVJ2Qaecgl5wRBv60lUAG3h7g=="
 TARBALL = "lobehub-fluent-emoji-3d-1.1.0.tgz"
 SPRITE_SIDE = 128
@@ -33,17 +33,17 @@ _CODE_POINTS = {
 }  # fmt: skip
 
 Sprite = npt.NDArray[np.uint8]
-"""A picture of one object, `SPRITE_SIDE` square, RGBA, standing on the bottom edge."""
+"""Image of one object, `SPRITE_SIDE` square, RGBA, touching the bottom edge."""
 
 
 class SpritesMissingError(UnavailableError):
-    """The objects' source pictures could not be fetched; training and judging need a package registry once."""
+    """The objects' source images could not be fetched; training and judging need a package registry once."""
 
 
 def load_sprites(folder: Path) -> dict[str, Sprite]:
-    """Every object's sprite, from the package in `folder`, which is fetched there first if it is not.
+    """Return every object's sprite from the package in `folder`; fetch the package if it is missing.
 
-    Raises SpritesMissingError when the registry cannot be reached or the package is not the pinned one.
+    Raise SpritesMissingError if the registry cannot be reached or the package is not the pinned one.
     """
     tarball = folder / TARBALL
     if not tarball.exists():
@@ -62,7 +62,7 @@ def load_sprites(folder: Path) -> dict[str, Sprite]:
 
 
 def sprites_cached(folder: Path) -> bool:
-    """Whether the package already lies in `folder`."""
+    """Return whether the package is in `folder`."""
     return (folder / TARBALL).exists()
 
 

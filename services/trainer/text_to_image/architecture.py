@@ -1,4 +1,4 @@
-"""The shapes of the text-to-image models: UNets, their text encoder, their noise schedule; nothing trained."""
+"""Architectures of the text-to-image models, untrained: UNets, their text encoder, their noise schedule."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ TEXT_WIDTH = 128
 
 @dataclass(frozen=True)
 class Shape:
-    """A denoiser's architecture: channels per level, which levels attend to the text, a middle block or not."""
+    """A denoiser's architecture: channels per level, the levels with text attention, and an optional middle block."""
 
     channels: tuple[int, ...] = (48, 96, 160)
     attends: tuple[bool, ...] = (False, True, True)
-    """On the way up, and …"""
+    """Levels of the up path that attend to the text."""
     attends_down: tuple[bool, ...] | None = None
-    """… on the way down; None: the same."""
+    """Levels of the down path that attend to the text; None: the same levels."""
     middle: bool = True
     guided: bool = False
-    """Learns what another denoiser says with guidance, so that a step is one row, not two (guidance distillation)."""
+    """Guidance distillation: learn another denoiser's guided output, so that a step is one row instead of two."""
 
 
 LARGE = Shape()
@@ -33,7 +33,7 @@ SHAPES = {"large": LARGE, "small": SMALL}
 
 
 def new_unet(shape: Shape) -> UNet2DConditionModel:
-    """An untrained stock UNet whose pooled text is also added to its time embedding."""
+    """Return an untrained stock UNet that also adds the pooled text to its time embedding."""
     attends_down = shape.attends if shape.attends_down is None else shape.attends_down
     down = tuple("CrossAttnDownBlock2D" if attends else "DownBlock2D" for attends in attends_down)
     up = tuple("CrossAttnUpBlock2D" if attends else "UpBlock2D" for attends in reversed(shape.attends))
@@ -53,12 +53,12 @@ def new_unet(shape: Shape) -> UNet2DConditionModel:
         addition_embed_type="text",
         addition_embed_type_num_heads=4,
     )
-    unet.set_attn_processor(AttnProcessor())  # on a CPU the fused one's way back took a quarter of a step
+    unet.set_attn_processor(AttnProcessor())  # on a CPU the fused processor's backward pass took a quarter of a step
     return unet
 
 
 def new_text_encoder(words: Words) -> CLIPTextModel:
-    """An untrained text encoder of the shape of the pair's text tower."""
+    """Return an untrained text encoder with the architecture of the pair's text tower."""
     return CLIPTextModel(
         CLIPTextConfig(
             vocab_size=words.size,
@@ -77,7 +77,7 @@ def new_text_encoder(words: Words) -> CLIPTextModel:
 
 
 def new_scheduler() -> DDIMScheduler:
-    """The noise schedule and sampler of the bundled models."""
+    """Return the noise schedule and sampler of the bundled models."""
     return DDIMScheduler(
         num_train_timesteps=1000,
         beta_schedule="squaredcos_cap_v2",

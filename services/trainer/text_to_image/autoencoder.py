@@ -1,4 +1,4 @@
-"""Trains the autoencoder that both text-to-image models share: four latent channels at a quarter of the side."""
+"""Training of the autoencoder that both text-to-image models share: four latent channels at a quarter of the side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STRIDE = 4
 
 @dataclass(frozen=True)
 class AutoencoderPlan:
-    """How the autoencoder is trained: for `steps`, or for `seconds` of wall time over all runs if those end first."""
+    """Training plan of the autoencoder: `steps`, or `seconds` of wall time over all runs, whichever ends first."""
 
     steps: int = 5354
     seconds: float = math.inf
@@ -36,7 +36,8 @@ class AutoencoderPlan:
 
 
 def new_autoencoder() -> AutoencoderTiny:
-    """An untrained autoencoder; its latents are kept near zero mean and unit deviation, so its scale is 1."""
+    """Return an untrained autoencoder; training keeps its latents near zero mean and unit deviation, so its scale is
+    1."""
     return AutoencoderTiny(
         encoder_block_out_channels=(40, 40, 40),
         decoder_block_out_channels=(40, 40, 40),
@@ -51,8 +52,9 @@ def new_autoencoder() -> AutoencoderTiny:
 def train_autoencoder(
     plan: AutoencoderPlan, sprites: Path, work: Path, start: Path | None = None, device: torch.device | None = None
 ) -> None:
-    """Train until the plan is used up, from the last checkpoint if there is one, else from the exported weights in
-    `start`, if given; writes `work/vae.pt`."""
+    """Train until the plan is used up, and write `work/vae.pt`.
+
+    Training continues from the last checkpoint if there is one, else from the exported weights in `start`, if given."""
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
     renderer = Renderer(sprites)
@@ -116,7 +118,7 @@ def _pictures(renderer: Renderer, rng: random.Random, plan: AutoencoderPlan, cro
 
 @torch.no_grad()
 def round_trip_psnr(model: AutoencoderTiny, renderer: Renderer, count: int = 128) -> float:
-    """Peak signal-to-noise ratio of held-out scenes, encoded and decoded, dB (peak 2, values −1…1)."""
+    """Return the peak signal-to-noise ratio of held-out scenes, encoded and decoded, in dB (peak 2, values −1…1)."""
     rng = random.Random(99)
     scenes = [scene for scene in (random_scene(rng) for _ in range(count * 20)) if held_out(scene)][:count]
     pictures = runs.to_tensor(np.stack([renderer.render(s, layout=i).pixels for i, s in enumerate(scenes)]))

@@ -1,4 +1,4 @@
-"""A text-to-image denoiser with its text encoder: the loss both learn by, and how they draw latents."""
+"""A text-to-image denoiser with its text encoder: their loss, and the sampling of latents."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from services.trainer.training import runs
 from services.trainer.words import Words
 
 TIMESTEP_CENTRE = 0.25
-"""Just above the schedule's middle, where objects take shape; a lower one teaches their details."""
+"""Centre of the sampled timesteps, just above the schedule's middle, where objects take shape; lower values teach
+details."""
 
 
 class Teacher(Protocol):
-    """A trained denoiser that another one learns from."""
+    """A trained denoiser from which another one learns."""
 
     def velocity(self, noisy: torch.Tensor, timesteps: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Its guided velocity at noisy latents (B, 4, h, w), timesteps (B,), text states (B, LENGTH, TEXT_WIDTH)."""
+        """Return the guided velocity at noisy latents (B, 4, h, w), timesteps (B,), text states (B, LENGTH,
+        TEXT_WIDTH)."""
         ...
 
     def begin(self, student: Denoiser) -> None:
-        """Give a fresh student what it can take over."""
+        """Copy all usable weights into a fresh student."""
         ...
 
     def lend_text(self, student: Denoiser) -> None:
-        """Give a student that has learned before its text encoder alone."""
+        """Copy the text encoder into a student that resumes."""
         ...
 
 
 class Denoiser(nn.Module):
-    """A UNet with its text encoder, and the loss both are trained with."""
+    """A UNet with its text encoder, and the training loss of both."""
 
     teacher: Teacher | None = None
     timestep_centre: float = TIMESTEP_CENTRE
@@ -46,15 +48,15 @@ class Denoiser(nn.Module):
         self.scheduler = new_scheduler()
 
     def forward(self, latents: torch.Tensor, timesteps: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """The velocity at noisy latents (B, 4, h, w), timesteps (B,), token ids (B, LENGTH)."""
+        """Return the velocity at noisy latents (B, 4, h, w), timesteps (B,), token ids (B, LENGTH)."""
         states = self.text(input_ids=tokens).last_hidden_state
         found: torch.Tensor = self.unet(latents, timesteps, encoder_hidden_states=states).sample
         return found
 
     def loss(self, batch: Batch, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """The weighted squared error of the velocity, and the plain one; both scalars.
+        """Return the weighted squared error of the velocity, and the plain one; both scalars.
 
-        Noise and timesteps are drawn on the CPU, so that they are the same on every device.
+        Noise and timesteps are drawn on the CPU, so that every device gets the same.
         """
         count, device = batch.latents.shape[0], batch.latents.device
         noise = torch.randn(batch.latents.shape, generator=generator).to(device)
@@ -72,7 +74,8 @@ class Denoiser(nn.Module):
 
 
 def draw_timesteps(count: int, generator: torch.Generator, centre: float = TIMESTEP_CENTRE) -> torch.Tensor:
-    """(count,) timesteps: two thirds logit-normal about sigmoid(`centre`) of the schedule, one third uniform."""
+    """Return (count,) timesteps: two thirds logit-normal around sigmoid(`centre`) of the schedule, one third
+    uniform."""
     uniform = torch.rand(count, generator=generator)
     middle = torch.sigmoid(centre + 1.1 * torch.randn(count, generator=generator))
     pick = torch.rand(count, generator=generator) < 1 / 3
@@ -89,7 +92,7 @@ def sample(
     steps: int = 50,
     guidance: float = 2.5,
 ) -> torch.Tensor:
-    """Draw latents for token ids (B, LENGTH) by DDIM with guidance; each row's noise comes from its own seed."""
+    """Sample latents for token ids (B, LENGTH) by DDIM with guidance; each row's noise comes from its own seed."""
     count = tokens.shape[0]
     noise = [
         torch.randn(4, size[1] // 4, size[0] // 4, generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""Trains a text-to-image denoiser and its text encoder on stored latents, in one or more single-thread workers."""
+"""Training of a text-to-image denoiser and its text encoder on stored latents, in one or more single-thread workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPTIMIZERS = ("muon", "adamw")
 
 @dataclass(frozen=True)
 class DenoiserPlan:
-    """How a denoiser is trained: for `steps`, or for `seconds` of wall time over all runs if those end first."""
+    """Training plan of a denoiser: `steps`, or `seconds` of wall time over all runs, whichever ends first."""
 
     steps: int = 2839
     seconds: float = math.inf
@@ -49,11 +49,11 @@ class DenoiserPlan:
     grid_s: float = 300.0
     grid_prompts: Sequence[str] = field(default=())
     judged: int = 0
-    """Held-out pictures to draw and judge at the end."""
+    """Number of held-out images to generate and judge at the end."""
 
 
 class Run:
-    """One worker of a training run: what it has learned, and where it stands."""
+    """One worker of a training run: its weights and its progress."""
 
     def __init__(
         self,
@@ -68,14 +68,15 @@ class Run:
         start: Path | None = None,
         device: torch.device | None = None,
     ):
-        """Taken up from its checkpoint; without one, from the exported weights in `start`, if given; on `device`, or
-        else the CPU."""
+        """Continue from the checkpoint; without one, from the exported weights in `start`, if given.
+
+        The run uses `device`, by default the CPU."""
         torch.manual_seed(plan.seed)
         self.name, self.plan, self.data, self.work, self.rank, self.world = name, plan, data, work, rank, world
         self.device = device or torch.device("cpu")
         self.model = Denoiser(SHAPES[name], words).to(self.device)
         self.model.timestep_centre = plan.timestep_centre
-        if teacher is not None:  # a student reads with its teacher's text encoder, which stays as it is
+        if teacher is not None:  # a student uses its teacher's text encoder, which stays frozen
             self.model.teacher = teacher
             self.model.text.requires_grad_(False)
         self.optimizers = _optimizers(self.model, plan)
@@ -124,7 +125,7 @@ class Run:
         runs.log.info("text tower borrowed", tensors=len(found), of=len(wanted))
 
     def save(self) -> None:
-        """Write the checkpoint: all that a killed run needs to go on as if nothing had happened."""
+        """Write the checkpoint, with everything that a killed run needs to continue bit-identically."""
         runs.save_checkpoint(
             self.path,
             {
@@ -138,15 +139,15 @@ class Run:
         )
 
     def done(self) -> float:
-        """The share of the plan that is used, 0…1."""
+        """Return the used share of the plan, 0…1."""
         return max(self.used_s / self.plan.seconds, self.step / self.plan.steps)
 
     def finished(self) -> bool:
-        """Whether the plan is used up; workers only finish where they have just met, so that all of them agree."""
+        """Return whether the plan is used up; workers finish only right after averaging, so that all of them agree."""
         return self.done() >= 1 and (self.world == 1 or self.step % self.plan.average_every == 0)
 
     def advance(self) -> tuple[float, float]:
-        """Take one step; the batch, its noise and its timesteps depend on nothing but seed, step and rank."""
+        """Take one step; the batch, its noise and its timesteps depend on seed, step and rank alone."""
         shared = random.Random(f"{self.plan.seed}-{self.step}")
         own = random.Random(f"{self.plan.seed}-{self.step}-{self.rank}")
         sizes = self.data.sizes()
@@ -179,7 +180,7 @@ class Run:
                 group["lr"] = rate * group["share"]
 
     def _meet(self) -> None:
-        """Local SGD: every few steps the workers' weights become their mean (and their clocks agree)."""
+        """Average the workers' weights and clocks every few steps (local SGD)."""
         tensors = [p.data for p in self.model.parameters()]
         flat = torch.cat([*(t.flatten() for t in tensors), torch.tensor([self.used_s])])
         dist.all_reduce(flat)
@@ -192,7 +193,7 @@ class Run:
 
 
 def train_denoiser(run: Run, vae: nn.Module | None = None) -> None:
-    """Train until the plan is used up; rank 0 reports, saves, and draws the plan's prompts if `vae` is given."""
+    """Train until the plan is used up; rank 0 logs, saves, and generates the plan's prompts if `vae` is given."""
     progress = runs.Progress(
         run.work, run.name, used_s=run.used_s, steps=run.plan.steps, done=run.step, share=run.done()
     )
@@ -232,7 +233,8 @@ def _grid(run: Run, vae: Any) -> None:
 
 
 def _optimizers(model: Denoiser, plan: DenoiserPlan) -> list[torch.optim.Optimizer]:
-    """Muon for the inner matrices and kernels, AdamW for what is a table, a gain or an end; `share` scales the rate."""
+    """Return Muon for the inner matrices and kernels, AdamW for tables, gains and the outer layers; `share` scales the
+    rate."""
     inner: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
     text = list(model.text.parameters())

@@ -1,4 +1,4 @@
-"""Teaches a small denoiser what a large one says with guidance, so that it draws as well in one row a step."""
+"""Guidance distillation of a large denoiser into a small one, which then needs one row per step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from services.trainer.text_to_image.denoiser import Denoiser
 from services.trainer.words import Words
 
 GUIDANCE = 2.5
-"""What the teacher is asked with, and so what the student's pictures look as if drawn with."""
+"""Guidance of the teacher, and so of the student's images."""
 
 
 class GuidedTeacher:
-    """An exported denoiser, asked with classifier-free guidance (Meng et al. 2023, "On distillation of guided
-    diffusion models", stage one at one fixed guidance)."""
+    """An exported denoiser with classifier-free guidance.
+
+    Source: Meng et al. 2023, "On distillation of guided diffusion models", stage one at one fixed guidance."""
 
     def __init__(
         self, folder: Path, words: Words, guidance: float = GUIDANCE, device: torch.device | None = None
@@ -34,7 +35,8 @@ class GuidedTeacher:
 
     @torch.no_grad()
     def velocity(self, noisy: torch.Tensor, timesteps: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """The guided velocity (B, 4, h, w) at noisy latents, timesteps (B,), text states (B, LENGTH, TEXT_WIDTH)."""
+        """Return the guided velocity (B, 4, h, w) at noisy latents, timesteps (B,), text states (B, LENGTH,
+        TEXT_WIDTH)."""
         count = noisy.shape[0]
         nothing = self._nothing.to(states.dtype).expand(count, -1, -1)
         found = self._unet(
@@ -45,12 +47,14 @@ class GuidedTeacher:
         return guided
 
     def lend_text(self, student: Denoiser) -> None:
-        """The text encoder, which a student only reads with."""
+        """Copy the text encoder, which stays frozen in the student."""
         student.text.load_state_dict(self._text.state_dict())
 
     def begin(self, student: Denoiser) -> None:
-        """The text encoder, and every layer of the UNet that the student has in the same shape: its levels are the
-        teacher's upper ones, so what is cut away is the bottom (as BK-SDM prunes, Kim et al. 2023)."""
+        """Copy the text encoder, and every UNet layer that the student has in the same shape.
+
+        The student's levels are the teacher's upper ones; the bottom is cut away (as BK-SDM prunes, Kim et al.
+        2023)."""
         self.lend_text(student)
         wanted = student.unet.state_dict()
         dropped = len(self._unet.config.block_out_channels) - len(student.unet.config.block_out_channels)
@@ -60,7 +64,7 @@ class GuidedTeacher:
 
 
 def _upper_levels(state: Mapping[str, torch.Tensor], dropped: int) -> dict[str, torch.Tensor]:
-    """A UNet's weights named as if its lowest levels were not there: the way up begins that many blocks later."""
+    """Rename a UNet's weights without its lowest levels: the up path begins that many blocks later."""
     named: dict[str, torch.Tensor] = {}
     for name, value in state.items():
         if not name.startswith("up_blocks."):

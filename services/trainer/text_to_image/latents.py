@@ -1,4 +1,4 @@
-"""The text-to-image models' training data: latents of rendered scenes, computed once, read by every worker."""
+"""Training data of the text-to-image models: latents of rendered scenes, computed once, read by every worker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shared.runtime.progress import Remaining
 
 NATURAL_SHARE = 0.25
 PARTS = 2
-"""How many parts the shipped models' latents were encoded in; each has a seed, so they may be made side by side."""
+"""Number of parts of the shipped models' latents; each has a seed, so parts can be encoded in parallel."""
 COUNT = 40_000
 """Scenes of 64×64 in a part; of each other size there are an eighth as many."""
 _CHUNK = 20
@@ -41,7 +41,7 @@ class Batch:
     weights: torch.Tensor
 
     def to(self, device: torch.device) -> Batch:
-        """The same on another device."""
+        """Return the batch on another device."""
         return Batch(self.latents.to(device), self.tokens.to(device), self.weights.to(device))
 
 
@@ -56,7 +56,7 @@ def encode_parts(
 
 
 def encoded(folder: Path, count: int = COUNT, parts: Sequence[int] = range(PARTS)) -> bool:
-    """Whether `encode_parts` has made all of that in `folder`."""
+    """Return whether `folder` holds everything that `encode_parts` makes."""
     return all(_encoded(folder, size, part) >= _count(size, count) for part in parts for size in SIZES)
 
 
@@ -65,7 +65,7 @@ def _count(size: tuple[int, int], count: int) -> int:
 
 
 def _encoded(folder: Path, size: tuple[int, int], part: int) -> int:
-    """How many scenes of one size and part are there, whole."""
+    """Return the number of scenes of one size and part that are complete."""
     described = folder / f"{size[0]}x{size[1]}-{part}.json"
     return int(json.loads(described.read_text())["count"]) if described.exists() else 0
 
@@ -73,8 +73,9 @@ def _encoded(folder: Path, size: tuple[int, int], part: int) -> int:
 def encode_scenes(
     vae: AutoencoderTiny, renderer: Renderer, folder: Path, size: tuple[int, int], count: int, part: int
 ) -> None:
-    """Render and encode `count` trainable scenes of one size into `folder`, unless so many are there; `part` seeds and
-    names the files."""
+    """Render and encode `count` trainable scenes of one size into `folder`, unless it holds as many.
+
+    `part` seeds the scenes and names the files."""
     width, height = size
     stem = f"{width}x{height}-{part}"
     if _encoded(folder, size, part) >= count:
@@ -108,33 +109,35 @@ def encode_scenes(
 
 
 def must_be_there(folder: Path) -> None:
-    """Raises NotFoundError where no scenes were encoded into `folder` yet."""
+    """Raise NotFoundError if no scenes are encoded in `folder` yet."""
     if not any(folder.glob("*.json")):
         raise NotFoundError(f"no latents in {folder}: make them first, with `python -m services.trainer latents`")
 
 
 class Latents:
-    """Every encoded scene in a folder, drawn in batches of one size."""
+    """Every encoded scene in a folder, sampled in batches of one size."""
 
     def __init__(self, folder: Path, words: Words, object_weight: float = 5.0) -> None:
-        """Raises NotFoundError where there are none."""
+        """Read the folder; NotFoundError if it holds no scenes."""
         must_be_there(folder)
         self.words, self._object_weight = words, object_weight
         self._parts: dict[tuple[int, int], list[_Part]] = {}
         for info in sorted(folder.glob("*.json")):
             described = json.loads(info.read_text())
             labels = np.load(folder / f"{info.stem}-labels.npy")
-            rows = np.flatnonzero([not held_out(scene_of(row)[0]) for row in labels])  # the grammar has the last word
+            rows = np.flatnonzero(
+                [not held_out(scene_of(row)[0]) for row in labels]
+            )  # drop rows that today's grammar holds out
             pair = (np.load(info.with_suffix(".npy"), mmap_mode="r"), labels, rows)
             self._parts.setdefault((described["width"], described["height"]), []).append(pair)
         self.count = sum(len(rows) for parts in self._parts.values() for _, _, rows in parts)
 
     def sizes(self) -> tuple[tuple[int, int], ...]:
-        """The sizes there are latents of."""
+        """Return the sizes of the stored latents."""
         return tuple(size for size in SIZES if size in self._parts)
 
     def batch(self, size: tuple[int, int], count: int, rng: random.Random, dropout: float = 0.0) -> Batch:
-        """Draw `count` scenes of one size, each with a random wording; a share `dropout` of the captions is empty."""
+        """Sample `count` scenes of one size, each with a random wording; a share `dropout` of the captions is empty."""
         width, height = size
         latents = np.empty((count, 4, height // STRIDE, width // STRIDE), dtype=np.float32)
         weights = torch.ones(count, 1, height // STRIDE, width // STRIDE)
@@ -155,6 +158,6 @@ class Latents:
 
 
 def scene_of(labels: npt.NDArray[np.uint8]) -> tuple[Scene, int]:
-    """The scene and layout that a row of stored labels stands for."""
+    """Return the scene and layout of a row of stored labels."""
     values = [allowed[int(i)] for allowed, i in zip(VALUES.values(), labels, strict=False)]
     return Scene(*values), int(labels[-1])  # type: ignore[arg-type]  # the fields of Scene in the order of VALUES

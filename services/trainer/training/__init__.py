@@ -1,1 +1,1 @@
-"""What every training run shares: checkpoints, progress, sittings, the optimizer."""
+"""Checkpoints, progress, training sessions and the optimizer of every training run."""

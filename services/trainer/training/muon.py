@@ -1,4 +1,4 @@
-"""Muon for convolutions too: momentum whose matrix is made near-orthogonal before it is applied."""
+"""Muon for matrices and convolutions: momentum, made near-orthogonal before it is applied."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrix: torch.Tensor, iterations: int = 5) -> torch.Tensor:
-    """The nearest matrix with singular values around 1, by a quintic Newton–Schulz iteration.
+    """Return a nearby matrix with singular values around 1, by a quintic Newton–Schulz iteration.
 
-    Every iterate is a polynomial of the Gram matrix times the matrix, so for wide matrices (kernels) only the small
-    square one is iterated; it costs a fifth of the plain form there.
+    Every iterate is a polynomial of the Gram matrix times the matrix. So for wide matrices (kernels) only the small
+    square matrix is iterated, at a fifth of the plain form's cost.
     """
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix

@@ -1,4 +1,4 @@
-"""What every training run shares: atomic checkpoints, an average of the weights, progress lines, loss curves, grids."""
+"""Atomic checkpoints, averaged weights, progress lines, loss curves and grids of every training run."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def _log(line: str) -> None:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where a module's weights are, and so where its inputs must be."""
+    """Return the device of a module's weights, where its inputs must be."""
     return next(module.parameters()).device
 
 
 def autocast(device: torch.device) -> torch.autocast:
-    """bfloat16 where it is safe, on that device."""
+    """Return an autocast to bfloat16 for the operations where bfloat16 is safe on this device."""
     return torch.autocast(device.type, torch.bfloat16)
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a run's state so that a kill at any moment leaves either the old file or the new one."""
+    """Write a run's state atomically: a kill leaves either the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}.partial")
     torch.save(dict(state), partial)
@@ -45,7 +45,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any] | None:
-    """A run's last state, or None before the first; only tensors and plain values are ever unpickled."""
+    """Return a run's last state, or None before the first; only tensors and plain values are unpickled."""
     if not path.exists():
         return None
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
@@ -53,7 +53,7 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
 
 
 def steps_done(path: Path) -> int:
-    """How many steps the run of a checkpoint has taken; 0 before the first."""
+    """Return the number of steps in a checkpoint; 0 before the first."""
     state = load_checkpoint(path)
     return 0 if state is None else int(state["step"])
 
@@ -96,10 +96,10 @@ class Average:
 
 @dataclass
 class Progress:
-    """Logs every half minute how far a run is, writes a row of `losses.csv` every `every` steps, and a loss curve.
+    """Progress of a run: a log line every half minute, a row of `losses.csv` every `every` steps, and a loss curve.
 
-    steps: those that the run takes at most; done, share: those that earlier sittings took, and of the whole; used_s:
-    their time.
+    `steps` is the most that the run takes. `done`, `share` and `used_s` are the steps, the share of the whole and the
+    seconds of earlier sessions.
     """
 
     folder: Path
@@ -119,7 +119,7 @@ class Progress:
         self._remaining = Remaining(title, self.steps, done=self.done, share=self.share, say=_log)
 
     def add(self, step: int, samples: int, *, share: float | None = None, **losses: float) -> None:
-        """Fold one step's losses in; report when it is time. share: the part of the run that is done."""
+        """Fold one step's losses in and report if it is time; `share` is the part of the run that is done."""
         for key, value in losses.items():
             self._sums[key] = self._sums.get(key, 0.0) + value
         self._count += 1
@@ -133,8 +133,11 @@ class Progress:
         self._sums, self._count = {}, 0
 
     def _write(self, row: Mapping[str, float]) -> None:
-        """Losses that came later than the file have no column; those that ended leave theirs empty. What a killed run
-        wrote of steps that are now done again is replaced."""
+        """Write one row of `losses.csv`.
+
+        A loss that is newer than the file has no column; a loss that ended leaves its column empty. Rows that a killed
+        run wrote for repeated steps are replaced.
+        """
         path = self.folder / f"{self.name}-losses.csv"
         columns, before = list(row), list[dict[str, str]]()
         if path.exists():
@@ -150,14 +153,14 @@ class Progress:
         partial.replace(path)
 
     def plot(self) -> None:
-        """Draw `losses.csv` as `<name>-losses.png`."""
+        """Plot `losses.csv` as `<name>-losses.png`."""
         path = self.folder / f"{self.name}-losses.csv"
         if path.exists():
             plot_losses(path, path.with_suffix(".png"))
 
 
 def plot_losses(table: Path, target: Path) -> None:
-    """Plot the columns of a loss table against the samples seen."""
+    """Plot the columns of a loss table against the number of samples."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -179,7 +182,7 @@ def plot_losses(table: Path, target: Path) -> None:
 
 
 def save_grid(pictures: list[npt.NDArray[np.uint8]], columns: int, path: Path, scale: int = 1) -> None:
-    """Lay pictures (height, width, 3) out in rows on a grey sheet, cells as large as the largest."""
+    """Save images (height, width, 3) as a grid on grey; every cell is as large as the largest image."""
     h, w = max(p.shape[0] for p in pictures) + 2, max(p.shape[1] for p in pictures) + 2
     sheet = np.full((-(-len(pictures) // columns) * h, columns * w, 3), 128, dtype=np.uint8)
     for i, picture in enumerate(pictures):
@@ -193,12 +196,12 @@ def save_grid(pictures: list[npt.NDArray[np.uint8]], columns: int, path: Path, s
 
 
 def to_tensor(pictures: npt.NDArray[np.uint8]) -> torch.Tensor:
-    """(B, height, width, 3) uint8 to (B, 3, height, width) float32 in −1…1."""
+    """Convert (B, height, width, 3) uint8 to (B, 3, height, width) float32 in −1…1."""
     return torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
 def to_pictures(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """(B, 3, height, width) in −1…1 to (B, height, width, 3) uint8."""
+    """Convert (B, 3, height, width) in −1…1 to (B, height, width, 3) uint8."""
     scaled = ((tensor.detach().float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
     found: npt.NDArray[np.uint8] = scaled.permute(0, 2, 3, 1).contiguous().cpu().numpy()
     return found

@@ -1,4 +1,4 @@
-"""One sitting of a training run: takes up its weights, optimizers and clock where the last one left them."""
+"""One session of a training run, which continues with the weights, optimizers and clock of the last session."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from torch import nn
 from services.trainer.training import runs
 
 SETTLED = 1000
-"""Updates that an average begun from exported weights counts as having seen: it does not forget them at once."""
+"""Updates that an average counts for exported weights, so that those weights do not fade at once."""
 
 
 class Sitting:
-    """What a run is made of while it trains; `step` counts over all sittings, `done` goes from 0 to 1.
+    """State of a run while it trains; `step` counts over all sessions, `done` goes from 0 to 1.
 
-    The run is taken up from `work/<name>.pt`. Without one, `start` may give the model's weights as they were exported
-    (on another machine, say), which then train on with fresh optimizers; without either, it begins with the modules as
-    they are.
+    The run continues from `work/<name>.pt`. Without that file, `start` may give exported weights (of another machine,
+    say), which train on with fresh optimizers. Without either, the run begins with the modules as they are.
     """
 
     def __init__(
@@ -62,25 +61,25 @@ class Sitting:
 
     @property
     def used_s(self) -> float:
-        """Seconds of all sittings together."""
+        """Return the seconds of all sessions together."""
         return self._used_s + time.monotonic() - self._began
 
     @property
     def share(self) -> float:
-        """The share of the run that is done, of its steps or of its time."""
+        """Return the finished share of the run, by steps or by time."""
         return max(self.step / self._steps, self.used_s / self._seconds)
 
     def report(self, samples: int, **losses: float) -> None:
-        """Fold the losses of the step that ended into the run's progress."""
+        """Fold the losses of the finished step into the run's progress."""
         self._progress.add(self.step, samples, share=self.share, **losses)
 
     def plot(self) -> None:
         self._progress.plot()
 
     def begin_step(self, seed: int) -> tuple[float, random.Random] | None:
-        """The share of the run that is done, and the step's own random state; None when its steps or its time are over.
+        """Return the finished share of the run and the step's random state; None if its steps or its time are over.
 
-        Sets the rate: a warm-up of 100 steps, then half a cosine over the run.
+        The learning rate is set to a warm-up of 100 steps, then half a cosine over the run.
         """
         done = self.share
         if done >= 1:
@@ -92,7 +91,7 @@ class Sitting:
         return done, random.Random(seed * 1_000_003 + self.step)
 
     def end_step(self, loss: torch.Tensor, *, clip: bool = True) -> None:
-        """One descent along `loss`; gradients of the model are clipped to norm 1 where `clip` says so."""
+        """Take one optimizer step along `loss`; `clip` limits the model's gradients to norm 1."""
         torch.autograd.backward(loss)
         if clip:
             nn.utils.clip_grad_norm_(self._modules["model"].parameters(), 1.0)
@@ -103,7 +102,7 @@ class Sitting:
         self.step += 1
 
     def save(self) -> None:
-        """Write all that a killed run needs to go on."""
+        """Write everything that a killed run needs to continue."""
         runs.save_checkpoint(
             self._path,
             {
