@@ -1,4 +1,4 @@
-"""What a model is, said without loading it: its card, its schedule, and the hash of its weights."""
+"""Describe a model without loading it: its card, its schedule, and the hash of its weights."""
 
 from shared.models.card import ModelCard, SizeRule
 from shared.models.card_lookup import bundled_cards, find_card, served_card, served_cards

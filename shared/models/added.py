@@ -1,4 +1,4 @@
-"""Names that a person gave to models, kept in the data directory: `afterimage models add` and `remove`."""
+"""User-defined names of models, stored in the data directory: `afterimage models add` and `remove`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 def added(data_dir: Path) -> dict[str, str]:
-    """Path or hub id by name."""
+    """Return path or hub id by name."""
     return {name: str(path) for name, path in read_json(data_dir / FILE).items()}
 
 
 def add(data_dir: Path, name: str, path: str) -> None:
-    """Registers a name, or gives a registered one another path. Raises ModelError for a name that cannot be one."""
+    """Register a name, or change the path of a registered one. Raise ModelError for an invalid name."""
     if not NAME.fullmatch(name):
         raise ModelError(f"name: must be lower-case letters, digits, '.', '_' or '-', at most 63 (got {name!r})")
     _write(data_dir, {**added(data_dir), name: path})
 
 
 def remove(data_dir: Path, name: str) -> str:
-    """Forgets a registered name; the path or hub id that it stood for. Raises ModelError for one that is none."""
+    """Remove a registered name and return its path or hub id. Raise ModelError for an unknown name."""
     known = added(data_dir)
     if name not in known:
         given = ", ".join(sorted(known)) or "none"
@@ -40,7 +40,7 @@ def remove(data_dir: Path, name: str) -> str:
 
 
 def copy(data_dir: Path, to: Path) -> None:
-    """Registers the same names in another data directory."""
+    """Register the same names in another data directory."""
     if known := added(data_dir):
         _write(to, known)
 

@@ -1,4 +1,4 @@
-"""A model card: everything a service must know about a model before (or without) loading its weights."""
+"""A model card: everything that a service must know about a model before or without loading its weights."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from shared.models.schedules import nearest_step, same_noise_level, sampler_id
 from shared.models.weights import weights_hash
 
 NOOP_PREFIX = "noop:"
-"""Model paths that begin so name a denoiser that only waits (benchmarks): `noop:?step_ms=1&row_ms=.2`."""
+"""Prefix of model paths for a denoiser that only waits, for benchmarks: `noop:?step_ms=1&row_ms=.2`."""
 
 
 @dataclass(frozen=True)
 class SizeRule:
-    """Which sizes a model draws: the listed ones, or every multiple of `multiple_of` from `min_px` to `max_px`."""
+    """Sizes that a model generates: the listed ones, or every multiple of `multiple_of` from `min_px` to `max_px`."""
 
     sizes: tuple[Size, ...] = ()
     multiple_of: int = 8
@@ -42,16 +42,16 @@ class SizeRule:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """A model's name, where its weights are, and what may be asked of it."""
+    """A model's name, the place of its weights, and the limits of requests to it."""
 
     name: str
-    """How requests, lanes and metrics call it."""
+    """Name in requests, lanes and metrics."""
     path: str = ""
-    """A folder in diffusers' layout, a hub id, or `noop:`; empty: the folder the card lies in."""
+    """A folder in diffusers' layout, a hub id, or `noop:`; empty: the card's own folder."""
     family: str = "unet"
-    """File of services/gpu_worker/families that runs it; empty before anyone has seen its model_index.json."""
+    """File of services/gpu_worker/families that runs the model; empty until its model_index.json is read."""
     role: str = "large"
-    """`large` draws misses, `small` refines hits (MoDM §4.2)."""
+    """`large` generates misses, `small` refines hits (MoDM §4.2)."""
     sampler: str = "ddim"
     """One of gpu_worker/engine/samplers.py; its configuration is the checkpoint's own scheduler_config.json."""
     eta: float = 0.0
@@ -65,24 +65,24 @@ class ModelCard:
     sizes: SizeRule = field(default_factory=SizeRule)
     latent_channels: int = 4
     vae_scale: int = 8
-    """Pixels per latent cell, each way; where there are weights, their VAE says it and a card need not."""
+    """Pixels per latent cell, each way; taken from the VAE's configuration if the weights are here."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """What the weights compute in; latents and the sampler are always float32."""
+    """Number format of the weights' computation; latents and the sampler are always float32."""
     denoiser_parameters: int = 0
-    """Numbers in the weights; 0: not known before they are on this disk."""
+    """Number of parameters; 0: unknown until the weights are on this disk."""
     text_parameters: int = 0
     vae_parameters: int = 0
     row_values: int = 0
-    """Numbers that one forward row of the denoiser keeps alive at the default size: an estimate
+    """Values that one row of the denoiser keeps alive in a forward pass at the default size: an estimate
     (bench.gpu.live_values)."""
     decode_values: int = 0
-    """The same of one picture's decoding."""
+    """Values that decoding one image keeps alive at the default size: an estimate."""
     k_table: str = ""
     """Similarity → K table beside the card, as `afterimage profile` writes it; empty: the paper's."""
     preview_factors: tuple[tuple[float, float, float], ...] = ()
-    """Linear latent → RGB map, one row per channel and a last one for the offset; empty: fitted from the VAE."""
+    """Linear map from latent to RGB, one row per channel and a last one for the offset; empty: fitted from the VAE."""
     about: str = ""
-    """One sentence for people."""
+    """One sentence for readers."""
 
     @property
     def is_noop(self) -> bool:
@@ -90,72 +90,78 @@ class ModelCard:
 
     @property
     def noop_options(self) -> dict[str, str]:
-        """What a no-op denoiser's path asks of it; empty for a real model."""
+        """Return the options in a no-op denoiser's path; empty for a real model."""
         return dict(parse_qsl(self.path.removeprefix(NOOP_PREFIX).lstrip("?"))) if self.is_noop else {}
 
     @cached_property
     def folder(self) -> Path:
-        """The folder with the weights; a hub id is fetched (or found in the hub's cache) on first use.
+        """Return the folder with the weights; a hub id is fetched, or found in the hub's cache, on first use.
 
-        Raises ModelError naming the path when no weights are there.
+        Raise ModelError with the path if it holds no weights.
         """
         return weights_folder(self)
 
     @cached_property
     def weights_hash(self) -> str:
-        """16 hex digits over everything that decides what the model draws (design §2, Compatibility)."""
+        """Return 16 hex digits over everything that decides the model's images (docs/architecture.md, Equality)."""
         return noop_hash(self.path) if self.is_noop else weights_hash(self.folder)
 
     @cached_property
     def scheduler_config(self) -> dict[str, Any]:
-        """The checkpoint's own scheduler_config.json."""
+        """Return the checkpoint's own scheduler_config.json."""
         if self.is_noop:
             return {"_class_name": "DDIMScheduler", "num_train_timesteps": 1000, "timestep_spacing": "trailing"}
         return read_json(self.folder / "scheduler" / "scheduler_config.json")
 
     @cached_property
     def sampler_id(self) -> str:
-        """`name:hash` of the sampler and its configuration."""
+        """Return `name:hash` of the sampler and its configuration."""
         return sampler_id(self.sampler, self.scheduler_config, self.eta)
 
     def compat(self, size: Size, steps: int) -> CompatKey:
-        """What a latent must match to start a picture of this model (design §2, Compatibility)."""
+        """Return the key that a latent must match to start an image of this model (docs/architecture.md, Equality)."""
         return CompatKey(
             weights_hash=self.weights_hash, sampler=self.sampler_id, dtype=self.dtype, size=size, steps=steps
         )
 
     def step_in(self, step: int, of: int, steps: int) -> int:
-        """Where a latent after `step` of `of` steps stands in a run of `steps`; 0 where it has no exact place."""
+        """Return the step in a run of `steps` that equals `step` of `of`; 0 if no step has the same noise level."""
         start, rest = divmod(step * steps, of)
         levels = self.sampler, self.scheduler_config
         return start if not rest and same_noise_level(*levels, (step, of), (start, steps)) else 0
 
     def step_near(self, k: int, of: int, steps: int) -> int:
-        """The step of its run of `steps` whose noise level is nearest to that after `k` of `of`, for a start from a
-        picture; 0 where that is the start of the run (MoDM §6: every model has a T of its own)."""
+        """Return the step of a run of `steps` whose noise level is nearest to that after `k` of `of`, to start from an
+        image.
+
+        0 means the start of the run (MoDM §6: every model has a T of its own)."""
         return nearest_step(self.sampler, self.scheduler_config, (k, of), steps)
 
     def steps_for(self, steps: int, asked: ModelCard) -> int:
-        """T of this model in a request of `steps` steps that was made for `asked`: default for default, and never more
-        steps than the request names. Models with one default T run the request's."""
+        """Return this model's T for a request with `steps` steps of the model `asked`.
+
+        The default T maps to the default T, never to more steps than the request names. Models with equal default T
+        run the request's steps."""
         if self.default_steps == asked.default_steps:
             return steps
         return self.default_steps if steps == asked.default_steps else min(steps, self.default_steps)
 
     def draws(self, size: Size, steps: int) -> bool:
-        """Whether it may be asked for this size in so many steps."""
+        """Return whether the model accepts this size and number of steps."""
         return self.sizes.allows(size) and 1 <= steps <= self.max_steps
 
     def guidance_for(self, guidance: float, asked: ModelCard) -> float:
-        """What stands for `guidance` here in a request that was made for `asked`: default for default, else the
-        nearest that this model takes."""
+        """Return this model's guidance for a request with `guidance` of the model `asked`.
+
+        The default maps to the default, any other value to the nearest one that this model accepts."""
         if guidance == asked.default_guidance:
             return self.default_guidance
         return min(max(guidance, self.guidance_min), self.guidance_max)
 
     def check(self, size: Size, steps: int, guidance: float, most_steps: int | None = None) -> None:
-        """Raises InvalidRequestError naming the field and the rule that this model's request breaks; where it is served
-        with fewer steps than it takes, `most_steps` is how many."""
+        """Raise InvalidRequestError with the field and the rule that a request to this model breaks.
+
+        `most_steps` is the service's limit of steps, if it is below the card's."""
         if not self.sizes.allows(size):
             raise InvalidRequestError("size", f"model {self.name!r} draws {self.sizes}", size)
         most = min(self.max_steps, most_steps or self.max_steps)
@@ -171,7 +177,7 @@ def is_hub_id(path: str) -> bool:
 
 
 def weights_folder(card: ModelCard) -> Path:
-    """Where `card`'s weights lie on this disk; see ModelCard.folder."""
+    """Return the folder of `card`'s weights on this disk; see ModelCard.folder."""
     folder = Path(card.path).expanduser()
     if (folder / INDEX).is_file():
         if wrong := faults(folder):
@@ -183,7 +189,7 @@ def weights_folder(card: ModelCard) -> Path:
 
 
 def noop_card(path: str) -> ModelCard:
-    """Card of a denoiser that only waits: any size, any T."""
+    """Return the card of a denoiser that only waits: any size, any T."""
     name = dict(parse_qsl(path.removeprefix(NOOP_PREFIX).lstrip("?"))).get("name", "noop")
     return ModelCard(
         name=name,
@@ -199,5 +205,5 @@ def noop_card(path: str) -> ModelCard:
 
 
 def noop_hash(path: str) -> str:
-    """A stand-in weights hash: what the URL says is what the denoiser does."""
+    """Return a weights hash of a no-op denoiser, computed from its URL."""
     return hashlib.sha256(path.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The card of a model that a name, a folder, a hub id or the settings name: shipped, known, or read from its folder."""
+"""Lookup of a model's card by name, folder, hub id or settings: a shipped card, a known one, or one from its folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shared.models.published import OF_SIZE, SHAPES, published
 from shared.runtime.settings import Settings
 
 BUNDLED = Path(__file__).parent / "bundled"
-"""Where the models that ship with Afterimage lie, one folder each."""
+"""Folder of the models that ship with Afterimage, one folder each."""
 
 BUNDLED_PREFIX = "bundled:"
 
@@ -28,7 +28,7 @@ KNOWN: dict[str, ModelCard] = {
     card.path: card
     for card in TypeAdapter(list[ModelCard]).validate_json((Path(__file__).parent / "known.json").read_bytes())
 }
-"""Hub checkpoints whose card is known; any other checkpoint brings a card.json or says it by its configurations."""
+"""Known cards of hub checkpoints; any other checkpoint has a card.json, or its configurations provide the card."""
 
 
 _TOY_SIZES = SizeRule(sizes=(Size(64, 64), Size(96, 64), Size(64, 96), Size(96, 96)))
@@ -43,29 +43,29 @@ SHIPPED: dict[str, ModelCard] = {
         vae_scale=4,
         about=f"The {role} of the two small models that ship with Afterimage: toy scenes at 64 to 96 pixels",
     )
-    # `small` has its guidance distilled into it: one row a step, and no other guidance to ask for
+    # guidance is distilled into `small`: one row a step, and no other guidance is accepted
     for role, guidance, most in (("large", 2.5, 10.0), ("small", 1.0, 1.0))
 }
-"""Cards of the bundled models: their export writes them beside the weights as card.json, so that a copied folder is
-enough. Weights that were exported without take them from here."""
+"""Cards of the bundled models. The export writes them beside the weights as card.json, so that a copied folder is
+complete. Weights without a card.json use these cards."""
 
 
 def bundled_cards(root: Path = BUNDLED) -> dict[str, ModelCard]:
-    """Cards of the models that ship and whose weights are there, by name."""
+    """Return the cards of the bundled models with weights on this disk, by name."""
     cards = {name: replace(card, path=str(root / name)) for name, card in SHIPPED.items()}
     here = {name: card for name, card in cards.items() if (root / name / "model_index.json").is_file()}
     return here | {card.name: card for card in (read_card(path) for path in sorted(root.glob("*/card.json")))}
 
 
 def served_card(settings: Settings) -> ModelCard:
-    """The card of the large model these settings serve; see card_for."""
+    """Return the card of the large model in these settings; see card_for."""
     return card_for(settings.large, settings)
 
 
 def served_cards(settings: Settings) -> dict[str, ModelCard]:
-    """By name: the large model's card, then those of the small ones, best first.
+    """Return cards by name: the large model's, then those of the small models, best first.
 
-    Raises ConfigurationError when two of them are called the same: their lanes would be one.
+    Raise ConfigurationError if two models have one name, since they would share a lane.
     """
     cards = {(large := served_card(settings)).name: large}
     for name in filter(None, (part.strip() for part in settings.small.split(","))):
@@ -77,9 +77,10 @@ def served_cards(settings: Settings) -> dict[str, ModelCard]:
 
 
 def card_for(name_or_path: str, settings: Settings) -> ModelCard:
-    """The card of a model that these settings name, computing in their dtype (`auto`: the card's own, on a CPU float32,
-    since half precision is slow or missing there): every service must ask here, so that all of them mean the same
-    CompatKey. A hub id that nothing is known of has its configurations fetched."""
+    """Return the card of a model that these settings name, with their dtype.
+
+    `auto` is the card's own dtype, and float32 on a CPU, where half precision is slow or missing. Every service must
+    use this function, so that all of them agree on the CompatKey. Configurations of an unknown hub id are fetched."""
     card = find_card(name_or_path, data_dir=settings.data_dir)
     if not card.family:
         card = card_of_weights(hub.configurations(card.path, card.name), card.name, card.path)
@@ -89,11 +90,11 @@ def card_for(name_or_path: str, settings: Settings) -> ModelCard:
 
 
 def find_card(name_or_path: str, *, root: Path = BUNDLED, data_dir: Path | None = None) -> ModelCard:
-    """The card of `bundled:NAME` (or NAME), a name that `afterimage models add` gave in `data_dir`, the name of a card
-    that is known, a folder in diffusers' layout, a hub id (`owner/name`), or `noop:…`.
+    """Return the card of a name, a folder or a hub id, without its weights.
 
-    Raises ModelError naming what was looked for; weights are not needed until they are used. The card of a hub id that
-    is neither known nor on this disk has no family yet.
+    Accepted are `bundled:NAME` (or NAME), a name of `afterimage models add` in `data_dir`, the name of a known card, a
+    folder in diffusers' layout, a hub id (`owner/name`), and `noop:…`. Raise ModelError with the name if nothing
+    matches. The card of a hub id that is neither known nor on this disk has no family yet.
     """
     if data_dir is not None and (path := added(data_dir).get(name_or_path)):
         return replace(find_card(path, root=root), name=name_or_path)
@@ -134,8 +135,9 @@ def _bundled_card(name: str, root: Path) -> ModelCard:
 
 
 def read_card(path: Path) -> ModelCard:
-    """The card written in a card.json, filled up by the known card that its key `like` names, else by what is known of
-    the weights beside it; keys that are not the card's (licences, scores) are for people and ignored."""
+    """Read a card.json; missing fields come from the known card in its key `like`, else from the weights beside it.
+
+    Keys outside the card (licences, scores) are for readers and ignored."""
     written = read_json(path)
     weights = _defaults(path.parent, str(written.get("like", "")))
     try:
@@ -148,13 +150,15 @@ def read_card(path: Path) -> ModelCard:
 
 
 def write_card(card: ModelCard, folder: Path) -> None:
-    """Writes card.json into a folder of weights: everything but where they lie, so that the folder can be moved."""
+    """Write card.json into a folder of weights, without their path, so that the folder can be moved."""
     (folder / "card.json").write_bytes(_CARD.dump_json(card, indent=2, exclude={"path"}) + b"\n")
 
 
 def _defaults(folder: Path, like: str = "") -> dict[str, Any]:
-    """Fields of a card for the weights in `folder`: those of the published checkpoint that they are, or that `like`
-    names, else their pipeline's defaults. Shapes are always the weights' own. Raises ModelError for an unknown `like`.
+    """Return default fields of a card for the weights in `folder`.
+
+    They come from the published checkpoint that `like` names or that the weights equal, else from the pipeline's
+    defaults. Shapes are always the weights' own. Raise ModelError for an unknown `like`.
     """
     said, named = said_by(folder), _known_card(like) if like else None
     if like and named is None:
@@ -172,10 +176,10 @@ def _defaults(folder: Path, like: str = "") -> dict[str, Any]:
 
 
 def card_of_weights(folder: Path, name: str = "", path: str = "") -> ModelCard:
-    """The card of weights that bring none: what their own configurations say, and defaults.
+    """Return a card for weights without card.json, from their configurations and defaults.
 
-    name, path: what to call it and where to load it from, when that is not the folder.
+    `name` and `path` replace the folder's name and path.
     """
-    # weights of a hub id may not be here yet, and its card must not change when they are
+    # a hub id's weights may arrive later, and its card must not change then
     said = said_by(folder) if path else _defaults(folder)
     return _CARD.validate_python({**said, "name": name or folder.name, "path": path or str(folder)})

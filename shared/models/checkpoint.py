@@ -1,4 +1,4 @@
-"""What a checkpoint in diffusers' layout says of itself unloaded: its family, its shapes, what is missing."""
+"""Inspection of a checkpoint in diffusers' layout without loading it: family, shapes, missing files."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ INDEX = "model_index.json"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a pipeline class decides."""
+    """Properties that a pipeline class decides."""
 
     family: str
     """File of services/gpu_worker/families."""
     sampler: str
     denoiser: str
-    """Folder of the part that runs every step."""
+    """Folder of the denoiser."""
     default_steps: int
     default_guidance: float
-    """Both are the pipeline's own defaults."""
+    """Default steps and guidance of the pipeline itself."""
     cells_per_token: int = 1
-    """Latent cells per side of a token: sizes are multiples of its pixels."""
+    """Latent cells per side of a token: sizes are multiples of a token's pixels."""
 
 
 KINDS = {
@@ -38,16 +38,16 @@ KINDS = {
     "FluxPipeline": Kind("flux", "flow_match_euler_even", "transformer", 28, 3.5, 2),
     "SanaPipeline": Kind("sana", "flow_match_euler", "transformer", 20, 4.5),
 }
-"""By diffusers' class name, as a checkpoint's model_index.json has it."""
+"""Kinds by diffusers' class name in a checkpoint's model_index.json."""
 
 NOT_WEIGHTS = ("Scheduler", "Tokenizer", "TokenizerFast", "Processor", "FeatureExtractor", "ProcessorPil")
-"""Endings of component classes that have a configuration only."""
+"""Suffixes of component classes that have a configuration and no weights."""
 
 
 def kind_of(folder: Path) -> Kind | None:
-    """The kind of a checkpoint; None when its model_index.json names no class.
+    """Return the kind of a checkpoint; None if its model_index.json names no class.
 
-    Raises ModelError for a class that no family runs.
+    Raise ModelError for a class that no family runs.
     """
     name = read_json(folder / INDEX).get("_class_name")
     if name is None:
@@ -58,11 +58,11 @@ def kind_of(folder: Path) -> Kind | None:
 
 
 def said_by(folder: Path) -> dict[str, Any]:
-    """Those of a card's fields that the weights in `folder` decide, as far as their configurations say so."""
+    """Return the fields of a card that the configurations in `folder` decide."""
     found: dict[str, Any] = {}
     kind = kind_of(folder)
     vae = read_json(folder / "vae" / "config.json")
-    # every block of a VAE but the last halves the picture
+    # every block of a VAE but the last halves the image
     if blocks := vae.get("block_out_channels") or vae.get("encoder_block_out_channels"):
         found["vae_scale"] = 2 ** (len(blocks) - 1)
     if "latent_channels" in vae:
@@ -81,21 +81,23 @@ def said_by(folder: Path) -> dict[str, Any]:
 
 
 def components(folder: Path) -> dict[str, str]:
-    """The parts a checkpoint is loaded from, by folder: the class each is of."""
+    """Return the class of each component that is loaded, by folder."""
     index = read_json(folder / INDEX)
     named = {part: said for part, said in index.items() if not part.startswith("_") and isinstance(said, list)}
     return {part: str(said[1]) for part, said in named.items() if len(said) == 2 and said[0] and said[1]}
 
 
 def left_out(folder: Path) -> list[str]:
-    """Text encoders and tokenizers that the checkpoint does without on purpose (SD 3 without T5): null in its index."""
+    """Return the text encoders and tokenizers that the checkpoint omits on purpose (SD 3 without T5): null in its
+    index."""
     index = read_json(folder / INDEX)
     return [part for part, said in index.items() if part.startswith(("text_", "tokenizer")) and said == [None, None]]
 
 
 def faults(folder: Path) -> str:
-    """Why a checkpoint cannot be loaded, file by file: what is missing, cut short or no safetensors file. Empty for a
-    whole checkpoint. Reads the headers of the weights only."""
+    """Return the reasons why a checkpoint cannot be loaded, file by file: missing, truncated, or no safetensors file.
+
+    Empty for a complete checkpoint. Only the headers of the weights are read."""
     absent = missing(folder)
     said = [f"missing {', '.join(absent)}"] if absent else []
     weights = [path for part in components(folder) for path in weights_of(folder / part)]
@@ -103,7 +105,7 @@ def faults(folder: Path) -> str:
 
 
 def missing(folder: Path) -> list[str]:
-    """Files that loading needs and that are not there, as a person would name them; empty for a whole checkpoint."""
+    """Return the missing files that loading needs, in words for users; empty for a complete checkpoint."""
     return [name for part, kind in components(folder).items() for name in _missing_of(folder / part, kind)]
 
 
@@ -127,18 +129,18 @@ def shards_of(index: Path) -> list[str]:
 
 
 def weights_of(part: Path) -> list[Path]:
-    """The safetensors files a component is loaded from: not its variants (`model.fp16.safetensors`)."""
+    """Return the safetensors files of a component, without variants (`model.fp16.safetensors`)."""
     return sorted(path for path in part.glob("*.safetensors") if "." not in path.name.removesuffix(".safetensors"))
 
 
 def parameters(folder: Path) -> dict[str, int]:
-    """Numbers in each part's weights, from the headers of its files."""
+    """Return the number of parameters of each component, from the headers of its files."""
     counted = {part: sum(_values(path) for path in weights_of(folder / part)) for part in components(folder)}
     return {part: count for part, count in counted.items() if count}
 
 
 def _fault(path: Path) -> str:
-    """Empty for a file of the length that its header says."""
+    """Return why a file cannot be loaded; empty if its length matches its header."""
     try:
         _, ends_at = _header(path)
         size = path.stat().st_size
@@ -152,14 +154,14 @@ def _fault(path: Path) -> str:
 
 
 def _values(path: Path) -> int:
-    """Numbers in a safetensors file. Raises ModelError for a file that is none, or was cut off within its header."""
+    """Return the number of values in a safetensors file. Raise ModelError for another format or a truncated header."""
     return _header(path)[0]
 
 
 def _header(path: Path) -> tuple[int, int]:
-    """Numbers in a safetensors file, and the bytes that the file must have, both from its JSON header.
+    """Return the number of values in a safetensors file and the bytes it must have, both from its JSON header.
 
-    Raises ModelError for a file that is none, or was cut off within its header.
+    Raise ModelError for another format or a truncated header.
     """
     try:
         with path.open("rb") as file:
@@ -173,7 +175,7 @@ def _header(path: Path) -> tuple[int, int]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A configuration; empty when there is none. Raises ModelError for a file that cannot be read or is none."""
+    """Read a configuration; empty if there is none. Raise ModelError for an unreadable file or invalid JSON."""
     try:
         found = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Where models run."""
+"""Devices that models run on."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from shared.runtime.settings import Settings
 
 
 def chosen_device(name: str) -> str:
-    """What a `device` setting names, as torch takes it; `auto` is a GPU where there is one, else the CPU.
+    """Return a `device` setting as torch takes it; `auto` is a GPU if there is one, else the CPU.
 
-    Raises ConfigurationError for what is no device, and for a GPU that is not here.
+    Raise ConfigurationError for an unknown device, and for a GPU that this machine lacks.
     """
     if name == "cpu":
         return name
-    import torch  # settings are read where there is no torch, too
+    import torch  # settings are also read without torch installed
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
@@ -30,7 +30,8 @@ def chosen_device(name: str) -> str:
 
 
 def placed(settings: Settings) -> Settings:
-    """The same with the device that `auto` means here: what a model's card says follows it. Raises ConfigurationError
-    as `chosen_device` does.
+    """Return the settings with `auto` replaced by this machine's device, on which model cards depend.
+
+    Raise ConfigurationError like `chosen_device`.
     """
     return settings.model_copy(update={"device": chosen_device(settings.device)})

@@ -1,4 +1,4 @@
-"""Checkpoints of the model hub: what is in its cache on this disk, and fetching the rest, which says why it cannot."""
+"""Checkpoints of the model hub: the cache on this disk, and downloads with clear errors."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from shared.models.checkpoint import INDEX, components, faults, kind_of, missing
 CONFIGURATIONS = (INDEX, "*/*.json")
 WEIGHTS = ("*.json", "*.txt", "*.model", "*.safetensors")
 NEVER = ("*.fp16*", "*.bf16*", "*.non_ema*", "*.bin", "*.onnx*", "*.msgpack", "*.ckpt", "*.pt", "*.pth")
-"""Variants that are not loaded, and pickles."""
+"""Patterns of files that are never fetched: variants that are not loaded, and pickles."""
 
 
 def cached(hub_id: str) -> Path | None:
-    """The snapshot in the hub's cache, whole or not; None when there is none. Asks nobody."""
-    from huggingface_hub import snapshot_download  # only a hub id needs the hub's client
+    """Return the snapshot in the hub's cache, complete or not; None if there is none. Use no network."""
+    from huggingface_hub import snapshot_download  # imported here, since only a hub id needs the hub's client
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        # what else is there is not the hub's business: it would call a snapshot without its pickles incomplete
+        # completeness is checked here: the hub's client would call a snapshot without its pickles incomplete
         folder = Path(snapshot_download(hub_id, local_files_only=True, allow_patterns=[INDEX]))
     except (LocalEntryNotFoundError, HFValidationError):
         return None
@@ -28,19 +28,21 @@ def cached(hub_id: str) -> Path | None:
 
 
 def configurations(hub_id: str, name: str) -> Path:
-    """A snapshot with at least the configurations. Raises ModelError saying why it cannot be had."""
+    """Return a snapshot with at least the configurations. Raise ModelError with the reason if that fails."""
     folder = cached(hub_id)
     seen = folder is not None and (folder / "vae" / "config.json").is_file()
     return folder if folder is not None and seen else _fetched(hub_id, name, CONFIGURATIONS)
 
 
 def checkpoint(hub_id: str, name: str) -> Path:
-    """A snapshot with everything that loading needs: from the cache without asking anybody when it is whole, else the
-    missing files are fetched. Raises ModelError saying what is missing and why it cannot be had."""
+    """Return a snapshot with everything that loading needs.
+
+    A complete snapshot in the cache needs no network; otherwise the missing files are fetched. Raise ModelError with
+    the missing files and the reason if that fails."""
     folder = cached(hub_id)
     if folder is None or not components(folder) or missing(folder):
         folder = _fetched(hub_id, name, CONFIGURATIONS)
-        kind_of(folder)  # an unsupported one is said before its weights are fetched
+        kind_of(folder)  # reject an unsupported pipeline before fetching its weights
         folder = _fetched(hub_id, name, [INDEX, *(f"{part}/{file}" for part in components(folder) for file in WEIGHTS)])
     if lacking := missing(folder):
         raise ModelError(f"model {name!r}: path: {hub_id!r} has no {', '.join(lacking)}")

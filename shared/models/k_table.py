@@ -1,4 +1,4 @@
-"""The similarity → K table (NIRVANA Fig. 10, MoDM Fig. 5b) as data: what `afterimage profile` measures."""
+"""The similarity → K table (NIRVANA Fig. 10, MoDM Fig. 5b) as data, measured by `afterimage profile`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Above `min_similarity` (cosine) a picture may start after `k` of the table's steps."""
+    """One level: above `min_similarity` (cosine) an image may start after `k` of the table's steps."""
 
     k: int
     min_similarity: float
@@ -19,7 +19,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What was measured for one K in one band of similarity: kept beside the table so that it can be judged."""
+    """Measurements for one K in one band of similarity, stored beside the table so that it can be checked."""
 
     k: int
     min_similarity: float
@@ -30,11 +30,11 @@ class Cell:
     lower_bound: float
     """95 % lower confidence bound of that ratio, from the paired scores."""
     judged: int = 0
-    """Rows where a judge could tell whether the changed attribute came out."""
+    """Rows in which a judge could read the changed attribute."""
     kept: float | None = None
-    """Share of judged rows whose changed attribute came out, from state K …"""
+    """Share of judged rows that show the changed attribute, started from state K."""
     kept_from_noise: float | None = None
-    """… and from noise, same prompts and seeds."""
+    """Share of judged rows that show the changed attribute, from noise with the same prompts and seeds."""
     kept_lower_bound: float | None = None
     """95 % lower confidence bound of kept / kept_from_noise, from the paired outcomes."""
     safe: bool = False
@@ -44,7 +44,7 @@ class EncoderId(NamedTuple):
     """The identity of a text/image encoder."""
 
     hash: str = ""
-    """Over weights, configuration and tokenizer: vectors of equal hashes can be compared."""
+    """Hash over weights, configuration and tokenizer: vectors with equal hashes can be compared."""
     weights: str = ""
     """sha256 of the weights file alone."""
 
@@ -59,36 +59,36 @@ class KTable:
     weights_hash: str = ""
     encoder_hash: str = ""
     alpha: float = 0.9
-    """Quality that a start from K must keep, as a share of what it is held against: the picture from noise."""
+    """Quality that a start from K must keep, as a share of the quality from noise."""
     source: str = ""
-    """Where the table comes from, for people."""
+    """Origin of the table, in words for users."""
     cells: tuple[Cell, ...] = ()
     images_from: str = ""
-    """The model whose finished pictures are started from (MoDM §5.2); empty: latents of the model's own."""
+    """The model whose finished images are the start (MoDM §5.2); empty: the model's own latents."""
     images_weights_hash: str = ""
     encoder_weights: str = ""
-    """sha256 of the encoder's weights file: for a published table, which counts for any model with this encoder."""
+    """sha256 of the encoder's weights file, for a published table, which counts for any model with this encoder."""
     assumed: bool = False
-    """Whether it counts whatever it was measured with, as somebody named it (for a replay); `source` says so."""
+    """True: a replay names this table, and it counts for any weights and encoder; `source` says so."""
 
     def fits(self, encoder: EncoderId) -> bool:
-        """Whether its similarities are those of this encoder."""
+        """Return whether the table's similarities belong to this encoder."""
         if self.encoder_weights:
             return self.encoder_weights == encoder.weights
         return bool(self.encoder_hash) and self.encoder_hash == encoder.hash
 
     @property
     def lowest_similarity(self) -> float:
-        """Below this nothing can be reused; above 1 when the table has no level."""
+        """Return the similarity below which nothing is reused; above 1 if the table has no level."""
         return min((level.min_similarity for level in self.levels), default=2.0)
 
 
 CLIP_L14 = "a2bf730a0c7debf160f7a6b50b3aaf3703e7e88ac73de7a314903141db026dcb"
 """sha256 of the weights of CLIP ViT-L/14, `model.safetensors` of the hub's openai/clip-vit-large-patch14.
 
-The published tables count for these weights alone. Neither the length of the vectors (768 of other encoders too) nor a
-name says which weights run. The hash of the whole folder would: but it covers the tokenizer's and configuration's
-files, which differ between copies of the same encoder."""
+The published tables count for these weights alone. Neither a name nor the length of the vectors (768 in other encoders,
+too) identifies the weights. The hash of the whole folder would, but it covers tokenizer and configuration files, which
+differ between copies of the same encoder."""
 
 FIG_10 = KTable(
     levels=(Level(5, 0.65), Level(10, 0.75), Level(15, 0.85), Level(20, 0.90), Level(25, 0.95)),
@@ -98,71 +98,71 @@ FIG_10 = KTable(
 """The published table: Stable Diffusion, CLIP ViT-L/14, DiffusionDB, α = .9."""
 
 PROFILED = (0.9, 0.95)
-"""The α of `afterimage profile` where none is named."""
+"""Default values of α for `afterimage profile`."""
 IMAGE_STEPS = (5, 10, 15, 20, 25, 30)
-"""K of 50 that a finished picture may be started from at (MoDM §5.2)."""
+"""K of 50 at which a finished image may be the start (MoDM §5.2)."""
 
 MODM = KTable(
-    # at or above .25 … .30, and a table's levels begin above theirs
+    # at or above .25 … .30; a table's level applies strictly above its threshold
     levels=tuple(Level(k, cosine - 1e-9) for k, cosine in ((5, 0.25), (10, 0.27), (15, 0.28), (25, 0.29), (30, 0.30))),
     encoder_weights=CLIP_L14,
     alpha=0.95,
     source="MoDM's published table",
 )
-"""MoDM §5.2, Fig. 5b as its code has it: text against picture, CLIP ViT-L/14, α = .95."""
+"""MoDM §5.2, Fig. 5b as in MoDM's code: text against image, CLIP ViT-L/14, α = .95."""
 
 _TABLE: TypeAdapter[KTable] = TypeAdapter(KTable)
 
 
 class Profiles(Protocol):
-    """Where measured tables are kept (shared.catalog)."""
+    """Store of measured tables (shared.catalog)."""
 
     async def get(self, kind: str, model: str, weights_hash: str) -> dict[str, Any] | None: ...
 
 
 class NoProfiles:
-    """The profiles of a catalog in which nothing was measured."""
+    """Store without any measured table."""
 
     async def get(self, kind: str, model: str, weights_hash: str) -> None:
         return None
 
 
 def profile_kind(alpha: float, *, images: bool = False) -> str:
-    """Under which kind the catalog keeps the table of this α: of latents, or of another model's pictures."""
+    """Return the catalog's kind for a table of this α: from latents, or from another model's images."""
     return f"{'image_' if images else ''}k_table_{alpha:g}"
 
 
 def profile_of(table: KTable) -> str:
-    """Whose table the catalog keeps it as."""
+    """Return the catalog's name for the table: the model whose images it is for, or its own model."""
     return f"{table.model} from {table.images_from}" if table.images_from else table.model
 
 
 def raised(table: KTable, by: float) -> KTable:
-    """Return the table with every threshold higher by so much; the table itself for 0."""
+    """Return the table with every threshold raised `by` so much; the table itself for 0."""
     levels = tuple(replace(level, min_similarity=level.min_similarity + by) for level in table.levels)
     return replace(table, levels=levels) if by else table
 
 
 def table_file(table: KTable) -> str:
-    """What its file beside the weights is called."""
+    """Return the table's file name beside the weights."""
     start = f"image_k_table_{table.images_from}" if table.images_from else "k_table"
     return f"{start}_{table.alpha:g}.json"
 
 
 def table_to_json(table: KTable) -> dict[str, Any]:
-    """As stored in the catalog and in `k_table_<alpha>.json`."""
+    """Return the JSON value stored in the catalog and in `k_table_<alpha>.json`."""
     value: dict[str, Any] = _TABLE.dump_python(table, mode="json")
     return value
 
 
 def table_from_json(value: dict[str, Any], source: str = "") -> KTable:
-    """Raises pydantic.ValidationError for anything that is not a table."""
+    """Read a table from JSON. Raise pydantic.ValidationError for anything that is not a table."""
     table = _TABLE.validate_python(value)
     return replace(table, source=source or table.source)
 
 
 def named_table(table: KTable) -> KTable:
-    """Return the table as somebody named it for a replay: it counts whatever it was measured with, and says so."""
+    """Return the table for a replay that names it: it counts for any weights and encoder, and its source says so."""
     said = "as named, whatever model and encoder it was measured with"
     return replace(table, assumed=True, source=f"{table.source or 'a table'}, {said}")
 

@@ -1,4 +1,4 @@
-"""How long a model's step takes, as `afterimage profile` measured it: in the catalog, and `latency.json` beside the
+"""Seconds per step of a model, measured by `afterimage profile`: in the catalog, and in `latency.json` beside the
 weights."""
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from shared.runtime.telemetry import log
 
 FILE = "latency.json"
 KIND = "latency"
-"""Under which kind the catalog keeps it."""
+"""Kind of latencies in the catalog."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds, for one request alone."""
+    """Latency of one request alone, in seconds."""
 
     step_s: float
     decode_s: float
     measured: tuple[str, ...]
-    """Under what: picture size, threads, device. Only what was measured alike can be compared."""
+    """Conditions: image size, threads, device. Only latencies under equal conditions can be compared."""
     here: bool = False
-    """By a profile of one's own, and not by whoever shipped the model, on a machine that may be another."""
+    """True: measured by this deployment's own profile, not shipped with the model from another machine."""
 
     def comparable(self, other: Latency) -> bool:
         return self.measured == other.measured
 
 
 def read_latency(card: ModelCard) -> Latency | None:
-    """None where nobody measured it, or what lies there is not a latency."""
+    """Read the latency beside the weights; None if there is none or the file is not a latency."""
     if card.is_noop:
         step_s = float(card.noop_options.get("step_ms", 0)) / 1000
         return Latency(step_s, 0.0, ("noop",)) if step_s > 0 else None
@@ -48,8 +48,9 @@ def read_latency(card: ModelCard) -> Latency | None:
 
 
 async def load_latencies(profiles: Profiles, card: ModelCard) -> tuple[Latency, ...]:
-    """Measured here with these weights, then what lies beside them: which of them can be compared depends on the other
-    model's."""
+    """Return the latencies measured here with these weights, then the shipped ones.
+
+    The caller picks those that can be compared with the other model's."""
     found = await profiles.get(KIND, card.name, card.weights_hash)
     measured = _said(card, found) if found is not None else None
     shipped = await asyncio.to_thread(read_latency, card)

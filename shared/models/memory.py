@@ -1,4 +1,4 @@
-"""What a model takes when it is loaded: its weights, which are counted, and its activations, which are estimated."""
+"""Memory of a loaded model: its weights, which are counted, and its activations, which are estimated."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from shared.models.card import ModelCard
 from shared.models.checkpoint import parameters
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Of one number."""
+"""Bytes per value, by number format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes; 0: unknown."""
+    """Memory of a model in bytes; 0: unknown."""
 
     text: int
     denoiser: int
@@ -23,7 +23,7 @@ class Memory:
     batch: int
     """Activations of the denoiser for the whole batch: an estimate (see ModelCard.row_values)."""
     decoding: int
-    """Activations of the VAE for one picture: an estimate."""
+    """Activations of the VAE for one image: an estimate."""
 
     @property
     def weights(self) -> int:
@@ -31,20 +31,20 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Weights and the larger of what steps and what decoding needs: they take turns."""
+        """Return the weights plus the larger activations of steps and decoding, which take turns."""
         return self.weights + max(self.batch, self.decoding)
 
     @property
     def by_turns(self) -> int:
-        """With `offload=model`: one part at a time on the device."""
+        """Return the memory with `offload=model`: one component at a time on the device."""
         return max(self.text, self.denoiser + self.batch, self.vae + self.decoding)
 
 
 def estimate(card: ModelCard, rows: int) -> Memory:
-    """For `rows` requests at the card's default size, each with its unconditional half where guidance is above 1.
+    """Estimate the memory for `rows` requests at the card's default size; guidance above 1 doubles each request's rows.
 
-    Weights are parameters times the bytes of the card's dtype. Activations are the numbers alive at the peak of one
-    forward, without what an allocator rounds up or keeps.
+    Weights are parameters times the bytes of the card's dtype. Activations are the values alive at the peak of one
+    forward pass, without the allocator's rounding and reserves.
     """
     size = BYTES[card.dtype]
     halves = 2 if card.default_guidance > 1 and card.family != "flux" else 1
@@ -58,7 +58,7 @@ def estimate(card: ModelCard, rows: int) -> Memory:
 
 
 def counted(card: ModelCard, folder: Path) -> ModelCard:
-    """The card with the parameters that the files in `folder` have, where they are there."""
+    """Return the card with the number of parameters in `folder`'s files, if they are there."""
     found = parameters(folder)
     text = sum(count for part, count in found.items() if part.startswith("text_encoder"))
     denoiser = found.get("transformer", 0) or found.get("unet", 0)
@@ -71,7 +71,7 @@ def counted(card: ModelCard, folder: Path) -> ModelCard:
 
 
 def smallest(card: ModelCard) -> Size:
-    """The smallest size the card draws."""
+    """Return the smallest size that the card allows."""
     rule = card.sizes
     if rule.sizes:
         return min(rule.sizes, key=lambda size: size.width * size.height)
@@ -80,7 +80,7 @@ def smallest(card: ModelCard) -> Size:
 
 
 def said(count: int) -> str:
-    """Bytes for people."""
+    """Format bytes for users."""
     if not count:
         return "?"
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

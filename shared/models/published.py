@@ -1,4 +1,4 @@
-"""Which published checkpoint a folder of weights is, as far as its configurations and headers show it."""
+"""Recognition of a published checkpoint in a folder of weights, by its configurations and headers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SHAPES = ("family", "sampler", "latent_channels", "vae_scale", "default_size")
 
 
 OF_SIZE = ("sizes", "denoiser_parameters", "text_parameters", "vae_parameters", "row_values", "decode_values")
-"""Those that hold for one default size."""
+"""Fields of a card that hold for one default size."""
 
 
 class Published(Protocol):
-    """The part of a known card that weights are compared with."""
+    """Part of a known card that is compared with weights."""
 
     @property
     def name(self) -> str: ...
@@ -37,11 +37,11 @@ C = TypeVar("C", bound=Published)
 
 
 def published(folder: Path, said: Mapping[str, Any], known: Iterable[C]) -> list[C]:
-    """The `known` cards that the weights in `folder` may be: same family and default size, and a denoiser of as many
-    numbers, by the headers of its files.
+    """Return the `known` cards that match the weights in `folder`: family, default size, and parameters of the
+    denoiser.
 
-    A checkpoint and its distilled version may share all three. Then the name decides: the folder's own, that of its
-    place in the hub's cache, or `_name_or_path` of its model_index.json. said: the fields that the configurations give.
+    A checkpoint and its distilled version may share all three. Then the name decides: the folder's name, its name in
+    the hub's cache, or `_name_or_path` of model_index.json. `said` holds the fields from the configurations.
     """
     shape = said.get("family"), said.get("default_size")
     alike = [card for card in known if (card.family, card.default_size) == shape]
@@ -50,7 +50,7 @@ def published(folder: Path, said: Mapping[str, Any], known: Iterable[C]) -> list
         return []
     try:
         count = parameters(folder).get(kind.denoiser)
-    except ModelError:  # a broken file; loading says so
+    except ModelError:  # a broken file; loading reports it
         return []
     alike = [card for card in alike if card.denoiser_parameters == count]
     named = [card for card in alike if _names(folder) & {card.name, card.path.rpartition("/")[2].lower()}]
@@ -58,7 +58,7 @@ def published(folder: Path, said: Mapping[str, Any], known: Iterable[C]) -> list
 
 
 def _names(folder: Path) -> set[str]:
-    """What the checkpoint is called, in lower case; `models--OWNER--NAME/snapshots/REVISION` is the hub's cache."""
+    """Return the checkpoint's names in lower case; `models--OWNER--NAME/snapshots/REVISION` is the hub's cache."""
     written = str(read_json(folder / INDEX).get("_name_or_path", ""))
     cached = folder.absolute().parent.parent.name.rpartition("--")[2]
     return {folder.name.lower(), cached.lower(), written.rpartition("/")[2].lower()}

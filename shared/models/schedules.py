@@ -1,4 +1,4 @@
-"""Noise levels of a schedule without torch, so that a planner can tell whether a latent fits another schedule."""
+"""Noise levels of a schedule without torch, so that a planner can check whether a latent fits another schedule."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ NOT_HASHED = ("_class_name", "_diffusers_version", "skip_prk_steps")
 
 
 def sampler_id(name: str, config: dict[str, Any], eta: float = 0.0) -> str:
-    """`name:hash`, the hash over everything in the configuration that changes a step (goes into CompatKey.sampler)."""
+    """Return `name:hash`, with a hash over every configuration key that changes a step (used in CompatKey.sampler)."""
     kept = {key: value for key, value in config.items() if key not in NOT_HASHED} | {"eta": eta}
     digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
     return f"{name}:{digest[:12]}"
 
 
 def ddim_timesteps(config: dict[str, Any], steps: int) -> np.ndarray:
-    """Timesteps of a DDIM run, int64 (steps,), highest noise first, for every `timestep_spacing` diffusers knows."""
+    """Return the timesteps of a DDIM run, int64 (steps,), highest noise first, for every `timestep_spacing` of
+    diffusers."""
     trained = int(config.get("num_train_timesteps", 1000))
     spacing = config.get("timestep_spacing", "leading")
     if spacing == "linspace":
@@ -32,10 +33,10 @@ def ddim_timesteps(config: dict[str, Any], steps: int) -> np.ndarray:
 
 
 def noise_level(sampler: str, config: dict[str, Any], steps: int, step: int) -> Fraction:
-    """How noisy a latent is after `step` of `steps`, as an exact number: equal numbers are equal noise levels.
+    """Return the noise level of a latent after `step` of `steps` as an exact number; equal numbers are equal levels.
 
-    DDIM: the timestep whose ᾱ the latent has (-1: none left). Flow matching: how far the sigma before shifting lies
-    between the schedule's ends, the way diffusers spaces them; shifting is monotone, and one for every T of a size.
+    DDIM: the timestep whose ᾱ the latent has (-1: no noise left). Flow matching: the position of the unshifted sigma
+    between the schedule's ends, spaced like diffusers; shifting is monotone, and equal for every T of a size.
     """
     if step == steps:
         return Fraction(-1)
@@ -51,14 +52,14 @@ def noise_level(sampler: str, config: dict[str, Any], steps: int, step: int) -> 
 
 
 def nearest_step(sampler: str, config: dict[str, Any], planned: tuple[int, int], steps: int) -> int:
-    """The step of a run of `steps` whose noise level is nearest to that of `planned`, (k, T), of the same model.
+    """Return the step of a run of `steps` whose noise level is nearest to that of `planned`, (k, T), of the same model.
 
-    Of two equally near levels the one with more noise counts. 0: the nearest level is that of the run's start. Levels
-    need not be equal, as a latent's must be: a picture is brought to the level of any step.
+    Of two equally near levels the one with more noise counts. 0 means that the start of the run is nearest. Levels need
+    not be equal, unlike those of a latent: noise is added to an image for the level of any step.
     """
 
     def level(step: int, of: int) -> Fraction:
-        if sampler == "ddim":  # a picture is brought to the level of the step's own timestep
+        if sampler == "ddim":  # noise is added to an image for the step's own timestep
             return Fraction(int(ddim_timesteps(config, of)[step]))
         return noise_level(sampler, config, of, step)
 
@@ -67,15 +68,15 @@ def nearest_step(sampler: str, config: dict[str, Any], planned: tuple[int, int],
 
 
 def same_noise_level(sampler: str, config: dict[str, Any], state: tuple[int, int], wanted: tuple[int, int]) -> bool:
-    """Whether a latent after K of T steps (`state`) can start a run of T' steps after K' (`wanted`).
+    """Return whether a latent after K of T steps (`state`) can start a run of T' steps after K' (`wanted`).
 
-    The latent must have the noise the new schedule's step K' expects: its own timestep there, not only the level its
-    previous step would have left (they differ by rounding when T does not divide the trained range).
+    The latent must have the noise that step K' of the new schedule expects: the level of that step's own timestep. The
+    level that the step before would leave differs by rounding if T does not divide the trained range.
     """
     (step, steps), (start, total) = state, wanted
     if steps == total:
         return step == start
-    if config.get("shift_terminal"):  # every T is stretched to end at the same sigma, by a factor of its own
+    if config.get("shift_terminal"):  # every T has its own factor that stretches it to the same last sigma
         return False
     if sampler == "ddim" and start < total:
         return noise_level(sampler, config, steps, step) == int(ddim_timesteps(config, total)[start])

@@ -1,4 +1,4 @@
-"""The K tables that may count for a model, loaded from where they are kept, and the one of them in force."""
+"""K tables of a model, loaded from catalog and weights folder, and the choice of the table in force."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from shared.runtime.unreadable import unreadable
 
 
 async def load_k_tables(profiles: Profiles, card: ModelCard, alpha: float) -> tuple[KTable, ...]:
-    """Return the tables that may count for a model's own latents, best first; `latent_table` says which one does.
+    """Return the candidate tables for a model's own latents, best first; `latent_table` chooses one.
 
-    These are the one measured here with these weights, those shipped beside them, and Fig. 10.
+    They are the table measured here with these weights, the shipped ones, and Fig. 10.
     """
     shipped = await asyncio.to_thread(_shipped_for_latents, card)
     measured = None
-    if not isinstance(profiles, NoProfiles):  # for which the weights need not be hashed
+    if not isinstance(profiles, NoProfiles):  # NoProfiles needs no hash of the weights
         measured = await _profile(profiles, profile_kind(alpha), card.name, card.weights_hash, alpha)
     return (*([measured] if measured else []), *_by_alpha(shipped, alpha), FIG_10)
 
@@ -51,10 +51,10 @@ def _measured_here(value: dict[str, Any], source: str) -> KTable:
 def latent_table(
     tables: Sequence[KTable], card: ModelCard, encoder: EncoderId, alpha: float, command: str
 ) -> tuple[KTable | None, tuple[str, ...]]:
-    """Return the table in force for a model's own latents, and what a plan made with it should say.
+    """Return the table in force for a model's own latents, and the note for plans made with it.
 
-    A table counts for the weights and the encoder that it was measured with. A no-op model generates nothing whose
-    quality could suffer: it takes the first table, whose source then says so. `command` measures a table.
+    A table counts for the weights and the encoder that it was measured with. A no-op model has no image quality to
+    lose, so it takes the first table, whose source then says so. `command` is the command that measures a table.
     """
     misfits = []
     for table in tables:
@@ -78,7 +78,7 @@ def profile_command(model: str, encoder: str, alpha: float, images_from: str = "
 
 
 def _misfit(table: KTable, card: ModelCard, encoder: EncoderId) -> str:
-    """Why the table does not count for these weights and this encoder; empty: it counts."""
+    """Return why the table does not count for these weights and this encoder; empty if it counts."""
     if table.assumed:
         return ""
     if not table.encoder_weights and table.weights_hash != card.weights_hash:
@@ -100,7 +100,7 @@ def _notes(table: KTable, card: ModelCard, alpha: float, command: str) -> tuple[
 
 
 async def _profile(profiles: Profiles, kind: str, name: str, weights_hash: str, alpha: float) -> KTable | None:
-    """The table measured here; None where there is none that this version can read."""
+    """Return the table measured here; None if there is none that this version can read."""
     value = await profiles.get(kind, name, weights_hash)
     try:
         return None if value is None else _measured_here(value, f"profile of {name}, alpha {alpha:g}")
@@ -110,9 +110,9 @@ async def _profile(profiles: Profiles, kind: str, name: str, weights_hash: str, 
 
 
 def shipped_table(card: ModelCard, alpha: float) -> KTable | None:
-    """Of the tables in the model's folder the one of this α, else the next stricter, else the strictest there is.
+    """Return the table of this α in the model's folder, else the next stricter one, else the strictest.
 
-    These are `k_table_<alpha>.json` and the one the card names; None when there is none, broken ones are left out.
+    Candidates are `k_table_<alpha>.json` and the card's own table; broken files are ignored. None if there is none.
     """
     return next(iter(_by_alpha(_shipped_for_latents(card), alpha)), None)
 
@@ -122,7 +122,7 @@ def _shipped_for_latents(card: ModelCard) -> list[KTable]:
 
 
 def _shipped(card: ModelCard, pattern: str, *named: str) -> list[KTable]:
-    """Whole tables in the model's folder: those `named`, then those whose file's name fits."""
+    """Return the readable tables in the model's folder: the `named` ones, then those whose file name fits."""
     if card.is_noop:
         return []
     try:
@@ -147,8 +147,9 @@ def _whole(path: Path) -> KTable | None:
 
 
 async def load_image_tables(profiles: Profiles, card: ModelCard, sources: Sequence[str], alpha: float) -> list[KTable]:
-    """What `card` may do with finished pictures, one table per model that drew them and its weights: measured here
-    (`sources` are the names asked for), else shipped beside the weights."""
+    """Load `card`'s tables for starts from finished images, one per source model and its weights.
+
+    Tables measured here for the names in `sources` come first, then the shipped ones."""
     found: dict[tuple[str, str], KTable] = {}
     shipped = await asyncio.to_thread(_shipped, card, "image_k_table_*.json")
     for pair in {(table.images_from, table.images_weights_hash) for table in shipped}:
@@ -163,7 +164,7 @@ async def load_image_tables(profiles: Profiles, card: ModelCard, sources: Sequen
 
 
 def measured_on(tables: Iterable[KTable], card: ModelCard, sources: Iterable[ModelCard]) -> list[KTable]:
-    """The tables by which `card` may start from pictures of `sources`, these weights from those."""
+    """Return the tables that let `card` start from images of `sources`, for exactly these weights."""
     pairs = {(source.name, source.weights_hash) for source in sources}
     return [
         table
@@ -176,21 +177,21 @@ def measured_on(tables: Iterable[KTable], card: ModelCard, sources: Iterable[Mod
 
 @dataclass(frozen=True, slots=True)
 class ImageTable:
-    """The table in force for one pair and encoder, or why there is none; never both."""
+    """The table in force for one pair and encoder, or the reason why there is none; never both."""
 
     table: KTable | None
     why_not: str = ""
     misfit: bool = False
-    """Whether there is one that was measured under other conditions, which a plan should say."""
+    """True: there is a table measured under other conditions, which the plan notes."""
 
 
 def image_table(
     tables: Sequence[KTable], card: ModelCard, source: tuple[str, str], encoder: EncoderId, command: str
 ) -> ImageTable:
-    """Return what `card` may do with images of `source`, (model, weights hash), by similarities of this encoder.
+    """Return the table for starts of `card` from images of `source`, (model, weights hash), with this encoder.
 
-    A profile counts for the weights of both and the encoder that it was measured with. Without one the published table
-    is in force for its own encoder; with any other no image is started from. `command` measures a table.
+    A profile counts for the encoder and both weights that it was measured with. Without a profile the published table
+    counts for its own encoder, and no image is a start with any other. `command` is the command that measures a table.
     """
     model, weights = source
     of_model = [table for table in tables if table.images_from == model]

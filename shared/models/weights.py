@@ -1,4 +1,4 @@
-"""The hash that says two checkpoints draw the same: over weights, tokenizer and scheduler, not over a name."""
+"""Hash that identifies checkpoints with equal images: over weights, tokenizer and scheduler, not over a name."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from shared.models.checkpoint import INDEX, components
 
 HASHED_SUFFIXES = (".safetensors", ".json", ".txt", ".model")
 NOT_HASHED = ("card.json", "README.md")
-"""Files that do not change what is drawn."""
+"""Files that do not change the images."""
 
 
 def weights_hash(folder: Path) -> str:
-    """16 hex digits of a sha256 over a checkpoint in diffusers' layout.
+    """Return 16 hex digits of a sha256 over a checkpoint in diffusers' layout.
 
-    Covers the contents of every safetensors file that is loaded (denoiser, VAE, every text encoder), the tokenizers,
-    the scheduler's and the components' configurations (design §2, Compatibility). Files at the top other than
-    model_index.json (cards, tables, plots), variants and folders that no component names do not count. Cached by
-    every file's path, mtime and size.
-    Raises ModelError when there is no safetensors file.
+    The hash covers every safetensors file that is loaded (denoiser, VAE, every text encoder), the tokenizers, and the
+    configurations of scheduler and components (docs/architecture.md, Equality). Top-level files other than
+    model_index.json (cards, tables, plots), variants and folders without a component do not count. The result is cached
+    by every file's path, mtime and size. Raise ModelError if there is no safetensors file.
     """
     files = tuple(_stamp(folder, path) for path in sorted(_parts(folder)))
     if not any(name.endswith(".safetensors") for name, _, _ in files):
@@ -32,7 +31,8 @@ def weights_hash(folder: Path) -> str:
 
 
 def _parts(folder: Path) -> list[Path]:
-    """What loading reads: the components that model_index.json names (all folders where it names none), no variants."""
+    """Return the files that loading reads: the components of model_index.json (all folders if it names none), no
+    variants."""
     inside = [path for path in folder.rglob("*") if path.suffix in HASHED_SUFFIXES and path.name not in NOT_HASHED]
     named = set(components(folder))
     return [path for path in inside if _is_read(path.relative_to(folder), named)]
@@ -59,7 +59,8 @@ def _hash(folder: str, files: tuple[tuple[str, int, int], ...]) -> str:
 
 
 def _digest(path: Path) -> bytes:
-    """The sha256 of a file. The hub's cache names its large blobs by it: reading tens of gigabytes again is spared."""
+    """Return the sha256 of a file; for large blobs of the hub's cache it is the file name, which saves reading
+    gigabytes."""
     blob = path.resolve()
     if blob.parent.name == "blobs" and re.fullmatch(r"[0-9a-f]{64}", blob.name):
         return bytes.fromhex(blob.name)

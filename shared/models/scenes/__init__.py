@@ -1,4 +1,4 @@
-"""The small world that the bundled models draw: scenes, their captions, and edits that change one thing at a time."""
+"""The small world of the bundled models: scenes, their captions, and edits that change one thing at a time."""
 
 from shared.models.scenes.edits import EDITS, edit
 from shared.models.scenes.grammar import (

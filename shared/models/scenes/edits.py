@@ -1,4 +1,4 @@
-"""One change to a scene at a time, the kinds of change that a cache has to tell apart."""
+"""Edits of a scene, one change at a time: the kinds of change that a cache has to distinguish."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import replace
 from shared.models.scenes.grammar import VALUES, Scene, random_scene
 
 EDITS = ("paraphrase", "style", "light", "colour", "size", "position", "count", "background", "object", "unrelated")
-"""Kinds of change from one prompt to the next, roughly from the mildest to the strongest."""
+"""Kinds of change from one prompt to the next, roughly from mild to strong."""
 
 
 def edit(scene: Scene, kind: str, rng: random.Random) -> Scene:
-    """Change exactly one attribute of a scene, all of them (`unrelated`), or none (`paraphrase`: word it differently).
+    """Change exactly one attribute of a scene, all of them (`unrelated`), or none (`paraphrase`: another wording).
 
-    Raises ValueError for a kind that is not in `EDITS`.
+    Raise ValueError for a kind that is not in `EDITS`.
     """
     if kind == "paraphrase":
         return scene

@@ -1,4 +1,4 @@
-"""What a scene can be, how it is said in words, and which combinations no model is ever trained on."""
+"""Grammar of scenes: their attributes, their captions, and the combinations held out from all training."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ATTRIBUTES = tuple(VALUES)
 
 HELD_OUT_SHARE = 0.10
 HELD_OUT_PER_OBJECT = 4
-"""Held out are all combinations whose hash is in the lowest share, and at least so many of every object."""
+"""Least number of held-out combinations per object, beside all combinations whose hash is in the lowest share."""
 
 _IRREGULAR = {"fox": "foxes", "butterfly": "butterflies", "fish": "fish", "bus": "buses"}
 _COUNT_WORDS = {2: ("two", "a pair of", "2"), 3: ("three", "a group of three", "3")}
@@ -84,15 +84,15 @@ _ORDERS = (
     ("light", "background", ",things", "position", ",style"),
     ("style of", "things", "position", "light", "background"),
 )
-"""Orders of the parts of a caption; a comma stands for itself, `style of` for "a … of"."""
+"""Orders of a caption's parts; a comma is literal, `style of` stands for "a … of"."""
 
 WORDINGS = len(_ORDERS) * 3
-"""How many wordings `caption` knows; wording 0 is the plainest."""
+"""Number of wordings of `caption`; wording 0 is the plainest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One picture's content; every field takes one of `VALUES`."""
+    """Content of one image; every field takes one of `VALUES`."""
 
     object: str
     count: int = 1
@@ -109,15 +109,15 @@ class Scene:
                 raise ValueError(f"scene {name} must be one of {allowed}, not {getattr(self, name)!r}")
 
     def labels(self) -> dict[str, int]:
-        """The index of each attribute's value in `VALUES`."""
+        """Return the index of each attribute's value in `VALUES`."""
         return {name: allowed.index(getattr(self, name)) for name, allowed in VALUES.items()}
 
 
 def caption(scene: Scene, wording: int = 0) -> str:
-    """Say a scene in words, in one of `WORDINGS` ways; what goes unsaid is the default of `Scene`.
+    """Return a scene's caption in one of `WORDINGS` wordings; unnamed attributes have the defaults of `Scene`.
 
-    Every wording names every attribute that differs from its default; count 1, natural colour, and (in some
-    wordings) medium, centre, day and 3d are silent.
+    Every wording names every attribute that differs from its default. Count 1 and natural colour are never named;
+    some wordings also omit medium, centre, day and 3d.
     """
     order, pick = _ORDERS[wording % len(_ORDERS)], wording // len(_ORDERS) % 3
     size = _SIZE_WORDS[scene.size][pick]
@@ -140,7 +140,7 @@ def caption(scene: Scene, wording: int = 0) -> str:
 
 
 def random_scene(rng: random.Random, natural_share: float = 1 / len(COLOURS)) -> Scene:
-    """Draw a scene, every value of every attribute equally likely but for natural colour's own share."""
+    """Sample a scene; the values of each attribute are equally likely, except natural colour with its own share."""
     natural = rng.random() < natural_share
     return Scene(
         object=rng.choice(OBJECTS),
@@ -155,31 +155,31 @@ def random_scene(rng: random.Random, natural_share: float = 1 / len(COLOURS)) ->
 
 
 def held_out(scene: Scene) -> bool:
-    """Whether a scene's object × background × style combination is kept from every training run."""
+    """Return whether a scene's object × background × style combination is held out from all training."""
     return (scene.object, scene.background, scene.style) in _held_out_triples()
 
 
 def all_triples() -> list[tuple[str, str, str]]:
-    """Every (object, background, style)."""
+    """Return every (object, background, style)."""
     return list(product(OBJECTS, BACKGROUNDS, STYLES))
 
 
 def all_held_out() -> list[tuple[str, str, str]]:
-    """The (object, background, style) combinations that no model is trained on, about an eighth of all."""
+    """Return the (object, background, style) combinations held out from all training, about an eighth of all."""
     return [triple for triple in all_triples() if triple in _held_out_triples()]
 
 
 def never_trained() -> list[tuple[str, str, str]]:
-    """The held-out combinations that the bundled weights have never seen a picture of: those held out by hash alone.
+    """Return the held-out combinations that the bundled weights never saw in training: those held out by hash alone.
 
-    `HELD_OUT_PER_OBJECT` was added after the training of those weights had begun, so of the combinations that only it
-    holds out they have seen some pictures. No tree is left, and of fish one combination.
+    `HELD_OUT_PER_OBJECT` was added after the training of these weights began, so they saw some of the combinations that
+    it alone holds out. No combination with a tree is left, and one with a fish.
     """
     return [triple for triple in all_held_out() if _place_of(triple) < HELD_OUT_SHARE]
 
 
 def known_words() -> list[str]:
-    """Every word that some wording of some scene uses, sorted, in lower case."""
+    """Return every word of any wording of any scene, sorted, in lower case."""
     tables: Sequence[Mapping[str, Sequence[str]]] = (_SIZE_WORDS, _POSITION_WORDS, _BACKGROUND_WORDS, _LIGHT_WORDS)
     phrases = [phrase for table in tables for choices in table.values() for phrase in choices]
     phrases += [phrase for choices in _STYLE_WORDS.values() for phrase in choices]
@@ -198,7 +198,7 @@ def _held_out_triples() -> frozenset[tuple[str, str, str]]:
 
 
 def _place_of(triple: tuple[str, str, str]) -> float:
-    """A combination's place in 0…1, the same on every machine and in every version."""
+    """Return a combination's hash in 0…1, the same on every machine and in every version."""
     return int.from_bytes(hashlib.sha256("|".join(triple).encode()).digest()[:4], "big") / 2**32
 
 
