@@ -30,7 +30,7 @@ class Remembered:
         return self._forgot
 
     def known(self, entry_ids: Sequence[str]) -> dict[str, Entry]:
-        """Return those of these entries that are in memory."""
+        """Return the entries that are in memory, by id; the others are left out."""
         return {entry_id: self._entries[entry_id] for entry_id in entry_ids if entry_id in self._entries}
 
     def put(self, entries: Iterable[Entry], mark: int) -> None:
