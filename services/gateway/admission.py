@@ -9,7 +9,8 @@ from shared.domain.errors import OverloadedError, StorageFullError
 
 _MIN_DELAY_S, _MAX_DELAY_S, _UNKNOWN_DELAY_S = 0.1, 60.0, 1.0
 _FAR_S = 10.0
-"""Longest delay in seconds for a reserved place in the queue: a refused client may never come back."""
+"""Longest delay in seconds up to which places are reserved for refused clients, because a refused client may never come
+back."""
 
 
 class FinishRate:

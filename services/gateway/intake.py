@@ -41,7 +41,7 @@ class NobodyAbleError(UnavailableError):
 
 @dataclass(frozen=True)
 class Accepted:
-    """A job that is accepted, now or by an earlier request with the same idempotency key."""
+    """A job that this request created, or that an earlier request with the same idempotency key created."""
 
     job: Job
     timings: Timings

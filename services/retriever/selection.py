@@ -67,7 +67,7 @@ class Weighed(NamedTuple):
 
 
 class Startable(Protocol):
-    """A candidate with its start step."""
+    """A candidate with the step at which it can start."""
 
     @property
     def start_step(self) -> int: ...
@@ -78,7 +78,7 @@ class Startable(Protocol):
 
 
 class Wishing(Startable, Protocol):
-    """A candidate that also has the step that its similarity allows."""
+    """A candidate with the step at which it can start, and the step that its similarity allows."""
 
     @property
     def allowed_step(self) -> int: ...

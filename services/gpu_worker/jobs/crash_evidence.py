@@ -13,9 +13,9 @@ CRASHES_TOGETHER = 2
 CRASHES_ALONE = 3
 """A job fails only after this many crashes while it ran alone."""
 UNLIKELY = 1e-5
-"""A job fails only if the fleet's crash rate gives its crashes a smaller probability. A job is judged after each crash:
-1e-4 would condemn one healthy job in 20,000 of three workers that are killed every five seconds (simulated in the
-tests)."""
+"""A job fails only if its crashes have a smaller probability than this at the fleet's crash rate. A job is judged after
+each crash: 1e-4 would condemn one healthy job in 20,000 of three workers that are killed every five seconds (simulated
+in the tests)."""
 QUIET = Fleet(crashes=0, busy_s=2 * 86400.0)
 """Prior for every fleet, added to its history: two days of work without a crash."""
 

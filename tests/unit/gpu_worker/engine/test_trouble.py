@@ -64,7 +64,7 @@ def test_a_task_that_cannot_start_fails_alone(family: UNetFamily) -> None:
     events = drive(family, [(0, one) for one in tasks])
     reasons = {event.id: str(event.error) for event in events if isinstance(event, Left)}
     assert "(4, 8, 8)" in reasons["shape"]
-    assert "10 of 10 steps" in reasons["far"]
+    assert "from 0 to 9" in reasons["far"]
     assert "'other' is not loaded" in reasons["model"]
     assert set(finished(events)) == {"fine"}
 
