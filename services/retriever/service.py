@@ -103,7 +103,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
                 mark = self._entries.mark
                 page, after = await self._backends.catalog.entries.page(PAGE, after)
             except AfterimageError as error:
-                log(self.name).warning("catalog away; entries are read when needed", error=str(error))
+                log(self.name).warning("catalog unreachable, entries are read when needed", error=str(error))
                 return
             self._entries.put([entry for entry in page if entry.states], mark)
             read += len(page)
