@@ -101,7 +101,7 @@ def at_least(one: Figures, k: int) -> float:
 
 
 def saved_at(one: Figures, k: int, steps: int) -> float:
-    """Compute the share of all steps saved by requests that started at K itself; over all K it sums to `steps_saved`."""
+    """Compute the share of all steps saved by requests that started at K itself; all K sum to `steps_saved`."""
     return one["k_histogram"].get(str(k), 0) / max(one["requests"], 1) * k / steps
 
 

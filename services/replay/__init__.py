@@ -1,1 +1,1 @@
-"""Offers one trace to many cache policies, through the code that decides when serving (design §10)."""
+"""Replay one trace through many cache policies, with the code that decides in serving (docs/replay.md)."""

@@ -1,5 +1,7 @@
-"""Decisions that are made already, kept beside the embeddings: a replay that was broken off goes on, and a changed one
-runs again only what is decided otherwise."""
+"""Store decisions beside the embeddings.
+
+An interrupted replay resumes with them, and a changed replay decides only the policies whose inputs changed.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,13 @@ DECIDING = (
     "shared/domain/plan_rules.py",
     "shared/domain/types.py",
 )
-"""What a decision may depend on: with other sources everything runs again."""
+"""Sources that a decision may depend on; a change of any of them invalidates all stored decisions."""
 LIBRARIES = ("numpy", "scikit-learn", "usearch")
 
 
 @dataclass(frozen=True)
 class Made:
-    """What one policy decided at one budget, and what that took when it was run."""
+    """Decisions of one policy at one budget, and the time that deciding took."""
 
     decisions: Decisions
     served: Served | None
@@ -50,15 +52,18 @@ class Made:
 
 
 class Kept:
-    """One file for each policy and budget in the folder of an encoder's embeddings, named by all it depends on."""
+    """Files of decisions, one for each policy and budget, in the folder of an encoder's embeddings.
+
+    A digest of all inputs names each file.
+    """
 
     def __init__(self, folder: Path, load: Load) -> None:
-        """`folder`: of the encoder whose vectors the load has; it stands for them."""
+        """Take the folder of the encoder that made the load's vectors; its name identifies them."""
         self._folder = folder
         self._basis = [_code(), folder.name, *_facts(load)]
 
     def path(self, policy: PolicySettings, room: int, *, entries: bool, fleet: Fleet | None) -> Path:
-        """Where these decisions are, once they are made. How a policy is called does not matter."""
+        """Return the file of these decisions, which may not exist yet. A policy's name and title do not matter."""
         asked = policy.model_dump(mode="json", exclude={"title", "source"})
         facts = [*self._basis, asked, room, entries, asdict(fleet) if fleet is not None else None]
         key = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=12).hexdigest()
@@ -66,7 +71,7 @@ class Kept:
 
 
 def read(path: Path) -> Made | None:
-    """None where there is nothing, or nothing whole."""
+    """Read stored decisions; None where the file is missing or damaged."""
     try:
         with path.open("rb") as file, np.load(file) as kept:
             arrays = dict(kept)
@@ -82,7 +87,7 @@ def read(path: Path) -> Made | None:
 
 
 def write(path: Path, made: Made) -> None:
-    """Written aside and moved: a kill leaves no half file."""
+    """Write to a second file and rename it, so a killed process leaves no partial file."""
     values = {name: getattr(made.decisions, name) for name in _names(Decisions)}
     if made.served is not None:
         values |= {f"served.{name}": getattr(made.served, name) for name in _names(Served)}
@@ -101,7 +106,7 @@ def _value(array: npt.NDArray[Any]) -> Any:
 
 
 def _facts(load: Load) -> Iterator[Any]:
-    """What is offered, without the vectors: prompts and encoder say those."""
+    """Yield the inputs of a load, without the vectors: prompts and encoder determine those."""
     trace, near = load.trace, load.neighbours
     yield from (trace.digest, len(trace), load.steps, near.indices.shape[1], near.floor)
     yield from map(_digest, (trace.users, trace.arrival_s, load.state_bytes, load.picture_bytes))
@@ -121,7 +126,7 @@ def _digest(array: npt.NDArray[Any]) -> str:
 
 @cache
 def _code() -> list[str]:
-    """The version of every policy: a digest of the sources, and of libraries what they say of themselves."""
+    """Return the version of the deciding code: a digest of the sources, and the versions of the libraries."""
     total = hashlib.blake2b(digest_size=12)
     for pattern in DECIDING:
         for path in sorted(ROOT.glob(pattern)):

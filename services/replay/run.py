@@ -1,4 +1,4 @@
-"""From a trace to every policy's decisions: embeddings, neighbour lists, then one pass for each policy and budget."""
+"""Turn a trace into every policy's decisions: embeddings, neighbour lists, then a pass for each policy and budget."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from shared.runtime.progress import Bar
 Ints = npt.NDArray[np.int64]
 STEPS = 50
 BYTES_PER_PIXEL = 2 * 4 / 64
-"""fp16 latents of four channels, an eighth of the picture each way (Stable Diffusion)."""
+"""Bytes of a latent for each pixel of the image: fp16, four channels, an eighth of each side (Stable Diffusion)."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a replay depends on beside trace, encoder and policies."""
+    """Inputs of a replay beside trace, encoder and policies."""
 
     table: KTable
     warmup: int
@@ -55,18 +55,18 @@ class Options:
     """Neighbours listed per request."""
     honour_sizes: bool = False
     pictures: tuple[Curve, tuple[float, float]] | None = None
-    """The surrogate's curve and ends; None: no policy looks for pictures."""
+    """The surrogate's curve and ends; None: no policy looks up images."""
     card: ModelCard | None = None
-    """Whose schedule says what fits where each request takes a T of its own."""
+    """Model whose schedule decides which states fit, where each request has its own T."""
 
 
 PICTURE_FLOOR = 0.0
-"""Similarity of prompts below which no picture is looked at: far lower than what a latent needs."""
+"""Prompt similarity below which no image is compared, far below the similarity that a latent needs."""
 
 
 @dataclass
 class Timings:
-    """Seconds by stage; what was on disk already costs nothing."""
+    """Seconds of each stage; results read from disk cost none."""
 
     embed_s: float = 0.0
     neighbours_s: float = 0.0
@@ -83,7 +83,7 @@ class Prepared:
 
 
 def prepare(trace: Trace, encoder: TextEncoder, store_folder: Path, options: Options, bar: Bar) -> Prepared:
-    """Everything that all policies share; kept on disk, so that a second run has it at once."""
+    """Return the inputs that all policies share; embeddings and neighbour lists stay on disk for the next run."""
     timings = Timings()
     vectors, text_of = embedded(trace, encoder, store_folder, bar, timings)
     sizes: dict[Size, int] = {}
@@ -95,7 +95,7 @@ def prepare(trace: Trace, encoder: TextEncoder, store_folder: Path, options: Opt
     near, timings.neighbours_kept = _neighbours(trace, vectors, text_of, groups, folder, options, floor, bar)
     drawn = [size if options.honour_sizes else DEFAULT_SIZE for size in sizes]
     pictures = None
-    if options.pictures is not None:  # a picture may be brought to any size (MoDM §5.2), so groups do not matter
+    if options.pictures is not None:  # an image can be resized to any size (MoDM §5.2), so sizes form no groups
         curve, ends = options.pictures
         wide, _ = _neighbours(trace, vectors, text_of, None, folder, options, PICTURE_FLOOR, bar)
         pictures = picture_load(curve, ends, text_of, wide)
@@ -106,7 +106,7 @@ def prepare(trace: Trace, encoder: TextEncoder, store_folder: Path, options: Opt
 
 
 def embedded(trace: Trace, encoder: TextEncoder, store_folder: Path, bar: Bar, timings: Timings) -> tuple[Rows, Ints]:
-    """One unit row per text of the trace, and each request's row of them."""
+    """Return one unit vector per text of the trace, shape (texts, dim), and each request's row in them."""
     texts = list(dict.fromkeys(trace.prompts))
     start = time.monotonic()
     store = EmbeddingStore(store_folder / encoder.hash, encoder.dim)
@@ -122,12 +122,12 @@ def embedded(trace: Trace, encoder: TextEncoder, store_folder: Path, bar: Bar, t
 
 
 def state_bytes(size: Size) -> int:
-    """What the latent of a picture takes."""
+    """Return the bytes of an image's latent."""
     return round(size.width * size.height * BYTES_PER_PIXEL)
 
 
 def picture_bytes(size: Size) -> int:
-    """What a finished picture takes (MoDM §3.1)."""
+    """Return the bytes of a finished image (MoDM §3.1)."""
     return round(size.width * size.height * PICTURE_BYTES_PER_PIXEL)
 
 
@@ -141,7 +141,7 @@ def _neighbours(
     floor: float,
     bar: Bar,
 ) -> tuple[Neighbours, bool]:
-    """The lists above `floor`, and whether they were on disk."""
+    """Return the neighbour lists above `floor`, and whether they were read from disk."""
     kind = "all" if groups is None else "sizes"
     path = folder / f"neighbours-{trace.digest}-{len(trace)}-{kind}-{options.width}-{floor:.6f}.npz"
     if path.is_file():
@@ -155,17 +155,17 @@ def _neighbours(
 
 @dataclass(frozen=True)
 class Offered:
-    """How every policy is offered the load."""
+    """Budgets and mode in which every policy is replayed."""
 
     budgets: Sequence[int]
-    """In bytes, or in entries."""
+    """Budgets in bytes, or in entries."""
     entries: bool = False
     fleet: Fleet | None = None
-    """None: decisions alone, each kept before the next request."""
+    """Workers in virtual time; None: decisions alone, where each image is in the cache before the next request."""
     kept: Kept | None = None
-    """Where what is decided is kept; None: nowhere."""
+    """Store of decisions on disk; None: decisions are not stored."""
     anew: bool = False
-    """Whether all is decided again, whatever is kept."""
+    """Decide every policy again and ignore stored decisions."""
 
 
 def replay(
@@ -175,7 +175,7 @@ def replay(
     bar: Bar,
     took_over: Callable[[str, int], None] = lambda policy, room: None,
 ) -> Iterator[Run]:
-    """Every policy at every budget, in turn; `took_over` hears of those that an earlier run had decided."""
+    """Yield a run for every policy at every budget; call `took_over` for decisions taken from an earlier run."""
     for room in offered.budgets:
         for name, policy in policies:
             path = None
@@ -206,7 +206,7 @@ def _decided(load: Load, policy: PolicySettings, room: int, offered: Offered, ad
 
 
 def bounds(load: Load, budgets: Sequence[int], warmup: int, kept: Sequence[int], bar: Bar) -> list[Bound]:
-    """The offline bound at every budget. kept: the K of 50 after which some policy keeps a state."""
+    """Compute the offline bound at every budget; `kept` are the K of 50 after which some policy keeps a state."""
     bar("starts for the offline bound", None)
     options = options_of(load.neighbours, _states(load, kept), load.state_bytes, warmup)
     asked = int(load.trace.asked(load.steps)[warmup:].sum())
@@ -218,8 +218,11 @@ def bounds(load: Load, budgets: Sequence[int], warmup: int, kept: Sequence[int],
 
 
 def _states(load: Load, kept: Sequence[int]) -> States:
-    """Where all take the same T, one at a K between two that the table allows is worth no more than at the upper one;
-    between runs of different T one may fit where the other does not."""
+    """Return the states that policies may keep, for the offline bound.
+
+    With one T for all requests, a state between two K of the table is worth no more than one at the upper K. Between
+    requests of different T, a state may fit where the one at the upper K does not.
+    """
     ladder, steps = Ladder(load.table, load.steps), load.trace.steps
     if steps is None or load.card is None:
         return Alike(ladder, ladder.steps)

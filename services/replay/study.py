@@ -1,4 +1,4 @@
-"""A whole replay: trace, policies and budgets in, one summary out."""
+"""Run a whole replay: read a trace, replay every policy at every budget, and return the summary."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ PACKAGES = ("afterimage", "numpy", "torch", "transformers", "usearch", "scikit-l
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line said."""
+    """One replay as the command line and the study file request it."""
 
     trace: Path
     policies: Sequence[tuple[str, PolicySettings]]
     states: Sequence[int]
-    """Budgets as latents of the default size, or (`entries`) as entries."""
+    """Budgets in latents of the default size, or in entries (`entries`)."""
     entries: bool = False
     fleet: Fleet | None = None
-    """None: decisions alone."""
+    """Workers in virtual time; None: decisions alone."""
     encoder: str = "bundled:clip"
     table: str = ""
-    """See `k_table`."""
+    """Similarity → K table; see `k_table`."""
     table_encoder: str = ""
-    """The encoder that the table was made for, when its thresholds are to be matched by quantiles."""
+    """Encoder that the table was made for. Its thresholds are then matched by quantiles; empty: used unchanged."""
     alpha: float = 0.95
     warmup: int | None = None
     skip: int = 0
@@ -69,19 +69,19 @@ class Asked:
     seed: int = 0
     honour_sizes: bool = False
     schedule: ModelCard | None = None
-    """Each request takes the trace's own T, within this model's limits; its schedule says which states fit which T.
-    None: all take T = 50."""
+    """Model whose limits bound the trace's own T, and whose schedule decides which states fit which T.
+    None: every request takes T = 50."""
     neighbours: int = 64
     bound: bool = True
     embeddings: Path = Path(".afterimage/embeddings")
     anew: bool = False
-    """Whether policies are replayed that an earlier run replayed alike."""
+    """Decide every policy again, also those that an earlier run decided with the same inputs."""
 
 
 def study(asked: Asked, bar: Bar) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """The summary, as written to summary.json, and what decisions.npz holds.
+    """Return the summary, as written to summary.json, and the arrays of decisions.npz.
 
-    Raises ConfigurationError, ModelError and InvalidRequestError for what cannot be replayed.
+    Raises ConfigurationError, ModelError and InvalidRequestError for a replay that cannot run.
     """
     bar(f"preparing: the trace {asked.trace.name}", None)
     trace, arrivals = trace_of(asked)
@@ -115,13 +115,13 @@ def study(asked: Asked, bar: Bar) -> tuple[dict[str, Any], dict[str, npt.NDArray
 
 
 def of_requests(trace: Trace, warmup: int) -> dict[str, npt.NDArray[Any]]:
-    """What decisions.npz says of the counted requests themselves."""
+    """Return the arrays of decisions.npz that describe the counted requests: users, and T where each has its own."""
     own = {} if trace.steps is None else {"steps": trace.steps[warmup:]}
     return {"users": trace.users[warmup:], **own}
 
 
 def trace_of(asked: Asked) -> tuple[Trace, str]:
-    """The trace as it is replayed, and its arrivals in words."""
+    """Return the trace cut to its requests, with arrivals, and a description of the arrivals."""
     whole = read_trace(asked.trace, asked.schedule.max_steps if asked.schedule else None)
     trace = whole[asked.skip : asked.skip + asked.limit if asked.limit else None]
     if not len(trace):
@@ -133,14 +133,14 @@ def trace_of(asked: Asked) -> tuple[Trace, str]:
 
 
 def warmup_of(asked: Asked, trace: Trace) -> int:
-    """How many of its first requests do not count."""
+    """Return the number of first requests that do not count."""
     warmup = min(WARMUP, len(trace) // 10) if asked.warmup is None else asked.warmup
     counted(warmup, trace)
     return warmup
 
 
 def about_trace(asked: Asked, trace: Trace, warmup: int, arrivals: str) -> dict[str, Any]:
-    """What the summary says of it."""
+    """Return the trace's part of the summary."""
     return {
         "name": asked.trace.name,
         "digest": trace.digest,
@@ -157,7 +157,7 @@ def _spread(steps: npt.NDArray[np.int64]) -> dict[str, float]:
 
 
 def _thresholds(asked: Asked, trace: Trace, encoder: TextEncoder, bar: Bar) -> tuple[KTable, str]:
-    """The table, brought over from the encoder it was made for where that one is named."""
+    """Return the K table and its description; with `table_encoder` its thresholds are moved to this encoder."""
     table, words = k_table(asked.table, asked.table_encoder or asked.encoder, asked.alpha)
     if not asked.table_encoder:
         return table, words
@@ -178,7 +178,7 @@ def _summary(
     runs: Sequence[Run],
     upper: Sequence[Bound],
 ) -> dict[str, Any]:
-    """`policies` are those of the first budget."""
+    """Return the summary; its `policies` are those of the first budget."""
     load, each = prepared.load, len(asked.policies)
     budgets = [
         {
@@ -218,14 +218,14 @@ def _summary(
 
 
 def _surrogate() -> dict[str, Any]:
-    """What stands for similarities of text and picture, and how well it did where there are pictures."""
+    """Return the surrogate of text–image similarities, and its measured accuracy on real images."""
     _, measured = read_curve()
     kept = ("similarity", "share", "spread", "check", "pictures", "model", "weights_hash")
     return {"table": MODM.source, "ends": MODM_ENDS, **{name: measured[name] for name in kept}}
 
 
 def about_steps(asked: Asked) -> dict[str, Any]:
-    """T of every request, or null where each takes its own, and by whose schedule."""
+    """Return T of every request; or null, with the model whose schedule counts, where each request has its own T."""
     card = asked.schedule
     return {"steps": STEPS} if card is None else {"steps": None, "schedule": f"{card.name} ({card.sampler_id})"}
 
@@ -235,7 +235,7 @@ def about_table(table: KTable) -> dict[str, Any]:
 
 
 def where_and_when() -> dict[str, Any]:
-    """Machine, versions and time, for the summary."""
+    """Return machine, versions and time for the summary."""
     return {
         "machine": machine(),
         "versions": {name: _version(name) for name in PACKAGES},
@@ -244,7 +244,7 @@ def where_and_when() -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What it ran on, and how busy that was."""
+    """Return the machine of the replay and its load average."""
     info = Path("/proc/cpuinfo")
     names = (
         [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]

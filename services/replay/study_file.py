@@ -1,4 +1,4 @@
-"""A study file: the traces, policies and budgets that one replay compares, and the rules it compares them by."""
+"""Read a study file: the traces, policies and budgets of one replay, and the rules of the comparison."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Budgets = tuple[Annotated[int, Field(ge=1)], ...]
 
 
 class _Table(BaseModel):
-    """A table of the file."""
+    """One TOML table of the file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class VirtualTime(_Table):
-    """Workers in virtual time: latency, queueing and SLO are in the report."""
+    """Workers in virtual time; the report then has latency, queueing and SLOs."""
 
     workers: int = Field(1, ge=1, le=4096, description="Workers, which all run the same model.")
     max_rows: int = Field(8, ge=1, le=512, description="Requests that share a worker's step batch.")
@@ -32,15 +32,15 @@ class VirtualTime(_Table):
 
 
 class RealModels(_Table):
-    """Real models: an Afterimage of its own serves each policy."""
+    """Real models: a separate Afterimage serves each policy."""
 
-    small: str | None = Field(None, description="Models that go on from the large one's images, e.g. bundled:small.")
+    small: str | None = Field(None, description="Models that refine the large model's images, e.g. bundled:small.")
     max_rows: int | None = Field(None, ge=1, le=512, description="Requests that share a step batch.")
-    one_at_a_time: bool = Field(False, description="Send each request once what the one before left is indexed.")
+    one_at_a_time: bool = Field(False, description="Send each request after the previous one's states are indexed.")
 
 
 class Study(_Table):
-    """One replay. Without `virtual_time` or `real` it only decides: nothing takes time, nothing is generated."""
+    """One replay. Without `virtual_time` and `real` it decides only: nothing takes time and no image is generated."""
 
     traces: tuple[Path, ...] = Field(
         (), description="Files .parquet, .csv or .jsonl with columns prompt and user; each has a report of its own."
@@ -73,9 +73,9 @@ class Study(_Table):
         "", description="Similarity → K: nirvana (Fig. 10) or a k_table_*.json; default: the encoder's own."
     )
     table_encoder: str = Field(
-        "", description="Encoder that the table is for: its thresholds move to this one's same quantiles."
+        "", description="Encoder that the table was made for; its thresholds move to the same quantiles of `encoder`."
     )
-    alpha: float | None = Field(None, ge=0.01, le=1, description="Which of the bundled tables; default: 0.95.")
+    alpha: float | None = Field(None, ge=0.01, le=1, description="Bundled table to use, by its alpha; default: 0.95.")
     neighbours: int = Field(64, ge=8, le=1024, description="Earlier requests listed for each request.")
     bound: bool = Field(True, description="Compute the offline upper bound.")
     virtual_time: VirtualTime | None = Field(None, description="The table of workers in virtual time.")
@@ -83,7 +83,7 @@ class Study(_Table):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        """Raise InvalidRequestError for keys that have no meaning together."""
+        """Raise InvalidRequestError for keys that exclude each other."""
         if len(self.of_policies) < len(self.policies) or not self.policies:
             raise InvalidRequestError("policies", "at least one name, each once", ", ".join(self.policies) or None)
         if len({trace.stem for trace in self.traces}) < len(self.traces):
@@ -94,17 +94,21 @@ class Study(_Table):
                 "states", "give states, bytes or entries, one of them", ", ".join(budgets) or None
             )
         if self.real and self.virtual_time:
-            raise InvalidRequestError("real", "has no meaning together with virtual_time; leave out one table")
+            raise InvalidRequestError("real", "excludes virtual_time; leave out one of the two tables")
         if self.real and (self.entries or self.table_encoder):
             name = "entries" if self.entries else "table_encoder"
-            raise InvalidRequestError(name, "goes without real: the services know none", getattr(self, name))
+            raise InvalidRequestError(
+                name,
+                "excludes real: the services have no such setting",
+                getattr(self, name),
+            )
         if self.model and not (self.real or self.trace_steps):
-            raise InvalidRequestError("model", "goes with real or trace_steps", self.model)
+            raise InvalidRequestError("model", "needs real or trace_steps", self.model)
         return self
 
     @property
     def of_policies(self) -> Mapping[str, str]:
-        """The short name of each policy, which the report uses, and the name or file to read it by."""
+        """Map each policy's short name, as in the report, to its name or settings file."""
         return {Path(name).stem if name.endswith(".toml") else name: name for name in self.policies}
 
 
@@ -112,10 +116,10 @@ TABLES: Mapping[str, type[BaseModel]] = {"virtual_time": VirtualTime, "real": Re
 
 
 def read_study(path: Path | None, given: Mapping[str, Any]) -> Study:
-    """Return the study of a file, with what was `given` on the command line in place of the file's.
+    """Return the study of a file; keys `given` on the command line replace the file's.
 
-    Raises ConfigurationError for a file that is wrong, naming it, and InvalidRequestError where there is no file. Both
-    name the key, the rule and the value.
+    Raises ConfigurationError, with the path, for a wrong file, and InvalidRequestError for wrong keys without a file.
+    Both name the key, the rule and the value.
     """
     try:
         keys = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
@@ -134,7 +138,7 @@ def read_study(path: Path | None, given: Mapping[str, Any]) -> Study:
 
 
 def _broken(error: ValidationError) -> InvalidRequestError:
-    """The first broken rule; for a key that does not exist, the nearest one that does."""
+    """Return the first broken rule as an error; for an unknown key, with the most similar known key."""
     first = error.errors()[0]
     *tables, key = map(str, first["loc"])
     rule = first["msg"]

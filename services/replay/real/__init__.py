@@ -1,1 +1,1 @@
-"""One policy over one trace on real models, through an Afterimage of its own."""
+"""Replay policies on real models, each through an Afterimage of its own."""

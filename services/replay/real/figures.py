@@ -1,4 +1,4 @@
-"""What a replay on real models says about a policy: the other modes' figures, and what only drawing can tell."""
+"""Compute a policy's figures on real models: those of the other modes, and CLIP scores, times and failures."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from services.replay.simulated.decisions import Decisions, nothing_decided
 from services.replay.simulated.timed import SLO_TIMES, quantiles
 
 NOT_HERE = {
-    "seconds": "wall seconds from the first arrival to the last picture, warm-up included; not of deciding alone",
-    "decisions_per_s": "no figure: deciding is not timed apart from drawing",
-    "evictions": "latents or finished pictures that left once the first counted request was sent",
-    "predictor": "no recall: what a predicted miss would have found is not looked up; precision is in `real.predictor`",
-    "searched": "no figure: the index that serves answers every search",
-    "timed.busy, timed.rows, timed.longest_queue": "no figure: the services report them of no trace's requests alone",
-    "timed.queued_s": "as the gateway and the worker time it; no figure one at a time, when nobody queues",
+    "seconds": "wall seconds from the first arrival to the last image, warm-up included; not of deciding alone",
+    "decisions_per_s": "no figure: deciding is not timed apart from generating",
+    "evictions": "latents or finished images evicted after the first counted request was sent",
+    "predictor": "no recall: predicted misses are not looked up; precision is in `real.predictor`",
+    "searched": "no figure: the serving index answers every search",
+    "timed.busy, timed.rows, timed.longest_queue": "no figure: the services do not report them by request",
+    "timed.queued_s": "as gateway and worker measure it; no figure one at a time, where no request queues",
 }
-"""What keys of the summary mean in this mode, where that is not what they mean in the others."""
+"""Keys of the summary with another meaning, or none, in this mode."""
 Floats = npt.NDArray[np.float64]
 
 
 def decisions_of(sitting: Sitting) -> Decisions:
-    """Where each request started, as the other modes have it; of evictions only the total is known."""
+    """Return the start of each request in the form of the other modes; single evictions are not known."""
     made = nothing_decided(len(sitting.answers))
     request_of = {one.job: one.request for one in sitting.answers if one.job}
     for one in sitting.answers:
@@ -41,8 +41,10 @@ def decisions_of(sitting: Sitting) -> Decisions:
 
 
 def real_figures(run: Run, sitting: Sitting, load: Load, alone_s: Floats) -> dict[str, Any]:
-    """The policy's entry in summary.json; alone_s: (requests,), of each one's picture drawn alone, for every policy the
-    same."""
+    """Return the policy's entry in summary.json.
+
+    `alone_s`, shape (requests,), has the seconds of each request's image generated alone, the same for every policy.
+    """
     said = figures(run, load.trace, load.warmup, load.steps)
     counted = sitting.answers[load.warmup :]
     return said | {
@@ -68,8 +70,10 @@ def real_figures(run: Run, sitting: Sitting, load: Load, alone_s: Floats) -> dic
 
 
 def against_none(policies: Mapping[str, Sitting], none: Sitting, load: Load) -> dict[str, dict[str, Any]]:
-    """By policy, how much its pictures' CLIP scores differ from those of the same requests drawn without a cache from
-    the same noise, with the 95 % interval over users; of all requests and of the hits."""
+    """Compare CLIP scores with those of the same requests and noise without a cache, for all requests and for hits.
+
+    Returns mean difference and 95 % interval over users, by policy.
+    """
     plain = {one.request: one.clip for one in none.answers[load.warmup :]}
     found: dict[str, dict[str, Any]] = {}
     for name, sitting in policies.items():
@@ -88,7 +92,7 @@ def _differs(answers: list[Answer], plain: Mapping[int, float | None], load: Loa
 
 
 def _precision(counted: tuple[Answer, ...]) -> dict[str, Any] | None:
-    """Of what a match predictor let through, how much found a state (NIRVANA §5.2); None where it refused nothing."""
+    """Return a match predictor's precision (NIRVANA §5.2); None where the predictor refused no request."""
     if not any(one.predicted is False for one in counted):
         return None
     let_through = [one for one in counted if one.predicted]
@@ -98,7 +102,7 @@ def _precision(counted: tuple[Answer, ...]) -> dict[str, Any] | None:
 
 
 def _clip(counted: tuple[Answer, ...]) -> dict[str, float | None]:
-    """Mean cosine of picture and prompt: of all, of hits, of what was drawn from noise."""
+    """Return the mean cosine of image and prompt: of all, of hits, and of starts from noise."""
     scored = [one for one in counted if one.clip is not None]
     groups = {
         "all": scored,
@@ -139,5 +143,5 @@ def _timed(counted: tuple[Answer, ...], load: Load, alone_s: Floats) -> dict[str
 
 
 def run_of(name: str, title: str, room: int, sitting: Sitting) -> Run:
-    """As the other modes have it; no similarity is a surrogate, and no offline bound is above what takes time."""
+    """Return the run in the form of the other modes; it uses no surrogate, and the offline bound does not apply."""
     return Run(name, title, False, False, room, decisions_of(sitting), sitting.wall_s, sitting.processor_s)

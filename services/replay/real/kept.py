@@ -1,4 +1,4 @@
-"""What a finished policy leaves on disk, so that a replay on real models that was broken off goes on with the next."""
+"""Store finished policies on disk, so that an interrupted replay on real models resumes with the next one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from services.replay.real.sitting import Answer, Load, Sitting
 NOT_ASKED = {
     "data_dir", "catalog_url", "blobs_url", "blobs_access_key", "blobs_secret_key", "listen", "metrics_listen",
 }  # fmt: skip
-"""Settings that say where things are and change no answer."""
+"""Settings of addresses and folders, which change no answer."""
 
 
 class Kept:
-    """One policy at one budget: `served/NAME-KEY.json`, and its pictures in `pictures/NAME-KEY`."""
+    """Files of one policy at one budget: `served/NAME-KEY.json`, and images in `pictures/NAME-KEY`."""
 
     def __init__(self, out: Path, name: str, load: Load, stand: ServedPolicy, encoder_hash: str) -> None:
         asked = _asked(load, stand, encoder_hash)
@@ -30,7 +30,7 @@ class Kept:
         self.pictures = out / "pictures" / f"{name}-{key}"
 
     def begin(self) -> None:
-        """What an earlier run had not finished goes: the cache that it had filled is gone."""
+        """Remove the images of an unfinished earlier run, whose cache no longer exists."""
         shutil.rmtree(self.pictures, ignore_errors=True)
         self.pictures.mkdir(parents=True)
 
@@ -41,7 +41,7 @@ class Kept:
         self.picture(request).write_bytes(png)
 
     def done(self, sitting: Sitting, clips: Mapping[int, float]) -> Sitting:
-        """Writes it down, with what its pictures scored."""
+        """Write the run with the scores of its images, and return it."""
         scored = tuple(replace(one, clip=clips.get(one.request)) for one in sitting.answers)
         whole = replace(sitting, answers=scored)
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ class Kept:
         return whole
 
     def found(self) -> Sitting | None:
-        """What an earlier run finished that was asked the same."""
+        """Return the result of an earlier run with the same inputs, if it finished."""
         if not self._file.is_file():
             return None
         kept: dict[str, Any] = json.loads(self._file.read_text(encoding="utf-8"))
@@ -61,7 +61,7 @@ class Kept:
 
 
 def _asked(load: Load, stand: ServedPolicy, encoder_hash: str) -> dict[str, Any]:
-    """All that decides what is answered, and from where on it is counted."""
+    """Return every input that determines the answers, and the warm-up."""
     return {
         "prompts": load.trace.digest,
         "users": _digest(load.trace.users.tolist()),

@@ -1,4 +1,4 @@
-"""A whole replay on real models: each policy as the services serve it, one after the other, and one summary."""
+"""Run a whole replay on real models: serve each policy in turn, and return one summary."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ from shared.runtime.loop import run
 from shared.runtime.progress import Advance, Bar
 from shared.runtime.settings import Settings
 
-AS_NAMED = "The table counts as it was named, whatever model and encoder it was measured with."
+AS_NAMED = "The named table is used, even if it was measured with another model or encoder."
 AT_A_TIME = 32
-"""Pictures scored together."""
+"""Images scored together."""
 
 
 @dataclass(frozen=True)
 class Real:
-    """What draws."""
+    """Settings of a replay on real models."""
 
     base: Settings
-    """Models, device and batching; what is the policy's own is set for each."""
+    """Models, device and batching; each policy adds its own settings."""
     start: Start
     out: Path
     one_at_a_time: bool = False
@@ -65,31 +65,32 @@ class Real:
 
 @dataclass(frozen=True)
 class Made:
-    """What a replay on real models leaves."""
+    """Result of a replay on real models."""
 
     summary: dict[str, Any]
     decisions: dict[str, npt.NDArray[Any]]
-    """Of decisions.npz."""
+    """Arrays of decisions.npz."""
     left: Sequence[str]
-    """Policies (with their budgets) that were not finished when it was broken off."""
+    """Policies, with their budgets, that an interrupted replay did not finish."""
 
 
 @dataclass
 class _Served:
-    """What was served so far."""
+    """Policies served so far."""
 
     sittings: dict[tuple[int, str], Sitting] = field(default_factory=dict)
-    """By budget in states, and policy."""
+    """Runs by (budget in states, policy)."""
     pictures: dict[str, Path] = field(default_factory=dict)
-    """Of the first budget's policies, the folder of their pictures."""
+    """Folder of the images of each policy at the first budget."""
     taken_over: list[dict[str, Any]] = field(default_factory=list)
     """Policies at budgets that an earlier run had finished."""
 
 
 def real_study(asked: Asked, real: Real, bar: Bar) -> Made:
-    """Serves every policy that is not finished on disk. Broken off (Ctrl-C), it says what is there, and what is left.
+    """Serve every policy that is not finished on disk; after Ctrl-C return the finished policies and name the others.
 
-    Raises ConfigurationError, ModelError and InvalidRequestError for what cannot be served, before anything is drawn.
+    Raises ConfigurationError, ModelError and InvalidRequestError for policies and traces that cannot be served, before
+    the first image.
     """
     refuse(asked.policies, real.base)
     card = served_card(real.base)
@@ -98,7 +99,9 @@ def real_study(asked: Asked, real: Real, bar: Bar) -> Made:
     bar(f"preparing: the trace {asked.trace.name}", None)
     offered, arrivals = trace_of(asked)
     if asked.schedule is None and not card.draws(card.default_size, STEPS):
-        raise ConfigurationError(f"model {card.name!r} draws in {card.max_steps} steps at most, and not in {STEPS}")
+        raise ConfigurationError(
+            f"model {card.name!r} takes at most {card.max_steps} steps (got {STEPS}); set trace_steps"
+        )
     trace = replace(offered, sizes=_sizes(offered, card, honoured=asked.honour_sizes))
     table, thresholds = k_table(asked.table, asked.encoder, asked.alpha) if asked.table else (None, "")
     load = Load(trace, warmup_of(asked, trace), card, STEPS, asked.seed, real.one_at_a_time, table)
@@ -122,36 +125,36 @@ def real_study(asked: Asked, real: Real, bar: Bar) -> Made:
         "encoder": {"name": real.base.encoder, "hash": encoder.hash, "dim": encoder.dim},
         "thresholds": f"{thresholds} {AS_NAMED}"
         if table
-        else f"Thresholds: {in_force.source}, as the services take it for {card.name}.",
+        else f"Thresholds: {in_force.source}, the services' table for {card.name}.",
         "table": about_table(in_force),
     }
     return _made(asked, real, load, served, said, [f"{name} ({states:,} states)" for states, name in left])
 
 
 def state_bytes_of(card: ModelCard) -> int:
-    """What the services keep of a latent of the model's own size, as fp16."""
+    """Return the bytes of a stored fp16 latent of the model's own size."""
     size, scale = card.default_size, card.vae_scale
     latent = np.zeros((card.latent_channels, size.height // scale, size.width // scale), np.float32)
     return len(encode_state(latent, "fp16"))
 
 
 def _in_turn(arrivals: str) -> str:
-    return f"one at a time, each once what the one before left is indexed; the cache's clock shows {arrivals}"
+    return f"one at a time, each after the previous request's states are indexed; the cache's clock shows {arrivals}"
 
 
 def _sizes(trace: Trace, card: ModelCard, *, honoured: bool) -> tuple[Size, ...]:
-    """The model's own size for all, or the trace's, each of which it must draw."""
+    """Return the model's own size for every request, or the trace's sizes, which the model must allow."""
     if not honoured:
         return (card.default_size,) * len(trace)
     for size in dict.fromkeys(trace.sizes):
         if not card.sizes.allows(size):
-            rule = f"model {card.name!r} draws {card.sizes}; without honour_sizes its own"
+            rule = f"model {card.name!r} generates {card.sizes}; leave out honour_sizes for its own size"
             raise InvalidRequestError("honour_sizes", rule, size)
     return trace.sizes
 
 
 def _in_force(asked: Asked, base: Settings, card: ModelCard, encoder: Encoder) -> KTable:
-    """The services' table for the model's own latents; without a level, and with the reason as source, for none."""
+    """Return the services' table for the model's own latents; an empty table, with the reason as source, if none."""
     tables = asyncio.run(load_k_tables(NoProfiles(), card, asked.alpha))
     command = profile_command(base.large, base.encoder, asked.alpha)
     table, notes = latent_table(tables, card, encoder.id, asked.alpha, command)
@@ -159,30 +162,30 @@ def _in_force(asked: Asked, base: Settings, card: ModelCard, encoder: Encoder) -
 
 
 def _pictures_can_start(asked: Asked, base: Settings, encoder: Encoder) -> None:
-    """ConfigurationError where a policy starts from pictures and no table says what may be done with them."""
+    """Raise ConfigurationError where a policy starts from images and the services have no table for such starts."""
     named = [name for name, policy in asked.policies if policy.reuses == "refine"]
     if not named or asyncio.run(pictures_start(NoProfiles(), base, encoder.id)):
         return
     raise ConfigurationError(
-        f"policy {named[0]!r}: cannot be served on real models: no table beside {base.large}'s weights, or those "
-        "of `small`, says what may start from a finished picture of theirs (`afterimage profile --images-from`)"
+        f"policy {named[0]!r}: cannot be served on real models: no table for starts from finished images beside the "
+        f"weights of {base.large} or of `small`; measure one with `afterimage profile --images-from`"
     )
 
 
 def _sitting(
     name: str, load: Load, stand: ServedPolicy, kept: Kept, start: Start, encoder: Encoder, bar: Bar
 ) -> Sitting:
-    """Served and scored, and written down."""
+    """Serve one policy, score its images, and write the result to disk."""
     bar(f"{name}: starting its services", None)
     advance = bar(name, len(load.trace))
     kept.begin()
     sitting = run(serve(load, stand, start, kept.keep, advance))
-    gc.collect()  # the next one loads its models anew
+    gc.collect()  # frees the models before the next policy loads its own
     return kept.done(sitting, _clips(sitting, load, kept, encoder, bar(f"{name}: scores", len(sitting.answers))))
 
 
 def _clips(sitting: Sitting, load: Load, kept: Kept, encoder: Encoder, advance: Advance) -> dict[int, float]:
-    """The cosine of each picture with its prompt."""
+    """Return the cosine of each image with its prompt."""
     drawn = [one.request for one in sitting.answers if not one.error]
     found: dict[int, float] = {}
     for first in range(0, len(drawn), AT_A_TIME):
@@ -196,7 +199,7 @@ def _clips(sitting: Sitting, load: Load, kept: Kept, encoder: Encoder, advance: 
 
 
 def _made(asked: Asked, real: Real, load: Load, served: _Served, said: Mapping[str, Any], left: Sequence[str]) -> Made:
-    """`policies` are those of the first budget."""
+    """Return summary and decisions; the summary's `policies` are those of the first budget."""
     each, policy_of = state_bytes_of(load.card), dict(asked.policies)
     alone_s, step_s = (
         statistics.median(getattr(one, name) for one in served.sittings.values()) for name in ("alone_s", "step_s")
@@ -206,7 +209,7 @@ def _made(asked: Asked, real: Real, load: Load, served: _Served, said: Mapping[s
     for states in asked.states:
         sittings = {name: served.sittings[states, name] for name in policy_of if (states, name) in served.sittings}
         if budgets and len(sittings) < len(policy_of):
-            break  # plots over budgets need every policy at each
+            break  # plots over budgets need every policy at every budget
         policies = {
             name: real_figures(run_of(name, policy_of[name].title, states * each, one), one, load, each_alone_s)
             for name, one in sittings.items()
@@ -233,7 +236,7 @@ def _made(asked: Asked, real: Real, load: Load, served: _Served, said: Mapping[s
 
 
 def _shown(load: Load, decisions: Mapping[str, npt.NDArray[Any]]) -> list[dict[str, Any]]:
-    """The requests on the page's sheet of pictures."""
+    """Return the requests for the page's sheet of images."""
     starts = {key: starts for key, starts in decisions.items() if key != "users"}
     requests = [load.warmup + row for row in shown(starts)]
     return [{"request": request, "prompt": load.trace.prompts[request]} for request in requests]
@@ -245,7 +248,7 @@ def _compare_with_none(
     of: Mapping[str, PolicySettings],
     load: Load,
 ) -> None:
-    """Where a policy without a cache was served too, pictures are held against its."""
+    """Compare CLIP scores with the policy without a cache, if one was served."""
     plain = next((name for name in sittings if of[name].lookup == "none"), None)
     if plain is None:
         return

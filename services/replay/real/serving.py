@@ -1,4 +1,4 @@
-"""One policy served for real: an Afterimage of its own, warm and with an empty cache, is asked as any client asks."""
+"""Serve one policy by an Afterimage of its own, warm and with an empty cache, through the public client."""
 
 from __future__ import annotations
 
@@ -27,22 +27,25 @@ from shared.runtime.telemetry import METRICS
 from shared.service import Running
 
 ALONE = 2
-"""Pictures drawn alone on the warm service: the faster is what SLOs are multiples of."""
+"""Images generated alone on the warm service; SLOs are multiples of the faster one's latency."""
 WAIT_S = 7 * 24 * 3600.0
-"""A request waits for its picture, however long the queue is."""
+"""Timeout of a request, above any queue."""
 SETTLE_S = 60.0
 
 Start = Callable[[Settings, Clock | None], AbstractAsyncContextManager[Running]]
-"""Starts every service in this process."""
+"""Function that starts every service in this process."""
 
 
 Keep = Callable[[int, bytes], None]
-"""Is given each request's PNG."""
+"""Function that receives each request's PNG."""
 
 
 async def serve(load: Load, stand: ServedPolicy, start: Start, keep: Keep, advance: Callable[[int], None]) -> Sitting:
-    """Every request of the trace, in an Afterimage that is gone afterwards. AfterimageError where it cannot be started
-    or draws nothing; a single request that fails is an answer that says so."""
+    """Serve every request of the trace by a temporary Afterimage.
+
+    A failed request becomes an answer with an error. Raises AfterimageError where the services do not start, or no
+    counted request succeeds.
+    """
     clock = ManualClock() if load.one_at_a_time else None
     with _settings(load, stand) as settings:
         await _put_table(settings, load)
@@ -54,7 +57,7 @@ async def serve(load: Load, stand: ServedPolicy, start: Start, keep: Keep, advan
 
 @contextmanager
 def _settings(load: Load, stand: ServedPolicy) -> Iterator[Settings]:
-    """The policy's, on an empty data directory with the same names of models."""
+    """Yield the policy's settings with an empty data directory that has the same model names."""
     at_once = {"cache_batch_s": 0.0, "picture_batch_s": 0.0} if load.one_at_a_time else {}
     given = stand.settings.model_dump()
     with tempfile.TemporaryDirectory(prefix="afterimage-replay-") as folder:
@@ -64,7 +67,7 @@ def _settings(load: Load, stand: ServedPolicy) -> Iterator[Settings]:
 
 
 async def _put_table(settings: Settings, load: Load) -> None:
-    """Store the table that was named, if any, in the catalog: it counts for any weights and encoder."""
+    """Store the named table, if any, in the catalog, where it applies to any weights and encoder."""
     if load.table is None:
         return
     catalog = await open_catalog(settings.catalog_url)
@@ -94,7 +97,7 @@ class _Serving:
         self._alone_s = self._step_s = self._evicted_in_warmup = 0.0
 
     async def warm(self) -> None:
-        """Measures a picture drawn alone, once the models are loaded and a first one is drawn."""
+        """Load the models with a first image, then measure an image generated alone."""
         usual, unusual = self._load.usual_steps, self._load.unusual_steps
         await self._ask(0, usual, "off")
         self._alone_s = await self._alone(usual)
@@ -102,7 +105,7 @@ class _Serving:
             self._step_s = max(0.0, (await self._alone(unusual) - self._alone_s) / (unusual - usual))
 
     async def _alone(self, steps: int) -> float:
-        """Seconds of a picture of so many steps."""
+        """Return the seconds of an image with `steps` steps, generated alone."""
         seconds = []
         for _ in range(ALONE):
             begun = time.monotonic()
@@ -111,7 +114,7 @@ class _Serving:
         return min(seconds)
 
     async def at_their_arrivals(self) -> Sitting:
-        """Open loop: nobody waits for anybody else's picture before asking. The first request comes at once."""
+        """Send the requests at their arrivals, without waiting for earlier images. The first is sent at once."""
         arrival_s = (self._load.trace.arrival_s - self._load.trace.arrival_s[0]).tolist()
         begun, processor = time.monotonic(), time.process_time()
         async with asyncio.TaskGroup() as group:
@@ -124,7 +127,7 @@ class _Serving:
         return self._sitting(*spent, await self._stats())
 
     async def in_turn(self, clock: ManualClock) -> Sitting:
-        """Each once the one before is in the cache; the cache's clock shows its arrival."""
+        """Send each request after the previous one is in the cache, with the cache's clock at the arrival."""
         arrival_s = self._load.trace.arrival_s.tolist()
         begun, processor = time.monotonic(), time.process_time()
         for number, (before, at) in enumerate(itertools.pairwise([arrival_s[0], *arrival_s])):
@@ -159,9 +162,9 @@ class _Serving:
         self._advance(1)
 
     async def _settled(self) -> None:
-        """Until lookups know what was answered last (in turn), or all of it (at their arrivals).
+        """Wait until lookups can find the last answer (in turn), or every answer (at their arrivals).
 
-        AfterimageError where that takes too long, and the next request would find another cache than it should.
+        Raises AfterimageError in turn after SETTLE_S, because the next request would find an incomplete cache.
         """
         if self._stand.cache == "off":
             return
@@ -174,10 +177,10 @@ class _Serving:
                 return
             await asyncio.sleep(0.01)
         if self._load.one_at_a_time:
-            raise AfterimageError(f"the cache did not take in what was drawn within {SETTLE_S:g} s (job {jobs[-1]})")
+            raise AfterimageError(f"job {jobs[-1]} was not in the cache within {SETTLE_S:g} s; the services' log has the reason")
 
     async def _is_in(self, job: str) -> bool:
-        """In the catalog, and where it can be started from in the index."""
+        """Return whether the job's entry is in the catalog and, if it is live, in the index."""
         backends = self._process.context.backends
         try:
             await backends.catalog.entries.get(job)
@@ -187,7 +190,7 @@ class _Serving:
         return not await backends.index.missing(list(live))
 
     async def _all_know(self) -> bool:
-        """Whether the match predictor has heard of all latents, and every picture is embedded."""
+        """Return whether the match predictor knows every entry; with an image tier, whether every image is embedded."""
         backends, settings = self._process.context.backends, self._process.context.settings
         if settings.image_tier != "off":
             return not await backends.catalog.entries.unembedded(1)
@@ -197,7 +200,7 @@ class _Serving:
     def _sitting(self, wall_s: float, processor_s: float, stats: Any) -> Sitting:
         answers = tuple(self._answers[number] for number in range(len(self._load.trace)))
         if all(one.error for one in answers[self._load.warmup :]):
-            raise AfterimageError(f"no counted request was served; the last one: {answers[-1].error}")
+            raise AfterimageError(f"no counted request was served; error of the last one: {answers[-1].error}")
         return Sitting(
             answers=answers,
             alone_s=self._alone_s,
@@ -214,6 +217,6 @@ class _Serving:
 
 
 def _evicted() -> float:
-    """States and pictures that left caches of this process."""
+    """Return the number of states and images evicted in this process so far."""
     samples = [sample for metric in METRICS.evicted.collect() for sample in metric.samples]
     return sum(sample.value for sample in samples if sample.name.endswith("_total"))

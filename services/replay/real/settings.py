@@ -1,4 +1,4 @@
-"""Which settings of the services a policy's settings file stands for, and which policies the services cannot serve."""
+"""Translate a policy's settings file into settings of the services; refuse policies that they cannot serve."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ OWN: dict[str, Any] = {
     "embedder_address": "", "match_predictor_address": "", "retriever_address": "", "cache_maintainer_address": "",
     "global_monitor_address": "", "log_level": "error",
 }  # fmt: skip
-"""A process of its own, whatever the environment names."""
+"""Settings that replace the environment's, so the policy runs in a process of its own."""
 
 UNHURRIED: dict[str, Any] = {
     "lookup_timeout_s": 60.0, "call_timeout_s": 60.0, "fetch_timeout_s": 60.0, "results_keep_s": 1e9,
     "epsilon": 0.0, "sample_predicted_misses": 0.0, "drain_s": 0.5,
 }  # fmt: skip
-"""Nothing is given up for being late and nothing left to a lot, as in the other modes: every policy decides alone."""
+"""Settings without timeouts and without random choices, as in the other modes of a replay."""
 
 
 @dataclass(frozen=True)
 class ServedPolicy:
-    """What serves as a policy says."""
+    """Settings under which the services act as a policy."""
 
     settings: Settings
     cache: Literal["auto", "off"] = "auto"
-    """What its requests may do with the cache."""
+    """Cache mode of its requests."""
 
 
 def stand_for(name: str, policy: PolicySettings, base: Settings, room_bytes: int) -> ServedPolicy:
-    """The services' settings for a policy with a budget in bytes; `base`: models, devices and batching.
+    """Return the services' settings for a policy with a budget in bytes; `base` has models, devices and batching.
 
-    ConfigurationError says why the services cannot serve it, and names those that they can.
+    Raises ConfigurationError for a policy that the services cannot serve, with the reason and the policies that can.
     """
     refuse([(name, policy)], base)
     cached = policy.lookup != "none"
@@ -49,41 +49,41 @@ def stand_for(name: str, policy: PolicySettings, base: Settings, room_bytes: int
 
 
 def refuse(policies: Iterable[tuple[str, PolicySettings]], base: Settings) -> None:
-    """ConfigurationError for the first that the services cannot serve."""
+    """Raise ConfigurationError for the first policy that the services cannot serve."""
     for name, policy in policies:
         if reason := why_not(policy, base):
             named = ", ".join(servable(base))
             raise ConfigurationError(
-                f"policy {name!r}: cannot be served on real models: {reason}; of those that ship these can: {named}"
+                f"policy {name!r}: cannot be served on real models: {reason}; these shipped policies can: {named}"
             )
 
 
 def servable(base: Settings) -> Sequence[str]:
-    """The policies that ship and that the services can serve."""
+    """Return the shipped policies that the services can serve."""
     return [name for name in shipped() if not why_not(read_policy(name), base)]
 
 
 def why_not(policy: PolicySettings, base: Settings) -> str:
-    """Why the services cannot do what the file says; empty when they can."""
+    """Return the reason why the services cannot serve the policy; empty if they can."""
     if policy.lookup == "none":
         return ""
     if policy.lookup == "text":
-        return "they hand out a stored picture for the same words only with the same seed, and traces hold no seeds"
+        return "the services return a stored image only for the same text and seed, and traces have no seeds"
     if policy.reuses == "picture":
-        return "they hand out no picture for another prompt"
+        return "the services never return the image of another prompt unchanged"
     if policy.refit_requests:
-        return "their SVM says itself when it is fitted (refit_requests must be 0)"
+        return "the services' SVM decides itself when it is fitted (refit_requests must be 0)"
     if policy.raised_by:
-        return "they start from pictures by the tables as they were measured (raised_by must be 0)"
+        return "the services start from images by measured tables only (raised_by must be 0)"
     if policy.reuses == "refine":
         told = policy.insert_on_hit or base.small
-        return "" if told else "they tell pictures of hits by the model that drew them: name one for hits (small)"
+        return "" if told else "the services recognize images of hits by their model; name a model for hits (small)"
     known = LATENT_EVICTIONS
-    return "" if policy.evict in known else f"they evict latents by {', '.join(known)}, not by {policy.evict}"
+    return "" if policy.evict in known else f"the services evict latents by {', '.join(known)}, not by {policy.evict}"
 
 
 def _changes(policy: PolicySettings, room_bytes: int) -> dict[str, Any]:
-    """What differs from one policy to the next."""
+    """Return the settings that differ between policies."""
     if policy.lookup == "none":
         return {"cache_max_bytes": 0, "capture_steps": (), "image_tier": "off", "small": ""}
     alike = {
@@ -93,7 +93,7 @@ def _changes(policy: PolicySettings, room_bytes: int) -> dict[str, Any]:
         "sketch_margin": SKETCH_MARGIN,
         "lcbfu_initial_uses": policy.initial_uses,
     }
-    if policy.reuses == "refine":  # a window of finished pictures, and no latents
+    if policy.reuses == "refine":  # a window of finished images, and no latents
         return alike | {
             "image_tier": "all" if policy.insert_on_hit else "large",
             "picture_policy": policy.evict,

@@ -1,4 +1,4 @@
-"""A policy's real run as values: the load that is offered, the answer to each request, and the whole sitting."""
+"""Values of a policy's run on real models: the load, the answer to each request, and the whole run."""
 
 from __future__ import annotations
 
@@ -15,54 +15,54 @@ from shared.models.k_table import KTable
 
 @dataclass(frozen=True)
 class Load:
-    """What every policy is offered alike."""
+    """Inputs that are the same for every policy."""
 
     trace: Trace
-    """With the sizes and steps that are asked for."""
+    """The trace, with the sizes and steps of the requests."""
     warmup: int
     card: ModelCard
     steps: int = 50
-    """T of every request, where the trace does not give each its own."""
+    """T of every request, where the trace has no T of its own."""
     seed: int = 0
-    """Request n is drawn with this seed plus n: the same noise under every policy, and no exact repeats."""
+    """Request n has this seed plus n: the same noise under every policy, and no exact repeats."""
     one_at_a_time: bool = False
-    """Each is asked once what the one before left is indexed, on a clock that stands at its arrival."""
+    """Send each request after the previous request's states are indexed, with the cache's clock at its arrival."""
     table: KTable | None = None
-    """None: the model's own."""
+    """K table of every policy; None: the services' own."""
 
     @property
     def usual_steps(self) -> int:
-        """The median T."""
+        """Return the median T."""
         return int(np.median(self.trace.asked(self.steps)))
 
     @property
     def unusual_steps(self) -> int:
-        """The T that is farthest from it."""
+        """Return the T that is farthest from the median T."""
         asked = self.trace.asked(self.steps)
         return int(asked[np.argmax(np.abs(asked - self.usual_steps))])
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One request of the trace, served."""
+    """Answer to one request of the trace."""
 
     request: int
     latency_s: float
-    """From its arrival, whenever it was sent, to the picture."""
+    """Seconds from the arrival in the trace to the image; a late sending counts as latency."""
     job: str = ""
     start_step: int = 0
     entry: str = ""
-    """The job whose state or picture it started from."""
+    """Job whose state or image was the start."""
     similarity: float = 0.0
     steps_run: int = 0
     queue_s: float = 0.0
     predicted: bool | None = None
-    """Whether the match predictor let it through; None: it was not asked."""
+    """Whether the match predictor let the request through; None: no predictor."""
     degraded: tuple[str, ...] = ()
     error: str = ""
-    """Why there is no picture."""
+    """Error of a request without an image."""
     clip: float | None = None
-    """Cosine of picture and prompt."""
+    """Cosine of image and prompt."""
 
 
 @dataclass(frozen=True)
@@ -70,23 +70,23 @@ class Sitting:
     """A policy's whole run."""
 
     answers: tuple[Answer, ...]
-    """In the trace's order."""
+    """Answers in the trace's order."""
     alone_s: float
-    """Of a picture drawn alone, in the usual steps."""
+    """Seconds of an image generated alone, with the usual steps."""
     wall_s: float
-    """From the first arrival to the last picture, warm-up included."""
+    """Seconds from the first arrival to the last image, warm-up included."""
     processor_s: float
-    """Of this process meanwhile: services, models and client."""
+    """Processor seconds of this process in that time: services, models and client."""
     evicted: int
-    """After the warm-up."""
+    """States and images evicted after the warm-up."""
     states: int
     bytes: int
     step_s: float = 0.0
-    """What each step more of a picture drawn alone takes; 0 where all take the same."""
+    """Seconds of each additional step of an image generated alone; 0 where every request has the same T."""
 
 
 def answer_of(number: int, picture: Picture, latency_s: float) -> Answer:
-    """What a replay keeps of a picture."""
+    """Return the fields of a generated image that a replay keeps."""
     plan = picture.plan
     return Answer(
         request=number,

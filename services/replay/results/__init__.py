@@ -1,1 +1,1 @@
-"""What a replay found: figures, intervals, plots and the page that opens from disk."""
+"""Results of a replay: figures, intervals, plots and a page that opens from disk."""

@@ -1,4 +1,4 @@
-"""Two replays, or two policies, side by side, with confidence intervals over users."""
+"""Compare two replays, or two policies, with confidence intervals over users."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from shared.domain.errors import ConfigurationError, InvalidRequestError
 
 ROUNDS = 1000
 DECISIONS = "decisions.npz"
-"""Start steps of every counted request by `<states>/<policy>`, the `users` who asked, and, where each took a T of its
-own, `steps`."""
+"""File with the start steps of the counted requests by `<states>/<policy>`, their `users`, and their `steps` (T) where
+each request has its own."""
 OF_REQUESTS = ("users", "steps")
 
 Floats = npt.NDArray[np.float64]
@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Side:
-    """A folder that a replay left, and one of its policies; "": all of them."""
+    """The folder of a replay, and one of its policies; "": all of its policies."""
 
     folder: Path
     policy: str = ""
@@ -37,7 +37,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Line:
-    """One policy, or one beside another, at one budget."""
+    """Comparison of one policy in two replays, or of two policies, at one budget."""
 
     states: int
     policy: str
@@ -47,11 +47,11 @@ class Line:
     second: float
     low: float
     high: float
-    """95 % of the resampled differences, second less first, lie between."""
+    """Bounds `low` and `high` of 95 % of the resampled differences, second minus first."""
 
 
 def sides(given: Sequence[str]) -> list[Side]:
-    """FOLDER or FOLDER:POLICY, two or more, and all of the one kind; InvalidRequestError else."""
+    """Parse two or more of FOLDER, or two or more of FOLDER:POLICY; raises InvalidRequestError for anything else."""
     read = [_side(text) for text in given]
     if len(read) < 2:
         raise InvalidRequestError("compare", "two or more of FOLDER, or two or more of FOLDER:POLICY", " ".join(given))
@@ -68,8 +68,11 @@ def _side(text: str) -> Side:
 def resampled(
     values: Floats, users: Ints, rounds: int = ROUNDS, seed: int = 0, weights: Floats | None = None
 ) -> Floats:
-    """Means of `values` (one per request, each counting by its weight; None: alike) with users drawn anew, with all
-    their requests, `rounds` times: what one user asks is no independent evidence, whole users are."""
+    """Return `rounds` bootstrap means of `values`, which has one value per request.
+
+    Whole users are resampled with all their requests, because the requests of one user are not independent. Each
+    request counts by its weight; None: all equally.
+    """
     _, user = np.unique(users, return_inverse=True)
     each = np.ones(len(users)) if weights is None else weights
     counts = np.bincount(user, weights=each)
@@ -83,34 +86,38 @@ def resampled(
 
 
 def interval(values: Floats, users: Ints, weights: Floats | None = None) -> tuple[float, float]:
-    """The 95 % interval of the mean."""
+    """Return the 95 % interval of the mean over users."""
     low, high = np.quantile(resampled(values, users, weights=weights), (0.025, 0.975))
     return float(low), float(high)
 
 
 def compare(first: Side, second: Side) -> Iterator[Line]:
-    """Every policy that both folders hold at the same budget, or the one policy beside the other at every budget that
-    both were given; differences are those of each request, users are drawn anew.
+    """Compare every policy that both folders have at the same budget, or one policy with another at common budgets.
 
-    Raises ConfigurationError where a folder holds no replay or no such policy, where the two counted other requests, in
-    other budgets or of another T, and where nothing is in both.
+    Differences are taken request by request, and intervals over resampled users. Raises ConfigurationError for a folder
+    without a replay or without the policy, for replays of different requests, budgets or T, and for replays without a
+    common policy and budget.
     """
     a, b = _summary(first), _summary(second)
     for name in ("digest", "requests", "warmup"):
         if a["trace"].get(name) != b["trace"].get(name):
-            raise ConfigurationError(f"{first} and {second} are no replays of the same requests: {name} differs")
+            raise ConfigurationError(
+                f"{first} and {second} are replays of different requests ({name} differs); replay one trace twice"
+            )
     ours_of, theirs_of = (summary["budgets"][0].get("of", "states") for summary in (a, b))
     if ours_of != theirs_of:
-        raise ConfigurationError(f"{first} has budgets in {ours_of}, {second} in {theirs_of}: not the same room")
+        raise ConfigurationError(f"{first} has budgets in {ours_of}, {second} in {theirs_of}; replay both in one unit")
     ours, theirs = _decisions(first.folder), _decisions(second.folder)
     asked = _asked(ours, a)
     if not np.array_equal(asked, _asked(theirs, b)):
-        raise ConfigurationError(f"{first} and {second} are no replays of the same requests: their steps differ")
+        raise ConfigurationError(
+            f"{first} and {second} are replays of different requests (steps differ); replay one trace twice"
+        )
     weights = asked / asked.mean()
     pairs = [(key, _beside(key, second)) for key in ours if _is_of(first, key)]
     both = [(mine, other) for mine, other in pairs if other in theirs]
     if not both:
-        raise ConfigurationError(f"{first} and {second} have no policy at the same budget in common")
+        raise ConfigurationError(f"{first} and {second} have no policy and budget in common; replay a common one")
     for mine, other in both:
         names = ", ".join(dict.fromkeys((_label(mine, a), _label(other, b))))
         starts = ours[mine], theirs[other]
@@ -123,13 +130,13 @@ def compare(first: Side, second: Side) -> Iterator[Line]:
 
 
 def _asked(decisions: dict[str, npt.NDArray[Any]], summary: dict[str, Any]) -> Ints:
-    """T of each counted request."""
+    """Return T of each counted request."""
     own = decisions.get("steps")
     return np.full(len(decisions["users"]), summary["settings"]["steps"], np.int64) if own is None else own
 
 
 def arrivals(first: Side, second: Side) -> str:
-    """Under which arrivals the two decided, and so what their intervals hold."""
+    """Return the arrivals of both replays in words; the intervals hold for these arrivals only."""
     said = [_summary(side)["trace"]["arrivals"] for side in (first, second)]
     if said[0] == said[1]:
         return f"for one arrival pattern: {said[0]}"
@@ -141,7 +148,7 @@ def _is_of(side: Side, key: str) -> bool:
 
 
 def _beside(key: str, second: Side) -> str:
-    """The other side's key at the same budget."""
+    """Return the other side's key at the same budget."""
     return f"{key.split('/', 1)[0]}/{second.policy}" if second.policy else key
 
 
@@ -149,11 +156,11 @@ def _label(key: str, summary: dict[str, Any]) -> str:
     policy = key.split("/", 1)[1]
     one = summary["settings"]["policies"][policy]
     by_pictures = one["reuses"] == "refine" or one.get("compares") == "pictures"
-    return label(policy, by_pictures and not summary["settings"].get("real"))  # real pictures have cosines of their own
+    return label(policy, by_pictures and not summary["settings"].get("real"))  # real images have measured cosines
 
 
 def label(name: str, surrogate: bool) -> str:
-    """How a policy is named wherever its figures are shown."""
+    """Return a policy's name in tables and plots; surrogate results are marked."""
     return f"{name} (surrogate)" if surrogate else name
 
 
@@ -164,7 +171,9 @@ def _summary(side: Side) -> dict[str, Any]:
             raise KeyError(side.folder)
         names = list(summary["settings"]["policies"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{side.folder}: no summary.json of a replay") from error
+        raise ConfigurationError(
+            f"{side.folder}: no summary.json of a replay; name the folder given as --out"
+        ) from error
     if side.policy and side.policy not in names:
         raise ConfigurationError(f"{side.folder} has no policy {side.policy!r}; it has {', '.join(names)}")
     return summary

@@ -1,4 +1,4 @@
-"""How evenly users profit from a cache: what each saves of the steps of their own requests."""
+"""Measure how evenly a cache saves steps for its users: each user's share of saved steps."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 LEAST = 10
-"""Counted requests from which on a user's share says something."""
+"""Least number of counted requests of a user in these figures."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 CURVE = 21
-"""Points of the curve from the user who saves least to the one who saves most."""
+"""Points of the curve of users in rising order of their savings."""
 
 
 def fairness(
@@ -20,12 +20,14 @@ def fairness(
     least: int = LEAST,
     weights: npt.NDArray[np.float64] | None = None,
 ) -> dict[str, Any]:
-    """Over users with at least `least` requests: `jain` (Jain's index of their shares), `without_any` (share of them
-    who save nothing), `saved` (quantiles of their shares) and `curve` (the same in equal distances).
+    """Return the figures of users with at least `least` requests.
 
-    users, saved: (requests,), who asked, and the share of its steps that each request saved; weights: what each one's
-    steps count, None: all alike. `requests` is the share of all of these that such users asked. Without such a user
-    there is nothing but `users`: 0.
+    `jain` is Jain's index of the users' shares of saved steps, `without_any` the share of users who save nothing,
+    `saved` quantiles of the shares, `curve` quantiles at equal distances, and `requests` these users' share of all
+    requests. Without such a user the result has `users`: 0 and no figures.
+
+    `users` and `saved` have shape (requests,): the user, and the share of its steps that each request saved. `weights`
+    are the weights of the requests' steps; None: all equal.
     """
     counts = np.bincount(users)
     often = counts >= least
@@ -45,7 +47,9 @@ def fairness(
 
 
 def jain(shares: npt.NDArray[np.float64]) -> float | None:
-    """(Σx)² / (n·Σx²): 1 where all have the same, 1/n where one has all (Jain, Chiu and Hawe 1984, DEC-TR-301); None
-    where nobody has anything."""
+    """Return Jain's index (Σx)² / (n·Σx²): 1 for equal shares, 1/n where one user has everything; None for Σx = 0.
+
+    Source: Jain, Chiu and Hawe 1984, DEC-TR-301.
+    """
     squares = float((shares**2).sum())
     return float(shares.sum() ** 2 / (len(shares) * squares)) if squares > 0 else None

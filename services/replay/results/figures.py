@@ -1,4 +1,4 @@
-"""What a replay says about a policy: shares, histograms and ages, over the requests that count."""
+"""Compute the figures of a policy over the counted requests: shares, histograms and ages."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from services.replay.traces.trace import Trace
 from shared.domain.errors import InvalidRequestError
 
 AGES_S = (10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14_400, 28_800, 57_600)
-"""Edges of the histogram of reuse ages."""
+"""Edges of the histogram of reuse ages, seconds."""
 PARTS = 10
-"""Into so many equal parts the requests are cut, to see whether what was saved lasts."""
+"""Number of equal parts of the requests, which show whether the savings last."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One policy at one budget."""
+    """Decisions of one policy at one budget."""
 
     policy: str
     title: str
     surrogate: bool
-    """Whether it looked for pictures by similarities that stand for theirs."""
+    """The policy looked up images by surrogate similarities."""
     bounded: bool
-    """Whether the offline bound is above it: it is one of decisions alone, on states as they are."""
+    """The offline bound applies: the policy reuses fp16 latents, in budgets of states, without virtual time."""
     room: int
-    """Bytes, or entries."""
+    """Budget in bytes, or in entries."""
     decisions: Decisions
     seconds: float
-    """Of deciding: neither embedding nor finding neighbours is in it."""
+    """Seconds of deciding, without embedding and neighbour lists."""
     processor_s: float
-    """The same in processor time: what a busy machine does not change much."""
+    """The same in processor seconds, which other work on the machine changes little."""
     served: Served | None = None
-    """None: decisions alone."""
+    """Times in virtual time; None: decisions alone."""
     predicts: bool = False
-    """Whether a match predictor was asked before every lookup."""
+    """A match predictor decided before every lookup."""
 
 
 def counted(warmup: int, trace: Trace) -> int:
-    """Return how many requests count; InvalidRequestError where the warm-up leaves none, for nothing has no mean."""
+    """Return the number of counted requests; raises InvalidRequestError for a warm-up that leaves none."""
     if not 0 <= warmup < len(trace):
         raise InvalidRequestError("warmup", f"below the {len(trace):,} requests of the trace", warmup)
     return len(trace) - warmup
 
 
 def figures(run: Run, trace: Trace, warmup: int, steps: int, fleet: Fleet | None = None) -> dict[str, Any]:
-    """The policy's entry in summary.json; counts are of the requests after the warm-up.
+    """Return the policy's entry in summary.json, over the requests after the warm-up.
 
-    Where each request takes a T of its own, steps saved are Σ steps skipped / Σ steps asked, and K is that of `steps`.
+    With a T for each request, steps saved are Σ steps skipped / Σ steps requested, and K is scaled to `steps`.
     """
     counted(warmup, trace)
     made = run.decisions
@@ -96,34 +96,36 @@ def figures(run: Run, trace: Trace, warmup: int, steps: int, fleet: Fleet | None
 
 
 def scaled_from(start: npt.NDArray[np.int64], asked: npt.NDArray[np.int64], steps: int) -> list[int]:
-    """K of `steps` that each start of a run of `asked` steps was scaled from: K·T/steps is rounded down, so this is
-    rounded up (`of_50` of the `afterimage` policy). From a state of another T it is where that lies among `steps`,
-    be that a K of the table or not."""
+    """Scale each start of a run of `asked` steps back to K of `steps`.
+
+    Starts are K·T/steps rounded down, so the result is rounded up (like `of_50` of the `afterimage` policy). A start
+    from a state of another T may give a number that is no K of the table.
+    """
     ks: list[int] = (-(-start * steps // asked)).tolist()
     return ks
 
 
 def reuse_ages_s(made: Decisions, trace: Trace, warmup: int) -> npt.NDArray[np.float64]:
-    """Seconds between a hit and the request whose state it started from (MoDM §A.1)."""
+    """Return the seconds between each hit and the request whose state it started from (MoDM §A.1)."""
     hit = np.flatnonzero(made.source[warmup:] >= 0) + warmup
     return trace.arrival_s[hit] - trace.arrival_s[made.source[hit]]
 
 
 def own_user(made: Decisions, trace: Trace, warmup: int) -> float:
-    """Share of the hits that started from a state of the same user."""
+    """Return the share of the hits that started from a state of the same user."""
     hit = np.flatnonzero(made.source[warmup:] >= 0) + warmup
     return float((trace.users[hit] == trace.users[made.source[hit]]).mean()) if len(hit) else 0.0
 
 
 def predictor(made: Decisions, warmup: int) -> dict[str, float | None]:
-    """Return counts, and NIRVANA §5.2's two shares.
+    """Return the counts of a match predictor, and its precision, recall and AUC.
 
-    `precision` (its c_p): of the requests let through to a lookup, how many found a state to start from. `recall`: of
-    those that would have found one, how many were let through. `auc`: the share of all pairs of a request that would
-    have hit and one that would not in which the first has the higher score.
+    `precision` (c_p of NIRVANA §5.2): share of the requests let through to a lookup that found a state to start from.
+    `recall`: share of the requests that would have found a state that were let through. `auc`: share of all pairs, of a
+    request that would have hit and one that would not, where the first has the higher score.
 
-    Both are known of every request, since a replay looks up also those that are not let through (and then start from
-    noise): what is there is this policy's own cache at that moment. None: a share of nothing.
+    A replay looks up every request in this policy's cache at that moment. Requests that are not let through start from
+    noise. A share of zero requests is None.
     """
     let_through, would_hit = made.predicted[warmup:], made.found[warmup:]
     both = int((let_through & would_hit).sum())

@@ -1,4 +1,4 @@
-"""The plots of a replay, drawn from its summary alone; they need matplotlib."""
+"""Plot a replay from its summary alone, with matplotlib."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Budget = Mapping[str, Any]
 
 
 def plots(folder: Path, summary: Summary) -> list[Path]:
-    """The PNGs; ImportError without matplotlib."""
+    """Write the plots as PNG files and return their paths; raises ImportError without matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -45,7 +45,7 @@ def plots(folder: Path, summary: Summary) -> list[Path]:
 
 
 def _looks(policies: Mapping[str, Any]) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each policy's figures, and how its line is drawn: alike in every plot."""
+    """Yield each policy's figures and its line style, the same in every plot."""
     for number, (name, one) in enumerate(policies.items()):
         style, colour = STYLES[number // len(COLOURS) % len(STYLES)], COLOURS[number % len(COLOURS)]
         yield one, {"label": label(name, one["surrogate"]), "linestyle": style, "color": colour}
@@ -62,7 +62,7 @@ def _axes() -> tuple[Figure, Axes]:
 def _saved(path: Path, figure: Figure, axes: Axes) -> Path:
     from matplotlib import pyplot
 
-    if axes.get_legend_handles_labels()[0]:  # nothing is drawn of ages where nobody hit
+    if axes.get_legend_handles_labels()[0]:  # without hits the plot of ages has no line
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -85,7 +85,7 @@ def _against_budget(path: Path, summary: Summary, what: str, words: str) -> Path
 
 
 def _k_histogram(path: Path, budget: Budget) -> Path:
-    """Requests by K, from noise at the left, as shares."""
+    """Plot the shares of requests by K, noise at the left."""
     from matplotlib import pyplot
 
     policies = budget["policies"]
@@ -102,7 +102,7 @@ def _k_histogram(path: Path, budget: Budget) -> Path:
 
 
 def _ages(path: Path, budget: Budget) -> Path:
-    """Share of the hits whose state is at most so old (MoDM §A.1)."""
+    """Plot the share of hits by the age of their state (MoDM §A.1)."""
     figure, axes = _axes()
     for one, look in _looks(budget["policies"]):
         counts, total = one["reuse_age_histogram"], sum(one["reuse_age_histogram"])
@@ -114,7 +114,7 @@ def _ages(path: Path, budget: Budget) -> Path:
 
 
 def _fairness(path: Path, budget: Budget) -> Path:
-    """Users from the one who saves least to the one who saves most."""
+    """Plot the savings of users in rising order."""
     figure, axes = _axes()
     for one, look in _looks(budget["policies"]):
         curve = one["fairness"]["curve"]
@@ -126,7 +126,7 @@ def _fairness(path: Path, budget: Budget) -> Path:
 
 
 def _latencies(path: Path, budget: Budget) -> Path:
-    """Share of the requests served within so many seconds of virtual time, and the SLOs."""
+    """Plot the share of requests by latency, and the SLOs."""
     figure, axes = _axes()
     for one, look in _looks(budget["policies"]):
         curve = one["timed"]["curve"]

@@ -1,4 +1,4 @@
-"""What the page says of a replay on real models, beside what it says of every replay."""
+"""Write the parts of the page that only a replay on real models has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 Summary = Mapping[str, Any]
 ROWS, COLUMNS = 8, 8
-"""Requests and policies on the sheet of pictures, at most."""
+"""Most requests and policies on the sheet of images."""
 NAMES = (
     "policy", "failed", "wall s", "processor s a request", "CLIP score", "of hits", "of misses",
     "hits against no cache", "95 % over users", "predictor let through", "its precision",
@@ -21,33 +21,33 @@ NAMES = (
 
 
 def is_real(summary: Summary) -> bool:
-    """Whether pictures were drawn."""
+    """Return whether the replay generated images."""
     return bool(summary["settings"].get("real"))
 
 
 def how(summary: Summary) -> str:
-    """What was served, as a paragraph's end."""
+    """Describe models, workers and arrivals, as the end of a paragraph."""
     real, size = summary["settings"]["real"], summary["settings"]["real"]["size"]
     sizes = "sizes as in the trace" if summary["settings"]["sizes_honoured"] else f"{size['width']}×{size['height']}"
     steps = "steps as in the trace" if summary["settings"]["steps"] is None else f"{summary['settings']['steps']} steps"
     offered = (
-        "Requests came one at a time, so that nobody waited for anybody."
+        "Requests were sent one at a time, so no request queued."
         if real["one_at_a_time"]
-        else "Requests came at their arrivals, whoever was still waiting; latency counts from the arrival."
+        else "Requests were sent at their arrivals, while others were still queued; latency counts from the arrival."
     )
     helped = f" and, for finished pictures, {real['small']}" if real["small"] else ""
-    left = f" <b>Broken off; not served: {html.escape(', '.join(summary['left']))}.</b>" if summary["left"] else ""
+    left = f" <b>Interrupted; not served: {html.escape(', '.join(summary['left']))}.</b>" if summary["left"] else ""
     return (
-        f"Drawn for real, over gRPC, by {html.escape(real['model'])} ({real['weights_hash']}){html.escape(helped)}: "
+        f"Images generated over gRPC by {html.escape(real['model'])} ({real['weights_hash']}){html.escape(helped)}: "
         f"{sizes}, {steps}, guidance {real['guidance']:g}, {real['workers']} worker(s) "
         f"with up to {real['max_rows']} rows. Each policy had an Afterimage of its own, warm and with an empty cache, "
-        f"and the same noise for the same request. {offered} A picture of {real['alone_steps']} steps drawn alone took "
-        f"{real['alone_s']:.3g} s (the median over policies); SLOs are multiples of one of a request's own steps.{left}"
+        f"and the same noise for the same request. {offered} An image of {real['alone_steps']} steps alone took "
+        f"{real['alone_s']:.3g} s (the median over policies); SLOs are multiples of it, at the request's T.{left}"
     )
 
 
 def rows(budget: Mapping[str, Any]) -> list[list[str]]:
-    """One per policy, in the order of NAMES."""
+    """Return one row per policy, in the order of NAMES."""
     return [_row(name, one) for name, one in budget["policies"].items()]
 
 
@@ -64,12 +64,12 @@ def _row(name: str, policy: Mapping[str, Any]) -> list[str]:
 
 
 def dashed(value: float | None, form: str) -> str:
-    """A figure, or a dash where this mode has none."""
+    """Format a figure, or return a dash for None."""
     return "–" if value is None else format(value, form)
 
 
 def notes(summary: Summary) -> str:
-    """What figures mean here, what plans said, and what failed."""
+    """List figures with another meaning in this mode, notes of plans, and errors."""
     lines = [f"<code>{html.escape(key)}</code>: {html.escape(words)}" for key, words in summary["not_here"].items()]
     for budget in summary["budgets"]:
         for name, one in budget["policies"].items():
@@ -79,8 +79,10 @@ def notes(summary: Summary) -> str:
 
 
 def sheet(folder: Path, summary: Summary, decisions: Mapping[str, npt.NDArray[Any]]) -> list[Path]:
-    """pictures.png: requests that hit somewhere, under every policy, with the K that each started from; nothing where
-    none hit. ImportError without matplotlib."""
+    """Write pictures.png: requests that hit under some policy, as images of every policy with their K.
+
+    Returns no path where no request hit. Raises ImportError without matplotlib.
+    """
     budget, warmup = summary["budgets"][0], summary["trace"]["warmup"]
     names = list(budget["policies"])[:COLUMNS]
     here = [one for one in summary["shown"] if all(_path(folder, summary, name, one["request"]) for name in names)]
@@ -107,7 +109,7 @@ def sheet(folder: Path, summary: Summary, decisions: Mapping[str, npt.NDArray[An
 
 
 def shown(starts: Mapping[str, npt.NDArray[Any]]) -> Sequence[int]:
-    """Counted requests that hit under some policy, a few, evenly over the trace; `starts`: each policy's K."""
+    """Choose up to ROWS counted requests that hit under some policy, evenly spread; `starts` has each policy's K."""
     hit = np.flatnonzero(np.any([made > 0 for made in starts.values()], axis=0))
     places = np.linspace(0, len(hit) - 1, min(ROWS, len(hit))).round().astype(int)
     return [int(row) for row in hit[places]]

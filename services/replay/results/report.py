@@ -1,4 +1,4 @@
-"""The folder that a replay leaves: summary.json, plots, and one page that opens from disk."""
+"""Write the folder of a replay: summary.json, plots, and one page that opens from disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from services.replay.results.real_page import NAMES, dashed, how, is_real, notes
 
 QUANTILES = ("p50", "p95", "p99")
 AGES = ("0.1", "0.5", "0.9", "0.99")
-"""Of `reuse_age_s`."""
+"""Quantiles of `reuse_age_s` on the page."""
 HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Replay</title><style>
 body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .7rem;border-bottom:1px solid #ddd;text-align:right}
@@ -33,7 +33,7 @@ Budget = Mapping[str, Any]
 
 
 def write(folder: Path, summary: Summary, decisions: Mapping[str, npt.NDArray[Any]]) -> list[Path]:
-    """summary.json, decisions.npz, the plots (where matplotlib is installed) and index.html; the files written."""
+    """Write summary.json, decisions.npz, index.html, and plots if matplotlib is installed; return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     text = folder / "summary.json"
     text.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
@@ -50,7 +50,7 @@ def write(folder: Path, summary: Summary, decisions: Mapping[str, npt.NDArray[An
 
 
 def page_of(summary: Summary, pictures: Sequence[Path]) -> str:
-    """One page with everything in it."""
+    """Return the whole page, with its plots inside."""
     trace, encoder = summary["trace"], summary["encoder"]
     parts = [
         HEAD,
@@ -63,7 +63,7 @@ def page_of(summary: Summary, pictures: Sequence[Path]) -> str:
     parts.append(f"<p>{_intervals(trace)}</p>")
     parts += [timed_table(budget) for budget in summary["budgets"] if _timed(budget)]
     if is_real(summary):
-        parts += [_html("Pictures and processor time", *told(NAMES, rows(budget))) for budget in summary["budgets"]]
+        parts += [_html("Images and processor time", *told(NAMES, rows(budget))) for budget in summary["budgets"]]
         parts.append(notes(summary))
     parts += sections(summary["budgets"])
     parts += ["<h2>Plots</h2>", *(_image(path) for path in pictures)] if pictures else []
@@ -75,43 +75,43 @@ def page_of(summary: Summary, pictures: Sequence[Path]) -> str:
 
 
 def _intervals(trace: Mapping[str, Any]) -> str:
-    """What the intervals hold."""
+    """Describe the intervals of the page."""
     return (
-        "Intervals are 95 % over users drawn anew, each with all its requests, under this one arrival pattern "
-        f"({html.escape(trace['arrivals'])}): what another one would change is not in them, and is seen by replaying "
-        "with another seed. Latencies have no intervals."
+        "Intervals are 95 % over resampled users, each with all its requests, under this one arrival pattern "
+        f"({html.escape(trace['arrivals'])}). They do not include the effect of another pattern; replay with another "
+        "seed to see that effect. Latencies have no intervals."
     )
 
 
 def _drawn(summary: Summary) -> str:
-    """How pictures came about."""
+    """Describe the mode of the replay."""
     return how(summary) if is_real(summary) else _how(summary["settings"])
 
 
 def _how(settings: Mapping[str, Any]) -> str:
-    """What was replaced."""
+    """Describe virtual time, own T and the surrogate, of those that the replay has."""
     fleet, stand_in = settings["fleet"], settings["surrogate"]
     drawn = (
-        f"No picture was drawn: {fleet['workers']} workers with the measured latency of "
+        f"No image was generated: {fleet['workers']} workers with the measured latency of "
         f"{html.escape(fleet['profile']['model'])}, {fleet['max_rows']} rows each, in virtual time; planning, fetching "
-        "and storing take none."
+        "and storing take no time."
         if fleet
-        else "Decisions alone: no picture was drawn, and each request is kept before the next one comes."
+        else "Decisions alone: no image was generated, and each request is kept before the next request."
     )
     if settings["steps"] is None:
         drawn += (
-            " Each request takes the trace's own T: steps saved are those skipped of all that were asked for, K is "
-            "that of 50, and a state starts a run of another T where that one, too, comes to exactly its noise level "
-            f"by the schedule of {html.escape(settings['schedule'])}."
+            " Each request takes the trace's own T. Steps saved are the share of all requested steps that was skipped, "
+            "and K is of 50. A state starts a run of another T where that run has exactly its noise level by the "
+            f"schedule of {html.escape(settings['schedule'])}."
         )
     if stand_in is None:
         return drawn
     check = stand_in["check"]
     return (
-        f"{drawn} Similarities of prompts to pictures are a <b>surrogate</b>, made from similarities of prompts. "
-        f"Fitted on {stand_in['pictures'] // 2} pictures of {html.escape(stand_in['model'])}, it allows on as many "
-        f"others what the pictures allow in {check['same_level']:.0%} of lookups, and is within one level in "
-        f"{check['within_one_level']:.0%}."
+        f"{drawn} Similarities of prompts to images are a <b>surrogate</b>, made from similarities of prompts. "
+        f"The surrogate was fitted on {stand_in['pictures'] // 2} images of {html.escape(stand_in['model'])}. On as "
+        f"many others it allows the same level as the images in {check['same_level']:.0%} of lookups, and is within "
+        f"one level in {check['within_one_level']:.0%}."
     )
 
 
@@ -120,7 +120,7 @@ def _timed(budget: Budget) -> bool:
 
 
 def timed_table(budget: Budget) -> str:
-    """Latency, queueing and SLO of every policy; a dash where nothing is known."""
+    """Tabulate latency, queueing and SLOs of every policy; a dash stands for a figure that this mode lacks."""
     names = ("policy", "served/s", "p50 s", "p95 s", "p99 s", "queued p50 s", "queued p99 s", "longest queue", "busy",
              "rows a batch")  # fmt: skip
     first = next(one["timed"] for one in budget["policies"].values() if one["timed"])
@@ -144,7 +144,7 @@ def timed_table(budget: Budget) -> str:
 
 
 def told(names: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
-    """The table without the columns in which nobody has a figure."""
+    """Return the table without its empty columns."""
     kept = [place for place in range(len(names)) if any(row[place] != "–" for row in rows)]
     return [names[place] for place in kept], [[row[place] for place in kept] for row in rows]
 
@@ -169,7 +169,7 @@ def _room(budget: Budget) -> str:
 
 
 def rows_of(budget: Budget) -> list[list[str]]:
-    """The budget's table in words: one row per policy, then the bounds."""
+    """Return the cells of a budget's table: one row per policy, then the bounds."""
     upper = (budget["bound"] or {}).get("steps_saved")
     rows = []
     for name, one in budget["policies"].items():
@@ -189,16 +189,15 @@ def rows_of(budget: Budget) -> list[list[str]]:
 
 
 def sections(budgets: Sequence[Budget]) -> list[str]:
-    """What a budget's own table has no room for, each kind under one head and a definition."""
+    """Return the further tables of the page, each kind below a heading and a definition."""
     return [
-        "<h2>Start steps and reuse</h2><p>K: denoising steps that were not run, 0 from noise. Age: seconds between a "
-        "hit and the request whose state it started from (MoDM §A.1), as 10, 50, 90 and 99 % of the hits have.</p>",
+        "<h2>Start steps and reuse</h2><p>K: denoising steps that were skipped, 0 from noise. Age: seconds between a "
+        "hit and the request whose state it started from (MoDM §A.1), at the 10th to 99th percentile of the hits.</p>",
         *map(_starts_table, budgets),
-        "<h2>Fairness</h2><p>Of users with at least "
-        f"{_first(budgets)['fairness']['least_requests']} counted requests, each one's share of the steps of "
-        "all its requests that was saved. Jain's index is (Σx)²/(n·Σx²) of these shares: 1 where all save alike, 1/n "
-        "where one saves everything. Who never asks twice for much the same saves little under any policy: compare "
-        "policies, not with 1.</p>",
+        "<h2>Fairness</h2><p>Shares of saved steps of each user with at least "
+        f"{_first(budgets)['fairness']['least_requests']} counted requests. Jain's index is (Σx)²/(n·Σx²) of these "
+        "shares: 1 where all users save equally, 1/n where one user saves everything. A user without similar requests "
+        "saves little under any policy: compare policies with each other, not with 1.</p>",
         *map(_fairness_table, budgets),
         *_predictors(budgets),
     ]
@@ -233,13 +232,13 @@ def _fairness_table(budget: Budget) -> str:
             rows.append([html.escape(_shown(name, policy)), index, f"{one['without_any']:.1%}", *saved])
     one = _first([budget])["fairness"]
     if not one["users"]:
-        return f"<p>{_room(budget)}: no user asked so often.</p>"
+        return f"<p>{_room(budget)}: no user has that many requests.</p>"
     who = f"{_room(budget)}: {one['users']:,} users, who asked {one['requests']:.0%} of the requests"
     return _html(who, ("policy", "Jain's index", "saved nothing", *(f"saved, {q}" for q in one["saved"])), rows)
 
 
 def _predictors(budgets: Sequence[Budget]) -> list[str]:
-    """Nothing where no policy has one."""
+    """Return the table of match predictors; empty where no policy has one."""
     rows = []
     for budget in budgets:
         for name, policy in budget["policies"].items():
@@ -252,12 +251,12 @@ def _predictors(budgets: Sequence[Budget]) -> list[str]:
     if not rows:
         return []
     return [
-        "<h2>Match predictor</h2><p>Every request is looked up in the policy's cache as it is at that moment, also "
-        "those that the predictor does not let through and that so start from noise: thus it is known which would have "
-        "hit, that is, found a state to start from. Precision (c_p of NIRVANA §5.2): of those let through, the share "
-        "that hit. Recall: of those that would have hit, the share let through. AUC: how often, of a request that "
-        "would have hit and one that would not, the first has the higher score. What the cache would hold under "
-        "another predictor is not in it.</p>",
+        "<h2>Match predictor</h2><p>Every request is looked up in the policy's cache at that moment, also requests "
+        "that the predictor does not let through and that start from noise. So the replay knows which requests would "
+        "have hit (found a state to start from). Precision (c_p of NIRVANA §5.2): share of the requests let through "
+        "that hit. Recall: share of the requests that would have hit that were let through. AUC: share of the pairs of "
+        "a request that would have hit and one that would not, where the first has the higher score. The figures hold "
+        "for the cache under this predictor.</p>",
         _html("counted requests", ("policy", "let through", "would have hit", "both", *PREDICTED), rows),
     ]
 

@@ -1,30 +1,31 @@
-"""What no cache can beat: an upper bound on the steps saved within a budget, with the future known.
+"""Compute an upper bound on the steps that any cache saves within a budget, with the future known.
 
-A start of request i at step K from request j's state needs that state in the cache from the last time it was started
-from (or from its making) until i. These stretches of one state never overlap, so over all starts they add up to no more
-than the cache holds: budget × time, measured in requests. Any policy therefore picks, for every request, at most one
-(j, K) such that the stretches fit into that product. The best such pick is a multiple-choice knapsack, and its dual
+First dual. A start of request i at step K from request j's state needs that state in the cache for a stretch of time:
+from the state's last use (or its making) until i. The stretches of one state never overlap. Over all starts they add
+up to at most budget × time, with time measured in requests. A policy therefore picks at most one (j, K) for every
+request, such that the stretches fit into that product. The best pick is a multiple-choice knapsack. For any λ ≥ 0 its
+dual is an upper bound:
 
     λ · budget · requests + Σ_i max(0, max over (j, K) of (K − λ · bytes_j · stretch_ijK))
 
-is not below it for any λ ≥ 0. The bound is the dual's smallest value. At λ = 0 it is the infinite cache, in which every
-state of every earlier request is there. A stretch is taken since the last request that *could* have started from the
-state, which is never longer than since the last one that did. (The idea is PFOO's: Berger, Beckmann and Harchol-Balter,
-"Practical Bounds on Optimal Caching with Variable Object Sizes", 2018, for caches that answer exact keys.) A request
-with more neighbours than its list holds may start for nothing at what its last listed similarity allows.
+`bound` returns the dual's smallest value. At λ = 0 the dual is the infinite cache, which holds every state of every
+earlier request. A stretch begins at the last request that *could* have started from the state. That is never earlier
+than the last request that did. A request with more neighbours than its list holds may start at no cost: at the step
+that its last listed similarity allows. The idea is PFOO's, for caches with exact keys: Berger, Beckmann and
+Harchol-Balter, "Practical Bounds on Optimal Caching with Variable Object Sizes", 2018.
 
-`tightened` does not let the stretches of one state be paid for one by one: who wants the last pays for all before it.
-For any v ≥ 0, one number per request, what request i saves is at most v_i + (K − v_i)⁺ of the state it starts from, and
-a state that is last started from by its n-th possible user is held for all stretches up to there, so that
+Second dual. `tightened` charges a user of a state for all earlier stretches of that state too. For any v ≥ 0, one
+number per request, request i saves at most v_i + (K − v_i)⁺ of the state it starts from. A state whose last user is its
+n-th possible user is held for all n stretches. The dual of the problem with each state's stretches in order is again an
+upper bound:
 
     λ · budget · requests + Σ_i v_i + Σ_states max over n ≥ 0 of Σ_{m ≤ n} ((K − v_{i(m)})⁺ − λ · bytes · stretch_m)
 
-is not below what any policy saves either: it is the dual of the same problem with each state's stretches in order. With
-v_i = the first dual's own best option of i no bracket is above 0, so the second starts where the first ends, and a
-subgradient descent over v and λ lowers it; wherever that stops is a bound.
+With v_i = the first dual's best option of i, no bracket is above 0, so the second dual starts where the first ends. A
+subgradient descent over v and λ lowers the value; every point of the descent is a bound.
 
-Nothing above needs K to be the same for all who start from a state: where each request takes a T of its own, a state
-after K of T steps saves a run of T' steps K' = K·T'/T where it fits that run, and shares are of all steps asked for.
+Neither dual needs one K for all users of a state. Where each request has its own T, a state after K of T steps saves
+K' = K·T'/T steps of a run of T' steps, if the state fits that run. Shares are then of all steps requested.
 """
 
 from __future__ import annotations
@@ -43,42 +44,42 @@ from shared.runtime.progress import Advance
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 ROUNDS = 60
-"""Steps of the golden section."""
+"""Rounds of the golden section."""
 TIGHTENING_ROUNDS = 150
-"""Steps along subgradients."""
+"""Rounds of the subgradient descent."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Steps saved as a share of all steps."""
+    """An upper bound on the steps saved, as a share of all steps."""
 
     steps_saved: float
     infinite: float
-    """With room for everything; the bound is never above it."""
+    """Steps saved with unlimited room; the bound is never above this share."""
     price: float
-    """The dual's λ: the steps that a byte is worth for the time of one request."""
+    """The dual's λ: steps that one byte saves in the time of one request."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Every start that counts: `request` (0 … counted − 1, rising), steps saved, and bytes × requests held for it."""
+    """Starts of the counted requests: request (0 … counted − 1, rising), steps saved, bytes × requests held."""
 
     request: Ints
     k: Floats
     held: Floats
     free: Floats
-    """(counted,): steps that a request may save for nothing."""
+    """(counted,): steps that each request may save without a held state."""
     chain: Ints
-    """Which state, rising: of the options in order by state and then by time."""
+    """State of each option, rising; the options are in order of state and then time."""
     place: Ints
-    """Where each of the above is in that order."""
+    """Place of each option above in that order."""
 
     def value(self, price: float) -> float:
-        """Σ_i of the best option at this price, 0 for none."""
+        """Return Σ_i of the best option at this price; a request without options counts 0."""
         return float(self.best(price).sum())
 
     def best(self, price: float) -> Floats:
-        """(counted,): each request's best option at this price."""
+        """Return each request's best option at this price, shape (counted,)."""
         best = self.free.copy()
         if len(self.request):
             starts = np.flatnonzero(np.r_[True, self.request[1:] != self.request[:-1]])
@@ -88,33 +89,33 @@ class Options:
         return best
 
     def by_state(self) -> tuple[Ints, Floats, Floats]:
-        """Requests, K and what is held, by state and then by time."""
+        """Return requests, K, and bytes × requests held, in order of state and then time."""
         request, k, held = np.empty_like(self.request), np.empty_like(self.k), np.empty_like(self.held)
         request[self.place], k[self.place], held[self.place] = self.request, self.k, self.held
         return request, k, held
 
 
 class States(Protocol):
-    """Which states a policy may keep of a picture, and how they start others."""
+    """The states that a policy may keep of an image, and the starts that they allow."""
 
     levels: int
-    """Of a picture, at most."""
+    """Most states that are kept of one image."""
 
     def wished(self, requests: Ints, similarities: npt.NDArray[np.float32]) -> Ints:
-        """`Ladder.wished` of each."""
+        """Return `Ladder.wished` of each similarity."""
         ...
 
     def starts(self, level: int, sources: Ints, requests: Ints) -> Ints:
-        """After how many steps each request would start from its source's state at this level; 0: from none."""
+        """Return the step at which each request would start from its source's state at this level; 0: none fits."""
         ...
 
     def at_most(self, requests: Ints, wished: Ints) -> Ints:
-        """Of all states that there may be the largest start that is not above the wished one."""
+        """Return the largest start of any possible state that is not above the allowed step."""
         ...
 
 
 class Alike:
-    """Every request takes the same T; `ks`: those that a policy may keep."""
+    """States where every request takes the same T; `ks` are the K that a policy may keep."""
 
     def __init__(self, ladder: Ladder, ks: Sequence[int]) -> None:
         self._ladder, self._ks = ladder, ks
@@ -133,12 +134,12 @@ class Alike:
 
 
 def options_of(neighbours: Neighbours, may_be: States, state_bytes: Ints, counted_from: int) -> Options:
-    """What was held before `counted_from` costs nothing."""
+    """Return the possible starts of all requests from `counted_from` on; time before `counted_from` costs nothing."""
     listed = neighbours.indices >= 0
     request, place = np.nonzero(listed)
     source = neighbours.indices[request, place].astype(np.int64)
     wished = may_be.wished(request, neighbours.similarities[request, place])
-    none = np.zeros(0)  # of what nobody may keep
+    none = np.zeros(0)  # the start of each list, for a policy that may keep no state
     rows, ks, held, chains, states = [none.astype(np.int64)], [none], [none], [none.astype(np.int64)], 0
     for level in range(may_be.levels):
         start = may_be.starts(level, source, request)
@@ -166,9 +167,9 @@ def options_of(neighbours: Neighbours, may_be: States, state_bytes: Ints, counte
 def bound(
     options: Options, max_bytes: int, asked: int, rounds: int = ROUNDS, advance: Advance = lambda count: None
 ) -> Bound:
-    """The dual's smallest value, by golden section over λ (it is convex in λ); any λ it stops at gives a bound.
+    """Minimize the first dual by golden section over λ; the dual is convex in λ, and every λ gives a bound.
 
-    asked: steps of all counted requests together. advance: counts each round.
+    `asked` is the sum of the steps of all counted requests; `advance` is called after each round.
     """
     counted = len(options.free)
     room = float(max_bytes) * counted
@@ -177,7 +178,7 @@ def bound(
     def dual(price: float) -> float:
         return price * room + options.value(price)
 
-    low, high = 0.0, infinite / room if room else 0.0  # beyond it the first term alone is above the infinite cache
+    low, high = 0.0, infinite / room if room else 0.0  # above `high` the first term alone exceeds the infinite cache
     ratio = (5**0.5 - 1) / 2
     left, right = high - ratio * (high - low), low + ratio * (high - low)
     at_left, at_right = dual(left), dual(right)
@@ -197,7 +198,7 @@ def bound(
 
 
 class _Chains:
-    """The second dual: options by state, and what their best prefixes are worth."""
+    """The second dual: the options of each state, and the value of their best prefixes."""
 
     def __init__(self, options: Options, room: float) -> None:
         self._request, self._k, self._held = options.by_state()
@@ -207,13 +208,13 @@ class _Chains:
         self._position = np.arange(len(self._request))
 
     def at(self, v: Floats, price: float) -> tuple[float, Floats, float]:
-        """The dual's value, and a subgradient of it in v and in the price."""
+        """Return the dual's value, and its subgradients in v and in the price."""
         gain = np.maximum(self._k - v[self._request], 0)
         total = np.cumsum(gain - price * self._held)
         before = np.r_[0.0, total[self._starts[1:] - 1]]
         total -= before[self._number]
         most = np.maximum.reduceat(total, self._starts)
-        # the longest of the best prefixes; none where it is worth nothing
+        # the longest of the best prefixes; −1 where no prefix has a positive value
         ends = np.maximum.reduceat(np.where(total >= most[self._number], self._position, -1), self._starts)
         ends = np.where(most > 0, ends, -1)
         taken = self._position <= ends[self._number]
@@ -231,8 +232,10 @@ def tightened(
     rounds: int = TIGHTENING_ROUNDS,
     advance: Advance = lambda count: None,
 ) -> Bound:
-    """The second dual from where the first one ended, by subgradients with Polyak's step towards a little less than the
-    best so far; any (v, λ) it comes by gives a bound."""
+    """Lower the second dual from the first dual's end, by subgradients.
+
+    Polyak's step aims slightly below the best value so far. Every visited (v, λ) gives a bound.
+    """
     counted = len(options.free)
     if not len(options.request) or not first.price:
         advance(rounds)
@@ -241,7 +244,7 @@ def tightened(
     chains = _Chains(options, room)
     v, price = options.best(first.price), first.price
     scale = first.price
-    """What a step in the price counts beside one in v: both change the dual about alike."""
+    """Weight of a step in the price relative to one in v; with it both change the dual about equally."""
     best, aim = (first.steps_saved * asked, price), 0.05
     for number in range(1, rounds + 1):
         advance(1)

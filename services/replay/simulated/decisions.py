@@ -1,4 +1,4 @@
-"""The decisions of one policy over one trace, request by request."""
+"""Decisions of one policy over one trace, request by request."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from services.retriever.selection import Weighed
 
 @dataclass(frozen=True)
 class Decisions:
-    """What was decided for each request, in order."""
+    """Decision for each request of a trace, in order; every array has shape (requests,)."""
 
     start_step: npt.NDArray[np.int16]
-    """K of T; T for a picture handed out as it is."""
+    """Start step K of T; T for a stored image returned unchanged."""
     source: npt.NDArray[np.int32]
-    """The request whose state or picture it started from; −1 from noise."""
+    """Request whose state or image was the start; −1: noise."""
     similarity: npt.NDArray[np.float32]
     evicted: npt.NDArray[np.int32]
-    """States that left for this request's."""
+    """States evicted for this request's states."""
     states: npt.NDArray[np.int32]
     """States held afterwards."""
     bytes: npt.NDArray[np.int64]
     predicted: npt.NDArray[np.bool_]
-    """Whether the match predictor said that a lookup is worth it; all true where none is asked."""
+    """Whether the match predictor let the request through to a lookup; all true without a predictor."""
     score: npt.NDArray[np.float32]
-    """The match predictor's score; 1 where none is asked."""
+    """The match predictor's score; 1 without a predictor."""
     found: npt.NDArray[np.bool_]
     """Whether a lookup would have found a state to start from."""
     searched: int = 0
-    """Requests whose listed neighbours did not decide, so that all live entries were compared."""
+    """Requests whose neighbour list was too short, so all live entries were compared."""
 
 
 def nothing_decided(count: int) -> Decisions:
-    """To be filled in."""
+    """Return empty decisions for `count` requests."""
     return Decisions(
         np.zeros(count, np.int16), np.full(count, -1, np.int32), np.zeros(count, np.float32),
         np.zeros(count, np.int32), np.zeros(count, np.int32), np.zeros(count, np.int64),
@@ -46,7 +46,7 @@ def nothing_decided(count: int) -> Decisions:
 
 
 class Looked(NamedTuple):
-    """What the lookup of one request decided."""
+    """Decision of one request's lookup."""
 
     start_step: int
     similarity: float
@@ -55,4 +55,4 @@ class Looked(NamedTuple):
     score: float
     found: bool
     thought_of: Sequence[Weighed]
-    """Every candidate of a lookup that was made."""
+    """Candidates that the lookup weighed; empty without a lookup."""

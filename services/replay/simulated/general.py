@@ -1,8 +1,7 @@
-"""The best general caches, adapted to states: GDSF, S3-FIFO and W-TinyLFU, to hold our own policy against.
+"""General caches adapted to states, for comparison: GDSF, S3-FIFO and W-TinyLFU.
 
-What they were made for are objects that come back under their own key. A state's key never comes back once it was
-evicted (a new picture makes a new entry), so the lists of evicted keys that S3-FIFO and TinyLFU keep could never be hit
-and are left out.
+These caches expect evicted objects to return under the same key. The key of an evicted state never returns, because a
+new image makes a new entry. The lists of evicted keys in S3-FIFO and TinyLFU could never be hit and are left out.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from shared.domain.types import State
 
 @dataclass(frozen=True, slots=True)
 class Gdsf:
-    """Greedy-Dual-Size-Frequency (Cherkasova 1998): L + f·K/bytes, where L is the score of what left last."""
+    """Greedy-Dual-Size-Frequency (Cherkasova 1998): L + f·K/bytes, where L is the score of the last evicted state."""
 
     name: ClassVar[str] = "gdsf"
     initial_uses: float = 1.0
 
     def score(self, state: State) -> Score:
-        """Without L."""
+        """Return (f·K/bytes, time of last use), without L."""
         return ((state.uses + self.initial_uses) * state.step / max(state.bytes, 1), state.used_at)
 
 
 @dataclass(frozen=True, slots=True)
 class S3Fifo:
-    """Three queues (Yang et al., SOSP 2023), of which the third only remembers keys."""
+    """Two of the three queues of S3-FIFO (Yang et al., SOSP 2023); the third holds evicted keys and is left out."""
 
     name: ClassVar[str] = "s3fifo"
     small: float = 0.1
-    """Share of the bytes in which new states wait."""
+    """Share of the bytes for the queue of new states."""
     most_uses: int = 3
 
     def score(self, state: State) -> Score:
@@ -45,20 +44,20 @@ class S3Fifo:
 
 @dataclass(frozen=True, slots=True)
 class WTinyLfu:
-    """A window, then a segmented LRU that takes in only what was used more than what would leave (Einziger 2017)."""
+    """A window, then a segmented LRU that admits only states used more than the state they replace (Einziger 2017)."""
 
     name: ClassVar[str] = "wtinylfu"
     window: float = 0.01
-    """Share of the bytes."""
+    """Share of the bytes for the window."""
     protected: float = 0.8
-    """Share of the rest for what was used again."""
+    """Share of the other bytes for states that were used again."""
 
     def score(self, state: State) -> Score:
         return (state.uses, state.used_at)
 
 
 class GdsfStateStore(StateStore):
-    """Scores are fixed when a state is used or inserted; L has moved on by the time others are."""
+    """Fix a state's score when the state is inserted or used; L grows with every eviction."""
 
     def __init__(self, policy: Gdsf, states: Iterable[State] = ()) -> None:
         self._inflation = 0.0
@@ -86,14 +85,14 @@ class GdsfStateStore(StateStore):
 
 
 class S3FifoStateStore(StateStore):
-    """States used at least twice while they wait go on to the main queue; there a use is another round."""
+    """Move states used at least twice from the small queue to the main queue; there each use gives another round."""
 
     def __init__(self, policy: S3Fifo, states: Iterable[State] = ()) -> None:
         self._s3 = policy
         self._small: OrderedDict[Key, None] = OrderedDict()
         self._small_bytes = 0
         self._main: OrderedDict[Key, int] = OrderedDict()
-        """With the uses that were already paid for by a round."""
+        """States of the main queue, each with the uses already spent on rounds."""
         super().__init__(policy, states)
 
     def remove(self, key: Key) -> None:
@@ -130,13 +129,13 @@ class S3FifoStateStore(StateStore):
 
 
 class WTinyLfuStateStore(StateStore):
-    """Window → candidates → probation ⇄ protected, each in order of last use."""
+    """Queues in order of last use: window → candidates → probation ⇄ protected."""
 
     def __init__(self, policy: WTinyLfu, states: Iterable[State] = ()) -> None:
         self._shares = policy
         self._window: OrderedDict[Key, int] = OrderedDict()
         self._candidates: OrderedDict[Key, None] = OrderedDict()
-        """Left the window since the cache is full, and were not compared yet."""
+        """States that left the window of a full cache and await their comparison."""
         self._probation: OrderedDict[Key, None] = OrderedDict()
         self._protected: OrderedDict[Key, int] = OrderedDict()
         self._window_bytes = self._protected_bytes = 0
@@ -197,9 +196,9 @@ _GENERAL: dict[str, Callable[[shelves.Knobs, Iterable[State]], StateStore]] = {
     "wtinylfu": lambda _, states: WTinyLfuStateStore(WTinyLfu(), states),
 }
 SHELVES = (*shelves.SHELVES, *_GENERAL)
-"""Names of the policies that a replay can run: those of the cache maintainer, and these."""
+"""Names of the policies that a replay can run: the cache maintainer's and these."""
 
 
 def open_state_store(name: str, knobs: shelves.Knobs, states: Iterable[State] = ()) -> StateStore:
-    """Open the shelf of one of SHELVES; KeyError for another name."""
+    """Open the state store of a policy in SHELVES; raises KeyError for another name."""
     return _GENERAL[name](knobs, states) if name in _GENERAL else shelves.open_state_store(name, knobs, states)

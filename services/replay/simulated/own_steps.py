@@ -1,5 +1,7 @@
-"""Requests that each take a T of their own: which K their similarity allows, and which states of other runs fit theirs,
-as the services weigh them (NIRVANA §5.3.1; design §2, Compatibility)."""
+"""Requests with a T of their own: the K that their similarity allows, and the states of other runs that fit.
+
+The services decide in the same way (NIRVANA §5.3.1; docs/architecture.md, Models).
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ Ints = npt.NDArray[np.int64]
 
 
 class Present(Protocol):
-    """What is there of each earlier request's picture: the steps of the asking request's T that it can start after."""
+    """States of each earlier request's image, as steps of the looked-up request's T."""
 
     def get(self, request: int, /) -> Sequence[int] | None: ...
     def __getitem__(self, request: int, /) -> Sequence[int]: ...
 
 
 class OwnSteps:
-    """What a lookup goes by, once for each T that is asked for."""
+    """K table and present states of a lookup, computed once for each T."""
 
     def __init__(
         self,
@@ -37,8 +39,11 @@ class OwnSteps:
         *,
         pictures: bool,
     ) -> None:
-        """steps: (requests,), T of each; card: whose schedule says what fits; present: request → the steps, of its own
-        T, of its states; pictures: it holds pictures instead, and each has every noise level (MoDM §5.2)."""
+        """Take T of each request (`steps`, shape (requests,)) and the model whose schedule decides which states fit.
+
+        `present` maps a request to its states, as steps of its own T. With `pictures` the cache holds finished images,
+        each of which can have every noise level (MoDM §5.2).
+        """
         self._steps = steps
 
         def of(total: int) -> tuple[Ladder, Present]:
@@ -50,12 +55,12 @@ class OwnSteps:
         self._of: Callable[[int], tuple[Ladder, Present]] = cache(of)
 
     def of(self, request: int) -> tuple[Ladder, Present]:
-        """Its K table, and what is there for it."""
+        """Return the K table of the request's T, and the present states in that T."""
         return self._of(self._steps[request])
 
 
 class _Fitting:
-    """The states of all runs as a run of `total` steps sees them; 0: that noise level is none of its own."""
+    """States of all runs in steps of a run of `total` steps; 0: the run has no such noise level."""
 
     def __init__(
         self,
@@ -77,7 +82,7 @@ class _Fitting:
 
 
 class _AtEveryLevel:
-    """Pictures, each of which can be brought to whatever K is allowed."""
+    """Finished images, each of which can start at every allowed K."""
 
     def __init__(self, present: Mapping[int, Sequence[int]], ladder: Ladder) -> None:
         self._present, self._all = present, ladder.steps
@@ -90,10 +95,10 @@ class _AtEveryLevel:
 
 
 class OwnStates:
-    """What the offline bound reckons with where each request takes a T of its own (`bound.States`)."""
+    """States for the offline bound where each request has its own T (see `bound.States`)."""
 
     def __init__(self, steps: Ints, card: ModelCard, table: KTable, kept: Sequence[int]) -> None:
-        """steps: (requests,), T of each; kept: the K of 50 after which a policy may keep a state."""
+        """Take T of each request (`steps`, shape (requests,)) and the K of 50 after which a policy may keep a state."""
         totals, self._kind = np.unique(steps, return_inverse=True)
         self._ladders = [Ladder(table, total) for total in totals.tolist()]
         self._starts = _starts(totals.tolist(), card, kept)
@@ -118,8 +123,10 @@ class OwnStates:
 
 
 def _starts(totals: Sequence[int], card: ModelCard, kept: Sequence[int]) -> Ints:
-    """(levels, T, T'): where a run of T' steps would start from the state that a run of T keeps at this level; 0: it
-    keeps none, or that noise level is none of the other's."""
+    """Return starts of shape (levels, T, T'): the step at which a run of T' starts from the state of a run of T.
+
+    0 where the run of T keeps no state at this level, or the run of T' has no such noise level.
+    """
     of = [scale_steps(kept, total) for total in totals]
     starts = np.zeros((max(map(len, of), default=0), len(totals), len(totals)), np.int64)
     for kind, (total, steps) in enumerate(zip(totals, of, strict=True)):
@@ -129,7 +136,7 @@ def _starts(totals: Sequence[int], card: ModelCard, kept: Sequence[int]) -> Ints
 
 
 def _by(kinds: Ints) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-    """Each kind that there is, and the rows that are of it."""
+    """Yield each kind with its rows."""
     order = np.argsort(kinds, kind="stable")
     edges = np.flatnonzero(np.diff(kinds[order])) + 1
     for rows in np.split(order, edges) if len(order) else ():

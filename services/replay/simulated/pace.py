@@ -1,4 +1,4 @@
-"""How long a model's steps and pictures take, as `afterimage profile` measured it, for workers in virtual time."""
+"""Latency of a model for workers in virtual time, as `afterimage profile` measured it."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ STEPS = 50
 
 @dataclass(frozen=True)
 class Profile:
-    """Seconds of a model on one worker: of a step by rows in the batch, and of decoding a picture, which the batch
-    waits for; bringing one into a latent takes as long (a VAE's halves are about alike)."""
+    """Measured seconds of a model on one worker: of a step by rows in the batch, and of decoding an image.
+
+    The batch waits while an image is decoded. Encoding an image takes as long, because the halves of a VAE are similar.
+    """
 
     model: str
     rows: tuple[int, ...]
-    """Rising."""
+    """Rows of the measured batches, rising."""
     step_s: tuple[float, ...]
     decode_s: float = 0.0
 
     def of(self, rows: int) -> float:
-        """Seconds of one step; between what was measured as on a line, beyond it as much more per row as at its end."""
+        """Return the seconds of one step: linear between the measurements, with the last slope above them."""
         return _seconds(self.rows, self.step_s, rows)
 
     def alone_s(self, steps: int = STEPS) -> float:
-        """Of a picture from noise on an idle worker: what SLOs are multiples of (MoDM §6)."""
+        """Return the seconds of an image from noise on an idle worker. SLOs are multiples of them (MoDM §6)."""
         return steps * self.of(1) + self.decode_s
 
     def share_s(self, rows: int, steps: int = STEPS) -> float:
-        """Of the worker's time that a request takes in a batch of so many."""
+        """Return the seconds of worker time that one request takes in a batch of `rows`."""
         return steps * self.of(rows) / rows + self.decode_s
 
 
@@ -50,9 +52,9 @@ def _seconds(measured: tuple[int, ...], step_s: tuple[float, ...], rows: int) ->
 
 
 def read_profile(name: str) -> Profile:
-    """`latency.json` beside a model's weights (bundled:NAME, a folder, a hub id), or a file like it (.json).
+    """Read `latency.json` beside a model's weights (bundled:NAME, a folder, a hub id), or another .json file like it.
 
-    Raises ConfigurationError where there is none, or it is no latency; ModelError for a model that is not there.
+    Raises ConfigurationError for a missing or wrong file, and ModelError for an unknown model.
     """
     path = Path(name) if name.endswith(".json") else find_card(name).folder / FILE
     try:
@@ -62,11 +64,13 @@ def read_profile(name: str) -> Profile:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(f"profile {name!r}: no measured latency in {path} ({error!r})") from error
     if not by_rows or by_rows[0][0] < 1 or min(seconds for _, seconds in by_rows) <= 0 or decode_s < 0:
-        raise ConfigurationError(f"profile {name!r}: {path} has no step of a positive time")
+        raise ConfigurationError(
+            f"profile {name!r}: step_s in {path} needs row counts ≥ 1 with times > 0, and decode_s ≥ 0"
+        )
     rows, seconds = zip(*by_rows, strict=True)
     return Profile(path.parent.name if name.endswith(".json") else find_card(name).name, rows, seconds, decode_s)
 
 
 def slo_s(profile: Profile, steps: int, times: Sequence[float]) -> list[float]:
-    """Seconds that a request may take: multiples of a picture drawn alone (MoDM §6: 2 and 4)."""
+    """Return the SLOs in seconds: multiples of an image generated alone (MoDM §6: 2 and 4)."""
     return [multiple * profile.alone_s(steps) for multiple in times]

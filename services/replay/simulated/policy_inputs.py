@@ -1,4 +1,4 @@
-"""The inputs of one policy: its table and neighbours, the bytes of each state, and an empty cache."""
+"""Inputs of one policy: its table and neighbour lists, the bytes of each state, and an empty cache."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ UNLIMITED = 2**62
 
 
 def table_and_neighbours(load: Load, policy: PolicySettings) -> tuple[KTable, Neighbours]:
-    """The table, and the lists of what it is asked about."""
+    """Return the policy's K table, and the neighbour lists that it is applied to."""
     table, near = load.table, load.neighbours
     if policy.is_surrogate:
         if load.pictures is None:
-            raise ConfigurationError(f"policy {policy.title!r}: similarities to pictures were not prepared")
+            raise ConfigurationError(
+                f"policy {policy.title!r}: the load has no similarities to images; prepare it with Options.pictures"
+            )
         table, near = load.pictures.table, load.pictures.neighbours
     if policy.reuses != "picture":
         return table, near
-    if policy.is_surrogate and load.group_of is not None:  # its lists know no sizes, since a refined one takes any
-        raise ConfigurationError(f"policy {policy.title!r}: hands out pictures of every size; leave out honour_sizes")
+    if (
+        policy.is_surrogate and load.group_of is not None
+    ):  # the surrogate's lists ignore sizes, since a refined image takes any size
+        raise ConfigurationError(f"policy {policy.title!r}: returns images of every size; leave out honour_sizes")
     return KTable((Level(load.steps, policy.min_similarity),), load.steps), near
 
 
 def bytes_of_states(load: Load, policy: PolicySettings) -> list[int]:
-    """Of one state of each request; of its picture, whether that is handed out as it is or refined."""
+    """Return the bytes of one state of each request, or of its image where the policy reuses images."""
     if policy.reuses != "latent":
         return load.picture_bytes.tolist()
     share = CODEC_SHARE[policy.state_codec]
@@ -39,7 +43,7 @@ def bytes_of_states(load: Load, policy: PolicySettings) -> list[int]:
 
 
 def empty_contents(policy: PolicySettings, room: int, *, whole: bool) -> CacheContents:
-    """A shelf of latents with so much room, or a window of pictures; whole: latents come and leave by entries."""
+    """Return an empty cache of latents or images with this room; `whole`: latents are kept and evicted by entries."""
     knobs = Knobs(policy.initial_uses, capture_steps=policy.capture_steps, whole=whole)
     if policy.reuses == "latent":
         return CacheContents(open_state_store(policy.evict, knobs), None, room)

@@ -1,4 +1,4 @@
-"""A match predictor in a replay: the one that serves, fitted as the cache changes (NIRVANA §5.2)."""
+"""Run the serving match predictor in a replay; it is fitted as the cache changes (NIRVANA §5.2)."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ SKETCH_MARGIN: float = Settings.model_fields["sketch_margin"].default
 
 
 class Gate:
-    """Says whether a lookup is worth it. As when serving there is one predictor for the entries that fit each other,
-    which goes with the last of them; it receives those that leave and then those that come, and says after either
-    whether so many are others that it wants to be fitted again."""
+    """Decides which requests are looked up, with one predictor for each group of entries that fit each other.
+
+    A predictor is dropped with the last entry of its group, as in serving. It receives evicted entries first and new
+    entries second. After either it decides whether enough entries changed for a new fit.
+    """
 
     def __init__(
         self, vector_of: Callable[[int], Vector], new: Callable[[], MatchPredictor], refit_requests: int = 0
     ) -> None:
-        """`refit_requests`: so many requests at least lie between two fits; 0: no such limit, as when serving."""
+        """Take the least number of requests between two fits (`refit_requests`; 0: no limit, as in serving)."""
         self._predictors: dict[int, MatchPredictor] = {}
-        """By group: requests that fit each other."""
+        """Predictors by group of requests that fit each other."""
         self._vector_of = vector_of
         self._new = new
         self._every = refit_requests
         self._asked = 0
         self._fit_from = 0
-        """So many requests must have asked before the next fit."""
+        """Number of the first request after which the next fit is allowed."""
         self.fits = 0
 
     def left(self, entries: Iterable[tuple[int, str]]) -> None:
-        """(group, name) of those that made room for a request."""
+        """Remove evicted entries, given as (group, name)."""
         for group, name in entries:
             self._predictors[group].update({}, (name,))
             if not len(self._predictors[group]):
@@ -49,7 +51,7 @@ class Gate:
         self._refit()
 
     def opens(self, group: int, request: int) -> tuple[bool, float]:
-        """Return whether the request is looked up, and the predictor's score; (False, −1) of an empty group."""
+        """Return whether the request is looked up, and the predictor's score; (False, −1) for an empty group."""
         self._asked += 1
         predictor = self._predictors.get(group)
         return (False, -1.0) if predictor is None else predictor.predict(self._vector_of(request))
@@ -66,7 +68,7 @@ class Gate:
 
 
 def gate_of(policy: PolicySettings, vector_of: Callable[[int], Vector], table: KTable) -> Gate | None:
-    """Return what stands in front of the policy's lookups; None where every request is looked up."""
+    """Return the match predictor of a policy; None where every request is looked up."""
     match policy.predictor:
         case "svm":
             return Gate(vector_of, OneClassSvm, policy.refit_requests)

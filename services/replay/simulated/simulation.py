@@ -1,4 +1,4 @@
-"""One policy over one trace: the serving code decides; the denoiser is left out, and time where nobody asks for it."""
+"""Replay one policy over one trace with the serving code, without a denoiser."""
 
 from __future__ import annotations
 
@@ -32,51 +32,51 @@ Row = tuple[Sequence[int], Sequence[float], bool]
 
 
 class Seen(NamedTuple):
-    """What a lookup found among listed neighbours, or among all live entries."""
+    """Result of a lookup among listed neighbours, or among all live entries."""
 
     chosen: Weighed | None
     thought_of: Sequence[Weighed]
     ended: bool = False
-    """Whether more would have been looked at, had there been more."""
+    """Whether the list ended before the search did."""
 
 
 class Replay:
-    """A cache that holds nothing but the names of states.
+    """A cache that holds names instead of states.
 
-    `entries`: the budget counts entries, each with all that was kept of it (MoDM §7.1, Fig. 9), and not bytes.
+    With `entries` the budget counts entries, each with all its states (MoDM §7.1, Fig. 9), instead of bytes.
     """
 
     def __init__(self, load: Load, policy: PolicySettings, room: int, *, entries: bool = False) -> None:
         self._load, self._policy = load, policy
         self.room = UNLIMITED if policy.unlimited else room
-        """Bytes, or entries."""
+        """Room in bytes, or in entries."""
         self._pictures = policy.reuses != "latent"
         self._whole = entries and not self._pictures
         table, self._neighbours = table_and_neighbours(load, policy)
         self._table = raised(table, policy.raised_by)
         self._held = empty_contents(policy, self.room, whole=self._whole)
         self._shelf = self._held.of(PICTURE_STEP)
-        """The one that is filled."""
+        """The store that this policy fills: of latents, or of images."""
         self._names = [f"{request:09d}" for request in range(len(load.trace))]
         self._users = list(map(str, load.trace.users.tolist()))
         self._texts = load.text_of.tolist()
         self._present: dict[int, list[int]] = {}
-        """Request → the steps that its picture is there for."""
+        """Steps of the states that each request's entry holds."""
         self._state_bytes = [1] * len(load.trace) if entries else bytes_of_states(load, policy)
         self._live = LiveRows(load, any_group=policy.is_surrogate) if policy.lookup == "similar" else None
         self._of_text: dict[tuple[int, int, int], int] = {}
-        """(text, group, T) → the latest live request for it."""
+        """(text, group, T) → the latest live request with this text."""
         self._gate = gate_of(policy, self._vector, load.table)
         self._steps: list[int] = load.trace.asked(load.steps).tolist()
         """T of each request."""
         self._ladder = Ladder(self._table, load.steps)
         self._own = self._own_steps()
-        """None: all take the same T."""
+        """K tables and states by T; None: every request has the same T."""
         self.searched = 0
         self._captured: Callable[[int, int], tuple[int, ...]] = cache(self._steps_kept)
 
     def run(self, advance: Callable[[int], None] = lambda _: None) -> Decisions:
-        """Every request in order, each kept before the next one comes; `advance` hears of every 1,024."""
+        """Decide every request in order and keep its states before the next; `advance` counts requests."""
         count = len(self._load.trace)
         made = nothing_decided(count)
         times = self._load.trace.arrival_s.tolist()
@@ -91,11 +91,11 @@ class Replay:
         return replace(made, searched=self.searched)
 
     def rows(self) -> Iterator[Row]:
-        """Each request's listed neighbours."""
+        """Yield each request's listed neighbours."""
         return self._neighbours.rows()
 
     def look(self, request: int, row: Row, now: float) -> Looked:
-        """What this request starts from, of what is there now; that is used."""
+        """Choose the start of this request among the present states, and record its use."""
         chosen, thought_of, _ = self._start(request, row)
         predicted, score = (True, 1.0) if self._gate is None else self._gate.opens(self._group(request), request)
         found = chosen is not None
@@ -107,7 +107,7 @@ class Replay:
         return Looked(start, similarity, name, predicted, score, found, thought_of)
 
     def keep(self, request: int, looked: Looked, now: float) -> int:
-        """Inserts the states of its picture, as the cache maintainer does; how many had to leave for them."""
+        """Insert the states of the request's image, as the cache maintainer does; return how many were evicted."""
         name, size, total = self._names[request], self._state_bytes[request], self._steps[request]
         there = self._captured(looked.start_step, total)
         latents = () if self._pictures else there[-1:] if self._whole else there
@@ -133,13 +133,13 @@ class Replay:
         return len(victims)
 
     def _shelved(self, source: int, request: int, start: int) -> int:
-        """The step under which what starts a request after `start` is on its shelf: one of the source's own T."""
+        """Return the source's own step of the state that starts `request` at `start`."""
         if self._pictures:
             return PICTURE_STEP
         return self._present[source][-1] if self._whole else start * self._steps[source] // self._steps[request]
 
     def _appeared(self, request: int, steps: Sequence[int]) -> None:
-        """It can be started from."""
+        """Make the request's entry available to lookups."""
         self._present[request] = list(steps)
         if self._live is not None:
             self._live.add(request)
@@ -148,7 +148,7 @@ class Replay:
             self._gate.came(self._group(request), self._names[request], request)
 
     def note(self, made: Decisions, request: int, looked: Looked) -> None:
-        """Writes one request's row."""
+        """Write one request's row of the decisions."""
         if looked.start_step:
             made.start_step[request], made.similarity[request] = looked.start_step, looked.similarity
             made.source[request] = int(looked.entry_id)
@@ -157,11 +157,11 @@ class Replay:
 
     @property
     def holds(self) -> tuple[int, int]:
-        """States (or entries) and bytes."""
+        """Number of held states (or entries), and their bytes."""
         return len(self._shelf), self._shelf.bytes
 
     def held(self) -> dict[str, list[int]]:
-        """The steps whose states each entry holds."""
+        """Return the steps of the states that each entry holds."""
         return {self._names[request]: list(steps) for request, steps in self._present.items()}
 
     def _start(self, request: int, row: Row) -> Seen:
@@ -171,7 +171,7 @@ class Replay:
             return Seen(self._repeat(request), ())
         near, cosines, cut = row
         seen = self._weighed(request, zip(near, cosines, strict=True))
-        beyond = cosines[-1] if cosines else 1.0  # of what is not listed; nothing is known of a list without pictures
+        beyond = cosines[-1] if cosines else 1.0  # upper limit for entries beyond the list; 1 where the list is empty
         if cut and seen.ended and self._wished(request, beyond) > (seen.chosen.start_step if seen.chosen else 0):
             self.searched += 1
             limit = max(self._policy.candidates, self._policy.further_candidates)
@@ -179,7 +179,7 @@ class Replay:
         return seen
 
     def _weighed(self, request: int, near: Iterable[tuple[int, float]]) -> Seen:
-        """Of these in order of similarity the nearest, and as many more as may do better (ADR 10)."""
+        """Weigh the nearest live entries of `near`, most similar first; look at more where they have holes (ADR 10)."""
         limit, further, names = self._policy.candidates, self._policy.further_candidates, self._names
         ladder, present = (self._ladder, self._present) if self._own is None else self._own.of(request)
         left, weighed = iter(near), list[Weighed]()
@@ -198,7 +198,7 @@ class Replay:
                 continue
             one = weigh(ladder, names[other], cosine, steps)
             if one.allowed_step < latest or len(weighed) == further:
-                ended = False  # no one after it starts as late, or is looked at
+                ended = False  # no later entry allows a later start, or the limit is reached
                 break
             weighed.append(one)
             latest = max(latest, one.start_step)
@@ -218,7 +218,7 @@ class Replay:
         return pictures.best(request, near)[:limit]
 
     def _repeat(self, request: int) -> Weighed | None:
-        """The same words again: the stored picture."""
+        """Return the stored image of the same text, as a start at the last step; None without one."""
         same = self._of_text.get(self._text(request))
         return None if same is None else Weighed(self._steps[request], 1.0, self._names[same], self._steps[request])
 
@@ -240,10 +240,10 @@ class Replay:
         return OwnSteps(self._steps, self._load.card, self._table, self._present, pictures=self._pictures)
 
     def _steps_kept(self, start: int, total: int) -> tuple[int, ...]:
-        """What is there of a picture of `total` steps that started after `start` of them."""
+        """Return the steps of the states that are kept of an image with `total` steps that started at `start`."""
         if self._policy.reuses == "picture":
             return () if start else (total,)
-        if self._policy.reuses == "refine":  # a finished picture can be brought to any noise level
+        if self._policy.reuses == "refine":  # a finished image can start at any noise level
             return () if start and not self._policy.insert_on_hit else self._ladder.steps
         ks = self._policy.capture_steps
         return capture_steps(ks, total, start, insert_on_hit=self._policy.insert_on_hit)
@@ -264,7 +264,7 @@ class Replay:
             self._gate.left(spent)
 
     def _vanished(self, request: int) -> None:
-        """Nothing of it is left."""
+        """Remove an entry without states from the lookups."""
         del self._present[request]
         if self._live is not None:
             self._live.remove(request)

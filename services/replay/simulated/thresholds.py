@@ -1,4 +1,4 @@
-"""Which similarity → K table a replay uses, and how one that was made for another encoder is brought over."""
+"""Choose a replay's similarity → K table, and move a table's thresholds from one encoder to another."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ Cosines = npt.NDArray[np.float32]
 
 
 def k_table(name: str, encoder: str, alpha: float) -> tuple[KTable, str]:
-    """The table, and how its thresholds came about. `nirvana`: Fig. 10; else a k_table_*.json; empty: the bundled large
-    model's where its own encoder compares, else NIRVANA's. ModelError for a file that is not there or holds none."""
+    """Return the table, and the origin of its thresholds in words.
+
+    `nirvana` is Fig. 10; another name is a k_table_*.json. Empty is the bundled large model's table where its own
+    encoder compares the prompts, else NIRVANA's. Raises ModelError for a missing or wrong file.
+    """
     if name not in ("", "nirvana"):
         path = Path(name)
         if not path.is_file():
-            raise ModelError(f"table {name!r}: `nirvana`, or a k_table_*.json; no such file")
+            raise ModelError(f"table {name!r}: no such file; give nirvana or a k_table_*.json")
         try:
-            return read_table(path), f"Thresholds: {path.name}, as they are."
+            return read_table(path), f"Thresholds: {path.name}, unchanged."
         except ValidationError as error:
             raise ModelError(f"table {name!r}: not a k_table_*.json: {in_words(error)}") from error
     if not name and encoder == "bundled:clip":
@@ -37,15 +40,15 @@ def k_table(name: str, encoder: str, alpha: float) -> tuple[KTable, str]:
         if own is not None:
             return own, f"Thresholds: profiled with this encoder for the bundled large model, alpha {own.alpha:g}."
     return FIG_10, (
-        "Thresholds: NIRVANA's Fig. 10 (CLIP ViT-L/14, alpha .9) as they are; cosines of other encoders fill another "
-        "range, so that shares saved compare policies and are no forecast of quality."
+        "Thresholds: NIRVANA's Fig. 10 (CLIP ViT-L/14, alpha .9), unchanged. Cosines of other encoders have another "
+        "range: the shares saved compare policies and do not forecast quality."
     )
 
 
 def nearest_earlier(
     vectors: Rows, text_of: npt.NDArray[np.int64], advance: Callable[[int], None] = lambda _: None
 ) -> Cosines:
-    """(requests − 1,): each request's cosine to the nearest one before it, from the second on."""
+    """Return the cosine of each request but the first to its nearest earlier request, shape (requests − 1,)."""
     points = vectors[text_of]
     found = np.empty(max(len(points) - 1, 0), np.float32)
     for start in range(1, len(points), AT_A_TIME):
@@ -58,11 +61,11 @@ def nearest_earlier(
 
 
 def matched(table: KTable, of: str, theirs: Cosines, ours: Cosines) -> tuple[KTable, str]:
-    """The table with each threshold where this encoder leaves the same share of requests above it as the encoder `of`,
-    for which the table was made, does on the same trace; and the mapping in words.
+    """Move a table made for the encoder `of` to another encoder; return the table and the mapping in words.
 
-    theirs, ours: `nearest_earlier` under both. What is kept is how often each K is allowed in an infinite cache, not
-    which requests it is allowed for.
+    `theirs` and `ours` are `nearest_earlier` of the same trace under both encoders. Each new threshold has the same
+    share of requests above it as the old one. This keeps how often an infinite cache allows each K, but not the
+    requests that it allows the K for.
     """
     levels, said = [], []
     for level in table.levels:

@@ -1,4 +1,4 @@
-"""One policy over one trace in virtual time: what is kept is there once its picture is finished, and not before."""
+"""Replay one policy over one trace in virtual time: states enter the cache when their image is finished."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from services.replay.traces.trace import Trace
 from shared.domain.types import Plan, PlanSource
 
 SLO_TIMES = (2.0, 4.0)
-"""Of a picture drawn alone from noise (MoDM §6)."""
+"""SLOs as multiples of the latency of an image generated alone from noise (MoDM §6)."""
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """Who draws."""
+    """Workers in virtual time, all with the same model."""
 
     profile: Profile
     workers: int
@@ -34,7 +34,7 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Served:
-    """When each request began and ended; seconds of virtual time."""
+    """Start and end of each request, in seconds of virtual time, and the load of the workers."""
 
     joined_at: Floats
     done_at: Floats
@@ -45,7 +45,7 @@ class Served:
 
 
 class TimedReplay:
-    """The same decisions as `Replay`, each at the time of its arrival, on workers that take their time."""
+    """Decides as `Replay` does, each request at its arrival, on workers with a measured latency."""
 
     def __init__(self, replay: Replay, trace: Trace, steps: int, fleet: Fleet) -> None:
         self._replay, self._trace = replay, trace
@@ -55,14 +55,14 @@ class TimedReplay:
         self._joined, self._done = np.zeros(count), np.zeros(count)
         self._in_hand: dict[int, Looked] = {}
         model = fleet.profile.model
-        # with one model served all waits in its own lane, hits as misses, and a broker pushes it
+        # with one model, hits and misses wait in the model's own lane, and a broker pushes them
         self._workers = Workers(
             (model,), {model: fleet.profile}, fleet.workers, self._finished, max_rows=fleet.max_rows, in_turns=True
         )
         self._plan = cache(partial(_plan, model))
 
     def run(self, advance: Callable[[int], None] = lambda _: None) -> tuple[Decisions, Served]:
-        """Until the last picture is drawn; `advance` hears of every 1,024 arrivals."""
+        """Run until the last image is finished; `advance` counts the arrivals."""
         times = self._trace.arrival_s.tolist()
         for request, row in enumerate(self._replay.rows()):
             self._workers.until(times[request])
@@ -89,13 +89,16 @@ class TimedReplay:
 
 
 def _plan(model: str, start_step: int) -> Plan:
-    """A picture that is refined starts as a latent does: bringing it into one takes no time here."""
+    """Return the plan of a start step; a refined image starts as a latent does, since encoding takes no time here."""
     return Plan(PlanSource.LATENT if start_step else PlanSource.NOISE, model, start_step)
 
 
 def timed_figures(served: Served, trace: Trace, warmup: int, steps: int, fleet: Fleet) -> dict[str, Any]:
-    """Latency, queueing, throughput and SLO of the requests that count; each is held against a picture of its own T
-    drawn alone, and `slo_s` has the seconds where all take `steps`."""
+    """Return latency, queueing, throughput and SLOs of the counted requests.
+
+    A request's SLOs are multiples of an image of its own T generated alone. `slo_s` has their seconds where every
+    request has the same T, and None otherwise.
+    """
     arrived, done = trace.arrival_s[warmup:], served.done_at[warmup:]
     latency, queued = done - arrived, served.joined_at[warmup:] - arrived
     alone = trace.asked(steps)[warmup:] * fleet.profile.of(1) + fleet.profile.decode_s
@@ -116,5 +119,5 @@ def timed_figures(served: Served, trace: Trace, warmup: int, steps: int, fleet: 
 
 
 def quantiles(values: Floats) -> dict[str, float]:
-    """Mean and p50, p95, p99."""
+    """Return mean, p50, p95 and p99."""
     return {"mean": float(values.mean()), **{f"p{q}": float(np.quantile(values, q / 100)) for q in (50, 95, 99)}}

@@ -1,4 +1,4 @@
-"""The state of workers in virtual time: requests, the rows in a batch, each worker, and served requests."""
+"""State of workers in virtual time: requests, rows of a batch, workers, and served requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.domain.types import Plan, PlanSource
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`plan` of `steps` steps."""
+    """One request: arrival `at` (seconds of virtual time), and a plan of `steps` steps."""
 
     number: int
     at: float
@@ -20,7 +20,7 @@ class Request:
 
     @property
     def left(self) -> int:
-        """Steps of the model that draws it, after the start."""
+        """Steps left for the model after the plan's start step."""
         return self.plan.run_steps(self.steps) - self.plan.start_step
 
     @property
@@ -30,7 +30,7 @@ class Request:
 
 @dataclass(slots=True)
 class Row:
-    """A request in a worker's hands, with the plan as it is run; the scheduler reads it as it reads a task."""
+    """A request on a lane or in a worker's batch, with its final plan; the scheduler reads it like a task."""
 
     request: Request
     lane: str
@@ -45,43 +45,43 @@ class Row:
 
 @dataclass(slots=True)
 class Worker:
-    """One batch; between two changes of its rows all steps take equally long."""
+    """One worker with one batch. Between two changes of its rows all steps take equally long."""
 
     name: str
     duty: ModelAssignment
     wanted: ModelAssignment
     lanes: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
-    """That draw here …"""
+    """Models that this worker generates with."""
     first: tuple[str, ...] = ()
-    """… and which of them what several may."""
+    """Those of `models` that this worker prefers for a request that several models may serve."""
     rows: dict[str, list[tuple[int, int, Row]]] = field(default_factory=dict)
-    """By model, a heap of (the worker's step after which it ends, number, row)."""
+    """Heap for each model of (the worker's step after which the row ends, request number, row)."""
     ran: int = 0
-    """Steps so far."""
+    """Steps run so far."""
     in_hand: int = 0
     begun_at: float = 0.0
     step_s: float = 0.0
     planned: int = 0
-    """Steps of the present stretch."""
+    """Steps planned until the batch changes next."""
     stretch: int = 0
-    """Its number: events of an earlier one are void."""
+    """Number of the present stretch of steps; events of earlier stretches are ignored."""
     running: bool = False
     shut: bool = False
-    """While pictures are decoded, and while it looks through its lanes."""
+    """True while images are decoded, and while the worker takes rows from its lanes."""
     busy_s: float = 0.0
     row_s: float = 0.0
-    """Seconds times rows."""
+    """Busy seconds times rows."""
 
     @property
     def switches(self) -> bool:
-        """It is to draw with another model, and takes nothing new before."""
+        """Whether the worker is to change its model; it then takes no new rows before the change."""
         return self.wanted.model != self.duty.model
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A request that was served."""
+    """A served request."""
 
     request: Request
     at: float

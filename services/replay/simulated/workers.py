@@ -1,8 +1,9 @@
-"""Workers in virtual time: which row is in which step when, and who takes what from which lane, on measured latencies.
+"""Simulate workers in virtual time on measured latencies: the step of each row, and the lane that each worker serves.
 
-Nothing is drawn, and only time is made up: lanes, duties, who draws what several may and who joins a batch are decided
-by the code that serves (shared/domain/plan_rules.py; gpu_worker's model_assignment.py and scheduler.py). Replays run
-them with one model, bench/virtual_time/virtual_systems.py with several and the global monitor.
+No image is generated, and only time is simulated. The serving code decides lanes, model assignments, the model of a
+request that several may serve, and the rows of a batch (shared/domain/plan_rules.py; gpu_worker's model_assignment.py
+and scheduler.py). Replays run these workers with one model. bench/virtual_time/virtual_systems.py runs them with
+several models and the global monitor.
 """
 
 from __future__ import annotations
@@ -25,16 +26,18 @@ from shared.domain.types import PlanSource, Size
 from shared.domain.types import Request as Asked
 
 ASKED = Asked(prompt="", size=Size(64, 64), steps=STEPS, guidance=1.0, seed=0)
-"""What a request says of itself as far as its lane goes: it names no model."""
+"""A request that names no model; `lane_for` reads nothing else of it."""
 
 
 @dataclass
 class Workers:
-    """Each steps all its rows together and lets requests join and leave between steps, as the engine does; all models
-    are loaded everywhere. on_done hears what was served, on_model a worker that has changed its model.
+    """Workers that step all their rows together, with all models loaded everywhere.
 
-    `in_turns`: what waits in the one lane goes to those with a free row in turns, as a broker pushes it; else each
-    worker with a free row takes it, idle ones first, as those do that listen to several lanes
+    Requests join and leave between steps, as in the engine. `on_done` is called with each served request, and
+    `on_model` with a worker that changed its model.
+
+    With `in_turns` the requests of the one lane go round the workers with free rows, as a broker pushes messages.
+    Otherwise workers with free rows take requests themselves, idle workers first, as consumers of several lanes do
     (shared/bus/rabbitmq/receiving.py).
     """
 
@@ -51,9 +54,9 @@ class Workers:
     workers: list[Worker] = field(init=False)
     waiting: dict[str, deque[Row]] = field(default_factory=lambda: defaultdict(deque))
     longest: int = 0
-    """Queue there ever was."""
+    """Length of the longest queue so far."""
     moved: int = 0
-    """Requests that went on to another lane, because whoever took them from `refine` may not draw them."""
+    """Requests moved from `refine` to another lane, because the worker that took them had no allowed model."""
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _order: Iterator[int] = field(default_factory=itertools.count)
     _turn: int = 0
@@ -70,28 +73,28 @@ class Workers:
         heapq.heappush(self._events, (when, next(self._order), what))
 
     def until(self, when: float) -> None:
-        """Everything that happens up to then."""
+        """Run every event up to `when`."""
         while self._events and self._events[0][0] <= when:
             self.now, _, what = heapq.heappop(self._events)
             what()
         self.now = max(self.now, when)
 
     def finish(self) -> None:
-        """Until nobody waits."""
+        """Run until no event is left."""
         while self._events:
             self.until(self._events[0][0])
 
     def run(self, requests: Iterable[Request], arrived: Callable[[Request, str], None], until: float) -> None:
-        """`arrived` hears of every request and its lane before anyone can take it."""
+        """Run the requests up to `until`; call `arrived` with each request and its lane before a worker takes it."""
         for request in requests:
             self.until(request.at)
             self.arrive(request, arrived)
         self.until(until)
 
-    # ---- what comes, and who is to take it ----
+    # ---- arrivals and lanes ----
 
     def arrive(self, request: Request, arrived: Callable[[Request, str], None] = lambda request, lane: None) -> None:
-        """Now; of one with no steps to run there is nothing to draw."""
+        """Queue a request that arrives now; a request without steps to run is done at once."""
         if request.left <= 0:
             self.on_done(Done(request, self.now, "", "", 0, self.now))
             return
@@ -104,7 +107,7 @@ class Workers:
         self._put(lane, request)
 
     def assign(self, duties: Mapping[str, ModelAssignment]) -> None:
-        """What each worker is to do; who changes its model finishes what it has first."""
+        """Assign models to workers; a worker that changes its model finishes its rows first."""
         for worker in self.workers:
             worker.wanted = duties[worker.name]
             if not worker.switches:
@@ -120,7 +123,7 @@ class Workers:
             self._offer()
 
     def _deliver(self) -> None:
-        """To the next with a free row (prefetch: as many as there are rows)."""
+        """Wake the next worker in turn with a free row (prefetch = max_rows)."""
         for _ in range(self.count):
             worker = self.workers[self._turn]
             self._turn = (self._turn + 1) % self.count
@@ -129,7 +132,7 @@ class Workers:
                 return
 
     def _offer(self) -> None:
-        """To those with nothing in hand, small models first, as they can do nothing else; then to whoever has room."""
+        """Wake idle workers, those with small models first, as they can take hits only; then workers with free rows."""
         idle = [worker for worker in self.workers if not worker.running]
         for worker in sorted(idle, key=lambda one: one.duty.model == self.served[0]):
             self._wake(worker)
@@ -140,7 +143,7 @@ class Workers:
     def _wake(self, worker: Worker) -> None:
         if not worker.running:
             self._join(worker)
-        elif not worker.shut and not worker.switches:  # newcomers join before the next step: the stretch ends there
+        elif not worker.shut and not worker.switches:  # new rows join before the next step, where the stretch ends
             steps = max(1, math.ceil((self.now - worker.begun_at) / worker.step_s - 1e-9))
             if steps < worker.planned:
                 self._end_after(worker, steps)
@@ -148,7 +151,7 @@ class Workers:
     # ---- steps ----
 
     def _join(self, worker: Worker) -> None:
-        """Takes what there is room for, and runs until a row is done; an empty worker that is to switch does."""
+        """Take rows while there is room, and run until a row is done; an empty worker changes its model if it must."""
         worker.running = worker.shut = True
         if worker.switches and not worker.in_hand:
             self._set(worker, worker.wanted)
@@ -162,7 +165,7 @@ class Workers:
             self._end_after(worker, min(heap[0][0] for heap in worker.rows.values() if heap) - worker.ran)
 
     def _board(self, worker: Worker) -> float:
-        """Brings rows in; the seconds that pictures among them need before."""
+        """Add waiting rows to the batch; return the seconds to encode the images that some of them start from."""
         here: list[Row] = []
         while worker.in_hand + len(here) < self.max_rows and (row := self._taken(worker)) is not None:
             here.append(row)
@@ -188,7 +191,7 @@ class Workers:
         self.at(worker.begun_at + steps * worker.step_s, partial(self._stretched, worker, worker.stretch))
 
     def _stretched(self, worker: Worker, stretch: int) -> None:
-        """Pictures that are ready are decoded one after the other, and the batch waits."""
+        """Decode finished images one after the other while the batch waits."""
         if stretch != worker.stretch:
             return
         lasted = worker.planned * worker.step_s
@@ -211,7 +214,7 @@ class Workers:
         self.at(at, partial(self._join, worker))
 
     def _taken(self, worker: Worker) -> Row | None:
-        """The next from its lanes, with the plan of whoever draws it here; None: they are empty."""
+        """Return the next row of the worker's lanes, with the plan of its model; None: the lanes are empty."""
         while (lane := next((lane for lane in worker.lanes if self.waiting[lane]), None)) is not None:
             row = self.waiting[lane].popleft()
             plan = choose_model(row.request.plan, worker.models, worker.first)
@@ -229,7 +232,7 @@ class Workers:
         worker.first = preferred(duty, self.served, self.served)
 
     def _move(self, request: Request, duty: ModelAssignment) -> None:
-        """To the lane of a model that may draw it and that some worker runs, else a miss."""
+        """Put a request on the lane of an allowed model that some worker runs; otherwise as a miss."""
         self.moved += 1
         plan = hand_over(request.plan, duty.assigned)
         self._put(lane_of(plan.model), replace(request, plan=plan))

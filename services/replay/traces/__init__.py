@@ -1,1 +1,1 @@
-"""The requests a replay offers, their embeddings, and each request's nearest earlier requests."""
+"""Requests of a replay, their embeddings, and each request's nearest earlier requests."""

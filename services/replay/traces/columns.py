@@ -1,4 +1,4 @@
-"""A trace's file as columns: parquet, csv or jsonl, each complaint with the file, the line and the field."""
+"""Read a trace's file as columns (parquet, csv or jsonl); errors name the file, the line and the field."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ from shared.domain.errors import ConfigurationError
 
 Floats = npt.NDArray[np.float64]
 LATEST_S = 1e11
-"""Seconds since 1970 beyond which a number cannot be meant (the year 5138): it counts milliseconds or less."""
+"""Largest accepted seconds since 1970 (the year 5138); a larger number is in milliseconds or smaller units."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Each column's values, one per request; None where a row has none."""
+    """Values of each column, one per request; None for a missing value."""
 
     path: Path
     values: dict[str, list[Any]]
     lines: Sequence[int] = field(default=())
-    """Where each row is in the file; empty: rows are counted from 1."""
+    """Line of each row in the file; empty: rows are counted from 1."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.values
 
     def bad(self, name: str, row: int, rule: str) -> ConfigurationError:
-        """What is wrong with one value."""
+        """Return the error for one value that breaks `rule`."""
         place = f"line {self.lines[row]}" if self.lines else f"row {row + 1}"
         value = self._value(name, row)
-        got = "nothing is there" if value is None else f"got {str(value)[:80]!r}"
+        got = "no value" if value is None else f"got {str(value)[:80]!r}"
         return ConfigurationError(f"trace {self.path}, {place}, field {name!r}: {rule} ({got})")
 
     def checked(self, name: str, rule: str, right: Callable[[Any], bool]) -> list[Any]:
-        """The column, each of whose values keeps the rule."""
+        """Return the column; raise the error of `bad` for the first value that is not `right`."""
         for row, value in enumerate(self.values[name]):
             if not right(value):
                 raise self.bad(name, row, rule)
         return self.values[name]
 
     def together(self, names: Sequence[str]) -> None:
-        """Each row has a value in all of these columns or in none; a column that is not there has none."""
+        """Check that each row has values in all of these columns or in none."""
         for row in range(max((len(self.values[name]) for name in names if name in self), default=0)):
             there = [name for name in names if self._value(name, row) is not None]
             if there and len(there) < len(names):
                 missing = next(name for name in names if name not in there)
-                raise self.bad(missing, row, f"goes together with {there[0]!r}: both or neither")
+                raise self.bad(missing, row, f"must be given together with {there[0]!r}, or neither of them")
 
     def numbers(
         self,
@@ -65,11 +65,11 @@ class Columns:
         *,
         whole: bool = False,
     ) -> Floats:
-        """The column as finite (`whole`: whole) numbers from `least` to `most`."""
+        """Return the column as finite numbers (with `whole`: whole numbers) from `least` to `most`."""
         return self._each(name, rule, lambda value: _within(float(value), least, most, whole))
 
     def times(self, name: str) -> Floats:
-        """The column as seconds since 1970: dates, ISO 8601 (UTC where it does not say), or such seconds."""
+        """Return the column as seconds since 1970, from dates, ISO 8601 (UTC without a zone), or seconds."""
         return self._each(name, "must be a date and time (ISO 8601) or seconds since 1970", _seconds)
 
     def _value(self, name: str, row: int) -> Any:
@@ -105,7 +105,7 @@ def _seconds(value: Any) -> float:
 
 
 def read_columns(path: Path) -> Columns:
-    """The file as it is; ConfigurationError where it is not there or is no table."""
+    """Read the file by its ending; raises ConfigurationError for a missing file and for a wrong format."""
     if not path.is_file():
         raise ConfigurationError(f"trace {path}: no such file")
     kinds = {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}
@@ -132,7 +132,7 @@ def _csv(path: Path) -> Columns:
         names = list(reader.fieldnames or ())
         for row in reader:
             if None in row:
-                rule = f"more fields than the {len(names)} of the first line"
+                rule = f"must have at most the {len(names)} fields of the first line"
                 raise ConfigurationError(f"trace {path}, line {reader.line_num}: {rule}")
             rows.append(row)
             lines.append(reader.line_num)
@@ -159,7 +159,7 @@ def _jsonl(path: Path) -> Columns:
 
 
 def _text(path: Path) -> str:
-    """The file's text, with or without a byte order mark."""
+    """Return the file's text without a byte order mark."""
     data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
         return data.decode("utf-8")

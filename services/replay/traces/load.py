@@ -1,4 +1,4 @@
-"""What every policy is offered alike, and the exact search among live entries that neighbour lists cannot answer."""
+"""Inputs that all policies share, and the exact search among live entries for lists that are too short."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from shared.models.k_table import KTable
 
 @dataclass(frozen=True)
 class Load:
-    """What every policy is offered alike."""
+    """Inputs that are the same for every policy."""
 
     trace: Trace
     vectors: Rows
-    """One unit row per text."""
+    """Unit vectors, shape (texts, dim)."""
     text_of: npt.NDArray[np.int64]
-    """(requests,): each one's row of `vectors`."""
+    """(requests,): each request's row of `vectors`."""
     neighbours: Neighbours
     table: KTable
     state_bytes: npt.NDArray[np.int64]
-    """(requests,): what one state of each takes."""
+    """(requests,): bytes of one state."""
     picture_bytes: npt.NDArray[np.int64]
-    """(requests,): what the finished picture of each takes."""
+    """(requests,): bytes of the finished image."""
     group_of: npt.NDArray[np.int64] | None = None
-    """(requests,): only a request of the same group is compatible; None: all are."""
+    """(requests,): group of compatible requests; None: all requests are compatible."""
     steps: int = 50
-    """T of every request, where the trace does not give each its own."""
+    """T of every request, where the trace has no T of its own."""
     pictures: PictureLoad | None = None
-    """What stands for similarities to pictures; None: no policy asks for them."""
+    """Surrogate similarities to images; None: no policy uses them."""
     card: ModelCard | None = None
-    """Whose schedule says which states fit a request that takes a T of its own."""
+    """Model whose schedule decides which states fit, where each request has its own T."""
 
 
 class LiveRows:
-    """The live entries' vectors in one matrix, for the searches that the neighbour lists cannot answer."""
+    """Vectors of the live entries in one matrix, for searches beyond the neighbour lists."""
 
     def __init__(self, load: Load, *, any_group: bool) -> None:
-        """`any_group`: what is there starts requests of every group."""
+        """Take the load; with `any_group` entries start requests of every group."""
         self._load = load
         self._group_of = None if any_group else load.group_of
         self._rows = np.empty((1024, load.vectors.shape[1]), np.float32)
@@ -69,7 +69,7 @@ class LiveRows:
             self._place[moved] = place
 
     def nearest(self, request: int, limit: int, floor: float) -> list[tuple[int, float]]:
-        """(request, cosine) of the nearest live entries above the floor, best first, equal ones the latest first."""
+        """Return (request, cosine) of the nearest live entries above `floor`, best first, ties latest first."""
         requests = self._requests[: len(self._place)]
         scores = cosines(self._rows[: len(self._place)], self._load.vectors[self._load.text_of[request]])
         if self._group_of is not None:

@@ -1,4 +1,4 @@
-"""Every request's nearest earlier requests, computed once per trace and encoder and shared by all policies."""
+"""Compute every request's nearest earlier requests, once per trace and encoder, for all policies."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from services.replay.traces.encoders import Rows
 from shared.index.nearest import cosines
 
 AT_A_TIME = 256
-"""Requests compared together, with blocks of …"""
+"""Requests compared at a time with a block of earlier ones."""
 BLOCK = 16_384
-"""… earlier ones: 16 MB of similarities at a time, whatever the trace's length."""
+"""Earlier requests of a block: 16 MB of similarities at a time, for a trace of any length."""
 SAVED = 100 * AT_A_TIME
-"""Requests between two writes of lists that are not finished."""
+"""Requests between two writes of unfinished lists."""
 SPARE = 8
-"""More than are listed, since the matrix product and the exact score may order near equals differently."""
+"""Extra candidates, because the matrix product and the exact score may order near ties differently."""
 
 Indices = npt.NDArray[np.int32]
 Similarities = npt.NDArray[np.float32]
@@ -27,14 +27,14 @@ Similarities = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Row i: earlier requests by falling similarity, equal ones the latest first; at most `width` of them."""
+    """Earlier requests of each request: at most `width`, by falling similarity, ties latest first."""
 
     indices: Indices
-    """(requests, width); −1 behind the last one."""
+    """Earlier requests, shape (requests, width); −1 after the last one."""
     similarities: Similarities
-    """(requests, width); −1 behind the last one."""
+    """Cosines, shape (requests, width); −1 after the last one."""
     cut: npt.NDArray[np.bool_]
-    """Whether there are more above `floor` than the row holds."""
+    """(requests,): more neighbours above `floor` exist than the row holds."""
     floor: float
     """Cosine above which a neighbour counts."""
 
@@ -45,7 +45,7 @@ class Neighbours:
         return Neighbours(self.indices[rows], self.similarities[rows], self.cut[rows], self.floor)
 
     def rows(self) -> Iterator[tuple[list[int], list[float], bool]]:
-        """Each request's neighbours as plain lists, a chunk converted at a time."""
+        """Yield each request's neighbours as plain lists; a chunk of rows is converted at a time."""
         for start in range(0, len(self), 1024):
             part = slice(start, start + 1024)
             lengths = (self.indices[part] >= 0).sum(axis=1).tolist()
@@ -54,7 +54,7 @@ class Neighbours:
                 yield indices[:length], similarities[:length], cut
 
     def save(self, path: Path) -> None:
-        """Written aside and moved: a kill leaves no half file."""
+        """Write to a second file and rename it, so a killed process leaves no partial file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_suffix(".part.npz")
         np.savez(
@@ -78,12 +78,12 @@ def find_neighbours(
     advance: Callable[[int], None] = lambda _: None,
     begun: Path | None = None,
 ) -> Neighbours:
-    """The `width` nearest earlier requests of each request above `floor`.
+    """Return the `width` nearest earlier requests of each request above `floor`.
 
-    vectors: unit rows, one per text; text_of: each request's row of it; group_of: only requests of the same group are
-    neighbours (a latent fits one size only), None: all are. A matrix product finds them, and `cosines` re-scores
-    them, so that the numbers are the live index's to the last bit. `begun`: where what is done is kept every SAVED
-    requests, so that a run that was broken off goes on; removed at the end.
+    `vectors` has one unit row per text, `text_of` each request's row. Only requests of one group of `group_of` are
+    neighbours, because a latent fits one size only; None: all requests. A matrix product finds the neighbours, and
+    `cosines` scores them again, so the numbers are bit-identical to the live index's. `begun` is a file for unfinished
+    lists, written every SAVED requests: an interrupted run resumes from it, and a finished run removes it.
     """
     count = len(text_of)
     found = Neighbours(
@@ -120,13 +120,15 @@ def find_neighbours(
 def _above(
     points: Rows, group_of: npt.NDArray[np.int64] | None, start: int, stop: int, floor: float, most: int
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], Similarities]:
-    """(row of the chunk, earlier request, similarity) of the pairs above the floor, by row; of each block only the
-    `most` nearest, so that a floor below everything costs no memory."""
+    """Return (row of the chunk, earlier request, similarity) of the pairs above the floor, by row.
+
+    Each block gives only its `most` nearest pairs of a row, so a very low floor costs no memory.
+    """
     rows, others, scores = [], [], []
     for first in range(0, stop, BLOCK):
         last = min(first + BLOCK, stop)
         cosines = points[start:stop] @ points[first:last].T
-        if last > start:  # only what was there before
+        if last > start:  # a request sees only earlier requests
             cosines[np.arange(first, last)[None, :] >= np.arange(start, stop)[:, None]] = -2
         if group_of is not None:
             cosines[group_of[None, first:last] != group_of[start:stop, None]] = -2
@@ -144,7 +146,7 @@ def _above(
 
 
 def _keep(found: Neighbours, request: int, points: Rows, others: npt.NDArray[np.intp], scores: Similarities) -> bool:
-    """Writes one request's row; whether some did not fit."""
+    """Write one request's row; return whether the row is too short for all neighbours."""
     width = found.indices.shape[1]
     if len(others) > width + SPARE:
         others = others[np.argpartition(-scores, width + SPARE - 1)[: width + SPARE]]

@@ -1,10 +1,10 @@
-"""What stands for the similarity of a prompt to a finished picture where there are no pictures: `modm (surrogate)`.
+"""Compute surrogate similarities between prompts and finished images, for traces without images: `modm (surrogate)`.
 
-MoDM finds a picture by the cosine of the prompt's embedding and the picture's own (MoDM §3.2, eq. 1). Pictures of the
-bundled pair of models say how that cosine depends on the similarity of the two prompts: from that of unrelated prompts
-(share 0) to that of a prompt with its own picture (share 1) along a curve, and around it by chance. The curve's shares
-and spreads are measured (bench/picture_similarity.py), the two ends are the encoder's: for MoDM's thresholds, which are
-cosines of CLIP ViT-L/14, they are MODM_ENDS.
+MoDM finds an image by the cosine of the prompt's embedding and the image's own (MoDM §3.2, eq. 1). Images of the
+bundled pair of models show how that cosine depends on the similarity of the two prompts. It rises along a curve, from
+unrelated prompts (share 0) to a prompt with its own image (share 1), with a random spread. bench/picture_similarity.py
+measured the curve's shares and spreads. The two ends belong to the encoder: MODM_ENDS are those of CLIP ViT-L/14, the
+encoder of MoDM's thresholds.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from shared.models.k_table import MODM, KTable
 
 FILE = Path(__file__).with_name("picture_similarity.json")
 MODM_ENDS = (0.0975, 0.2855)
-"""Cosines of CLIP ViT-L/14. The upper one is MoDM's mean CLIP score of pictures with their own prompts (Table 2:
-28.55); the lower one is not in the paper, and is set so that the infinite cache of sd_trace_100k hits as often as MoDM
-says of DiffusionDB with 100,000 pictures, 92.8 % (§7.1)."""
+"""Cosines of CLIP ViT-L/14. The upper one is MoDM's mean CLIP score of images with their own prompts (Table 2: 28.55).
+The lower one is not in the paper. It is set such that the infinite cache of sd_trace_100k hits 92.8 %, as MoDM does on
+DiffusionDB with 100,000 images (§7.1)."""
 BYTES_PER_PIXEL = 1.4e6 / 1024**2
-"""Of a stored picture: 1.4 MB at 1024×1024 (MoDM §3.1)."""
+"""Bytes of a stored image per pixel: 1.4 MB at 1024×1024 (MoDM §3.1)."""
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -35,43 +35,43 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Curve:
-    """Similarity of two prompts → share of the way from unrelated (0) to one's own picture (1), and its spread."""
+    """Map from the similarity of two prompts to the share of the way from unrelated (0) to the own image (1)."""
 
     similarity: tuple[float, ...]
-    """Rising."""
+    """Similarities, rising."""
     share: tuple[float, ...]
     spread: tuple[float, ...]
-    """Standard deviation around it."""
+    """Standard deviation of the share."""
 
     def of(self, similarities: Floats, chance: Floats) -> Floats:
-        """chance: standard normal."""
+        """Return shares for `similarities`; `chance` are standard normal numbers."""
         mean = np.interp(similarities, self.similarity, self.share)
         made: Floats = mean + chance * np.interp(similarities, self.similarity, self.spread)
         return made
 
 
 def read_curve(path: Path = FILE) -> tuple[Curve, dict[str, Any]]:
-    """The measured curve, and all that was measured."""
+    """Return the measured curve, and the whole measurement file."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return Curve(tuple(found["similarity"]), tuple(found["share"]), tuple(found["spread"])), found
 
 
 @dataclass(frozen=True)
 class PictureLoad:
-    """What a policy that looks for pictures is offered: lists in order of the surrogate, and MoDM's table for it."""
+    """Inputs of policies that look up images: lists in order of the surrogate, and MoDM's table for it."""
 
     curve: Curve
     ends: tuple[float, float]
-    """Cosine of text and picture: of unrelated ones, of one's own."""
+    """Cosines of text and image: unrelated, and the prompt's own image."""
     text_of: Ints
     neighbours: Neighbours
-    """By the surrogate's cosine."""
+    """Neighbour lists by the surrogate's cosine."""
     text_floor: float
-    """Below it no prompt is similar enough for its picture to be looked at."""
+    """Prompt similarity below which an image is not compared."""
     table: KTable = MODM
 
     def best(self, request: int, near: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-        """(request, surrogate cosine) of these (request, similarity of prompts), the best first."""
+        """Turn pairs (request, similarity of prompts) into (request, surrogate cosine), best first."""
         others = np.array([other for other, _ in near], np.int64)
         cosines = np.array([cosine for _, cosine in near])
         made = cosines_of(self.curve, self.ends, self.text_of[request], others, cosines)
@@ -81,7 +81,7 @@ class PictureLoad:
 
 
 def picture_load(curve: Curve, ends: tuple[float, float], text_of: Ints, near: Neighbours) -> PictureLoad:
-    """From lists by prompts (the more below the latents' threshold they reach, the better) to lists by pictures."""
+    """Turn lists by prompts into lists by images; lists far below the latents' threshold give the best result."""
     listed = near.indices >= 0
     made = np.full(near.similarities.shape, -1.0)
     requests, _ = np.nonzero(listed)
@@ -99,14 +99,14 @@ def picture_load(curve: Curve, ends: tuple[float, float], text_of: Ints, near: N
 def cosines_of(
     curve: Curve, ends: tuple[float, float], text: Ints | np.int64, others: Ints, similarities: Floats
 ) -> Floats:
-    """Of prompts `text` (rows of texts) with the pictures of the requests `others`; the same pair always the same."""
+    """Return the cosines of prompts `text` (rows of texts) with images of requests `others`, fixed for each pair."""
     low, high = ends
     made: Floats = low + (high - low) * curve.of(similarities, chance(text, others))
     return made
 
 
 def chance(first: Ints | np.int64, second: Ints) -> Floats:
-    """Standard normal numbers that depend on nothing but the two (splitmix64, Box-Muller)."""
+    """Return standard normal numbers that depend only on the pairs (splitmix64, Box-Muller)."""
     pair = (np.asarray(first, np.uint64) << np.uint64(32)) ^ np.asarray(second, np.uint64)
     one, two = (_uniform(pair * np.uint64(2) + np.uint64(salt)) for salt in (0, 1))
     normal: Floats = np.sqrt(-2 * np.log(one)) * np.cos(2 * np.pi * two)
@@ -114,7 +114,7 @@ def chance(first: Ints | np.int64, second: Ints) -> Floats:
 
 
 def _uniform(keys: npt.NDArray[np.uint64]) -> Floats:
-    """In (0, 1]."""
+    """Hash keys to uniform numbers in (0, 1]."""
     with np.errstate(over="ignore"):
         z = keys + np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

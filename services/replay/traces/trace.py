@@ -1,4 +1,4 @@
-"""A trace: who asked for what, in which order; read from parquet, csv or jsonl."""
+"""Read a trace of requests, with users and arrivals, from parquet, csv or jsonl."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from shared.domain.errors import ConfigurationError, InvalidRequestError
 from shared.domain.types import Size
 
 DEFAULT_SIZE = Size(512, 512)
-"""Of a trace that names none."""
+"""Size of every request in a trace without sizes."""
 TIMES = ("arrival_s", "arrival")
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 ORDER = ("timestamp", "channel", "seq")
 SIDES = ("width", "height")
 LARGEST = 65_536
-"""Pixels of a side that can be meant."""
+"""Largest accepted side, pixels."""
 PIXELS = f"must be a whole number of pixels from 1 to {LARGEST:,}"
 
 
@@ -36,10 +36,10 @@ class Trace:
     users: npt.NDArray[np.int64]
     """0 … users − 1, in order of their first request."""
     arrival_s: npt.NDArray[np.float64]
-    """Seconds from the first request on; never goes back."""
+    """Seconds since the first request, never falling."""
     sizes: tuple[Size, ...]
     steps: npt.NDArray[np.int64] | None = None
-    """T of each; None: all take the same."""
+    """T of each request; None: one T for all."""
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -49,12 +49,12 @@ class Trace:
         return Trace(self.prompts[rows], self.users[rows], self.arrival_s[rows], self.sizes[rows], steps)
 
     def asked(self, steps: int) -> npt.NDArray[np.int64]:
-        """(requests,): T of each; `steps` where none has its own."""
+        """Return T of each request, shape (requests,); `steps` where the trace has none."""
         return np.full(len(self), steps, np.int64) if self.steps is None else self.steps
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits over prompts and sizes in order: what neighbour lists depend on."""
+        """Return 16 hex digits over prompts and sizes in order, the inputs of neighbour lists."""
         total = hashlib.blake2b(digest_size=8)
         for prompt, size in zip(self.prompts, self.sizes, strict=True):
             total.update(f"{size}\0{prompt}\0".encode())
@@ -62,35 +62,36 @@ class Trace:
 
     @property
     def mean_rate_per_s(self) -> float:
-        """Requests a second; 1 where the trace has no times."""
+        """Return the mean requests a second; 1 for a trace without times."""
         lasts = float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0
         return (len(self) - 1) / lasts if lasts > 0 else 1.0
 
 
 def poisson(trace: Trace, rate_per_s: float, seed: int = 0) -> Trace:
-    """The same requests in the same order, with arrivals of a Poisson process."""
+    """Return the same requests in the same order, with arrivals of a Poisson process."""
     if not 0 < rate_per_s < np.inf:
-        raise InvalidRequestError("rate", "positive and finite", rate_per_s)
+        raise InvalidRequestError("rate", "must be positive and finite", rate_per_s)
     gaps = np.random.default_rng(seed).exponential(1 / rate_per_s, len(trace))
     return replace(trace, arrival_s=np.cumsum(gaps))
 
 
 def read_trace(path: Path, most_steps: int | None = None) -> Trace:
-    """Columns `prompt` and `user`, and where there are: `arrival_s` (else `timestamp`, `channel`, `seq`; else the
-    order of the file), `width` and `height`, both or neither. `most_steps`: `steps` must be there too, each T from 1 to
-    so many; None: it is not read.
+    """Read the columns `prompt` and `user`, and optional columns.
 
-    Raises ConfigurationError for a file that is not there or holds no such table; it names the line and the field.
+    Optional are `arrival_s` (or `timestamp`, `channel`, `seq`; else the file's order), and `width` with `height`. With
+    `most_steps` the column `steps` is needed too, each T from 1 to `most_steps`; None: `steps` is ignored.
+
+    Raises ConfigurationError, with line and field, for a missing file and for wrong columns or values.
     """
     columns = read_columns(path)
     for name in ("prompt", "user", *(("steps",) if most_steps else ())):
         if name not in columns:
             names = ", ".join(columns.values) or "none"
             raise ConfigurationError(f"trace {path}: needs a column {name!r}; it has {names}")
-    prompts = columns.checked("prompt", "must be text that says something", _is_prompt)
+    prompts = columns.checked("prompt", "must be text that is not blank", _is_prompt)
     asked_by = columns.checked("user", "must be a name or a whole number", _is_user)
     if not prompts:
-        raise ConfigurationError(f"trace {path}: no request in it")
+        raise ConfigurationError(f"trace {path}: needs at least one request (got none)")
     order, arrival_s = _in_time(columns, len(prompts))
     codes: dict[Any, int] = {}
     users = [asked_by[row] for row in order]
@@ -106,12 +107,12 @@ def read_trace(path: Path, most_steps: int | None = None) -> Trace:
 
 
 def _is_prompt(value: Any) -> bool:
-    """As the gateway takes it; half a surrogate pair is no text."""
+    """Return whether the gateway would accept the prompt; half a surrogate pair is no text."""
     return isinstance(value, str) and bool(value.strip()) and not HALF_PAIR.search(value)
 
 
 def _is_user(value: Any) -> bool:
-    """A blank one would make one user of all whom a table does not name."""
+    """Return whether the value names a user; a blank would merge all unnamed users into one."""
     if isinstance(value, str):
         return bool(value.strip())
     whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
@@ -119,7 +120,7 @@ def _is_user(value: Any) -> bool:
 
 
 def _in_time(columns: Columns, count: int) -> tuple[Sequence[int], npt.NDArray[np.float64]]:
-    """The rows' order, and the arrivals in that order."""
+    """Return the rows' order in time, and the arrivals in that order."""
     name = next((name for name in TIMES if name in columns), "")
     if name:
         times = columns.numbers(name, "must be a number of seconds")

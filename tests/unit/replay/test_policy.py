@@ -18,13 +18,13 @@ def test_an_unknown_policy_is_told_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("capture_steps = [0, 25]", "every K lies between 1 and 49"),
-        ("capture_steps = [60]", "every K lies between 1 and 49"),
-        (f'evict = "afterimage"\ncapture_steps = {list(range(2, 13))}', "10 K at most"),
+        ("capture_steps = [0, 25]", "capture_steps: [^\n]* 1 to 49"),
+        ("capture_steps = [60]", "capture_steps: [^\n]* 1 to 49"),
+        (f'evict = "afterimage"\ncapture_steps = {list(range(2, 13))}', "capture_steps: [^\n]* 10 K"),
         ('evict = "nope"', "^policy [^\n]*mine.toml: evict: Input should be [^\n]*'nope'\\)$"),
-        ('compares = "pictures"', "compares: prompts are compared with pictures where pictures are reused"),
-        ('compares = "pictures"\nreuses = "picture"\nmin_similarity = 0.2', "min_similarity: at least 0.25"),
-        ("evict = ", "no TOML"),
+        ('compares = "pictures"', "compares: "),
+        ('compares = "pictures"\nreuses = "picture"\nmin_similarity = 0.2', "min_similarity: [^\n]*0.25"),
+        ("evict = ", "as TOML"),
     ],
 )
 def test_what_is_no_policy_is_said_in_one_line(tmp_path: Path, line: str, said: str) -> None:

@@ -68,7 +68,7 @@ def test_raised_thresholds_allow_less() -> None:
     assert (higher.similarity[higher.source >= 0] > MODM.lowest_similarity + 0.01).all()
     assert 0 < (higher.source >= 0).sum() < (usual.source >= 0).sum()
     assert higher.start_step.sum() < usual.start_step.sum()
-    with pytest.raises(ValidationError, match=r"raised_by: a policy with reuses = 'refine'"):
+    with pytest.raises(ValidationError, match="raised_by: "):
         policy(raised_by=0.01)
 
 

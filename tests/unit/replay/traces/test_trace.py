@@ -57,7 +57,7 @@ def test_steps_are_read_where_they_are_asked_for(tmp_path: Path, kind: str) -> N
     ("text", "said"),
     [
         ("prompt,user\na,b\n", "needs a column 'steps'; it has prompt, user"),
-        ("prompt,user,steps\na,b,50\na,b,\n", "line 3, field 'steps': must be a whole .* from 1 to 1,000 .*nothing"),
+        ("prompt,user,steps\na,b,50\na,b,\n", "line 3, field 'steps': must be a whole .* from 1 to 1,000 .*no value"),
         ("prompt,user,steps\na,b,0\n", "line 2, field 'steps': must be a whole number of steps .*'0'"),
         ("prompt,user,steps\na,b,12.5\n", "line 2, field 'steps': .*12.5"),
         ("prompt,user,steps\na,b,many\n", "line 2, field 'steps': .*many"),
@@ -74,7 +74,7 @@ def test_steps_that_the_gateway_would_refuse_are_refused(tmp_path: Path, text: s
 
 def test_a_parquet_with_one_side_only_is_refused(tmp_path: Path) -> None:
     rows = [{name: value for name, value in row.items() if name != "height"} for row in ROWS]
-    with pytest.raises(ConfigurationError, match="row 1, field 'height': goes together with 'width': both or neither"):
+    with pytest.raises(ConfigurationError, match=r"row 1, field 'height': [^\n]* together with 'width'"):
         read_trace(written(tmp_path, "parquet", rows))
 
 
@@ -128,28 +128,28 @@ def test_poisson_arrivals_keep_the_order_and_the_rate(tmp_path: Path) -> None:
     [
         ("trace.jsonl", '{"prompt": "a"}\n', "needs a column 'user'"),
         ("trace.jsonl", "no json\n", "line 1: not a JSON object"),
-        ("trace.csv", "prompt,user\n", "no request in it"),
+        ("trace.csv", "prompt,user\n", "at least one request"),
         ("trace.csv", "", "needs a column 'prompt'"),
         ("trace.jsonl", '{"prompt": "a", "user": 1}\n[["prompt", "a"], ["user", 1]]\n', "line 2: not a JSON object"),
         ("trace.jsonl", '{"prompt": "a", "user": [1]}\n', "line 1, field 'user': must be a name"),
-        ("trace.jsonl", '{"prompt": "a", "user": null}\n', "line 1, field 'user': .*nothing is there"),
+        ("trace.jsonl", '{"prompt": "a", "user": null}\n', "line 1, field 'user': .*no value"),
         ("trace.csv", "prompt,user\na,b\na,\n", "line 3, field 'user': must be a name"),
-        ("trace.jsonl", '{"prompt": null, "user": 1}\n', "line 1, field 'prompt': .*nothing is there"),
+        ("trace.jsonl", '{"prompt": null, "user": 1}\n', "line 1, field 'prompt': .*no value"),
         ("trace.jsonl", '{"prompt": "a", "user": 1}\n\n{"user": 1}\n', "line 3, field 'prompt'"),
         ("trace.jsonl", '{"prompt": 5, "user": 1}\n', "field 'prompt': must be text"),
         ("trace.csv", "prompt,user\n ,b\n", "line 2, field 'prompt'"),
-        ("trace.csv", "prompt,user\na,b,c\n", "line 2: more fields"),
+        ("trace.csv", "prompt,user\na,b,c\n", "line 2: [^\n]* fields"),
         ("trace.csv", "prompt,user,timestamp\na,b,yesterday\n", "line 2, field 'timestamp': must be a date and time"),
         (
             "trace.jsonl",
             '{"prompt": "a", "user": 1, "timestamp": 1660176000}\n{"prompt": "a", "user": 1, "timestamp": null}\n',
-            "line 2, field 'timestamp': .*nothing is there",
+            "line 2, field 'timestamp': .*no value",
         ),
         ("trace.jsonl", '{"prompt": "a", "user": 1, "timestamp": 1660176000000}\n', "seconds since 1970"),
         (
             "trace.jsonl",
             '{"prompt": "a", "user": 1}\n{"prompt": "a", "user": 1, "arrival_s": 3}\n',
-            "line 1, field 'arrival_s': must be a number of seconds .*nothing is there",
+            "line 1, field 'arrival_s': must be a number of seconds .*no value",
         ),
         (
             "trace.csv",
@@ -170,18 +170,18 @@ def test_poisson_arrivals_keep_the_order_and_the_rate(tmp_path: Path) -> None:
         (
             "trace.csv",
             "prompt,user,width\na,b,64\n",
-            "line 2, field 'height': goes together with 'width': both or neither",
+            "line 2, field 'height': [^\\n]* together with 'width'",
         ),
-        ("trace.csv", "prompt,user,height\na,b,64\n", "line 2, field 'width': goes together with 'height'"),
+        ("trace.csv", "prompt,user,height\na,b,64\n", "line 2, field 'width': [^\\n]* together with 'height'"),
         (
             "trace.jsonl",
             '{"prompt": "a", "user": 1, "width": 64, "height": 64}\n{"prompt": "a", "user": 1, "width": 64}\n',
-            "line 2, field 'height': goes together with 'width': .*nothing is there",
+            "line 2, field 'height': [^\\n]* together with 'width'.*no value",
         ),
         (
             "trace.jsonl",
             '{"prompt": "a", "user": 1, "width": 64, "height": 64}\n{"prompt": "a", "user": 1}\n',
-            "line 2, field 'width': must be a whole number of pixels .*nothing is there",
+            "line 2, field 'width': must be a whole number of pixels .*no value",
         ),
         ("trace.csv", "prompt,user,arrival_s\na,b,soon\n", "line 2, field 'arrival_s'"),
         ("trace.txt", "", "must end in"),
