@@ -49,8 +49,8 @@ def health(
 ) -> None:
     """Check whether Afterimage serves, with the standard gRPC health service.
 
-    Exits with 0 when Afterimage serves, with 75 while it starts or is too busy to answer, and with 69 when it is not
-    running, is shutting down, or is not ready.
+    Exits with 0 when Afterimage serves, and with 75 while it starts or is too busy to answer. Exits with 69 when it is
+    not running, is shutting down, or is not ready.
 
     [bold]Examples[/bold]
 

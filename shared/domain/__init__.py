@@ -1,1 +1,1 @@
-"""The nouns of Afterimage and the rules about them: plain values that need no server, no loop and no torch."""
+"""The nouns of Afterimage and their rules: plain values without a server, an event loop or torch."""

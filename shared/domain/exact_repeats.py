@@ -1,4 +1,4 @@
-"""When two requests are the same picture, and whose picture then answers (design §2: an exact repeat)."""
+"""Exact repeats: requests that an image in the cache answers as it is (docs/architecture.md, Nouns)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def exact_key(request: Request, compat: CompatKey) -> str:
 
     These are prompt, negative prompt, size, frames, seed, guidance, steps, savings, fresh noise, and the weights,
     sampler and dtype of the model asked for (the large one for `auto`). `repeat_weights` says whose image may answer.
-    Nothing about the cache goes in: an image that started from another one answers a repeat too. A request whose seed
-    the gateway chose has a key (a later request may name that seed) but is never looked up by it.
+    Cache settings are left out: an image that started from another one answers a repeat too. A request whose seed the
+    gateway chose has a key, because a later request may name that seed, but is never looked up by it.
     """
     same = [
         request.modality.value,
@@ -54,8 +54,10 @@ def repeat_result(plan: Plan, picture_bytes: int) -> Result:
 
 
 def entry_of(job: Job) -> Entry | None:
-    """What the job's picture is to later requests, still without states; None for a job that did not finish, that its
-    client wants out of the cache, or that was itself answered with a stored picture. Its id is the job's."""
+    """Return the job's cache entry, still without states; its id is the job's.
+
+    None for a job that did not finish, whose request does not write the cache, or that is itself an exact repeat.
+    """
     request, result = job.request, job.result
     if job.state is not JobState.SUCCEEDED or result is None or result.compat is None:
         return None
@@ -74,5 +76,5 @@ def entry_of(job: Job) -> Entry | None:
         picture_key=result.picture_key,
         picture_sha256=result.picture_sha256,
         encoder_hash=job.encoder_hash,
-        created_at=0.0,  # the catalog's clock says when
+        created_at=0.0,  # set by the catalog's clock
     )

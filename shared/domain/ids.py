@@ -1,4 +1,4 @@
-"""Ids for jobs and entries: opaque, unique, and in time order when sorted as text."""
+"""Ids of jobs and entries: opaque, unique, and in order of time when sorted as text."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import os
 import re
 import time
 
-_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no letter that reads as a digit
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32, without letters that look like digits
 
 _ID = re.compile(f"[{_ALPHABET}]{{26}}")
 
 
 def is_id(text: str) -> bool:
-    """Whether `new_id` could have made it."""
+    """Return whether the text has the form of an id from `new_id`."""
     return _ID.fullmatch(text) is not None
 
 
 def new_id() -> str:
-    """26 characters: 48 bits of milliseconds, then 80 random bits (the ULID layout)."""
+    """Return 26 characters: 48 bits of milliseconds, then 80 random bits (the ULID layout)."""
     number = (time.time_ns() // 1_000_000 << 80) | int.from_bytes(os.urandom(10), "big")
     return "".join(_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))

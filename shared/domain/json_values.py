@@ -1,4 +1,4 @@
-"""Frozen values as JSON and back; what another version added to one survives the way."""
+"""Frozen values as JSON and back. Fields that only another version knows are kept."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 T = TypeVar("T")
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 _KEPT = "?"
-"""JSON key under which pydantic writes the unknown fields, until `to_json` puts them in their place."""
+"""JSON key under which pydantic writes the unknown fields; `to_json` moves them beside the known ones."""
 _IS_KEPT = f'"{_KEPT}":'.encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """Base of a value that is stored or sent as JSON, and may have been written by another version of Afterimage."""
+    """Base class of values that are stored or sent as JSON, perhaps by another version of Afterimage."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
     unknown: Annotated[dict[str, Any] | None, Field(alias=_KEPT, exclude_if=lambda kept: kept is None)] = field(
         default=None, compare=False, repr=False
     )
-    """Fields that this version does not know, as they were read; `dataclasses.replace` keeps them, `to_json` writes
-    them again. They count neither for equality nor for the hash."""
+    """Fields that this version does not know, as they were read. `dataclasses.replace` keeps them, and `to_json` writes
+    them again. Equality and hash ignore them."""
 
 
 def _adapter(kind: type[T]) -> TypeAdapter[T]:
@@ -35,14 +35,16 @@ def _adapter(kind: type[T]) -> TypeAdapter[T]:
 
 
 def to_json(value: object) -> bytes:
-    """A frozen value as JSON; `from_json` gives an equal one back."""
+    """Return a frozen value as JSON, from which `from_json` makes an equal value."""
     data = _adapter(type(value)).dump_json(value, by_alias=True)
     return data if _IS_KEPT not in data else json.dumps(_in_place(json.loads(data)), ensure_ascii=False).encode()
 
 
 def from_json(kind: type[T], data: bytes | str) -> T:
-    """The value that `to_json` wrote, also with fields that only another version knows; raises
-    pydantic.ValidationError for anything else."""
+    """Return the value that `to_json` wrote, including fields that only another version knows.
+
+    Raises pydantic.ValidationError for anything else.
+    """
     try:
         return _adapter(kind).validate_json(data)
     except ValidationError as error:
@@ -53,7 +55,7 @@ def from_json(kind: type[T], data: bytes | str) -> T:
 
 
 def _with_unknown(kind: type[T], tree: Any, found: Iterable[tuple[int | str, ...]]) -> T:
-    """The value of a tree without what was `found` in it; each part of the value keeps its own unknown fields."""
+    """Return the value of a JSON tree; each part of the value keeps its own unknown fields, whose paths are `found`."""
     kept: dict[tuple[int | str, ...], dict[str, Any]] = {}
     for *path, name in found:
         at = tree
@@ -65,12 +67,12 @@ def _with_unknown(kind: type[T], tree: Any, found: Iterable[tuple[int | str, ...
         part: Any = value
         for step in path_to:
             part = part[step] if isinstance(step, int) else getattr(part, step)
-        object.__setattr__(part, "unknown", fields)  # nobody else has the value yet
+        object.__setattr__(part, "unknown", fields)  # the value is new, so no other code holds it yet
     return value
 
 
 def _in_place(tree: Any) -> Any:
-    """The tree with the unknown fields of each part beside its known ones."""
+    """Return the JSON tree with each part's unknown fields moved beside its known ones."""
     if isinstance(tree, list):
         return [_in_place(part) for part in tree]
     if not isinstance(tree, dict):

@@ -1,4 +1,4 @@
-"""What travels on the bus: commands in the imperative, facts in the past tense; never a picture or a latent."""
+"""The messages on the bus: commands in the imperative, events in the past tense. None holds an image or a latent."""
 
 from __future__ import annotations
 
@@ -8,29 +8,31 @@ from typing import TypeAlias
 from shared.domain.json_values import Stored
 from shared.domain.types import Modality, from_json, to_json
 
-# ---- commands (one lane, one worker) ----
+# ---- commands: one worker receives each, from a lane ----
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateImage(Stored):
-    """Draw the picture of this job; everything else is on its row.
+    """Generate the image of this job, whose request and plan are in the catalog.
 
-    `state_key` and `state_sha256` are what its plan starts from, so that a worker may begin to read that while it
-    claims the job; the claimed row says whether it is needed.
+    `state_key` and `state_sha256` name the state that the plan starts from. A worker may begin to read that blob while
+    it claims the job; the claimed row says whether the blob is needed.
     """
 
     job_id: str
     state_key: str = ""
     state_sha256: str = ""
     previews: bool = False
-    """Whether the stream that sent it asked for previews; one that comes later publishes PreviewsRequested."""
+    """The stream that sent the job asked for previews. A stream that joins later publishes PreviewsRequested."""
 
 
-# ---- facts (every subscriber) ----
+# ---- events: every subscriber receives each ----
 
 
 @dataclass(frozen=True, slots=True)
 class JobQueued(Stored):
+    """A job was accepted, and its task was sent to a lane. The fields repeat the job's plan."""
+
     job_id: str
     lane: str
     model: str
@@ -40,20 +42,22 @@ class JobQueued(Stored):
     found: bool | None = None
     sampled: bool = False
     steps: int = 50
-    """T: `start_step` of it are saved."""
+    """T of the run, of which `start_step` are saved."""
     modality: str = Modality.IMAGE
     only: str = ""
-    """Of an image hit in `refine`: the one model that may draw it; empty: several may."""
+    """The one model that may run an image hit in `refine`; empty: several may."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobCancelled(Stored):
+    """The job was cancelled by a client, or dropped after its deadline. Its worker stops the job between two steps."""
+
     job_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Progress(Stored):
-    """`step` of `steps` are behind the picture; `preview` is a small base64 PNG made from the latent, or empty."""
+    """A worker has run `step` of `steps`. `preview` is a small PNG of the latent in base64, or empty."""
 
     job_id: str
     step: int
@@ -63,15 +67,18 @@ class Progress(Stored):
 
 @dataclass(frozen=True, slots=True)
 class PreviewsRequested(Stored):
-    """A stream asked for previews of this job: its worker sends them with the progress from then on."""
+    """A stream asked for previews of this job. From then on its worker sends them with the progress."""
 
     job_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class JobSucceeded(Stored):
-    """Who drew it, with what and in how many steps, and where the picture is, so that who waits may begin to read it
-    (which one it is, the row says); an answer to a duplicate leaves that out."""
+    """A worker finished the job's image with `model` in `steps_run` steps.
+
+    The gateway may begin to read the blob `picture_key` at once; the job's row confirms the key. A worker that answers
+    a duplicate task leaves the optional fields empty.
+    """
 
     job_id: str
     attempt: int
@@ -84,6 +91,8 @@ class JobSucceeded(Stored):
 
 @dataclass(frozen=True, slots=True)
 class JobFailed(Stored):
+    """The job failed for good in this attempt, with this error."""
+
     job_id: str
     attempt: int
     error: str
@@ -91,7 +100,7 @@ class JobFailed(Stored):
 
 @dataclass(frozen=True, slots=True)
 class StateUsed(Stored):
-    """A worker started a picture from this state (step 0: the entry's whole picture was returned)."""
+    """A job used this state: it started from the latent, or, at step 0, from the entry's finished image."""
 
     entry_id: str
     step: int
@@ -99,9 +108,9 @@ class StateUsed(Stored):
 
 @dataclass(frozen=True, slots=True)
 class StateLost(Stored):
-    """The blob of this state is missing or corrupt (step 0: the entry's whole picture): a hole the catalog still names.
+    """The blob of this state is missing or corrupt, so the entry has a hole that the catalog still names.
 
-    `key` is that blob, so that a newer state under the same step is not taken for it.
+    Step 0 is the entry's finished image. `key` names the lost blob: a newer state of the same step has another key.
     """
 
     entry_id: str
@@ -111,12 +120,14 @@ class StateLost(Stored):
 
 @dataclass(frozen=True, slots=True)
 class EntriesCached(Stored):
+    """The cache maintainer added these entries to the cache."""
+
     entry_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class EntriesEvicted(Stored):
-    """`entry_ids` left the index; `holes` lost some of their states and stay."""
+    """The entries `entry_ids` left the index. The entries `holes` lost some of their states and stay."""
 
     entry_ids: tuple[str, ...]
     holes: tuple[str, ...] = ()
@@ -124,45 +135,47 @@ class EntriesEvicted(Stored):
 
 @dataclass(frozen=True, slots=True)
 class WorkerReported(Stored):
-    """What a worker says of itself at its start, when something changed, and every few seconds."""
+    """A worker's report of itself: at its start, after a change, and every `report_s` seconds."""
 
     worker: str
     kind: str
-    """The device it draws on: workers of one kind are equally fast."""
+    """The worker's device. Workers of one kind are equally fast."""
     model: str
-    """The model whose lanes it takes from."""
+    """The model whose lanes the worker takes jobs from."""
     rows: int
-    """Requests in its hands."""
+    """Requests that the worker runs now."""
     max_rows: int
     step_s: tuple[tuple[str, int, float], ...] = ()
-    """(model, rows, seconds of one step): measured at the start, then as it draws."""
+    """(model, rows, seconds of one step): measured at the start, then while the worker runs."""
     cannot: tuple[str, ...] = ()
-    """Served models that it failed to load."""
+    """Served models that the worker failed to load."""
     leaving: bool = False
-    """It drains for good: its last word."""
+    """The worker is stopping; this is its last report."""
 
 
 MISSED_REPORTS = 3
-"""Reports in a row that a worker, or the monitor, may miss before it counts as gone."""
+"""Reports in a row after whose absence a worker, or the monitor, counts as gone."""
 
 
 def silence_s(report_s: float, missed: int = MISSED_REPORTS) -> float:
-    """Return how long a process that reports every `report_s` is silent when it has missed so many reports."""
+    """Return the seconds of silence of a process that reports every `report_s` and missed `missed` reports."""
     return missed * report_s
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersAssigned(Stored):
-    """Who runs which model from now on; a worker that is not named goes on as it was."""
+    """The global monitor assigned models to workers. A worker that is not named keeps its model."""
 
     assignments: tuple[tuple[str, str], ...]
     """(worker, model)."""
     mode: str = "quality"
-    """`quality` or `throughput` (MoDM §5.3): whether a worker with the large model refines too."""
+    """`quality` or `throughput`: in `throughput`, the large model leaves hits to small models (MoDM §5.3)."""
 
 
 @dataclass(frozen=True, slots=True)
 class VideoSegmented(Stored):
+    """The mask of a finished video is stored under `mask_key`."""
+
     job_id: str
     mask_key: str
 
@@ -205,20 +218,20 @@ KINDS: dict[str, type[Message]] = {
 
 
 def encode(message: Message) -> tuple[str, bytes]:
-    """(kind, JSON body)."""
+    """Return the message as (kind, JSON body)."""
     return type(message).__name__, to_json(message)
 
 
 def decode(kind: str, body: bytes) -> Message:
-    """The message again; KeyError for an unknown kind, pydantic.ValidationError for a malformed body."""
+    """Return the message; KeyError for an unknown kind, pydantic.ValidationError for a malformed body."""
     return from_json(KINDS[kind], body)
 
 
 def lane_of(model: str) -> str:
-    """The lane of what only `model` may run (docs: Lanes)."""
+    """Return the lane of jobs that only `model` may run (docs/architecture.md, Nouns)."""
     return f"generate.{model}"
 
 
 def refine_lane(modality: Modality = Modality.IMAGE) -> str:
-    """The lane of image hits that name no model: any assigned model may take them (docs: Lanes)."""
+    """Return the lane of image hits that name no model; any assigned model may take them."""
     return "generate.refine" if modality is Modality.IMAGE else f"generate.refine.{modality}"

@@ -1,5 +1,7 @@
-"""Rules for plans: the lane of a plan, the models that may run it, and what becomes of a plan that cannot be run as it
-was made (MoDM §4.2; NIRVANA §5.4)."""
+"""Rules for plans: a plan's lane, the models that may run it, and changes to a plan that cannot run as it was made.
+
+Sources: MoDM §4.2, NIRVANA §5.4.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from shared.domain.types import Entry, ModelPlan, Plan, PlanSource, Request
 from shared.models.card import ModelCard
 
 DRAWN = "; drawn from noise"
-"""End of a note in `Plan.degraded` that names why a plan lost its start."""
+"""End of a note in `Plan.degraded` that gives the reason why a plan lost its start."""
 
 # ---- new plans ----
 
@@ -46,7 +48,7 @@ def scale_steps(ks: Iterable[int], steps: int, of: int = 50) -> tuple[int, ...]:
 
 
 def capture_steps(ks: Iterable[int], steps: int, start: int = 0, *, insert_on_hit: bool = True) -> tuple[int, ...]:
-    """Return the steps after which the latent is kept. A hit adds only states after its start (FlexCache §4.2.4).
+    """Return the steps after which the latent is kept. A hit keeps only states after its start (FlexCache §4.2.4).
 
     ks: of 50; steps: T of the run; start: steps that the run skips.
     """
@@ -59,8 +61,11 @@ def capture_steps(ks: Iterable[int], steps: int, start: int = 0, *, insert_on_hi
 
 
 def lane_for(request: Request, plan: Plan, served: Collection[str]) -> str:
-    """Return `refine` for an image hit that names no model, where several models are served; each model then starts at
-    its own k. All other plans wait in the lane of their model."""
+    """Return the lane in which a plan waits.
+
+    With several served models, an image hit that names no model waits in `refine`, and each model starts at its own k.
+    All other plans wait in the lane of their model.
+    """
     shared = plan.source is PlanSource.IMAGE and not request.names_a_model and len(served) > 1
     return refine_lane(request.modality) if shared else lane_of(plan.model)
 
@@ -76,9 +81,9 @@ def only_model(plan: Plan) -> str:
 def choose_model(plan: Plan, loaded: Collection[str], preferred: Collection[str] = ()) -> Plan:
     """Return the plan as a worker with the models `loaded` runs it (MoDM §4.2).
 
-    An image hit takes the cheapest of the `preferred` models that may run it, else the cheapest loaded one, and starts
-    at that model's own k. A latent hit of another model takes its fallback. The plan stays where no loaded model may
-    run it.
+    An image hit runs on the cheapest of the `preferred` models that may run it, or else on the cheapest loaded model,
+    and starts at that model's own k. A latent hit of another model becomes its fallback. A plan that no loaded model
+    may run stays unchanged.
     """
     if (fallback := _fallback(plan, loaded)) is not None:
         plan = replace(fallback, candidates=plan.candidates)
@@ -109,8 +114,9 @@ def use_fallback(plan: Plan, assigned: Collection[str] | None) -> Plan:
 
 
 def hand_over(plan: Plan, assigned: Collection[str] | None) -> Plan:
-    """Return the plan for the first model that may run it and that some worker runs. Without one an image hit becomes a
-    miss, unless the miss would wait for a model that may run the hit.
+    """Return the plan for the first model that may run it and that some worker runs.
+
+    Without such a model an image hit becomes a miss, unless the miss would wait for a model that may run the hit.
 
     assigned: the models that some worker runs; None: unknown, and then any may be.
     """
@@ -122,10 +128,10 @@ def hand_over(plan: Plan, assigned: Collection[str] | None) -> Plan:
 
 
 def reroute_plan(request: Request, plan: Plan, assigned: Collection[str]) -> Plan | None:
-    """Return what a plan that waits in a lane without workers becomes, so that some worker may run it. None: it stays,
-    as no worker runs a model that may run it, and a miss would wait for the same model.
+    """Return the changed plan for a job that waits in a lane without workers, so that a worker may run the job.
 
-    In `refine` such a plan would circle: the worker that takes it may not run it, and moves it back.
+    None: the plan stays, because no worker runs a model that may run it, and a miss would wait for the same model.
+    In `refine` such a job would circle: the worker that takes it may not run it, and moves it back.
     """
     plan = use_fallback(plan, assigned)
     runs_here = plan.model in assigned and _first(plan, (plan.model,)) is not None
@@ -136,7 +142,7 @@ def reroute_plan(request: Request, plan: Plan, assigned: Collection[str]) -> Pla
 
 
 def _first(plan: Plan, models: Collection[str] | None) -> ModelPlan | None:
-    """Return the cheapest of `models` that may run the plan; None for `models`: any may."""
+    """Return the cheapest of `models` that may run the plan; `models` None: any model may."""
     return next((one for one in plan.may_run if models is None or one.model in models), None)
 
 
@@ -164,7 +170,7 @@ def revalidate(plan: Plan, weights_hash: str) -> Plan:
 
 
 def smaller_starts(plan: Plan, entry: Entry, card: ModelCard, request: Request, why: str) -> Iterator[Plan]:
-    """Yield plans from the entry's other states below the plan's K, largest K first, for when its own state is gone."""
+    """Yield plans from the entry's states below the plan's K, largest K first, for a plan whose own state is lost."""
     if str(entry.compat) != str(card.compat(request.size, request.steps)):
         return
     at = {card.step_in(state.step, entry.compat.steps, request.steps): state for state in entry.states}

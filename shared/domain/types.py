@@ -1,6 +1,6 @@
-"""The five nouns of Afterimage as frozen values: Request, Plan, Job, Entry, State (docs: The five nouns).
+"""The five nouns of Afterimage as frozen values: Request, Plan, Job, Entry, State (docs/architecture.md, Nouns).
 
-Longer than 300 lines: the nouns refer to each other, and more than 200 files import them from here.
+The file is long because the nouns refer to each other and more than 200 files import them from here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Modality(StrEnum):
 
 
 class CacheMode(StrEnum):
-    """What a request may do with the cache."""
+    """Use of the cache by a request."""
 
     AUTO = "auto"  # read and write
     READ = "read"
@@ -44,7 +44,7 @@ class CacheMode(StrEnum):
 
 
 class Scope(StrEnum):
-    """Who may start from an entry; reuse never crosses it."""
+    """Requests that may start from an entry. Reuse never crosses this boundary."""
 
     PRIVATE = "private"  # the same user of the same tenant
     TENANT = "tenant"
@@ -52,7 +52,7 @@ class Scope(StrEnum):
 
 
 class PlanSource(StrEnum):
-    """Where a picture starts."""
+    """Start of an image."""
 
     NOISE = "noise"
     LATENT = "latent"
@@ -85,25 +85,25 @@ class Size(Stored):
 
 
 AUTO = "auto"
-"""Any model that is served, as the plan sees fit."""
+"""Quality of a request whose plan chooses among all served models."""
 
 
 URGENT = 5
-"""Priorities from here up are the first of a lane's two bands, as RabbitMQ 4's quorum queues have them."""
+"""Least priority of the first of a lane's two bands, as in RabbitMQ 4's quorum queues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request(Stored):
-    """What a client asked for, validated and with every default filled in (a Job keeps it unchanged)."""
+    """A client's request, validated and with every default filled in. A Job keeps it unchanged."""
 
     prompt: str
     size: Size
     steps: int
     guidance: float
     seed: int
-    """Always set: drawn at random by the gateway when the client gave none."""
+    """Always set: the gateway chooses a random seed when the client gives none."""
     seed_given: bool = True
-    """False when the gateway drew the seed: such a request is never an exact repeat."""
+    """False when the gateway chose the seed. Such a request is never an exact repeat."""
     negative_prompt: str = ""
     modality: Modality = Modality.IMAGE
     frames: int = 1
@@ -115,108 +115,108 @@ class Request(Stored):
     user: str = ""
     priority: int = 0
     deadline_s: float | None = None
-    """Relative to acceptance."""
+    """Seconds after acceptance."""
     drop_if_late: bool = False
     savings: float = 0.5
-    """The savings ↔ quality knob, 0 best quality … 1 most steps saved; .5 is the profiled table (NIRVANA §5.3.1)."""
+    """Balance of quality and savings: 0 best quality, 1 most steps saved, 0.5 the profiled K table (NIRVANA §5.3.1)."""
     fresh_noise: float = 0.0
-    """Share of a reused state's noise replaced by the request's own, 0–1 (NIRVANA §9, image diversity)."""
+    """Share of a reused state's noise that the request's own noise replaces, 0–1 (NIRVANA §9, image diversity)."""
 
     @property
     def names_a_model(self) -> bool:
-        """Whether only one model may draw it."""
+        """Only one model may run the request."""
         return self.quality not in ("", AUTO)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan(Stored):
-    """What one model may do with a plan: `model` starts after `start_step` of its T steps."""
+    """The run of a plan by one model: `model` starts after `start_step` of its T steps."""
 
     model: str
     start_step: int
     guidance: float | None = None
-    """What it runs with; None: the request's own, which is the right one for the model that was asked for."""
+    """Guidance of the run; None: the request's own, which suits the requested model."""
     steps: int | None = None
-    """T of its own run, of a model that was not asked for (MoDM §6); None: the request's."""
+    """T of the run by a model that was not requested (MoDM §6); None: the request's."""
 
     def run_steps(self, asked: int) -> int:
-        """Return T of its run; `asked`: the request's own T."""
+        """Return T of the run. asked: the request's own T."""
         return self.steps or asked
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate(Stored):
-    """One thing the planner looked at, kept so that every choice can be read later."""
+    """One entry that the planner considered, kept to explain the plan's choice."""
 
     entry_id: str
     kind: str
     """latent | image | exact"""
     similarity: float
     allowed_step: Annotated[int, Field(alias="wished_step")]
-    """K the table allows for this similarity (0: none)."""
+    """K that the K table allows for this similarity; 0: none."""
     start_step: int
-    """Largest K present and not above the wished one (0: a hole all the way down)."""
+    """Largest K of the entry's states up to `allowed_step`; 0: the entry has no such state."""
     prompt: str = ""
     chosen: bool = False
     reason: str = ""
     model: str = ""
-    """Who drew it."""
+    """Model that generated the entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan(Stored):
-    """Where to start, and why. A picture is a function of its request and its plan."""
+    """The start of an image, and the reason. Request and plan together determine the image."""
 
     source: PlanSource
     model: str
-    """The model that draws it; of an image hit that several may run: the first of `may_run` until one claims it."""
+    """Model that runs the plan. For an image hit that several models may run: the first of `may_run` until a claim."""
     start_step: int = 0
-    """Steps already behind the picture when it starts: K of T."""
+    """Steps that the run skips: K of T."""
     entry_id: str = ""
     state_key: str = ""
-    """Blob key of the state the picture starts from (empty from noise); of the picture itself for an exact repeat."""
+    """Blob key of the state that the image starts from; for an exact repeat, of the stored image; empty from noise."""
     state_sha256: str = ""
     state_codec: str = ""
     similarity: float = 0.0
     capture_steps: tuple[int, ...] = ()
     """Steps of T after which the latent is kept for the cache."""
     may_run: tuple[ModelPlan, ...] = ()
-    """Who may draw it and from which step, cheapest first; only an image hit has more than one."""
+    """Models that may run the plan, each with its start step, cheapest first. Only an image hit has several."""
     fresh_noise: float = 0.0
     noise_seed: int = 0
-    """Seed of the noise injected into a reused state."""
+    """Seed of the noise that is added to a reused state."""
     weights_hash: str = ""
-    """Weights of `model` when the plan was made; another hash at claim makes it a plan from noise."""
+    """Hash of the weights of `model` at planning. With another hash at the claim, a latent hit becomes a miss."""
     candidates: tuple[Candidate, ...] = ()
     reason: str = ""
-    """One sentence for people."""
+    """Reason for the choice, in sentences for people."""
     degraded: tuple[str, ...] = ()
-    """Every service or blob that was away, late or wrong, as `service: what happened`."""
+    """Every service or blob that was missing, late or wrong, as `service: reason`."""
     predicted_hit: bool | None = None
-    """The match predictor's verdict; None when it was not asked."""
+    """Prediction of the match predictor; None without a prediction."""
     looked_up: bool = False
-    """Whether the index was searched."""
+    """The index was searched."""
     found: bool | None = None
-    """Whether the search found a similar enough entry; None when it was not searched."""
+    """The search found an entry that is similar enough; None without a search."""
     sampled: bool = False
-    """Looked up although a miss was predicted (so that recall is known), or drawn from noise although a hit (ε)."""
+    """Sampled plan: a search despite a predicted miss, to measure recall, or noise despite a hit (`epsilon`)."""
     miss_model: str = ""
-    """Who draws it from noise when what it starts from is gone; empty: `model`."""
+    """Model that runs the plan from noise when its start is lost; empty: `model`."""
     fallback: Plan | None = None
-    """Of a latent hit that names no model: the image hit that it becomes where its model is not served."""
+    """Image hit that replaces this latent hit when no worker runs its model. Only for requests that name no model."""
 
     @property
     def is_miss(self) -> bool:
-        """Whether it runs all T steps, from noise."""
+        """The plan runs all T steps from noise."""
         return self.source is PlanSource.NOISE or self.start_step == 0
 
     def run_steps(self, asked: int) -> int:
-        """T of the run by `model`, of which `start_step` are skipped; `asked`: the request's own T."""
+        """Return T of the run by `model`, which skips `start_step` of these steps. asked: the request's own T."""
         own = self._own()
         return asked if own is None else own.run_steps(asked)
 
     def run_guidance(self, asked: float) -> float:
-        """Return the guidance of the run by `model`, which may need another than the request's (`asked`)."""
+        """Return the guidance of the run by `model`. asked: the request's guidance."""
         own = self._own()
         return asked if own is None or own.guidance is None else own.guidance
 
@@ -226,7 +226,7 @@ class Plan(Stored):
 
 @dataclass(frozen=True, slots=True)
 class CompatKey(Stored):
-    """What must be equal for a latent of one request to start another (design §2, Compatibility)."""
+    """Properties that must be equal for a latent of one request to start another (docs/architecture.md, Nouns)."""
 
     weights_hash: str
     sampler: str
@@ -234,22 +234,22 @@ class CompatKey(Stored):
     dtype: str
     size: Size
     steps: int
-    """The schedule. Not part of the filter key: a state after K of T steps also fits K' of T' where K/T = K'/T'
-    gives exactly the same noise level, which the planner checks."""
+    """T of the schedule, which is not part of the filter key. A state after K of T steps also fits K' of T' where both
+    have exactly the same noise level; the planner checks that."""
 
     def __str__(self) -> str:
-        """The key that index searches filter by: everything but the schedule's length."""
+        """Return the key that index searches filter by: every property except T."""
         return f"{self.weights_hash}/{self.sampler}/{self.dtype}/{self.size}"
 
 
 PICTURE_STEP = 0
-"""What stands for the finished picture where states are counted by their step: no latent is kept after no step."""
+"""Step number of the finished image among an entry's states; latents have steps from 1."""
 PICTURE_CODEC = "png"
 
 
 @dataclass(frozen=True, slots=True)
 class Captured(Stored):
-    """A latent kept during a run: `step` steps of T are behind it."""
+    """A latent that a run kept after `step` of T steps."""
 
     step: int
     key: str
@@ -260,7 +260,7 @@ class Captured(Stored):
 
 @dataclass(frozen=True, slots=True)
 class Timings(Stored):
-    """Seconds spent, by stage; each is monotonic-clock time inside one service."""
+    """Seconds by stage, each measured with the monotonic clock of one service."""
 
     embed_s: float = 0.0
     predict_s: float = 0.0
@@ -277,7 +277,7 @@ class Timings(Stored):
 
 @dataclass(frozen=True, slots=True)
 class Result(Stored):
-    """What a job produced; of a cancelled one that had begun, what it had cost: no picture then."""
+    """The result of a job: its image, steps and seconds. For a job that was cancelled while it ran: no image."""
 
     picture_key: str
     picture_sha256: str
@@ -289,12 +289,12 @@ class Result(Stored):
     warnings: tuple[str, ...] = ()
     captured: tuple[Captured, ...] = ()
     compat: CompatKey | None = None
-    """What the captured states fit; None where nothing was captured."""
+    """Compatibility of the captured states; None when no state was captured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A Request's life."""
+    """A request with its plan, its state and its result."""
 
     id: str
     request: Request
@@ -302,17 +302,17 @@ class Job:
     state: JobState
     attempt: int = 0
     failures: int = 0
-    """Errors raised by the task itself; `attempt` is a fencing token that only grows, so it cannot count them."""
+    """Errors of the job itself. `attempt` is a fencing token that grows with every claim, so it cannot count them."""
     crashes: int = 0
-    """Worker crashes during which a worker held the job, and …"""
+    """Crashes of workers while they held the job."""
     crashes_alone: int = 0
-    """… those of them at which the worker held no other job."""
+    """Those `crashes` at which the worker held no other job."""
     exposed_from: float = 0.0
-    """When a worker first claimed the job; 0 before that."""
+    """Time of the first claim by a worker, in Unix seconds; 0 before that."""
     exposed_s: float = 0.0
-    """Seconds that workers have held the job running, and …"""
+    """Seconds for which workers have run the job."""
     alone_s: float = 0.0
-    """… those of them without another job."""
+    """Those of the `exposed_s` seconds in which the worker held no other job."""
     worker: str = ""
     lane: str = ""
     error: str = ""
@@ -322,26 +322,26 @@ class Job:
     updated_at: float = 0.0
     lease_until: float = 0.0
     vector: bytes = b""
-    """The prompt's embedding (float32, little endian), so that a cache entry can be made from the row alone."""
+    """The prompt's embedding (float32, little endian), from which a cache entry can be made without the encoder."""
     encoder_hash: str = ""
     exact_key: str = ""
     checkpoint_key: str = ""
     checkpoint_step: int = 0
     warnings: tuple[str, ...] = ()
     confirmed: bool = False
-    """Whether the row says that the broker has its task; written a moment after that, and only by the catalog."""
+    """The row notes that the broker has the job's task. Only the catalog writes this note, shortly after the send."""
     buried: bool = False
-    """Whether the row of a failed job says that its task lies among the dead letters."""
+    """The row of a failed job notes that its task is a dead letter."""
 
     @property
     def promised(self) -> bool:
-        """Whether a client may be told that it is accepted (design §8, Accept): the row says that its task was sent."""
+        """A client may get the acceptance: the task was sent (docs/architecture.md, Delivery rules)."""
         return self.confirmed or self.state is not JobState.QUEUED
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One reusable piece of an Entry: the latent after `step` steps, or at step 0 its finished picture."""
+    """One reusable part of an entry: the latent after `step` steps, or at step 0 the finished image."""
 
     entry_id: str
     step: int
@@ -355,11 +355,11 @@ class State:
 
     @property
     def is_picture(self) -> bool:
-        """Its blob is the picture of the entry's job, which the job still names as its result."""
+        """The state's blob is the image of the entry's job, which the job names as its result as well."""
         return self.step == PICTURE_STEP
 
     def used(self, at: float) -> State:
-        """The same, once something has started from it once more."""
+        """Return the state with one more use at time `at`."""
         latest = at if at > self.used_at else self.used_at
         return State(
             self.entry_id, self.step, self.key, self.bytes, self.codec, self.sha256, self.uses + 1, self.created_at,
@@ -388,27 +388,27 @@ class Entry:
 
     @property
     def latents(self) -> tuple[State, ...]:
-        """Its states that only the same weights can go on from."""
+        """The entry's latents, from which only a model with the same weights can start."""
         return tuple(state for state in self.states if not state.is_picture)
 
     @property
     def picture(self) -> State | None:
-        """Its picture as a state that any model can start from; None: not kept, or evicted."""
+        """The entry's finished image, from which any model can start; None: not kept, or evicted."""
         return next((state for state in self.states if state.is_picture), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One answer of an index search."""
+    """One result of an index search."""
 
     entry_id: str
     similarity: float
-    """Cosine, re-scored in float32."""
+    """Cosine similarity, computed again in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexFilter:
-    """Which entries a search may return: `compat` as str(CompatKey), `owners` the scope keys visible to the caller."""
+    """Entries that a search may return. compat: str(CompatKey). owners: the scope keys visible to the caller."""
 
     compat: str = ""
     owners: tuple[str, ...] = ()
@@ -417,7 +417,7 @@ class IndexFilter:
 
 @dataclass(frozen=True, slots=True)
 class IndexItem:
-    """What the index stores for an entry: its named vectors and what searches filter by."""
+    """An entry's record in the index: its named vectors and the values that searches filter by."""
 
     entry_id: str
     vectors: dict[str, Vector] = field(default_factory=dict)
@@ -427,17 +427,17 @@ class IndexItem:
 
 
 def vector_bytes(vector: Vector) -> bytes:
-    """float32, little endian: how embeddings travel in messages and rows."""
+    """Return the vector as float32 bytes, little endian: the format of embeddings in messages and rows."""
     return np.ascontiguousarray(vector, dtype="<f4").tobytes()
 
 
 def vector_from(data: bytes) -> Vector:
-    """The embedding that `vector_bytes` wrote, shape (dim,)."""
+    """Return the embedding that `vector_bytes` wrote, shape (dim,)."""
     return np.frombuffer(data, dtype="<f4").astype(np.float32)
 
 
 def owner_key(scope: Scope, tenant: str, user: str) -> str:
-    """The scope key an entry is stored under; a caller sees `visible_owners`."""
+    """Return the scope key of an entry. Callers see the entries of their `visible_owners`."""
     match scope:
         case Scope.PRIVATE:
             return f"private:{tenant}:{user}"
@@ -448,5 +448,5 @@ def owner_key(scope: Scope, tenant: str, user: str) -> str:
 
 
 def visible_owners(tenant: str, user: str) -> tuple[str, ...]:
-    """Every scope key this caller may start from."""
+    """Return every scope key whose entries this caller may start from."""
     return tuple(owner_key(scope, tenant, user) for scope in Scope)

@@ -102,7 +102,7 @@ async def test_commands_find_the_process_that_works_in_a_data_directory(make: Ma
             words = ["jobs", "cancel", job.id, *map(str, where)]
             late = await asyncio.to_thread(CliRunner().invoke, app, words)
             assert late.exit_code == 1
-            assert str(late.exception) == f"{job.id} had succeeded before: nothing was cancelled"
+            assert str(late.exception) == f"{job.id} had already succeeded: nothing was cancelled"
             await it.settled(await it.client.get_picture(job.id))
             inspected = await asyncio.to_thread(run, "cache", "inspect", *where)
             assert "a red fox" in inspected.output
