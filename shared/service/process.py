@@ -138,6 +138,6 @@ def _usage(service: type[Service], *, asked: bool) -> NoReturn:
     out = sys.stdout if asked else sys.stderr
     out.write(
         f"usage: python -m {package}\n\n{sys.modules[package].__doc__}\n\nIt takes no arguments: its settings are "
-        "AFTERIMAGE_… variables (shared/runtime/settings); docs/how-to/run-the-cluster.md says which it needs.\n"
+        "AFTERIMAGE_… variables (shared/runtime/settings), and docs/how-to/run-the-cluster.md lists those it needs.\n"
     )
     raise SystemExit(0 if asked else os.EX_USAGE)

@@ -1,4 +1,4 @@
-"""Every warning and error that a service can log is in docs/operations.md, with what to do."""
+"""Every warning and error that a service can log is in docs/reference/logs.md, with what to do."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reference" / "logs.md"
 TOOLS = ("services/trainer/", "services/cli/", "services/replay/")
 """Commands, not services: what they say is for who typed them."""
 
@@ -35,7 +36,7 @@ def test_the_reader_sees_events_however_they_are_written() -> None:
 
 
 def test_every_warning_and_error_has_its_row() -> None:
-    rows = [line for line in (ROOT / "docs" / "operations.md").read_text().splitlines() if line.startswith("| `")]
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     page = "\n".join(row.split("|")[1] for row in rows)
     files = [path for top in ("services", "shared") for path in sorted((ROOT / top).rglob("*.py"))]
     found = {
