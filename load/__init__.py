@@ -1,1 +1,1 @@
-"""Offered load: the project's own session trace, arrival processes, and users that play them."""
+"""Generate load: the project's own session trace, arrival processes, and Locust users that play them."""

@@ -1,4 +1,4 @@
-"""When requests arrive: pure, seeded arrival processes that give seconds from the start, in order."""
+"""Seeded arrival processes, as rising lists of seconds from the start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.domain.errors import InvalidRequestError
 
 
 def poisson(rate_per_s: float, count: int, seed: int = 0) -> list[float]:
-    """`count` arrivals of a Poisson process with `rate_per_s` arrivals a second.
+    """Return `count` arrivals of a Poisson process with `rate_per_s` arrivals a second.
 
     Raises InvalidRequestError for a rate that is not positive and finite.
     """
@@ -25,43 +25,45 @@ def poisson(rate_per_s: float, count: int, seed: int = 0) -> list[float]:
 
 
 def ramp(from_per_s: float, to_per_s: float, duration_s: float, seed: int = 0) -> list[float]:
-    """Arrivals in [0, duration_s) of a Poisson process whose rate goes in a straight line from one value to another.
+    """Return arrivals in [0, duration_s) of a Poisson process whose rate changes linearly between two values.
 
     A unit-rate process is mapped through the inverse of the expected count Λ(t) = a·t + (b − a)·t²/(2·duration).
     Raises InvalidRequestError for a negative rate, two zero rates, or a duration that is not positive.
     """
     _positive("duration_s", duration_s)
     if min(from_per_s, to_per_s) < 0 or not 0 < from_per_s + to_per_s < inf:
-        raise InvalidRequestError("from_per_s, to_per_s", "not negative and not both zero", (from_per_s, to_per_s))
+        raise InvalidRequestError(
+            "from_per_s, to_per_s", "must not be negative, and not both zero", (from_per_s, to_per_s)
+        )
     rng = random.Random(seed)
     slope = (to_per_s - from_per_s) / duration_s
     total = (from_per_s + to_per_s) / 2 * duration_s
     expected, times = rng.expovariate(1.0), []
     while expected < total:
-        # the root of slope/2·t² + a·t = expected that lies in [0, duration); this form also holds where slope is 0
+        # the root of slope/2·t² + a·t = expected in [0, duration); this form also holds for slope 0
         times.append(2 * expected / (from_per_s + sqrt(max(0.0, from_per_s**2 + 2 * slope * expected))))
         expected += rng.expovariate(1.0)
     return times
 
 
 def trace(recorded_s: Sequence[float], speed: float = 1.0) -> list[float]:
-    """A recorded trace's arrivals from its first on, `speed` times as fast.
+    """Return a recorded trace's arrivals, counted from the first, `speed` times as fast.
 
-    Raises InvalidRequestError for a speed that is not positive or times that go back.
+    Raises InvalidRequestError for a speed that is not positive, and for times that fall.
     """
     _positive("speed", speed)
     if any(later < earlier for earlier, later in pairwise(recorded_s)):
-        raise InvalidRequestError("recorded_s", "never goes back")
+        raise InvalidRequestError("recorded_s", "must never fall")
     return [(time - recorded_s[0]) / speed for time in recorded_s]
 
 
 def offered(
     process: str, duration_s: float, recorded_s: Sequence[float] = (), *, speed: float = 1.0, seed: int = 0
 ) -> list[float]:
-    """The arrivals of the first `duration_s` seconds of a process named in words: `poisson:RATE`, `ramp:FROM:TO`
-    (requests a second), or `trace`, which is what was recorded, `speed` times as fast.
+    """Return the arrivals of the first `duration_s` seconds of a named process.
 
-    Raises InvalidRequestError for any other words, and what the processes themselves raise.
+    Names are `poisson:RATE` and `ramp:FROM:TO` (requests a second), and `trace`: the recorded arrivals, `speed` times
+    as fast. Raises InvalidRequestError for any other name, and for wrong numbers.
     """
     kind, *numbers = process.split(":")
     try:
@@ -80,4 +82,4 @@ def offered(
 
 def _positive(name: str, value: float) -> None:
     if not 0 < value < inf:
-        raise InvalidRequestError(name, "positive and finite", value)
+        raise InvalidRequestError(name, "must be positive and finite", value)

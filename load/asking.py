@@ -1,4 +1,4 @@
-"""One request of a trace as a gRPC message, and what came of it in words that statistics can be kept by."""
+"""Turn a row of a trace into a gRPC request, and the reply into an outcome for statistics."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ from shared.client.request_fields import RequestFields, request_message
 from shared.runtime.rpc import from_rpc_error
 
 KINDS = {"noise": "miss", "latent": "hit", "image": "hit", "stitched": "hit", "exact": "exact"}
-"""Where a picture started → what that is called in the statistics."""
+"""Kind of a request in the statistics, by the source of the image's start."""
 COMES_BACK = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
-"""Codes after which the same request is worth asking again."""
+"""Status codes after which the client retries."""
 DEFAULT_DELAY_S = 1.0
-"""Pause before that where the gateway named none."""
+"""Delay before a retry, seconds, where the gateway names none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one call ended with: `kind` is hit, miss, exact or failed; `name` where the picture started, or the status
-    code. Both have few values, so that a million requests are a dozen lines of statistics."""
+    """Outcome of one call.
+
+    `kind` is hit, miss, exact or failed; `name` is the source of the start, or the status code. Both have few values,
+    so the statistics stay at a dozen lines.
+    """
 
     kind: str
     name: str
     picture_bytes: int = 0
     again_s: float | None = None
-    """Seconds after which it is worth asking again; None: it is not."""
+    """Delay before a retry, seconds; None: do not retry."""
     delay_s: float | None = None
-    """The delay that the gateway itself named."""
+    """Delay that the gateway named, seconds; None: the gateway named none."""
 
     @property
     def drawn(self) -> bool:
@@ -40,12 +43,12 @@ class Outcome:
 
 
 class CallFailedError(Exception):
-    """How a failure is told to Locust, which counts equal texts together: the status code, without the message."""
+    """Failure for Locust, which counts equal texts together: the status code without the message."""
 
 
 def message_of(row: Prompt, *, cache: str, steps: int = 0) -> gateway_pb2.GenerateRequest:
-    """The row's request; `steps` 0 leaves those of the trace. Raises InvalidRequestError for an unknown cache mode."""
-    mode: Any = cache  # as it was typed; what is no mode is said by name
+    """Return the row's request; `steps` 0 keeps the trace's. Raises InvalidRequestError for an unknown cache mode."""
+    mode: Any = cache  # unchecked here; request_message refuses an unknown mode
     fields: RequestFields = {
         "width": row.width,
         "height": row.height,
@@ -63,8 +66,8 @@ def answered(reply: gateway_pb2.GenerateResponse) -> Outcome:
 
 
 def failed(error: grpc.RpcError, lot: random.Random) -> Outcome:
-    """The gateway's own delay, spread out a little so that those it sent away together do not come back together."""
-    call: Any = error  # every error of a call is a call too
+    """Return the outcome of a failed call; its retry delay has jitter, so refused clients do not return together."""
+    call: Any = error  # every grpc.RpcError of a call is also a grpc.Call
     code = call.code().name
     delay_s = from_rpc_error(error).retry_after_s
     again_s = (delay_s or DEFAULT_DELAY_S) * lot.uniform(1.0, 1.3) if code in COMES_BACK else None

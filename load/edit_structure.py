@@ -1,4 +1,4 @@
-"""What the edit structure of a trace is: how consecutive prompts of a user relate, how long users stay, what sizes."""
+"""Measure the edit structure of a trace: relations of a user's consecutive prompts, sessions, and sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import fmean, median
 
 SESSION_GAP_S = 1800.0
-"""A user who is silent for longer starts a new session."""
+"""Pause of a user, seconds, after which a new session starts."""
 
 NEAR_DUPLICATE = 0.5
 """Jaccard similarity above which two prompts are near-duplicates."""
@@ -20,7 +20,7 @@ SIZE_CLASSES = ("main", "portrait", "landscape", "other square")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request of a trace, as far as its statistics need it."""
+    """Fields of a request that the statistics need."""
 
     prompt: str
     user: int
@@ -30,24 +30,24 @@ class Asked:
 
 
 def words(prompt: str) -> frozenset[str]:
-    """The set of words a prompt is compared by."""
+    """Return the set of lower-case words of a prompt."""
     return frozenset(re.findall(r"\w+", prompt.lower()))
 
 
 def jaccard(one: frozenset[str], other: frozenset[str]) -> float:
-    """Shared words over all words; 1 for two empty sets."""
+    """Return shared words divided by all words; 1 for two empty sets."""
     return len(one & other) / len(one | other) if one or other else 1.0
 
 
 def relation(before: str, after: str) -> str:
-    """How a prompt relates to the one before it: `equal` text, `near` (Jaccard > .5) or `other`."""
+    """Return the relation of a prompt to the previous one: `equal` text, `near` (Jaccard > .5) or `other`."""
     if before == after:
         return "equal"
     return "near" if jaccard(words(before), words(after)) > NEAR_DUPLICATE else "other"
 
 
 def size_class(width: int, height: int, main: tuple[int, int]) -> str:
-    """One of SIZE_CLASSES."""
+    """Return the size's class, one of SIZE_CLASSES."""
     if (width, height) == main:
         return "main"
     if width == height:
@@ -56,10 +56,10 @@ def size_class(width: int, height: int, main: tuple[int, int]) -> str:
 
 
 def measure(rows: Iterable[Asked]) -> dict[str, float]:
-    """The statistics of a trace in order of arrival, as name → number; shares are of what the name says.
+    """Return the statistics of a trace as name → number; each name says what a share is of.
 
-    A pair is two consecutive requests of one user; a session ends where a user is silent for SESSION_GAP_S.
-    Raises ValueError for a trace in which no user asks twice.
+    A pair is two consecutive requests of one user. A session ends where a user pauses for SESSION_GAP_S. Raises
+    ValueError for a trace without a user of two requests.
     """
     trace = sorted(rows, key=lambda row: row.arrival_s)
     by_user: dict[int, list[Asked]] = defaultdict(list)
@@ -67,7 +67,7 @@ def measure(rows: Iterable[Asked]) -> dict[str, float]:
         by_user[row.user].append(row)
     pairs = [pair for asked in by_user.values() for pair in pairwise(asked)]
     if not pairs:
-        raise ValueError("a trace in which no user asks twice has no edit structure")
+        raise ValueError("the trace needs a user with at least two requests (got none)")
     main = Counter((row.width, row.height) for row in trace).most_common(1)[0][0]
     return {
         **_volume(trace, by_user),

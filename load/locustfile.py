@@ -1,12 +1,13 @@
-"""gRPC users for Locust: they play the sessions of a trace, or ask at given times whatever became of the rest.
+"""gRPC users for Locust: they play the sessions of a trace (closed loop), or send requests at given times (open loop).
 
     locust -f load/locustfile.py --headless -u 8 -r 2 -t 60s --host 127.0.0.1:50051
     locust -f load/locustfile.py --headless -t 60s --host 127.0.0.1:50051 --arrivals poisson:12
 
-The first is a closed loop: each of the `-u` users asks, waits for the picture, thinks, and refines; a full gateway is
-asked again after the delay it named. The second is an open loop: requests come as load/arrivals.py says, `-u` counts
-for nothing, and who is refused goes away unless `--patience-s` says otherwise. Statistics are kept by hit, miss, exact
-and failed, and by where the picture started or the status code. `--host` takes several gateways: `ip:port,ip:port`.
+Closed loop: each of the `-u` users sends a request, waits for the image, thinks, and refines. A user retries a full
+gateway after the delay that the gateway named. Open loop (`--arrivals`): requests are sent at the times of
+load/arrivals.py, `-u` has no effect, and a refused request is not retried unless `--patience-s` is given. Statistics
+count hit, miss, exact and failed, by the source of the start or the status code. `--host` takes several gateways:
+`ip:port,ip:port`.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from shared.domain.errors import InvalidRequestError
 from shared.runtime.addresses import target_of
 from shared.runtime.rpc import channel_options
 
-grpc_gevent.init_gevent()  # without it a waiting call would hold every other user
-gevent.get_hub().threadpool.maxsize = 1000  # each waiting call holds a thread of it; with 10 the rest would queue here
+grpc_gevent.init_gevent()  # without this a waiting call would block every other user
+gevent.get_hub().threadpool.maxsize = 1000  # each waiting call holds one thread; the default is 10
 
 TIMEOUT_S = 300.0
 REFUSED = "RESOURCE_EXHAUSTED"
-"""A full service's answer is what it should say; it does not fail a run."""
+"""Status code of a full service; such refusals do not fail a run."""
 ROUND_ROBIN = '{"loadBalancingConfig": [{"round_robin": {}}]}'
 
 
@@ -55,18 +56,24 @@ def _options(parser: Any) -> None:
         parser.add_argument(flag, env_var=f"AFTERIMAGE_LOAD_{variable}", **more)
 
     add("--trace", "TRACE", type=Path, default=SHIPPED, help="Session trace to play.")
-    add("--speed", "SPEED", type=float, default=60.0, help="Divides the time users think, and the trace's times.")
+    add(
+        "--speed",
+        "SPEED",
+        type=float,
+        default=60.0,
+        help="Factor by which thinking and the trace's times are shortened.",
+    )
     add("--cache", "CACHE", choices=("auto", "read", "write", "off"), default="auto", help="Cache mode of requests.")
-    add("--steps", "STEPS", type=int, default=0, help="Instead of the trace's steps; 0: those.")
+    add("--steps", "STEPS", type=int, default=0, help="Steps of every request; 0: the trace's.")
     add("--arrivals", "ARRIVALS", default="", help="Open loop: poisson:RATE, ramp:FROM:TO (a second), or trace.")
-    add("--seed", "SEED", type=int, default=0, help="Of the arrivals.")
+    add("--seed", "SEED", type=int, default=0, help="Seed of the arrivals.")
     add("--patience-s", "PATIENCE_S", type=float, default=None,
-        help="How long who is refused comes back; by default 300 in sessions, 0 in an open loop.")  # fmt: skip
-    add("--record", "RECORD", type=Path, default=None, help="Write every call here, one JSON object a line.")
+        help="Seconds of retries after a refusal; default: 300 in sessions, 0 in an open loop.")  # fmt: skip
+    add("--record", "RECORD", type=Path, default=None, help="File for every call, one JSON object a line.")
 
 
 class Asking(User):
-    """What both kinds of users do: one request, reported to Locust by what came of it."""
+    """Base of both kinds of users: sends one request and reports its outcome to Locust."""
 
     abstract = True
     patience_s = inf
@@ -84,9 +91,10 @@ class Asking(User):
         self.channel.close()
 
     def ask(self, row: Prompt, due: float | None = None) -> Outcome:
-        """Asks until there is an answer, or no use in asking, or no patience left: one idempotency key, one picture.
+        """Send one request, and retry while the outcome allows retries and patience is left.
 
-        `due`: when it should have been asked, on the monotonic clock.
+        All tries share one idempotency key, so at most one image is generated. `due` is the time at which the request
+        should have been sent, on the monotonic clock.
         """
         key = uuid.uuid4().hex
         message = message_of(row, cache=self.options.cache, steps=self.options.steps)
@@ -114,7 +122,7 @@ class Asking(User):
         self.environment.events.request.fire(
             request_type=outcome.kind,
             name=outcome.name,
-            response_time=seconds * 1000,  # Locust counts in milliseconds
+            response_time=seconds * 1000,  # Locust counts milliseconds
             response_length=outcome.picture_bytes,
             exception=None if outcome.drawn else CallFailedError(outcome.name),
         )
@@ -122,13 +130,13 @@ class Asking(User):
 
 
 UNANSWERED = Outcome("unanswered", "unanswered")
-"""What is recorded of a call that the end of the run cut off."""
+"""Outcome recorded for a call that the end of the run interrupted."""
 RECORDED: list[dict[str, Any]] = []
-"""Every call of this run, on the monotonic clock."""
+"""Every call of this run, with times on the monotonic clock."""
 
 
 class Refiner(Asking):
-    """One user of the trace; when its prompts are asked, the next user of the trace takes its place."""
+    """Plays one user of the trace after the other."""
 
     patience_s = 300.0
     _sessions: Iterator[list[Prompt]] | None = None
@@ -145,11 +153,11 @@ class Refiner(Asking):
 
     def _asked(self, row: Prompt) -> None:
         if self.ask(row).name == "INVALID_ARGUMENT":
-            raise StopUser  # the trace asks for what this model cannot draw; asking again would not help
+            raise StopUser  # the model cannot generate this size or these steps; a retry would fail too
 
 
 class Arrivals(Asking):
-    """Everybody at once: the rows of the trace in order, at the times that `--arrivals` names."""
+    """Sends all rows of the trace in order, at the times of `--arrivals`."""
 
     fixed_count = 1
     patience_s = 0.0
@@ -173,7 +181,7 @@ class Arrivals(Asking):
 
 
 def sessions(rows: list[Prompt]) -> Iterator[list[Prompt]]:
-    """Each user's requests in order of their first one, over and over."""
+    """Yield each user's requests, users in order of their first request, in an endless cycle."""
     by_user: dict[int, list[Prompt]] = defaultdict(list)
     for row in rows:
         by_user[row.user].append(row)
@@ -182,8 +190,8 @@ def sessions(rows: list[Prompt]) -> Iterator[list[Prompt]]:
 
 @events.init.add_listener
 def _one_kind_of_users(environment: Any, **_: Any) -> None:
-    """Locust would start all that this file names; a process that cannot be described is refused before it starts."""
-    gevent.get_hub().loop.update_now()  # gevent's clock stood still while we imported, and the run time counts from it
+    """Choose one kind of users, because Locust starts every class in this file; refuse a wrong `--arrivals` early."""
+    gevent.get_hub().loop.update_now()  # gevent's clock stood still during the imports, and the run time starts at it
     options = environment.parsed_options
     environment.user_classes[:] = [Arrivals if options.arrivals else Refiner]
     if options.arrivals:
@@ -195,7 +203,7 @@ def _one_kind_of_users(environment: Any, **_: Any) -> None:
 
 @events.quitting.add_listener
 def _told(environment: Any, **_: Any) -> None:
-    """One line of what it came to. A run fails when nothing was drawn, or anything failed that is no refusal."""
+    """Print one line of results; the run fails without images, and for failures other than refusals."""
     total, kinds, refused = environment.stats.total, Counter[str](), 0
     for (name, kind), entry in environment.stats.entries.items():
         kinds[kind] += entry.num_requests
@@ -203,7 +211,7 @@ def _told(environment: Any, **_: Any) -> None:
     drawn, seconds = total.num_requests - total.num_failures, max(total.last_request_timestamp or 0, 0)
     seconds = max(seconds - total.start_time, 1e-9)
     by_kind = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    print(f"pictures: {drawn} in {seconds:.0f} s, {drawn / seconds:.2f} a second ({by_kind or 'nothing was asked'})")
+    print(f"images: {drawn} in {seconds:.0f} s, {drawn / seconds:.2f} a second ({by_kind or 'no requests'})")
     if environment.parsed_options.record is not None:
         lines = "".join(json.dumps(one) + "\n" for one in RECORDED)
         environment.parsed_options.record.write_text(lines)

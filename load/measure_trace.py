@@ -1,7 +1,7 @@
-"""Measures the edit structure of a trace (`python -m load.measure_trace PATH`), and the project's own beside it.
+"""Measure the edit structure of a trace beside the project's own: `python -m load.measure_trace PATH`.
 
-A large trace is also cut into windows as long as the project's own, with a share of the users drawn at random, so that
-like is compared with like; the real trace is measured only, nothing of it is copied.
+A large trace is also cut into windows as long as the project's own, with a random share of the users. The windows are
+comparable with the project's trace. The real trace is measured only; nothing of it is copied.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from load.sessions import SHIPPED, read_trace
 
 
 def read_rows(path: Path) -> list[Asked]:
-    """The rows of a trace: parquet (columns prompt, user, arrival_s, width, height; needs pandas) or our own jsonl."""
+    """Read a trace: parquet (columns prompt, user, arrival_s, width, height; needs pandas) or the project's jsonl."""
     if path.suffix == ".parquet":
         import pandas
 
@@ -30,7 +30,7 @@ def read_rows(path: Path) -> list[Asked]:
 def windows(
     rows: Sequence[Asked], *, window_s: float, user_share: float, draws: int, seed: int = 0
 ) -> list[dict[str, float]]:
-    """Statistics of `draws` windows of `window_s` at random places, each with a random share of the users."""
+    """Return the statistics of `draws` random windows of `window_s` seconds, each with a random share of the users."""
     rng = random.Random(seed)
     users = sorted({row.user for row in rows})
     last = max(row.arrival_s for row in rows) - window_s
@@ -46,7 +46,7 @@ def windows(
 def table(
     whole: dict[str, float], cut: Sequence[dict[str, float]], made: dict[str, float]
 ) -> list[tuple[str, float, float, float, float]]:
-    """Rows of (statistic, whole trace, mean of windows, their standard deviation, the project's own)."""
+    """Return rows of (statistic, whole trace, mean of windows, their standard deviation, the project's own)."""
     rows = []
     for name, value in whole.items():
         column = [window[name] for window in cut]
@@ -56,12 +56,12 @@ def table(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("path", type=Path, help="a trace: parquet, or jsonl as load.sessions writes it")
-    parser.add_argument("--made", type=Path, default=SHIPPED, help="the trace to put beside it")
+    parser.add_argument("path", type=Path, help="trace to measure: parquet, or jsonl as load.sessions writes")
+    parser.add_argument("--made", type=Path, default=SHIPPED, help="trace to compare with")
     parser.add_argument("--window-h", type=float, default=0.0, help="hours of a window; 0: as long as the made trace")
     parser.add_argument("--user-share", type=float, default=0.125, help="share of the users in a window")
     parser.add_argument("--draws", type=int, default=40, help="windows to average over")
-    parser.add_argument("--json", type=Path, help="write the numbers here too")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     chosen = parser.parse_args(arguments)
     for name, path in (("path", chosen.path), ("--made", chosen.made)):
         if not path.is_file():

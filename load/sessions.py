@@ -1,7 +1,7 @@
-"""Makes the project's own session trace: users who refine prompts for the bundled models the way real users do.
+"""Generate the project's own session trace: users who refine prompts for the bundled models as real users do.
 
-The numbers in `Structure` are fitted to a real text-to-image trace with `load.measure_trace`; prompts are captions of
-`shared.models.scenes`, so nothing of any real prompt is in them. `python -m load.sessions` writes the trace that ships.
+The numbers in `Structure` are fitted to a real text-to-image trace with `load.measure_trace`. Prompts are captions of
+`shared.models.scenes` and contain nothing of real prompts. `python -m load.sessions` writes the trace that ships.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ SHIPPED_COUNT, SHIPPED_SEED = 1200, 65
 
 MAIN_SIZE = (64, 64)
 KINDS = ("first", "repeat", "return", *(kind for kind in EDITS if kind != "unrelated"), "several", "unrelated")
-"""What a prompt can be against the user's previous one; see `kind_of_edit`."""
+"""Relations of a prompt to the user's previous one; see `kind_of_edit`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """How users behave; numbers fitted to what `load.measure_trace` finds unless they say `chosen`."""
+    """Behaviour of users; numbers without `Chosen` are fitted to the results of `load.measure_trace`."""
 
     requests_per_h: float = 625.0
-    """An eighth of the real trace's load; see README."""
+    """An eighth of the real trace's load; see load/README.md."""
     requests_per_user: float = 26.0
     session_length_median: float = 3.8
     session_length_sigma: float = 1.47
-    """Of the logarithm: mean 11.4 requests, a fifth of the sessions have one."""
+    """Standard deviation of the logarithm: a mean of 11.4 requests, and one request in a fifth of the sessions."""
     gap_median_s: float = 112.0
     gap_sigma: float = 1.0
     pause_median_s: float = 4500.0
     pause_sigma: float = 1.0
-    """Between two sessions of a user, never under half an hour."""
+    """Pause between two sessions of a user, a lognormal of at least half an hour."""
     moves: Mapping[str, tuple[float, float, float]] = field(
         default_factory=lambda: {
             "equal": (0.45, 0.37, 0.18),
@@ -52,31 +52,31 @@ class Structure:
             "pause": (0.023, 0.135, 0.842),
         }
     )
-    """Chance of (equal, near, other) after each; `pause` begins a new session of the same user."""
+    """Probabilities of (equal, near, other) after each move; `pause` starts a new session of the same user."""
     returns: float = 0.13
-    """Of near and other moves: back to an earlier prompt of the same user, where one fits."""
+    """Share of near and other moves that return to an earlier prompt of the same user, where one fits."""
     sizes: Mapping[tuple[int, int], float] = field(
         default_factory=lambda: {MAIN_SIZE: 0.52, (64, 96): 0.25, (96, 64): 0.19, (96, 96): 0.04}
     )
     size_redrawn: Mapping[str, float] = field(default_factory=lambda: {"equal": 0.17, "near": 0.10, "other": 0.33})
-    """Chance of drawing the size again; a redraw may give the same one."""
+    """Probability of choosing a size again after each move; the choice may give the same size."""
     near_edits: Mapping[str, float] = field(
         default_factory=lambda: {
             "paraphrase": 0.14, "style": 0.18, "light": 0.10, "colour": 0.15, "size": 0.08, "position": 0.07,
             "count": 0.06, "background": 0.12, "object": 0.10,
         }
     )  # fmt: skip
-    """What a near-duplicate changes. Chosen: the real trace does not say what a changed word means."""
+    """Shares of the changes in near-duplicates. Chosen: the real trace does not show the meaning of a changed word."""
     several: float = 0.45
-    """Of other moves: two or three attributes change at once; the rest are unrelated scenes."""
+    """Share of other moves that change two or three attributes at once; the rest are unrelated scenes."""
     fixed_seed: float = 0.5
-    """Share of sessions that keep one seed, so that repeats in them are exact. Chosen: the trace holds no seeds."""
+    """Share of sessions with one seed, whose repeats are exact. Chosen: the real trace has no seeds."""
     steps: int = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One row of the trace; `seed` None: the server draws one."""
+    """One row of the trace; with `seed` None the server chooses the seed."""
 
     prompt: str
     user: int
@@ -90,7 +90,7 @@ class Prompt:
 
 
 def make_trace(count: int, seed: int, structure: Structure | None = None) -> list[Prompt]:
-    """`count` consecutive requests out of a day of users, from the afternoon on; equal seeds give equal traces."""
+    """Generate `count` consecutive requests of a day, from the afternoon on; equal seeds give equal traces."""
     how = structure or Structure()
     rng = random.Random(seed)
     day_s = 86_400.0 + count / how.requests_per_h * 3600
@@ -104,7 +104,7 @@ def make_trace(count: int, seed: int, structure: Structure | None = None) -> lis
 
 
 def kind_of_edit(before: Scene, after: Scene) -> str:
-    """What changed between two differently worded prompts: one of EDITS, or `several` (two or three attributes)."""
+    """Return the change between two prompts of different text: one of EDITS, or `several` (two or three attributes)."""
     changed = [name for name in ATTRIBUTES if getattr(before, name) != getattr(after, name)]
     if not changed:
         return "paraphrase"
@@ -114,7 +114,7 @@ def kind_of_edit(before: Scene, after: Scene) -> str:
 
 
 def label(rows: Sequence[Prompt]) -> list[Prompt]:
-    """The rows with `kind_of_edit` set from each user's previous prompts in these rows."""
+    """Return the rows with `kind_of_edit`, from each user's earlier prompts in these rows."""
     asked: dict[int, list[Prompt]] = {}
     labelled = []
     for row in rows:
@@ -137,19 +137,21 @@ def write_trace(path: Path, rows: Sequence[Prompt]) -> None:
 
 
 def read_trace(path: Path = SHIPPED) -> list[Prompt]:
-    """The rows of a trace that `write_trace` wrote; raises ValueError naming the line that is not one."""
+    """Read a trace of `write_trace`; raises ValueError with the number of a wrong line."""
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             values = json.loads(line)
             rows.append(Prompt(**{**values, "scene": Scene(**values["scene"])}))
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}:{number}: not a row of a session trace: {error}") from error
+            raise ValueError(
+                f"{path}:{number}: must be a row of a session trace, as load.sessions writes it: {error}"
+            ) from error
     return rows
 
 
 def _user(user: int, now: float, how: Structure, rng: random.Random) -> Iterator[Prompt]:
-    """Everything one user asks for; sessions until the wished number of requests is reached."""
+    """Yield all requests of one user, in sessions whose number gives `requests_per_user` on average."""
     sessions_mean = how.requests_per_user / _lognormal_mean(how.session_length_median, how.session_length_sigma)
     size = _draw(how.sizes, rng)
     history: list[tuple[str, Scene, int]] = []
@@ -174,7 +176,7 @@ def _user(user: int, now: float, how: Structure, rng: random.Random) -> Iterator
 def _next(
     history: Sequence[tuple[str, Scene, int]], move: str, how: Structure, rng: random.Random
 ) -> tuple[str, Scene, int]:
-    """The next (text, scene, wording) of a user, related to the last one as `move` says."""
+    """Return the next (text, scene, wording) of a user; `move` is its relation to the last one."""
     if not history:
         scene, wording = random_scene(rng, natural_share=0.4), rng.randrange(WORDINGS)
         return caption(scene, wording), scene, wording
@@ -205,7 +207,7 @@ def _changed(scene: Scene, wording: int, move: str, how: Structure, rng: random.
 
 
 def _renumbered(rows: Sequence[Prompt]) -> list[Prompt]:
-    """Users counted from 0 in order of appearance, seconds from the first row's arrival."""
+    """Return the rows with users numbered from 0 in order of appearance, and seconds from the first arrival."""
     users: dict[int, int] = {}
     return [
         replace(row, user=users.setdefault(row.user, len(users)), arrival_s=round(row.arrival_s - rows[0].arrival_s, 1))
@@ -223,8 +225,8 @@ def _lognormal_mean(middle: float, sigma: float) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=SHIPPED_COUNT)
-    parser.add_argument("--seed", type=int, default=SHIPPED_SEED)
+    parser.add_argument("--count", type=int, default=SHIPPED_COUNT, help="number of requests")
+    parser.add_argument("--seed", type=int, default=SHIPPED_SEED, help="seed of the random numbers")
     parser.add_argument("--out", type=Path, default=SHIPPED, help="default: the trace that ships")
     chosen = parser.parse_args(arguments)
     if chosen.out == SHIPPED and (chosen.count, chosen.seed) != (SHIPPED_COUNT, SHIPPED_SEED):

@@ -177,7 +177,9 @@ class _Serving:
                 return
             await asyncio.sleep(0.01)
         if self._load.one_at_a_time:
-            raise AfterimageError(f"job {jobs[-1]} was not in the cache within {SETTLE_S:g} s; the services' log has the reason")
+            raise AfterimageError(
+                f"job {jobs[-1]} was not in the cache within {SETTLE_S:g} s; the services' log has the reason"
+            )
 
     async def _is_in(self, job: str) -> bool:
         """Return whether the job's entry is in the catalog and, if it is live, in the index."""
