@@ -12,7 +12,12 @@ from xdist.scheduler import LoadScopeScheduling
 
 GROUPS: dict[str, tuple[str, ...]] = {
     # a dozen processes each, under load, killed and cut off: one such test at a time
-    "processes": ("tests/faults/", "tests/flows/test_cluster.py", "tests/flows/test_load.py"),
+    "processes": (
+        "tests/faults/",
+        "tests/flows/test_cluster.py",
+        "tests/flows/test_load.py",
+        "tests/packaging/test_tutorial.py",
+    ),
     "rabbitmq": ("tests/contracts/bus/", "tests/unit/cli/test_dead_letters.py"),
     "postgresql": ("tests/contracts/catalog/", "tests/flows/test_standby.py"),
     "weaviate": (

@@ -1,65 +1,18 @@
-"""The base install is the client and the commands that ask a server: they run with the packages that it names alone."""
+"""The base install holds the client and the commands that ask a server; other commands name the extra they need.
+
+`test_tutorial.py` runs the client's commands and the Python client with the base install alone, against a server.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-import tomllib
-from importlib import metadata
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from PIL import Image
 
-from shared.runtime.settings import Settings
-from tests import tiny
-from tests.flows.house import house
-
-ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
-ALONE = """
-import json, sys
-absent = frozenset(json.loads(sys.argv.pop(1)))
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in absent:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Absent())
-"""
-COMMAND = ALONE + "from services.cli.app import main; main()"
-CLIENT = (
-    ALONE
-    + """
-from shared.client import Client
-with Client(sys.argv[1]) as client:
-    sys.stdout.write(client.generate("a blue fox", steps=2).job.plan.reason)
-"""
-)
-
-
-def absent() -> list[str]:
-    """Importable packages that are installed here and are none of the base install's."""
-    wanted, base = list(PROJECT["dependencies"]), set()
-    while wanted:
-        requirement = Requirement(wanted.pop())
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        name = requirement.name.lower().replace("_", "-")
-        if name not in base:
-            base.add(name)
-            wanted += metadata.requires(name) or ()
-    packages = metadata.packages_distributions()
-    ours = {"services", "shared", "protos"}
-    return sorted(
-        package
-        for package, distributions in packages.items()
-        if package not in ours and base.isdisjoint(one.lower().replace("_", "-") for one in distributions)
-    )
+from tests.packaging.base_install import ALONE, COMMAND, ROOT, absent
 
 
 async def run(folder: Path, program: str, *arguments: str) -> tuple[int, str, str]:
@@ -76,28 +29,6 @@ def test_the_base_install_names_nothing_that_generates() -> None:
     gone = set(absent())
     assert gone >= {"torch", "diffusers", "transformers", "sklearn", "usearch", "sqlalchemy", "alembic", "aio_pika"}
     assert gone.isdisjoint({"grpc", "google", "numpy", "PIL", "pydantic", "typer", "rich"})
-
-
-async def test_client_and_remote_commands_need_the_base_install_alone(tmp_path: Path) -> None:
-    models = tiny.build(tmp_path / "models")
-    settings = Settings(
-        data_dir=tmp_path / "data", listen="127.0.0.1:0", metrics_listen="", torch_threads=1,
-        large=str(models / "large"), encoder=str(models / "clip"),
-    )  # fmt: skip
-    async with house(settings) as afterimage:
-        target = afterimage.process.address
-        drawn = await run(tmp_path, COMMAND, "generate", "a red fox", "--steps", "2", "--target", target, "-o", "a.png")
-        assert drawn[0] == 0, drawn
-        with Image.open(tmp_path / "a.png") as image:
-            assert image.size == (64, 64)
-        drawn = await run(tmp_path, COMMAND, "generate", "a red fox", "--steps", "2", "--target", target, "-o", "a")
-        assert "(PNG, 64x64, seed " in drawn[1], drawn
-        for command in (["jobs", "list"], ["health"], ["cache", "stats"], ["cache", "inspect"], ["monitor", "--once"]):
-            code, out, error = await run(tmp_path, COMMAND, *command, "--target", target)
-            assert code == 0, (command, out, error)
-        code, out, error = await run(tmp_path, CLIENT, target)
-        assert code == 0, error
-        assert out
 
 
 @pytest.mark.parametrize("name", ["gateway", "retriever", "gpu_worker", "trainer"])
