@@ -200,7 +200,7 @@ def noop_card(path: str) -> ModelCard:
         max_steps=1000,
         sizes=SizeRule(multiple_of=4, min_px=16),
         vae_scale=4,
-        about="Waits a known time per step instead of denoising",
+        about="Waits for a set time in each step instead of denoising",
     )
 
 

@@ -41,7 +41,7 @@ SHIPPED: dict[str, ModelCard] = {
         guidance_max=most,
         sizes=_TOY_SIZES,
         vae_scale=4,
-        about=f"The {role} of the two small models that ship with Afterimage: toy scenes at 64 to 96 pixels",
+        about=f"The {role} model of the pair that ships with Afterimage; generates toy scenes of 64 to 96 pixels",
     )
     # guidance is distilled into `small`: one row a step, and no other guidance is accepted
     for role, guidance, most in (("large", 2.5, 10.0), ("small", 1.0, 1.0))
@@ -167,7 +167,7 @@ def _defaults(folder: Path, like: str = "") -> dict[str, Any]:
     alike = [named] if named else published(folder, said, KNOWN.values())
     if len(alike) > 1:
         names = " or ".join(card.name for card in alike)
-        return {**said, "about": f"Its shapes are those of {names}: say which by `like` in a card.json"}
+        return {**said, "about": f"Its shapes are those of {names}: set `like` in its card.json to one of them"}
     if not alike:
         return said
     own = [*SHAPES, *(OF_SIZE if said.get("default_size") != alike[0].default_size else ())]

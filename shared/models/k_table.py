@@ -69,7 +69,7 @@ class KTable:
     encoder_weights: str = ""
     """sha256 of the encoder's weights file, for a published table, which counts for any model with this encoder."""
     assumed: bool = False
-    """True: a replay names this table, and it counts for any weights and encoder; `source` says so."""
+    """True: a replay names this table, and it counts for any weights and encoder; `source` states it."""
 
     def fits(self, encoder: EncoderId) -> bool:
         """Return whether the table's similarities belong to this encoder."""
@@ -162,7 +162,7 @@ def table_from_json(value: dict[str, Any], source: str = "") -> KTable:
 
 
 def named_table(table: KTable) -> KTable:
-    """Return the table for a replay that names it: it counts for any weights and encoder, and its source says so."""
+    """Return the table for a replay that names it: it counts for any weights and encoder, and its source states it."""
     said = "as named, whatever model and encoder it was measured with"
     return replace(table, assumed=True, source=f"{table.source or 'a table'}, {said}")
 

@@ -54,7 +54,7 @@ def latent_table(
     """Return the table in force for a model's own latents, and the note for plans made with it.
 
     A table counts for the weights and the encoder that it was measured with. A no-op model has no image quality to
-    lose, so it takes the first table, whose source then says so. `command` is the command that measures a table.
+    lose, so it takes the first table, whose source then states it. `command` is the command that measures a table.
     """
     misfits = []
     for table in tables:

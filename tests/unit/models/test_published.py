@@ -81,7 +81,7 @@ def test_a_folder_that_may_be_either_says_so_and_its_card_json_may_say_which(tmp
     folder = laid_out(tmp_path / "mine", "sd-3.5-large-turbo")
     card = find_card(str(folder))
     assert (card.default_steps, card.default_guidance, card.dtype) == (28, 7.0, "float32")  # the pipeline's
-    assert "sd-3.5-large or sd-3.5-large-turbo: say which by `like` in a card.json" in card.about
+    assert "sd-3.5-large or sd-3.5-large-turbo: set `like`" in card.about
     for like in ("sd-3.5-large-turbo", "stabilityai/stable-diffusion-3.5-large-turbo"):
         (folder / "card.json").write_text(json.dumps({"name": "fast", "like": like, "default_steps": 10}))
         card = find_card(str(folder))
