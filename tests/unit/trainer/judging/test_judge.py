@@ -87,7 +87,7 @@ def test_templates_do_not_believe_the_prompt(renderer: Renderer) -> None:
 def test_the_bar_lets_real_pictures_pass_that_went_through_the_autoencoder(
     renderer: Renderer, reader: Reader, bar: JudgeThresholds
 ) -> None:
-    # .95 of 256 by a bar from 512 (docs/models.md); this one is from 128
+    # .95 of 256 by a bar from 512 (docs/models/judges.md); this one is from 128
     assert share_right(through(shipped_autoencoder()), renderer, reader, bar) >= 0.8
 
 
