@@ -55,7 +55,8 @@ class Stage:
 def stages(work: Path, models: Path, device: torch.device, share: float = 1.0) -> list[Stage]:
     """Return the recipe in order; `work` holds checkpoints, `models` the models, `share` scales steps and scenes.
 
-    Minutes are processor time of the run behind the shipped weights (docs/models/training.md), divided by the stage's cores.
+    Minutes are processor time of the run behind the shipped weights, divided by the stage's cores
+    (docs/models/training.md).
     """
     sprites = work / "sprites"
     scored, scenes = _scaled(PairPlan.judged, share), _scaled(latents.COUNT, share)

@@ -41,7 +41,7 @@ SHIPPED: dict[str, ModelCard] = {
         guidance_max=most,
         sizes=_TOY_SIZES,
         vae_scale=4,
-        about=f"The {role} model of the pair that ships with Afterimage; generates toy scenes of 64 to 96 pixels",
+        about=f"The {role} bundled model; generates toy scenes of 64 to 96 pixels",
     )
     # guidance is distilled into `small`: one row a step, and no other guidance is accepted
     for role, guidance, most in (("large", 2.5, 10.0), ("small", 1.0, 1.0))
