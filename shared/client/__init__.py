@@ -1,4 +1,4 @@
-"""The typed Python client: ask for pictures, watch them appear, look at jobs."""
+"""The typed Python client: generate images, follow their progress, read jobs."""
 
 from shared.client.async_client import IDEMPOTENCY_KEY, MAX_MESSAGE_BYTES, AsyncClient, OnWait, Waiting
 from shared.client.blocking_client import Client

@@ -1,4 +1,4 @@
-"""The client for programs with an event loop, and how it reports that it waits for a gateway."""
+"""The client for programs with an event loop, and its reports of waiting for a gateway."""
 
 from __future__ import annotations
 
@@ -31,24 +31,23 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class Waiting:
-    """A call found the gateway away or full (`error` says which) and is made again after `delay_s` seconds."""
+    """A call found the gateway away or full, as `error` says. The client repeats the call after `delay_s` seconds."""
 
     error: AfterimageError
     delay_s: float
 
 
 OnWait = Callable[[Waiting], None]
-"""Is told of each such wait as it begins, on the event loop (of a `Client`: in its own thread); must not block."""
+"""Function that is called when a wait begins, on the event loop (of a `Client`: in its own thread); must not block."""
 
 
 class AsyncClient:
-    """Talks to a gateway.
+    """A client of one gateway.
 
-    Every error is one of `shared.domain.errors`. A call that finds the gateway away or full is tried again, after the
-    delay
-    the gateway asked for, for at most `retry_s` seconds, under one idempotency key: it never draws twice. They count
-    from break to break: a picture that is waited for through two restarts has as long for each, and one that the
-    gateway has no way to give has it once. `on_wait` is told why a picture is waited for so, and for how long.
+    Every error is one of `shared.domain.errors`. A call that finds the gateway away or full is repeated for at most
+    `retry_s` seconds, after the delay that the gateway asked for. All tries have one idempotency key, so no image is
+    generated twice. Each interruption has `retry_s` seconds of its own: a call that waits through two restarts has them
+    for each. A gateway that keeps failing gets them once. `on_wait` receives the reason and length of each wait.
 
         async with AsyncClient("localhost:50051") as client:
             picture = await client.generate("a red fox in the snow", steps=50, seed=7)
@@ -82,11 +81,10 @@ class AsyncClient:
         on_wait: OnWait | None = None,
         **fields: Unpack[RequestFields],
     ) -> Picture:
-        """The picture of `prompt`; `cache`, `scope` and `modality` may be given by name, e.g. `cache="off"`.
+        """Return the image of `prompt`; `cache`, `scope` and `modality` may be given by name, as in `cache="off"`.
 
-        timeout_s ends the waiting, however often it was begun again, not the drawing: the job goes on, and its picture
-        is there under the same idempotency key, or as `get_picture` of its id. A deadline for the drawing itself is
-        `deadline_s`.
+        timeout_s: seconds after which the client stops waiting, all tries together. The job goes on: the same
+        idempotency key, or `get_picture` of its id, returns the image later. `deadline_s` is the limit of the job.
         """
         request = gateway_pb2.GenerateRequest(request=request_message(prompt, **fields))
         metadata = self._metadata(idempotency_key or uuid.uuid4().hex)
@@ -106,7 +104,7 @@ class AsyncClient:
         on_wait: OnWait | None = None,
         **fields: Unpack[RequestFields],
     ) -> AsyncGenerator[Event, None]:
-        """Accepted, then Progress, then the Picture. Broken off, it is taken up again where the job is.
+        """Yield Accepted, then Progress events, then the Picture. A broken stream resumes at the job's current state.
 
         async for event in client.generate_stream("a red fox in the snow"):
             match event:
@@ -133,12 +131,12 @@ class AsyncClient:
                 await _wait(broken, patience.pause_s(broken, lasted_s, now() - begun), on_wait)
 
     async def get_job(self, job_id: str, *, timeout_s: float = 10.0) -> JobView:
-        """The job as it is now; NotFoundError when there is none."""
+        """Return the job's current state; NotFoundError for an unknown id."""
         reply = await self._call(self._stub.GetJob, gateway_pb2.GetJobRequest(job_id=job_id), timeout_s)
         return read_reply(reply, lambda: view_of(reply.job))
 
     async def get_picture(self, job_id: str, *, timeout_s: float = 10.0) -> Picture:
-        """A finished job with its picture; NotFoundError when it has none (yet, or any more)."""
+        """Return a finished job with its image; NotFoundError without an image: not finished, failed, or expired."""
         request = gateway_pb2.GetJobRequest(job_id=job_id, picture=True)
         reply = await self._call(self._stub.GetJob, request, timeout_s)
         return read_reply(reply, lambda: picture_of(reply.job, reply.picture))
@@ -146,17 +144,17 @@ class AsyncClient:
     async def list_jobs(
         self, *, state: JobState | None = None, page_size: int = 50, page_token: str = "", timeout_s: float = 10.0
     ) -> tuple[list[JobView], str]:
-        """Newest first, and the token of the next page (empty at the end)."""
+        """Return one page of jobs, newest first, and the token of the next page (empty at the end)."""
         wanted = f"JOB_STATE_{state.name}" if state else "JOB_STATE_UNSPECIFIED"
         request = gateway_pb2.ListJobsRequest(state=wanted, page_size=page_size, page_token=page_token)
         reply = await self._call(self._stub.ListJobs, request, timeout_s)
         return read_reply(reply, lambda: ([view_of(job) for job in reply.jobs], reply.next_page_token))
 
     async def cancel(self, job_id: str, *, timeout_s: float = 10.0) -> JobView:
-        """Cancelled, or as it had already ended; takes effect between two steps.
+        """Cancel the job between two steps; return the job, which may have ended before.
 
-        `steps_run` and `timings` say what it had cost by then, where its worker tells within two seconds; else
-        `get_job` has them later.
+        `steps_run` and `timings` are the cost until then, if the worker reports it within two seconds; otherwise
+        `get_job` returns them later.
         """
         reply = await self._call(self._stub.CancelJob, gateway_pb2.CancelJobRequest(job_id=job_id), timeout_s)
         return read_reply(reply, lambda: view_of(reply.job))

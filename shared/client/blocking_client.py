@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Client:
-    """`AsyncClient` for programs without an event loop; usable from several threads.
+    """`AsyncClient` for programs without an event loop; several threads may use one client.
 
     with Client("localhost:50051") as client:
         client.generate("a red fox in the snow").save("fox.png")

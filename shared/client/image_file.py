@@ -1,4 +1,4 @@
-"""A picture as a file: PNG, JPEG or WebP by its name's ending, with what it was drawn from as metadata."""
+"""An image as a file: PNG, JPEG or WebP by the name's ending, with prompt, seed and model as metadata."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ FORMATS = {"": "PNG", ".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "
 QUALITY = 95
 """Quality of JPEG and WebP files, 0–100."""
 COMMENT_CHARS = 2000
-"""Characters of one value in an EXIF block, which holds 64 KiB: up to 12 bytes a character in JSON."""
+"""Characters of one value in an EXIF block of 64 KiB; JSON takes up to 12 bytes per character."""
 _EXIF_IFD, _USER_COMMENT = 0x8769, 0x9286
 
 
 def format_of(path: Path) -> str:
-    """Pillow's name for the format; raises InvalidRequestError for an ending that is none of FORMATS."""
+    """Return Pillow's name of the format; raise InvalidRequestError for an ending that is not in FORMATS."""
     if (ending := path.suffix.lower()) not in FORMATS:
         raise InvalidRequestError("out", f"must end in one of {', '.join(filter(None, FORMATS))}", path)
     return FORMATS[ending]
 
 
 def check_writable(path: Path) -> None:
-    """Raise InvalidRequestError where this file could not be written; leaves the disk as it was."""
+    """Raise InvalidRequestError if this file cannot be written; the check leaves the disk unchanged."""
     format_of(path)
     if path.is_dir():
         raise InvalidRequestError("out", "must be a file, not a folder", path)
     try:
         if path.is_file():
             path.open("r+b").close()
-        elif not path.exists():  # else it is a device or a pipe
+        elif not path.exists():  # an existing path that is no file is a device or a pipe
             tempfile.TemporaryFile(dir=next(folder for folder in path.absolute().parents if folder.exists())).close()
     except OSError as error:
         raise InvalidRequestError("out", f"cannot be written ({error.strerror})", path) from error
 
 
 def write(path: Path, png: bytes, job: Job, model: str) -> None:
-    """Write the picture that `model` generated for this job; raises OSError, InvalidRequestError for another ending."""
+    """Write the image that `model` generated for this job; raise OSError, or InvalidRequestError for another ending."""
     request = job.request
     facts = {"prompt": request.prompt, "negative_prompt": request.negative_prompt, "seed": str(request.seed)}
     steps = job.plan.run_steps(request.steps)
@@ -50,9 +50,9 @@ def write(path: Path, png: bytes, job: Job, model: str) -> None:
 
 
 def encoded(png: bytes, facts: Mapping[str, str], format_name: str) -> bytes:
-    """The same pixels (of JPEG and WebP: at QUALITY) with `facts` beside them.
+    """Return the image in another format, JPEG and WebP at QUALITY, with `facts` as metadata.
 
-    PNG: one text chunk a fact. JPEG and WebP: EXIF's UserComment, as JSON.
+    PNG: one text chunk per fact. JPEG and WebP: JSON in EXIF's UserComment.
     """
     from PIL import Image, PngImagePlugin
 
@@ -61,7 +61,7 @@ def encoded(png: bytes, facts: Mapping[str, str], format_name: str) -> bytes:
         if format_name == "PNG":
             chunks = PngImagePlugin.PngInfo()
             for name, value in facts.items():
-                chunks.add_text(name, value)  # what is not Latin-1 becomes iTXt
+                chunks.add_text(name, value)  # text that is not Latin-1 becomes iTXt
             image.save(out, format_name, pnginfo=chunks)
         else:
             exif = Image.Exif()

@@ -1,4 +1,4 @@
-"""The fields of a request as Python has them, and the wire's message made from them."""
+"""The fields of a request in Python, and the protobuf message made from them."""
 
 from __future__ import annotations
 
@@ -21,49 +21,49 @@ _BOUNDS: Mapping[int, tuple[int, int]] = {
     FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
 }
-"""What a wire type holds, by protobuf's number for it."""
+"""Least and largest value of a protobuf type, by the type's number."""
 
 
 class RequestFields(TypedDict, total=False):
-    """What a request may say beside its prompt (protos/common.proto's Request); None: as if it were not given."""
+    """The optional fields of a request (protos/common.proto's Request); None: not given."""
 
     negative_prompt: str | None
     width: int | None
-    """Pixels; the model's own without it."""
+    """Pixels; default: the model's own width."""
     height: int | None
     frames: int | None
     steps: int | None
     """Denoising steps T."""
     guidance: float | None
     seed: int | None
-    """Without it a random one is drawn, and reported on the picture."""
+    """Default: a random seed, which the result reports."""
     quality: str | None
     """`auto`, `large`, `small` or a model's id."""
     modality: Modality | Literal["image"] | None
     cache: CacheMode | Literal["auto", "read", "write", "off"] | None
     scope: Scope | Literal["private", "tenant", "public"] | None
     priority: int | None
-    """Higher goes first."""
+    """Jobs of higher priority run first."""
     deadline_s: float | None
     """Seconds from acceptance."""
     drop_if_late: bool | None
-    """Give up when the deadline passes, waiting or between two steps, or when nobody waits for it any more."""
+    """Drop the job when the deadline passes, in the queue or between two steps, or when no client waits for it."""
     savings: float | None
-    """0 best quality … 1 most steps saved."""
+    """Balance of quality and savings: 0 best quality, 1 most steps saved."""
     fresh_noise: float | None
-    """Share of a reused latent's noise that is new, 0–1."""
+    """Share of new noise in a reused latent, 0–1."""
     user: str | None
 
 
 def request_message(prompt: str, **fields: Unpack[RequestFields]) -> common_pb2.Request:
-    """The wire's Request; raises InvalidRequestError naming a field that it does not have or cannot hold."""
+    """Return the protobuf Request; InvalidRequestError names an unknown field, or one whose value does not fit."""
     message = common_pb2.Request(prompt=prompt)
     for name, value in fields.items():
         if value is None:
             continue
         if name not in common_pb2.Request.DESCRIPTOR.fields_by_name:
             known = ", ".join(sorted(common_pb2.Request.DESCRIPTOR.fields_by_name))
-            raise InvalidRequestError(name, f"is not a field of a request; there are: {known}")
+            raise InvalidRequestError(name, f"is not a field of a request; the fields are: {known}")
         _check_range(name, value)
         try:
             setattr(message, name, _wire(name, value))
@@ -73,7 +73,7 @@ def request_message(prompt: str, **fields: Unpack[RequestFields]) -> common_pb2.
 
 
 def _check_range(name: str, value: object) -> None:
-    """Whole numbers that the wire cannot hold; what else is wrong with one the gateway says, which knows the models."""
+    """Raise InvalidRequestError for a whole number that does not fit its type; the gateway checks all other rules."""
     bounds = _BOUNDS.get(common_pb2.Request.DESCRIPTOR.fields_by_name[name].cpp_type)
     if bounds and isinstance(value, int) and not bounds[0] <= value <= bounds[1]:
         raise InvalidRequestError(name, f"must be a whole number from {bounds[0]} to {bounds[1]}", value)

@@ -1,4 +1,4 @@
-"""A job, its picture and the events of its stream as a client sees them, read from the gateway's messages."""
+"""The client's view of a job, its image and the events of its stream, read from the gateway's messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class JobView:
-    """A job as its client sees it."""
+    """The client's view of a job."""
 
     job: Job
     model: str
@@ -30,28 +30,28 @@ class JobView:
 
 @dataclass(frozen=True)
 class Picture(JobView):
-    """A finished job with its picture."""
+    """A finished job with its image."""
 
     png: bytes = b""
 
     @property
     def plan(self) -> Plan:
-        """Where it started, and why."""
+        """The start of the image, and the reason."""
         return self.job.plan
 
     @property
     def seed(self) -> int:
-        """The seed it was drawn with, whoever chose it."""
+        """The seed of the image, given by the client or chosen by the gateway."""
         return self.job.request.seed
 
     def save(self, path: str | Path) -> None:
-        """Write it as PNG, JPEG or WebP, by the name's ending, with prompt, seed, model, steps and job id beside it."""
+        """Write the image as PNG, JPEG or WebP, by the name's ending, with prompt, seed, model, steps and job id."""
         write(Path(path), self.png, self.job, self.model)
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """First event of a stream: the job exists, and will survive a restart."""
+    """First event of a stream: the job is stored and survives a restart."""
 
     job_id: str
     queue_position: int
@@ -60,30 +60,30 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Progress:
-    """`step` of `steps` are behind the picture; while it waits, `queue_position` jobs are ahead."""
+    """A worker has run `step` of `steps`. While the job waits, `queue_position` jobs are ahead of it."""
 
     job_id: str
     step: int
     steps: int
     preview: bytes = b""
-    """A small PNG made from the latent, when asked for."""
+    """A small PNG made from the latent, if the stream asked for previews."""
     queue_position: int = 0
     waits_again: str = ""
-    """Why a job that was begun waits again: its worker is gone, say."""
+    """Why a job that had started waits again, for example because its worker is gone."""
 
 
 Event = Accepted | Progress | Picture
 
 
 def read_reply(reply: Any, read: Callable[[], T]) -> T:
-    """What a reply says; ConfigurationError where it cannot be read (gRPC gives None for bytes that are no message)."""
+    """Return the content of a reply; ConfigurationError for an unreadable one (gRPC gives None for malformed bytes)."""
     try:
         if reply is not None:
             return read()
-        said = "its reply is no message of ours"
+        said = "the reply is malformed"
     except (ValueError, KeyError, TypeError) as error:
         said = str(error)
-    raise ConfigurationError(f"another service, or another version of this one, listens there ({said})")
+    raise ConfigurationError(f"another service, or another version of it, listens there; check the address ({said})")
 
 
 def _fields(message: common_pb2.Job) -> dict[str, Any]:

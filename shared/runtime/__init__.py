@@ -1,1 +1,1 @@
-"""What every process stands on: settings, clock, telemetry, gRPC errors and addresses, the data directory."""
+"""The base of every process: settings, clock, telemetry, gRPC errors and addresses, the data directory."""

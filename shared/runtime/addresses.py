@@ -1,4 +1,4 @@
-"""Addresses: of a service with replicas as one gRPC target, asked in turn, and why a client cannot reach one."""
+"""Addresses: replicas of a service as one gRPC target, and the reason why a client cannot connect."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shared.domain.errors import AfterimageError, ConfigurationError, InvalidReq
 BALANCED = json.dumps(
     {
         "loadBalancingConfig": [{"round_robin": {}}],
-        # a replica that drains or does not serve yet says so through the health service, and gets no calls
+        # a replica that drains or does not serve yet is unhealthy in the health service, and gets no calls
         "healthCheckConfig": {"serviceName": ""},
-        # a replica that was just killed: the call goes once more, to the next (all our internal calls may be repeated)
+        # after a replica was killed the call goes to the next one, once (all internal calls may be repeated)
         "methodConfig": [
             {
                 "name": [{}],
@@ -35,7 +35,7 @@ SCHEMES = ("unix:", "unix-abstract:", "vsock:", "ipv4:", "ipv6:", "dns:", "xds:"
 """Schemes of gRPC targets that are no host:port (grpc/doc/naming.md)."""
 PROBE_S = 1.0
 SILENT_S = 3.0
-"""How long a command waits for the first byte of a server that takes connections."""
+"""Seconds that a command waits for the first byte of a server that accepts connections."""
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """HTTP/2's connection preface with an empty SETTINGS frame (RFC 9113 §3.4); a server answers with its own SETTINGS."""
 _SETTINGS = 4
@@ -65,9 +65,9 @@ def silent(address: str, silent_s: float) -> SilentError:
 
 
 def target_of(addresses: str, setting: str) -> str:
-    """The gRPC target of `host:port`, of several `ip:port` separated by commas, or of a gRPC name as it is.
+    """Return the gRPC target for `host:port`, for several `ip:port` separated by commas, or for a gRPC name.
 
-    A single host name is looked up with all its addresses (replicas behind one name, as Docker and Kubernetes give).
+    A single host name may have several addresses: replicas behind one name, as in Docker and Kubernetes.
     """
     several = [address.strip() for address in addresses.split(",") if address.strip()]
     if len(several) == 1:
@@ -91,7 +91,7 @@ def _family(address: str, setting: str) -> str:
 
 
 def check_address(address: str, setting: str) -> None:
-    """Raises ConfigurationError for what nobody could listen on, whatever else runs here."""
+    """Raise ConfigurationError for a text that is no address to listen on."""
     host, _, port = address.rpartition(":")
     if address.startswith("unix:") and len(address) > len("unix:"):
         return
@@ -101,7 +101,7 @@ def check_address(address: str, setting: str) -> None:
 
 
 def check_target(target: str, setting: str = "target") -> str:
-    """The address that a client can call; raises InvalidRequestError where it names no port, or is no address."""
+    """Return the address for a client; raise InvalidRequestError for a missing port or a malformed address."""
     host, _, port = target.rpartition(":")
     if target.startswith(SCHEMES):
         return target
@@ -116,10 +116,11 @@ def check_target(target: str, setting: str = "target") -> str:
 
 
 async def unreachable(address: str, silent_s: float | None = None) -> AfterimageError | None:
-    """Why gRPC cannot reach `address`; None where it can, where nobody answers yet, and for gRPC's other names.
+    """Return the reason why gRPC cannot reach `address`; None if it can, and for gRPC names that are no host:port.
 
-    NothingListensError, UnavailableError where the host is unknown or silent, ConfigurationError where another protocol
-    answers. With `silent_s` also SilentError, where a server takes connections and sends nothing for so long.
+    The reason is NothingListensError, UnavailableError for an unknown or silent host, or ConfigurationError for a
+    server of another protocol. With `silent_s`, a server that accepts a connection and sends nothing for that many
+    seconds is a SilentError; without `silent_s` it is no error.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -148,7 +149,10 @@ async def unreachable(address: str, silent_s: float | None = None) -> Afterimage
 async def _another_protocol(
     address: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, silent_s: float | None
 ) -> AfterimageError | None:
-    """Only an answer proves it: a process that starts is silent, one that ends closes the connection."""
+    """Return an error if the server's first bytes are not gRPC's.
+
+    Only bytes prove that: a process that starts is silent, and a process that ends closes the connection.
+    """
     answer = b""
     try:
         writer.write(_PREFACE)
@@ -161,6 +165,6 @@ async def _another_protocol(
     if len(answer) < 4 or answer[3] == _SETTINGS:
         return None
     return ConfigurationError(
-        f"{address}: something that is not Afterimage listens there: it does not speak gRPC (its answer begins with "
+        f"{address}: a server that is not Afterimage listens there: it does not speak gRPC (its answer begins with "
         f"{answer!r}); name the gRPC port that `afterimage up` prints"
     )

@@ -1,4 +1,4 @@
-"""Time as a value that tests can hold still: wall seconds for rows, monotonic seconds for durations."""
+"""Clocks, which tests can stop: wall seconds for rows, monotonic seconds for durations."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now(self) -> float:
-        """Unix seconds."""
+        """Return Unix seconds."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return seconds that never go back."""
         ...
 
 
@@ -25,7 +25,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """Stands still until it is told to move."""
+    """A clock that moves only by `advance`."""
 
     def __init__(self, start: float = 1_000_000.0) -> None:
         self._now = start

@@ -1,4 +1,4 @@
-"""The lock that keeps a second process out of a data directory, and modes that keep other users out of it."""
+"""The lock of a data directory against a second process, and file modes against other users."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ OTHERS = 0o077
 def private_folder(path: Path | str, mode: int = OWNER_FOLDER, *, tighten: bool = True) -> Path:
     """Make the folder and its missing parents with this mode, whatever the umask; return its absolute path.
 
-    `tighten`: a folder that is there, is ours and is open to others gets the mode too. The root, a home and a sticky
-    folder such as /tmp keep theirs: they have other uses.
+    tighten: an existing folder of ours that is open to other users gets the mode too. The root, a home directory and a
+    sticky folder such as /tmp keep their mode, because they have other uses.
     """
     folder = Path(path).absolute()
     for one in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
-        with suppress(FileExistsError):  # made meanwhile
+        with suppress(FileExistsError):  # another process has just made it
             one.mkdir(mode=mode)
-            if mode & ~one.stat().st_mode:  # the umask took it
+            if mode & ~one.stat().st_mode:  # the umask removed bits
                 _chmod(one, mode)
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
@@ -37,19 +37,21 @@ def private_folder(path: Path | str, mode: int = OWNER_FOLDER, *, tighten: bool 
 
 
 def private_file(path: Path | str) -> None:
-    """Give a file that is there and is ours the mode 0600. The file is not opened: closing it would end the locks that
-    SQLite has on it in this process."""
+    """Give an existing file of ours the mode 0600.
+
+    The file is not opened, because closing it would release SQLite's locks on it in this process.
+    """
     with suppress(FileNotFoundError):
         _tighten(Path(path), OWNER_FILE)
 
 
 def private_opener(path: str, flags: int) -> int:
-    """`opener` of `open` for a file that only its owner may read and write."""
+    """Open a file that only its owner may read and write; the `opener` of `open`."""
     return os.open(path, flags, OWNER_FILE)
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a text that only its owner may read."""
+    """Write a text file that only its owner may read."""
     with open(path, "w", opener=private_opener) as file:
         private_file(path)
         file.write(text)
@@ -67,7 +69,7 @@ def _chmod(path: Path, mode: int) -> None:
 
 
 class DataDirLock:
-    """Held until `release()`, or until the process ends however it ends: the kernel drops it."""
+    """A lock that is held until `release()`, or until the process ends in any way: the kernel then releases it."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -80,7 +82,7 @@ class DataDirLock:
 
 
 def lock_data_dir(path: Path | str) -> DataDirLock:
-    """Makes the directory when it is missing and takes its lock; DataDirectoryLockedError names who has it."""
+    """Make the directory if needed and take its lock; DataDirectoryLockedError names the process that holds it."""
     directory = Path(path).absolute()
     try:
         private_folder(directory)
@@ -100,6 +102,6 @@ def lock_data_dir(path: Path | str) -> DataDirLock:
             "or give this one another data_dir"
         ) from error
     except OSError:
-        # a full disk cannot take the pid, but the lock itself holds
+        # on a full disk the pid cannot be written, but the lock holds
         pass
     return DataDirLock(directory, descriptor)

@@ -1,4 +1,4 @@
-"""Python packages that this install lacks, and the extra of Afterimage that brings each."""
+"""Missing Python packages, and the extra of Afterimage that installs each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 OURS = ("", "services", "shared", "protos")
-"""A module of these that is missing is a bug."""
+"""Packages of this repository; a missing module of theirs is a bug."""
 
 
 @contextlib.contextmanager
@@ -28,7 +28,7 @@ def missing_packages_named(program: str) -> Iterator[None]:
 
 
 def _remedy(package: str) -> str:
-    """Say which extra of the installed distribution brings an importable package, itself or by what it needs."""
+    """Return the pip command whose extra installs an importable package, directly or as a dependency."""
     name = {"sklearn": "scikit-learn"}.get(package, package.replace("_", "-"))
     named = re.compile(rf"{re.escape(name)}\b.* extra == ['\"](\w+)['\"]", re.IGNORECASE)
     with contextlib.suppress(metadata.PackageNotFoundError):

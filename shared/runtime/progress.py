@@ -1,4 +1,4 @@
-"""How far long work is: bars on a terminal, else a line every half minute with stage, share, rate and time left."""
+"""Progress of long work: bars on a terminal, else a line every 30 s with stage, share, rate and time left."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EVERY_S = 30.0
-"""Between two lines."""
+"""Seconds between two lines."""
 
 Advance = Callable[[int], None]
-"""Counts so many more as done."""
+"""Function that adds a number to the work done."""
 
 
 class Bar(Protocol):
-    """Begins a stage of long work."""
+    """Function that begins a stage of long work."""
 
     def __call__(self, stage: str, total: int | None, done: int = 0) -> Advance:
-        """`total`: what the stage has to do, None where nobody knows; `done`: how much of it an earlier run did."""
+        """Begin a stage. total: its amount of work, None when unknown; done: the part that an earlier run did."""
         ...
 
 
 def _say(line: str) -> None:
-    """Prints at once, into a file too: hours of silence look like a run that hangs."""
+    """Print and flush at once, into files too, so that a long run does not seem to hang."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 class Remaining:
-    """One stage that says how far it is, at most every `every_s` seconds, and at the end where it took as long.
+    """One stage that prints its progress every `every_s` seconds at most, and at its end if it lasted that long.
 
-    done: how much of `total` an earlier run did, which counts for the share and not for the rate; share: the part that
-    this is of the whole, where something else than `total` may end the stage first.
+    done: the part of `total` that an earlier run did; it counts for the share and not for the rate. share: the finished
+    share of the stage, where something other than `total` may end the stage.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Remaining:
         self.reached(self._done + count)
 
     def reached(self, done: float, *, share: float | None = None, note: str = "") -> None:
-        """`done` of `total` and `share` of the whole are behind; `note` ends the line, if there is one."""
+        """Set the finished work to `done` of `total`, and the share to `share`; `note` ends the printed line."""
         before, self._done = self._done, done
         behind = self._share_of(done, share)
         now = self._clock()
@@ -92,7 +92,7 @@ def _per(rate: float) -> str:
 
 @contextmanager
 def shown(console: Console | None = None) -> Iterator[Bar]:
-    """Bars on `console` (stdout by default) where it is a terminal, else lines."""
+    """Show bars on `console` (default: stdout) if it is a terminal, else print lines."""
     from rich.console import Console as RichConsole
 
     console = console or RichConsole(soft_wrap=True)

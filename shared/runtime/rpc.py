@@ -1,4 +1,4 @@
-"""Errors ↔ gRPC status, in one shape for every service: status code, message, field, rule, retry delay."""
+"""Errors as gRPC status and back, in one form for all services: code, message, field, rule, retry delay."""
 
 from __future__ import annotations
 
@@ -34,16 +34,18 @@ from shared.runtime.telemetry import METRICS, log
 
 DOMAIN = "afterimage"
 _REASONS: dict[str, type[AfterimageError]] = {"STORAGE_FULL": StorageFullError, "JOB_FAILED": JobFailedError}
-"""ErrorInfo of errors that share their status code with others: a full disk is no full queue, and a job that failed is
-no gateway that fails."""
+"""ErrorInfo reasons of errors that share their status code with others: a full disk differs from a full queue, and a
+failed job from a failing gateway."""
 AWAY = "does not answer"
 KEEPALIVE_S = 10.0
-"""A peer that says nothing for this long is pinged; one that does not answer for as long is gone. Without that a call
-over a connection that was cut, not closed, waits for its whole timeout."""
+"""Seconds of silence after which a peer is pinged, and seconds without an answer after which the peer counts as gone.
+
+Without pings a call over a connection that was cut, not closed, waits for its whole timeout.
+"""
 OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", 1000),
-    # such pings are welcome, also while a long call has nothing to say
+    # servers accept such pings, also during a long silent call
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
 )
@@ -53,19 +55,19 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
-        # a service that was restarted is found again within seconds (gRPC's own default waits up to two minutes)
+        # reconnect to a restarted service within seconds (gRPC's default waits up to two minutes)
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.min_reconnect_backoff_ms", 2000),
         ("grpc.max_reconnect_backoff_ms", 2000),
         ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
         ("grpc.keepalive_timeout_ms", int(KEEPALIVE_S * 1000)),
-        ("grpc.http2.ping_timeout_ms", int(KEEPALIVE_S * 1000)),  # this one decides (grpc 1.78); a minute by default
+        ("grpc.http2.ping_timeout_ms", int(KEEPALIVE_S * 1000)),  # this option decides (grpc 1.78); a minute by default
         ("grpc.http2.max_pings_without_data", 0),
     ]
 
 
 def to_status(error: AfterimageError) -> Any:
-    """The error as a gRPC status with details: BadRequest: a field, RetryInfo: a delay, ErrorInfo: a reason."""
+    """Return the error as a gRPC status with details: BadRequest for a field, RetryInfo a delay, ErrorInfo a reason."""
     details = []
     if isinstance(error, InvalidRequestError):
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.rule)
@@ -98,7 +100,7 @@ _BY_CODE: dict[str, type[AfterimageError]] = {
 
 
 def from_rpc_error(error: grpc.RpcError) -> AfterimageError:
-    """The error a server raised, on the client's side of the call."""
+    """Return the error that the server raised, on the client's side of the call."""
     status = rpc_status.from_call(error) if hasattr(error, "trailing_metadata") else None
     retry_after_s: float | None = None
     kind = _BY_CODE.get(error.code().name, AfterimageError)
@@ -111,14 +113,14 @@ def from_rpc_error(error: grpc.RpcError) -> AfterimageError:
         if detail.Unpack(info) and info.domain == DOMAIN:
             kind = _REASONS.get(info.reason, kind)
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        said = f"another service, or another version of this one, listens there ({error.details()})"
+        said = f"another service, or another version of it, listens there; check the address ({error.details()})"
         return ConfigurationError(said)
     if status is None and "larger than max" in (error.details() or ""):
         rule = (
             "a message holds max_message_bytes at most, at both ends; send less, or raise AFTERIMAGE_MAX_MESSAGE_BYTES"
         )
         return OverloadedError(f"{error.details()}: {rule}")
-    # without a status of ours these are gRPC's own words, which name addresses
+    # without our status the text is gRPC's own, which names addresses
     away = AWAY if status is None and kind is UnavailableError else ""
     return kind(error.details() or error.code().name, retry_after_s=retry_after_s, outside=away)
 
@@ -141,10 +143,10 @@ def _invalid(field: str, message: str) -> InvalidRequestError:
 
 
 def server(options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Server:
-    """A server whose handlers turn AfterimageError into its status, log anything else once, and time every call.
+    """Return a server whose handlers turn AfterimageError into its status, log other errors, and time every call.
 
-    They are wrapped as they are registered: an interceptor would be asked again at every call, which takes a sixth of
-    one as small as those between our services.
+    Handlers are wrapped once, at registration. An interceptor would run again at every call, and would take a sixth of
+    the time of a small internal call.
     """
     guarding: Any = _Guarding(grpc.aio.server(options=options))
     made: grpc.aio.Server = guarding
@@ -152,7 +154,7 @@ def server(options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Server:
 
 
 class _Guarding:
-    """The server itself, but for what is registered."""
+    """A server that wraps the handlers registered with it."""
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self._server = server
@@ -168,13 +170,13 @@ class _Guarded(grpc.GenericRpcHandler):
     def __init__(self, handlers: grpc.GenericRpcHandler) -> None:
         self._handlers = handlers
         self._guarded: dict[str, Any] = {}
-        """By method: made at its first call, not at each."""
+        """Wrapped handlers by method, made at the method's first call."""
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
         method = details.method
         if method not in self._guarded:
             handler = self._handlers.service(details)
-            if handler is None:  # nobody's method: its name is a caller's, and not kept
+            if handler is None:  # an unknown method: its name comes from a caller and is not stored
                 return None
             self._guarded[method] = handler if method.startswith("/grpc.") else _guarded(handler, method)
         return self._guarded[method]
@@ -192,7 +194,7 @@ def _guarded(handler: Any, method: str) -> Any:
 
 
 class _Malformed:
-    """Stands for bytes that are no message until the handler's turn, where an error has a shape."""
+    """Placeholder for malformed bytes: the handler's wrapper then replies with an error in our form."""
 
 
 def _careful(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -242,19 +244,19 @@ class _Timed:
 
 @contextlib.contextmanager
 def _timed(method: str) -> Iterator[_Timed]:
-    """Counts one call under the code it ends with."""
+    """Time one call under the status code that it ends with."""
     timed, start = _Timed(), time.monotonic()
     try:
         yield timed
     except (asyncio.CancelledError, GeneratorExit):
-        timed.code = "CANCELLED"  # the client went away
+        timed.code = "CANCELLED"  # the client cancelled the call or is gone
         raise
     finally:
         METRICS.rpc_seconds.labels(method.rsplit("/", 1)[-1], timed.code).observe(time.monotonic() - start)
 
 
 async def _abort(error: Exception, context: Any, method: str, timed: _Timed) -> None:
-    """Ends the call with the error's status; gRPC's own abort is passed through untouched."""
+    """End the call with the error's status; pass gRPC's own abort through."""
     if isinstance(error, grpc.aio.AbortError):
         timed.code = context.code().name if context.code() else "UNKNOWN"
         raise error
@@ -269,13 +271,13 @@ async def _abort(error: Exception, context: Any, method: str, timed: _Timed) -> 
 
 
 async def call(method: Callable[..., Any], request: Any, *, timeout_s: float) -> Any:
-    """One unary call to another service; raises the server's own AfterimageError, UnavailableError when it is away."""
+    """Call another service once; raise the server's own AfterimageError, or UnavailableError without a server."""
     try:
         reply = await method(request, timeout=timeout_s)
     except grpc.RpcError as error:
         raise from_rpc_error(error) from error
-    except asyncio.InvalidStateError as error:  # the channel was closed under the call
+    except asyncio.InvalidStateError as error:  # the channel was closed during the call
         raise UnavailableError(str(error)) from error
-    if reply is None:  # so grpc.aio says that it could not be parsed
-        raise AfterimageError("what it answered is no message of this method")
+    if reply is None:  # grpc.aio returns None for a reply that it cannot parse
+        raise AfterimageError("the reply is no message of this method; check that both sides have the same version")
     return reply

@@ -1,4 +1,4 @@
-"""The nouns of `shared.domain.types` as protobuf messages and back."""
+"""Convert the nouns of `shared.domain.types` to protobuf messages and back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _back(table: dict[E, int], value: int, default: E) -> E:
 
 
 def state_from_proto(value: int) -> JobState | None:
-    """None for unspecified."""
+    """Return the job state; None for unspecified."""
     return next((state for state, number in _STATES.items() if number == value), None)
 
 
@@ -80,7 +80,7 @@ def request_to_proto(request: Request) -> pb.Request:
 
 
 def request_from_proto(message: pb.Request, *, tenant: str, seed_given: bool) -> Request:
-    """A request whose every field the gateway has set (clients' requests are validated there, not here)."""
+    """Return a request with every field set by the gateway, which validates clients' requests."""
     return Request(
         prompt=message.prompt,
         negative_prompt=message.negative_prompt,
@@ -171,7 +171,7 @@ def job_to_proto(job: Job) -> pb.Job:
 
 
 def job_from_proto(message: pb.Job) -> Job:
-    """What a client sees of a job (no tenant, no lease)."""
+    """Return the client's view of a job, without tenant and lease."""
     request = request_from_proto(message.request, tenant="", seed_given=message.seed_given)
     return Job(
         id=message.id,
@@ -191,11 +191,11 @@ def timings_from_proto(message: pb.Timings) -> Timings:
 
 
 _ON_THE_WIRE = {"allowed_step": "wished_step"}
-"""Fields whose message has another name for them."""
+"""Fields with another name in their protobuf message."""
 
 
 def _plain(kind: Any, value: Any) -> Any:
-    """A message whose fields have the value's own names."""
+    """Return a message of this kind with the value's fields."""
     return kind(**{_ON_THE_WIRE.get(name, name): getattr(value, name) for name in _names(value.__class__)})
 
 
@@ -203,6 +203,6 @@ def _value(kind: Any, message: Any) -> Any:
     return kind(**{name: getattr(message, _ON_THE_WIRE.get(name, name)) for name in _names(kind)})
 
 
-@cache  # a plan has eight candidates of eight fields each, and is converted four times a request
+@cache  # each plan converts eight candidates of eight fields, four times per request
 def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind) if not field.kw_only)  # `unknown` travels as JSON alone
+    return tuple(field.name for field in fields(kind) if not field.kw_only)  # `unknown` is sent as JSON only

@@ -1,5 +1,4 @@
-"""What is wrong with the AFTERIMAGE_* variables: names that no setting has, which would otherwise do nothing without a
-word, and values that no setting takes."""
+"""Messages about wrong AFTERIMAGE_* variables: unknown names, which would otherwise be ignored, and wrong values."""
 
 from __future__ import annotations
 
@@ -13,9 +12,9 @@ from shared.runtime.settings import Settings
 
 PREFIX = "AFTERIMAGE_"
 ELSEWHERE = ("AFTERIMAGE_TORCH", "AFTERIMAGE_SPRITES")
-"""Read by the installation and by the renderer."""
+"""Variables that the installation and the renderer read."""
 FAMILIES = ("AFTERIMAGE_TEST_", "AFTERIMAGE_LOAD_")
-"""Read by the tests and by the load generator."""
+"""Prefixes of variables that the tests and the load generator read."""
 RETIRED = {
     "INTERNAL_LISTEN": "a private unix socket",
     "LCBFU_TIE": "oldest_use",
@@ -23,14 +22,16 @@ RETIRED = {
     "REMEMBERED_ENTRIES": "10,000",
     "EMBED_BATCH_MAX": "32",
 }
-"""Former settings, and the values that are constants now. A start ignores such a variable and says so."""
+"""Former settings with their values, which are constants now. A start ignores such a variable and logs that."""
 LONGEST = 200
-"""Characters of a value that are shown."""
+"""Characters of a value that a message shows."""
 
 
 def misspelt(names: Iterable[str]) -> list[str]:
-    """One line for each of these variables that looks like a setting and is none, with the nearest that is one; of a
-    former setting, with its value now."""
+    """Return one line for each variable that looks like a setting and is none.
+
+    The line has the nearest setting, or, for a former setting, its constant value.
+    """
     known = [field.upper() for field in Settings.model_fields]
     lines = []
     for name in sorted(names):
@@ -39,16 +40,16 @@ def misspelt(names: Iterable[str]) -> list[str]:
         if not ours or upper.removeprefix(PREFIX) in known:
             continue
         if (value := RETIRED.get(upper.removeprefix(PREFIX))) is not None:
-            lines.append(f"{name}: no longer a setting, so it does nothing; the value is always {value}")
+            lines.append(f"{name}: no longer a setting, so it has no effect; the value is always {value}")
             continue
         nearest = difflib.get_close_matches(upper.removeprefix(PREFIX), known, n=1)
-        meant = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "shared/runtime/settings lists them all"
-        lines.append(f"{name}: no such setting, so it does nothing; {meant}")
+        meant = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "docs/reference/settings.md lists all settings"
+        lines.append(f"{name}: no such setting, so it has no effect; {meant}")
     return lines
 
 
 def in_words(error: ValidationError) -> str:
-    """The first broken rule of a setting, in one line; of a value that is long, its beginning."""
+    """Return the first broken rule of a setting in one line, with the beginning of a long value."""
     first: Any = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"])
     got = "" if first["type"] == "missing" else f" (got {repr(first['input'])[:LONGEST]})"

@@ -20,7 +20,7 @@ _LATENCY_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2
 
 
 class Metrics:
-    """Every metric in one place; the prefix is `afterimage_`."""
+    """All metrics; every name has the prefix `afterimage_`."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -213,11 +213,11 @@ class Metrics:
 
 METRICS = Metrics()
 COUNT_S = 2.0
-"""How long a scrape waits for a number that is counted for it."""
+"""Seconds that a scrape waits for a number that is counted on demand."""
 
 
 def counted_when_scraped(gauge: Gauge, count: Callable[[], Coroutine[Any, Any, int]]) -> None:
-    """From now on every scrape counts anew, on this event loop; not a number where there is no answer in time."""
+    """Count anew at every scrape, on this event loop; the value is NaN without an answer in time."""
     loop = asyncio.get_running_loop()
 
     def number() -> float:
@@ -226,7 +226,7 @@ def counted_when_scraped(gauge: Gauge, count: Callable[[], Coroutine[Any, Any, i
         counting = asyncio.run_coroutine_threadsafe(count(), loop)
         try:
             return counting.result(COUNT_S)
-        except Exception:  # no answer, or a process that ends: all other numbers are shown all the same
+        except Exception:  # no answer, or a process that ends: the other numbers are shown
             counting.cancel()
             return math.nan
 
@@ -235,7 +235,7 @@ def counted_when_scraped(gauge: Gauge, count: Callable[[], Coroutine[Any, Any, i
 
 
 def configure_logging(level: str = "info", *, pretty: bool | None = None) -> None:
-    """JSON lines on stderr, or coloured text on a terminal. No prompt is logged unless `log_prompts` is set."""
+    """Log JSON lines to stderr, or coloured text to a terminal. Prompts are logged only with `log_prompts`."""
     pretty = sys.stderr.isatty() if pretty is None else pretty
     renderer: Any = structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer()
     structlog.configure(
@@ -248,21 +248,21 @@ def configure_logging(level: str = "info", *, pretty: bool | None = None) -> Non
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # stderr as it is then, not as it was
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # looked up at each line, not once
         cache_logger_on_first_use=False,
     )
 
 
 def log(service: str) -> Any:
-    """A structured logger bound to a service's name."""
+    """Return a structured logger bound to a service's name."""
     return structlog.get_logger(service=service)
 
 
 @contextlib.contextmanager
 def serving_metrics(listen: str) -> Iterator[int]:
-    """Serves /metrics on host:port while the block runs, not at all for ''; ConfigurationError when the port is taken.
+    """Serve /metrics on host:port while the block runs, and yield the port; '' serves nothing.
 
-    Yields the port.
+    Raises ConfigurationError when the port is taken.
     """
     if not listen:
         yield 0

@@ -1,4 +1,4 @@
-"""Rows that only another version of Afterimage can read: reported once, set aside, and left as they are."""
+"""Rows that only another version of Afterimage can read: reported once, skipped, and left unchanged."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from shared.runtime.telemetry import METRICS, log
 T = TypeVar("T")
 
 REMEMBERED = 100_000
-"""Rows that this process reports one by one; more are set aside without a word, else each sweep would log them all."""
+"""Rows that this process logs. Further rows are skipped without a log line, or each sweep would log them all."""
 _reported: dict[tuple[str, str], None] = {}
 _lock = Lock()
-"""Rows are read on several threads."""
+"""Guards `_reported`: several threads read rows."""
 
 
 def readable(rows: Iterable[Any], read: Callable[[Any], T]) -> list[T]:
-    """The rows as values, without those for which `read` raises UnreadableRowError."""
+    """Return the rows as values, without those for which `read` raises UnreadableRowError."""
     values = []
     for row in rows:
         try:
@@ -32,7 +32,7 @@ def readable(rows: Iterable[Any], read: Callable[[Any], T]) -> list[T]:
 
 
 def unreadable(table: str, row_id: str, error: Exception, tenant: str = "") -> UnreadableRowError:
-    """The error to raise for a row; the first one of each row is logged and counted."""
+    """Return the error to raise for a row; log and count the first error of each row."""
     why = _why(error)
     with _lock:
         if new := (table, row_id) not in _reported and len(_reported) < REMEMBERED:
@@ -44,7 +44,7 @@ def unreadable(table: str, row_id: str, error: Exception, tenant: str = "") -> U
 
 
 def was_reported(table: str, row_id: str) -> bool:
-    """Whether this process could not read the row when it last tried, or some time before."""
+    """Return whether this process has failed to read the row."""
     return (table, row_id) in _reported
 
 
@@ -52,7 +52,7 @@ _NOUNS = {"jobs": "job", "entries": "entry", "profiles": "profile", "vectors": "
 
 
 def _why(error: Exception) -> str:
-    """The field, and what is wrong with it; never what a prompt says."""
+    """Return the field and its fault, without the text of a prompt."""
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors(include_url=False)[0]

@@ -1,4 +1,4 @@
-"""One way to run services: open the ports, start, serve gRPC with health and reflection, drain and stop."""
+"""Run services: open the ports, start, serve gRPC with health and reflection, drain and stop."""
 
 from __future__ import annotations
 
@@ -24,26 +24,29 @@ from shared.service.backends import PORTS, Backends, open_backends
 from shared.service.readiness import Readiness
 
 PUBLIC = frozenset({"gateway"})
-"""Services that clients may reach; the others listen on the internal address only."""
+"""Services that clients may call. The others listen only on the internal address."""
 
 
 class Service(Protocol):
-    """May name the `ports` it uses (a set of names of Backends' fields); alone in its process it opens no others. May
-    name those that it `needs`, of catalog and bus: while one is away, health says by the service's name that it does
-    not serve (shared/service/readiness.py)."""
+    """One service of a process.
+
+    A class may name the `ports` that it uses, by the fields of Backends; alone in its process it opens no others. It
+    may also name the ports that it `needs`, of catalog and bus. While one of them is away, the health service reports
+    the service's name as not serving (shared/service/readiness.py).
+    """
 
     name: ClassVar[str]
 
     async def start(self, context: Context) -> None:
-        """Opens what it needs and subscribes; after this it can serve."""
+        """Open resources and subscribe; afterwards the service can serve."""
         ...
 
     def register(self, server: grpc.aio.Server) -> str | None:
-        """Adds its servicer; returns the full gRPC service name, None when it has no rpc."""
+        """Add the servicer to the server; return the full gRPC service name, or None for a service without RPCs."""
         ...
 
     async def drain(self) -> None:
-        """Takes no new work and finishes or hands back what it has."""
+        """Accept no new work; finish the running work or hand it back."""
         ...
 
     async def stop(self) -> None: ...
@@ -51,7 +54,7 @@ class Service(Protocol):
 
 @dataclass
 class Context:
-    """What a service is given: settings, ports, clock, and channels to the other services."""
+    """Settings, ports, clock, and channels to the other services, for a service to use."""
 
     settings: Settings
     backends: Backends
@@ -60,12 +63,12 @@ class Context:
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
 
     def channel(self, service: str) -> grpc.aio.Channel:
-        """The gRPC channel to a service: its own address from the settings, else the internal one."""
+        """Return the gRPC channel to a service, at its address from the settings, else at the internal address."""
         setting = f"{service}_address"
         addresses = getattr(self.settings, setting, "") or self.internal_address
         if not addresses:
             raise ConfigurationError(
-                f"{setting}: this process needs to reach {service}, which does not run in it; "
+                f"{setting}: this process needs to call {service}, which does not run in it; "
                 f"set AFTERIMAGE_{setting.upper()} to host:port (several replicas: ip:port,ip:port)"
             )
         if addresses not in self._channels:
@@ -83,7 +86,7 @@ class Context:
 
 @dataclass
 class Running:
-    """A started set of services and the addresses they listen on."""
+    """Started services, and the public address that they listen on."""
 
     address: str
     context: Context
@@ -95,7 +98,7 @@ class Running:
 async def running(
     services: Sequence[Service], settings: Settings, *, clock: Clock | None = None
 ) -> AsyncIterator[Running]:
-    """Starts the services in this process, yields while they serve, then drains and stops them in reverse order."""
+    """Start the services in this process, yield while they serve, then drain and stop them."""
     ports = frozenset[str]().union(*(getattr(service, "ports", PORTS) for service in services))
     backends = await open_backends(settings, ports)
     socket_dir = Path(tempfile.mkdtemp(prefix="afterimage-"))
@@ -115,7 +118,7 @@ async def running(
             _bind(servers[-1], internal_address, "internal address")
         servers.append(_server(public, settings, health_servicer, needs))
         port = _bind(servers[-1], settings.listen, "listen")
-        for service in reversed(services):  # the gateway is named first and opens last
+        for service in reversed(services):  # the gateway is first in the list and opens last
             await service.start(context)
             started.append(service)
         for server in servers:
@@ -142,7 +145,7 @@ async def running(
 
 
 async def _carefully(service: str, stage: str, ending: Awaitable[None]) -> None:
-    """One service's trouble with its end must not keep the others from theirs."""
+    """Await one service's ending, and log its error so that the other services still end."""
     try:
         await ending
     except Exception as error:
@@ -152,7 +155,7 @@ async def _carefully(service: str, stage: str, ending: Awaitable[None]) -> None:
 def _server(
     services: Sequence[Service], settings: Settings, health_servicer: Any, needs: dict[str, frozenset[str]]
 ) -> grpc.aio.Server:
-    """A server with these services, health and reflection; notes by the services' full names what they need."""
+    """Return a server with these services, health and reflection; add their needs by full service name to `needs`."""
     server = rpc.server([*rpc.channel_options(settings.max_message_bytes), *rpc.OPTIONS])
     own = {
         name: getattr(service, "needs", frozenset[str]())
@@ -170,4 +173,6 @@ def _bind(server: grpc.aio.Server, address: str, setting: str) -> int:
     try:
         return int(server.add_insecure_port(address))
     except RuntimeError as error:
-        raise ConfigurationError(f"{setting}: cannot listen on {address}; is something else there?") from error
+        raise ConfigurationError(
+            f"{setting}: cannot listen on {address}; another process may use it, choose a free one"
+        ) from error

@@ -1,4 +1,4 @@
-"""The one composition root: four URLs become a bus, an index, a blob store and a catalog."""
+"""The composition root: open the bus, index, blob store and catalog that four URLs name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shared.service.pairing import compare, places_of
 
 PORTS = frozenset({"catalog", "blobs", "index", "bus"})
 RETRY_S = 0.5
-"""Pause between two tries to reach a server that is still starting."""
+"""Seconds between two tries to reach a server that is still starting."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Backends:
 
 
 class _NotOpened:
-    """Stands for a port that this process said it does not need."""
+    """Placeholder for a port that no service of this process uses."""
 
     process_local = False
 
@@ -51,17 +51,17 @@ class _NotOpened:
         self._port = port
 
     def __getattr__(self, name: str) -> Any:
-        raise ConfigurationError(f"{self._port}: this process did not open it; it is not among its service's `ports`")
+        raise ConfigurationError(f"{self._port}: this process did not open it; add it to the service's `ports`")
 
     async def close(self) -> None:
         return
 
 
 async def open_backends(settings: Settings, ports: Collection[str] = PORTS) -> Backends:
-    """Opens what the settings name; takes the data directory's lock first when only one process may work there.
+    """Open the backends of the settings; first take the data directory's lock where only one process may work there.
 
-    Of servers only those behind `ports` are asked for, and waited for up to `connect_wait_s` when they are away; then
-    UnavailableError names the one that is missing. StoreMismatchError when catalog and blob store belong to others.
+    In a cluster only `ports` are opened. A server that is away is retried for `connect_wait_s` seconds, then
+    UnavailableError names it. Raises StoreMismatchError when catalog and blob store do not belong together.
     """
     local = works_in_data_dir(settings)
     wanted = PORTS if local else ports
@@ -84,16 +84,16 @@ async def open_backends(settings: Settings, ports: Collection[str] = PORTS) -> B
             await _patiently(lambda: _paired(settings, made["catalog"], made["blobs"]), until)
         if made["index"].process_local:
             await rebuild_index(made["catalog"], made["index"])
-        opened.pop_all()  # all are there: from now on they are the caller's to close
+        opened.pop_all()  # all are open: the caller closes them from now on
         return Backends(**made, lock=lock)
     raise AssertionError("unreachable: nothing above swallows an error")
 
 
 async def _paired(settings: Settings, catalog: Catalog, blobs: Blobs) -> None:
-    """Refuse a catalog and a store that do not belong together; the collector looks again before each pass."""
+    """Refuse a catalog and a store that do not belong together; the collector checks again before each pass."""
     try:
         found = await compare(catalog, blobs, places_of(settings))
-    except StorageFullError as error:  # a start must be able to make room
+    except StorageFullError as error:  # a start must succeed, so that it can free space
         log("afterimage").warning("store not adopted", error=str(error))
         return
     if found.state == "mismatch":
@@ -103,7 +103,7 @@ async def _paired(settings: Settings, catalog: Catalog, blobs: Blobs) -> None:
 
 
 def works_in_data_dir(settings: Settings) -> bool:
-    """Whether only one process may work in the data directory."""
+    """Return whether only one process may work in the data directory."""
     return settings.bus_url.startswith("inprocess:") or settings.catalog_url.startswith("sqlite")
 
 
@@ -123,7 +123,7 @@ async def index_of(settings: Settings) -> Index:
 
 
 async def _patiently(open_it: Callable[[], Awaitable[Any]], until: float) -> Any:
-    """Tries again while a server does not answer yet: services and servers may start in any order."""
+    """Retry while a server does not answer yet: services and servers may start in any order."""
     while True:
         try:
             return await open_it()
@@ -135,11 +135,11 @@ async def _patiently(open_it: Callable[[], Awaitable[Any]], until: float) -> Any
 
 
 def require_shared(settings: Settings, service: str) -> None:
-    """A service alone in its process needs ports that other processes see too (design §8)."""
+    """Raise ConfigurationError for a service alone in its process whose ports other processes cannot see."""
     urls = {name: str(getattr(settings, name)) for name in ("bus_url", "index_url", "catalog_url")}
     for name, url in urls.items():
         if url.split(":", 1)[0].split("+")[0] in ("inprocess", "memory", "sqlite"):
             raise ConfigurationError(
-                f"{service} cannot run alone: {name}={url} lives inside one process, so no other service would see it. "
+                f"{service} cannot run alone: {name}={url} is inside one process, so no other service would see it. "
                 f"Start everything in one process with `afterimage up`, or set AFTERIMAGE_{name.upper()} to a server."
             )

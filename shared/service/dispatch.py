@@ -1,4 +1,7 @@
-"""Dispatch of a job: first its row, then its task, then the row's note that the broker has the task (design §8)."""
+"""Dispatch of a job: first its row, then its task, then the row's note that the broker has it.
+
+Source: docs/architecture.md, Write order.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,22 @@ from shared.domain.messages import GenerateImage
 from shared.domain.types import Job
 
 Confirm = Callable[[Sequence[str]], Awaitable[None]]
-"""Notes on the rows of these jobs that the broker has their tasks, at once or later in a batch."""
+"""Function that notes on the rows of these jobs that the broker has their tasks, at once or later in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """What a dispatch did."""
+    """Result of a dispatch."""
 
     written: bool = True
-    """False: another attempt or a cancellation has changed the row meanwhile, so no task was sent."""
+    """False: another attempt or a cancellation has changed the row, so no task was sent."""
     sent: bool = True
     error: AfterimageError | None = None
     """Why the task was not sent or not confirmed. The sweeper sends it again."""
 
     @property
     def trouble(self) -> str:
-        """What the log says of the error."""
+        """Text of the log line about the error."""
         return f"task not {'confirmed' if self.sent else 'sent'}; the sweeper sends it"
 
 

@@ -1,4 +1,7 @@
-"""Elect one replica of a service: the holder of the catalog's lease leads, the others stand by (design §8)."""
+"""Elect one replica of a service: the holder of the catalog's lease leads, the others stand by.
+
+Source: docs/architecture.md, Services.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ NEVER = float("-inf")
 
 
 class Leadership:
-    """Held from a successful `renew` for two thirds of the lease: the holder's clock ends it before the catalog's does.
+    """Leadership of one replica, for two thirds of the lease after each successful `renew`.
 
-    In an embedded catalog, which no other process uses, it is always held.
+    So the holder's clock ends the leadership before the catalog's clock ends the lease. With an embedded catalog, which
+    no other process uses, the leadership never ends.
     """
 
     def __init__(self, service: str, catalog: Catalog, clock: Clock, lease_s: float) -> None:
@@ -25,7 +29,7 @@ class Leadership:
         self._holder = f"{gethostname()}-{getpid()}-{new_id()}"
         self._until = NEVER
         self._may_hold = self._away = False
-        """Whether the catalog may name this replica: it took the lease, or a `take` got no answer."""
+        """The catalog may name this replica: it took the lease, or a `take` got no answer."""
 
     @property
     def alone(self) -> bool:
@@ -41,19 +45,21 @@ class Leadership:
         return self._catalog.fenced(self._service, self._holder)
 
     def check(self) -> None:
-        """Raise UnavailableError when another replica may lead: call this before writes that the catalog's fence does
-        not cover, such as deletions of blobs and writes to the index.
+        """Raise UnavailableError when another replica may lead.
 
-        The check is no guarantee: a slow deletion or a repair of the index may outlast the lease. Two leaders at once
-        do no harm: the last write to the index writes what the rows say (`shared.index.rebuild`), and no row names a
+        Call this before writes that the catalog's fence does not cover, such as deletions of blobs and writes to the
+        index. The check is no guarantee: a slow deletion or a repair of the index may outlast the lease. Two leaders at
+        once do no harm: the last write to the index follows the rows (`shared.index.rebuild`), and no row names a
         deleted blob, whose key is never used again.
         """
         if not self.held:
-            raise UnavailableError(f"{self._holder} does not lead {self._service} any more", retry_after_s=1.0)
+            raise UnavailableError(
+                f"{self._holder} does not lead {self._service} any more; try again", retry_after_s=1.0
+            )
 
     @property
     def every_s(self) -> float:
-        """Seconds between two calls of `renew`, for the leader and for those who stand by."""
+        """Seconds between two calls of `renew`, for the leader and for standbys."""
         return self._lease_s / 6
 
     async def renew(self) -> bool:

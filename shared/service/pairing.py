@@ -1,4 +1,4 @@
-"""Whether a catalog and a blob store belong together: each carries the other's id (docs/adr/0011)."""
+"""Check that a catalog and a blob store belong together: each stores the other's id (docs/adr/0011)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ SEAL_KEY = "identity/store.json"
 KINDS = ("states/", "pictures/", "checkpoints/")
 """Blob keys are `<kind>/<job id>-<attempt>…` or `<kind>/<job id>/<attempt>…`."""
 SAMPLE = 1_000
-"""Blobs of a store without an id that the catalog is asked about."""
+"""Blobs of a store without an id that are looked up in the catalog."""
 LISTED = 50_000
-"""Blobs of each kind that the sample is drawn from."""
+"""Blobs of each kind among which the sample is chosen."""
 ENOUGH = 0.9
 """Share of the sample that the catalog must know before such a store becomes its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where catalog and store are, for people; without passwords."""
+    """Addresses of catalog and store for messages, without passwords."""
 
     catalog: str
     store: str
@@ -36,7 +36,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """The blob that says whose a store is."""
+    """The blob that names the catalog of a store."""
 
     store: str
     catalog: str
@@ -45,8 +45,11 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """`paired`: the two belong together. `unadopted`: the store has no id, and the catalog knows too few of its blobs.
-    `mismatch`: one of the two belongs to another."""
+    """Result of comparing a catalog and a store.
+
+    `paired`: the two belong together. `unadopted`: the store has no id, and the catalog knows too few of its blobs.
+    `mismatch`: one of the two belongs to another.
+    """
 
     state: Literal["paired", "unadopted", "mismatch"]
     said: str = ""
@@ -57,7 +60,7 @@ PAIRED = Pairing("paired")
 
 
 def job_of(key: str) -> str:
-    """The id of the job that a blob belongs to."""
+    """Return the id of the job that a blob belongs to."""
     return re.split("[/-]", key.partition("/")[2])[0]
 
 
@@ -70,7 +73,7 @@ def places_of(settings: Settings) -> Places:
 
 
 def judge(ids: Ids, seal: Seal, at: Places) -> Pairing:
-    """Compare both ids on both sides."""
+    """Compare the ids that catalog and store have of themselves and of each other."""
     if (seal.catalog, seal.store) == (ids.catalog, ids.store):
         return PAIRED
     owner = f"catalog {seal.catalog}{f' ({seal.catalog_at})' if seal.catalog_at else ''}"
@@ -78,7 +81,7 @@ def judge(ids: Ids, seal: Seal, at: Places) -> Pairing:
 
 
 def judge_unsealed(ids: Ids, known: int, sampled: int, at: Places) -> Pairing:
-    """Decide by how many of the sampled blobs the catalog knows; an empty store suits a catalog that has none yet."""
+    """Decide by the number of sampled blobs that the catalog knows; an empty store pairs with a catalog without one."""
     if sampled and known >= ENOUGH * sampled:
         return PAIRED
     if not sampled and not ids.paired_with:
@@ -106,7 +109,7 @@ def _mismatch(ids: Ids, store: str, at: Places) -> Pairing:
 
 
 async def read_seal(blobs: Blobs) -> Seal | None:
-    """The store's id; None where there is none, or none that can be read."""
+    """Return the store's id blob; None when it is missing or unreadable."""
     try:
         found = json.loads(await blobs.get(SEAL_KEY))
         return Seal(str(found["store"]), str(found["catalog"]), str(found.get("catalog_at", "")))
@@ -115,7 +118,7 @@ async def read_seal(blobs: Blobs) -> Seal | None:
 
 
 async def compare(catalog: Catalog, blobs: Blobs, at: Places) -> Pairing:
-    """Say whether the two belong together; pair them where neither belongs to another yet (see `judge_unsealed`)."""
+    """Compare catalog and store; pair them when neither belongs to another yet (see `judge_unsealed`)."""
     ids, seal = await catalog.custody.ids(), await read_seal(blobs)
     if seal is None:
         keys = await _sample(blobs)
@@ -123,9 +126,11 @@ async def compare(catalog: Catalog, blobs: Blobs, at: Places) -> Pairing:
         if verdict is not PAIRED:
             return verdict
         await _write_seal(blobs, ids, at)
-        seal = await read_seal(blobs)  # another catalog may have met the same store at the same moment
+        seal = await read_seal(blobs)  # another catalog may have paired with the store at the same moment
         if seal is None:
-            return Pairing("mismatch", f"the blob store at {at.store} does not keep the id that was written to it")
+            return Pairing(
+                "mismatch", f"the blob store at {at.store} does not keep the id written to it; check its permissions"
+            )
     verdict = judge(ids, seal, at)
     if verdict is PAIRED and not ids.paired_with:
         await catalog.custody.pair(ids.store, at.store)
@@ -133,13 +138,13 @@ async def compare(catalog: Catalog, blobs: Blobs, at: Places) -> Pairing:
 
 
 async def mismatch(catalog: Catalog, blobs: Blobs, at: Places) -> str:
-    """The reason why the two do not belong together; empty where the store has no id, or the right one."""
+    """Return the reason why the two do not belong together; empty when the store has no id, or the right one."""
     seal = await read_seal(blobs)
     return judge(await catalog.custody.ids(), seal, at).said if seal is not None else ""
 
 
 async def adopt(catalog: Catalog, blobs: Blobs, at: Places) -> None:
-    """Make this store this catalog's own, whatever either belonged to."""
+    """Pair this store with this catalog, whatever each was paired with before."""
     ids, seal = await catalog.custody.ids(), await read_seal(blobs)
     store = seal.store if seal is not None else ids.store
     await _write_seal(blobs, Ids(ids.catalog, store, at.store), at)
@@ -152,7 +157,7 @@ async def _write_seal(blobs: Blobs, ids: Ids, at: Places) -> None:
 
 
 async def _sample(blobs: Blobs) -> list[str]:
-    """Keys by chance, the same number of each kind where there are as many."""
+    """Return random keys, the same number of each kind as far as each kind has enough."""
     drawn = [await _drawn(blobs, kind) for kind in KINDS]
     drawn.sort(key=len)
     keys: list[str] = []
@@ -162,7 +167,7 @@ async def _sample(blobs: Blobs) -> list[str]:
 
 
 async def _drawn(blobs: Blobs, kind: str) -> list[str]:
-    """At most SAMPLE keys of this kind by chance, from the first LISTED, in no order."""
+    """Return at most SAMPLE random keys of this kind, among the first LISTED, in random order."""
     chance, drawn, number = random.Random(0), list[str](), 0
     async for blob in blobs.list(kind):
         number += 1
@@ -177,7 +182,7 @@ async def _drawn(blobs: Blobs, kind: str) -> list[str]:
 
 
 async def _known(catalog: Catalog, keys: list[str]) -> int:
-    """How many of these blobs a row names, or are of a job that the catalog has: a lost attempt's count as well."""
+    """Count the blobs that a row names or whose job the catalog knows; blobs of lost attempts count as well."""
     named = await catalog.entries.referenced(keys)
     rest = [key for key in keys if key not in named]
     jobs = await catalog.custody.known(sorted({job_of(key) for key in rest}))

@@ -1,4 +1,4 @@
-"""A process of services: check that its ports are free, serve until SIGTERM or SIGINT, drain; `main` of one service."""
+"""Run a process of services: check its ports, serve until SIGTERM or SIGINT, drain. `main` runs one service."""
 
 from __future__ import annotations
 
@@ -26,17 +26,20 @@ from shared.service.backends import require_shared, works_in_data_dir
 
 
 class _Ending:
-    """SIGTERM and SIGINT: once a process serves it drains; while it starts, the start is given up, and at the second
-    signal the process: what loads on a thread cannot be told to stop."""
+    """Handler of SIGTERM and SIGINT.
+
+    A serving process drains. A starting process gives up its start; a second signal then ends the process at once,
+    because a thread that loads weights cannot be stopped.
+    """
 
     def __init__(self, starting: asyncio.Task[Any] | None) -> None:
         self._starting = starting
         self._stopping: asyncio.Event | None = None
         self.early = 0
-        """The signal that came before the process served."""
+        """The signal that arrived before the process served; 0: none."""
 
     def listen(self) -> None:
-        # also where nothing else would end it: the kernel keeps signals that nobody handles from a container's first
+        # needed in a container: the kernel withholds unhandled signals from its first process
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._asked, number)
 
@@ -53,14 +56,16 @@ class _Ending:
             asyncio.get_running_loop().remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-            os._exit(128 + number)  # a container's first process, for which the default does nothing
+            os._exit(128 + number)  # for a container's first process, which the default action does not end
 
 
 async def serve(
     services: Sequence[Service], settings: Settings, *, on_ready: Callable[[Running], None] | None = None
 ) -> None:
-    """Runs until SIGTERM or SIGINT, then drains; `on_ready` hears when it serves (else the log does). When the signal
-    comes before that, what has started is ended and SystemExit raised, with 128 + the signal's number."""
+    """Serve until SIGTERM or SIGINT, then drain. `on_ready` is called when the services serve; default: a log line.
+
+    A signal during the start ends the started services and raises SystemExit with 128 + the signal's number.
+    """
     check_free(settings)
     ending = _Ending(asyncio.current_task())
     ending.listen()
@@ -80,7 +85,7 @@ async def _served(
 ) -> None:
     async with running(services, settings) as process:
         gc.collect()
-        gc.freeze()  # half a million objects of the libraries, through which a full collection goes for 250 ms
+        gc.freeze()  # a full collection would visit half a million library objects, which takes 250 ms
         ending.serving(process.stopping)
         if on_ready is not None:
             on_ready(process)
@@ -94,8 +99,7 @@ async def _served(
 
 
 def check_free(settings: Settings) -> None:
-    """Raise ConfigurationError where another process has the data directory or a port: it takes no time, and loading
-    models takes seconds."""
+    """Raise ConfigurationError when another process has the data directory or a port, before models are loaded."""
     if works_in_data_dir(settings):
         lock_data_dir(settings.data_dir).release()
     check_address(settings.listen, "listen")
@@ -107,7 +111,9 @@ def check_free(settings: Settings) -> None:
         try:
             socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
         except (OSError, ValueError, OverflowError) as error:
-            if getattr(error, "errno", 0) != errno.EADDRINUSE:  # whatever else is wrong the server says that binds it
+            if (
+                getattr(error, "errno", 0) != errno.EADDRINUSE
+            ):  # the server that binds the port reports all other errors
                 continue
             by = f"AFTERIMAGE_{setting.upper()} or `afterimage up --{setting.replace('_', '-')}`"
             raise ConfigurationError(
@@ -117,7 +123,7 @@ def check_free(settings: Settings) -> None:
 
 
 def main(service: type[Service]) -> None:
-    """Runs one service alone (`python -m services.<name>`); any argument ends it, `--help` with what it is."""
+    """Run one service alone (`python -m services.<name>`). Any argument prints the usage and exits."""
     if arguments := sys.argv[1:]:
         _usage(service, asked={*arguments} <= {"--help", "-h"})
     try:
@@ -138,6 +144,6 @@ def _usage(service: type[Service], *, asked: bool) -> NoReturn:
     out = sys.stdout if asked else sys.stderr
     out.write(
         f"usage: python -m {package}\n\n{sys.modules[package].__doc__}\n\nIt takes no arguments: its settings are "
-        "AFTERIMAGE_… variables (shared/runtime/settings), and docs/how-to/run-the-cluster.md lists those it needs.\n"
+        "AFTERIMAGE_… variables (docs/reference/settings.md); docs/how-to/run-the-cluster.md names those it needs.\n"
     )
     raise SystemExit(0 if asked else os.EX_USAGE)

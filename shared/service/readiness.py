@@ -1,7 +1,7 @@
-"""Whether a service can do its work: its own name in the health service says so, while "" says that the process lives.
+"""Readiness in the health service: a service's name says whether it can work, and "" that the process runs.
 
-A server that is away comes back, and every service finds it again by itself: starting the process anew would mend
-nothing. So what restarts processes asks for "", and what sends work to them asks for the service by name.
+Services reconnect by themselves to a server that was away, so restarting the process would not help. A supervisor that
+restarts processes should check "", and a load balancer that sends them work should check the service's name.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from shared.runtime.telemetry import log
 from shared.service.backends import Backends
 
 EVERY_S, ANSWER_S = 2.0, 2.0
-"""How often the servers are asked, and how long they may take."""
+"""Seconds between two checks of the servers, and seconds that a server has to answer."""
 MISSES = 2
-"""One that was missed so often, one time after the other, is away: once may be a machine that is busy."""
+"""Missed checks in a row after which a server counts as away. One missed check may be a busy machine."""
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Readiness:
-    """Asks the servers that services need, and tells the health service what came of it."""
+    """Checks the servers that services need, and reports the result to the health service."""
 
     def __init__(self, backends: Backends, health: Any, needs: Mapping[str, frozenset[str]]) -> None:
-        """`needs`: by each service's full gRPC name the ports, of catalog and bus, without which it can do nothing."""
+        """needs: by each service's full gRPC name, the ports of catalog and bus that it cannot work without."""
         self._backends, self._health, self._needs = backends, health, needs
         self._away: frozenset[str] = frozenset()
         self._missed: Counter[str] = Counter()
 
     async def run(self) -> None:
-        """Until cancelled; returns at once where nothing is needed that could be away."""
+        """Check until cancelled; return at once when every needed port is in this process."""
         wanted = frozenset[str]().union(*self._needs.values())
         while shared := {port for port in wanted if not getattr(self._backends, port).process_local}:
             await asyncio.sleep(EVERY_S)
@@ -52,8 +52,8 @@ class Readiness:
                 await self._backends.catalog.ping()
         except (AfterimageError, TimeoutError):
             return False
-        except Exception as error:  # whatever it is, it is asked again
-            log("afterimage").error("no answer can be told", port=port, error=repr(error))
+        except Exception as error:  # checked again at the next round
+            log("afterimage").error("readiness check failed", port=port, error=repr(error))
             return False
         return True
 

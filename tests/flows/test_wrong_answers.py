@@ -72,7 +72,7 @@ def no_message(_: bytes) -> bytes:
 
 NOISE = planned(source=common_pb2.PLAN_SOURCE_NOISE, start_step=0, state_key="")
 WRONG: dict[str, tuple[Answer, str]] = {
-    "no message": (no_message, "retriever: what it answered is no message"),
+    "no message": (no_message, "retriever: the reply is no message"),
     "no plan": (nothing, "retriever: the plan must be for model "),
     "model": (planned(model="another"), "retriever: the plan must be for model "),
     "step": (planned(start_step=STEPS), "retriever: start_step of a plan from latent must be between 1 and 9 (got 10)"),

@@ -189,7 +189,7 @@ def test_a_web_server_is_none_of_ours(
     with serving_metrics("127.0.0.1:0") as port:  # the address that a newcomer copies by mistake
         code, said = run(monkeypatch, capfd, *command, "--target", f"127.0.0.1:{port}")
     assert (code, len(said.splitlines())) == (os.EX_CONFIG, 1)
-    assert f"127.0.0.1:{port}: something that is not Afterimage listens there: it does not speak gRPC" in said
+    assert f"127.0.0.1:{port}: a server that is not Afterimage listens there: it does not speak gRPC" in said
 
 
 @pytest.mark.parametrize("command", ["demo", "profile"])

@@ -59,7 +59,7 @@ async def test_a_target_is_asked_whatever_the_data_directory_holds(
     with pytest.raises(UnavailableError):
         await asyncio.to_thread(cache.stats, elsewhere, process.address)
     async with running([GlobalMonitorService()], settings.model_copy(update={"data_dir": tmp_path / "other"})) as other:
-        with pytest.raises(ConfigurationError, match="another service, or another version of this one, listens there"):
+        with pytest.raises(ConfigurationError, match="another service, or another version of it"):
             await asyncio.to_thread(cache.stats, elsewhere, other.address)
     assert not elsewhere.exists()
 

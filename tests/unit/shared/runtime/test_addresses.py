@@ -214,7 +214,7 @@ async def test_three_reasons_why_nobody_is_reached_are_three_messages() -> None:
         async with answering(answer) as address:
             other = await _why(address)
         assert isinstance(other, ConfigurationError)
-        assert f"{address}: something that is not Afterimage listens there" in str(other)
+        assert f"{address}: a server that is not Afterimage listens there" in str(other)
         assert repr(answer[:9]) in str(other)
     assert all("\n" not in str(why) for why in (unknown, nothing, other))
 

@@ -99,7 +99,7 @@ async def test_a_method_that_nobody_has_says_who_may_listen_there() -> None:
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         client = retriever_pb2_grpc.RetrieverServiceStub(channel)
-        with pytest.raises(ConfigurationError, match="another service, or another version of this one, listens there"):
+        with pytest.raises(ConfigurationError, match="another service, or another version of it"):
             await rpc.call(client.Plan, pb.PlanRequest(), timeout_s=5)
     await server.stop(None)
 

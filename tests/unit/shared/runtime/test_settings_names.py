@@ -14,10 +14,10 @@ from shared.runtime.settings_names import RETIRED, misspelt
 
 def test_a_typing_error_is_named_with_the_nearest_setting() -> None:
     assert misspelt(["AFTERIMAGE_MAX_ROW", "PATH"]) == [
-        "AFTERIMAGE_MAX_ROW: no such setting, so it does nothing; did you mean AFTERIMAGE_MAX_ROWS?"
+        "AFTERIMAGE_MAX_ROW: no such setting, so it has no effect; did you mean AFTERIMAGE_MAX_ROWS?"
     ]
     (far,) = misspelt(["AFTERIMAGE_XYZZY"])
-    assert far.endswith("shared/runtime/settings lists them all")
+    assert far.endswith("docs/reference/settings.md lists all settings")
 
 
 def test_a_former_setting_is_named_with_the_value_that_is_constant_now(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def test_a_former_setting_is_named_with_the_value_that_is_constant_now(monkeypat
         assert name.lower() not in Settings().model_dump()
     lines = misspelt(f"AFTERIMAGE_{name}" for name in RETIRED)
     assert len(lines) == len(RETIRED)
-    assert "AFTERIMAGE_LCBFU_TIE: no longer a setting, so it does nothing; the value is always oldest_use" in lines
+    assert "AFTERIMAGE_LCBFU_TIE: no longer a setting, so it has no effect; the value is always oldest_use" in lines
 
 
 def test_what_is_read_is_never_named() -> None:
