@@ -1,1 +1,1 @@
-"""The wire contract: one .proto per service, generated code beside it (`make protos`)."""
+"""The gRPC contract: one .proto file per service, with its generated code (`make protos`)."""

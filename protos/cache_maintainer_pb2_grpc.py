@@ -60,25 +60,28 @@ class CacheMaintainerServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Stats(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Count entries, states, images and bytes.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Purge(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Remove entries from the cache; images stay with their jobs.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Inspect(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """List entries with their states.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Collect(self, request, context):
-        """One pass over the blob store for what no row names.
+        """Make one pass over the blob store for blobs that no row names.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -50,13 +50,15 @@ class EmbedderServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def EmbedText(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Embed texts in one batch.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EmbedImage(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Embed images in one batch.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -70,41 +70,43 @@ class GatewayServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Waits for the picture. Metadata `idempotency-key` makes a retry safe.
+        """Generate an image and return it. With the metadata `idempotency-key` a retry is safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """Queue position, steps, previews, then the result.
+        """Generate an image; stream queue position, steps and previews, then the result.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Return one job, with its image on request.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListJobs(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Return one page of the tenant's jobs, newest first.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelJob(self, request, context):
-        """Takes effect between two steps; the rest of the batch goes on. The reply says what it had cost (steps_run, timings)
-        where its worker has stopped and noted that within two seconds; else GetJob tells it later.
+        """Cancel a job between two steps; the rest of its batch goes on. The reply has the cost (steps_run, timings) if the
+        worker stops and reports it within two seconds; otherwise GetJob returns the cost later.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Locate(self, request, context):
-        """Where the other services of this process listen. Only a caller on the same machine gets an answer that is not empty.
+        """Return the address of the other services of this process, to callers on the same machine only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,7 +45,7 @@ class GlobalMonitorServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Allocation(self, request, context):
-        """The allocation now, then again after every decision and every few seconds in between.
+        """Stream the allocation: now, after every decision, and every few seconds in between.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

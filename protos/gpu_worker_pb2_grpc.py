@@ -50,13 +50,14 @@ class GpuWorkerServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Return the worker's device, models and load.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Takes no new work; returns when running work is finished or handed back.
+        """Stop taking jobs; return when the running jobs are finished or handed back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

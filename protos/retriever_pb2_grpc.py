@@ -45,7 +45,8 @@ class RetrieverServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Plan(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Choose where a request's image starts.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -45,7 +45,8 @@ class SegmenterServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Segment(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Return the mask of an object in a finished video.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

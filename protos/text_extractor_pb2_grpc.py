@@ -45,7 +45,8 @@ class TextExtractorServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Extract(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Return the object and background phrases of a prompt.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
