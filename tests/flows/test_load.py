@@ -70,7 +70,7 @@ def test_users_play_their_sessions(tmp_path: Path, address: str) -> None:
     assert 0 < drawn <= len(calls)  # those that were in flight when Locust stopped are not in its statistics
     assert {name for kind, name in rows if kind == "miss"} == {"from noise"}
     assert int(rows[("", "Aggregated")]["Failure Count"]) == 0
-    said = re.search(r"pictures: (\d+) in", printed)
+    said = re.search(r"images: (\d+) in", printed)
     assert said is not None
     assert (
         drawn <= int(said[1]) <= len(calls)
