@@ -67,7 +67,7 @@ def draw_stream(pyplot: Any, path: Path, paper: Figures, shape: Shape) -> None:
     for row, word in enumerate(words):
         axes[row][0].set(
             ylabel=word, ylim=(0 if row < 2 else 0.9, None)
-        )  # after all columns are drawn, because they share the axis
+        )  # after all columns are plotted, because they share the axis
     _saved(pyplot, figure, axes, path)
 
 

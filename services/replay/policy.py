@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent / "policies"
 """Settings files that ship, one per policy name."""
 
 SAME = {"modm-cache-all": "modm"}
-"""Other names of policies: by default MoDM keeps the images of all models (§5.4)."""
+"""Aliases of policies; cache-all is the default of MoDM (§5.4)."""
 
 CODEC_SHARE = {"fp16": 1.0, "int8": 0.455, "fp8": 0.416, "int6": 0.341, "int4": 0.235}
 """Bytes of a state relative to fp16, measured on the latent of a 512×512 image of pure noise, which compresses worst
@@ -44,7 +44,7 @@ class PolicySettings(BaseModel):
     )
     compares: Literal["prompts", "pictures"] = Field(
         "prompts",
-        description="Things that a prompt is compared with; reuses = 'refine' always compares pictures.",
+        description="Things that a prompt is compared with; reuses = 'refine' always compares images.",
     )
     predictor: Literal["always", "svm", "sketch"] = "always"
     refit_requests: int = Field(
@@ -53,10 +53,10 @@ class PolicySettings(BaseModel):
     state_codec: Literal["fp16", "int8", "fp8", "int6", "int4"] = "fp16"
     reuses: Literal["latent", "picture", "refine"] = Field(
         "latent",
-        description="Start from states, return pictures unchanged, or refine them from a noise level (MoDM §4.3).",
+        description="Start from states, return images unchanged, or refine them from a noise level (MoDM §4.3).",
     )
-    min_similarity: float = Field(0.0, ge=0, le=1, description="Least similarity of a picture returned unchanged.")
-    raised_by: float = Field(0.0, ge=-1, le=1, description="Added to every threshold for starts from pictures.")
+    min_similarity: float = Field(0.0, ge=0, le=1, description="Least similarity of an image returned unchanged.")
+    raised_by: float = Field(0.0, ge=-1, le=1, description="Added to every threshold for starts from images.")
     capture_steps: tuple[int, ...] = (5, 10, 15, 20, 25)
     insert_on_hit: bool = False
     evict: Literal[SHELVES] = "fifo"  # type: ignore[valid-type]
@@ -66,14 +66,14 @@ class PolicySettings(BaseModel):
     @model_validator(mode="after")
     def _pictures_leave_as_when_serving(self) -> Self:
         if self.reuses != "latent" and self.evict not in POLICIES:
-            raise ValueError(f"evict: pictures are evicted by {', '.join(POLICIES)} only (got {self.evict!r})")
+            raise ValueError(f"evict: images are evicted by {', '.join(POLICIES)} only (got {self.evict!r})")
         return self
 
     @model_validator(mode="after")
     def _raises_thresholds_of_pictures(self) -> Self:
         if self.raised_by and self.reuses != "refine":
             raise ValueError(
-                f"raised_by: only a policy with reuses = 'refine' has thresholds for pictures (got {self.reuses!r})"
+                f"raised_by: only a policy with reuses = 'refine' has thresholds for images (got {self.reuses!r})"
             )
         return self
 
@@ -91,17 +91,17 @@ class PolicySettings(BaseModel):
     @model_validator(mode="after")
     def _finds_pictures_above_what_is_listed(self) -> Self:
         if self.compares == "pictures" and self.reuses == "latent":
-            raise ValueError("compares: only a policy that reuses pictures compares pictures (got reuses = 'latent')")
+            raise ValueError("compares: only a policy that reuses images compares images (got reuses = 'latent')")
         least = MODM.lowest_similarity
         if self.compares == "pictures" and self.reuses == "picture" and self.min_similarity < least:
             raise ValueError(
-                f"min_similarity: at least {least:.2f} where pictures are compared (got {self.min_similarity:g})"
+                f"min_similarity: at least {least:.2f} where images are compared (got {self.min_similarity:g})"
             )
         return self
 
     @property
     def is_surrogate(self) -> bool:
-        """Whether lookups use surrogate similarities to images (services/replay/traces/surrogate.py)."""
+        """Return whether lookups use surrogate similarities to images (services/replay/traces/surrogate.py)."""
         return self.reuses == "refine" or self.compares == "pictures"
 
 

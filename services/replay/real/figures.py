@@ -117,7 +117,7 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _timed(counted: tuple[Answer, ...], load: Load, alone_s: Floats) -> dict[str, Any]:
-    """Latency, throughput and SLO of the requests that count; one that failed is within no SLO."""
+    """Return latency, throughput and SLOs of the counted requests; a failed request meets no SLO."""
     served = [one for one in counted if not one.error]
     latency = np.array([one.latency_s for one in served])
     alone = alone_s[[one.request for one in served]]

@@ -57,7 +57,7 @@ class Answer:
     steps_run: int = 0
     queue_s: float = 0.0
     predicted: bool | None = None
-    """Whether the match predictor let the request through; None: no predictor."""
+    """True if the match predictor let the request through; None: no predictor."""
     degraded: tuple[str, ...] = ()
     error: str = ""
     """Error of a request without an image."""

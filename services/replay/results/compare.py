@@ -95,8 +95,8 @@ def compare(first: Side, second: Side) -> Iterator[Line]:
     """Compare every policy that both folders have at the same budget, or one policy with another at common budgets.
 
     Differences are taken request by request, and intervals over resampled users. Raises ConfigurationError for a folder
-    without a replay or without the policy, for replays of different requests, budgets or T, and for replays without a
-    common policy and budget.
+    without a replay or without the policy. The same error is raised for replays of different requests, kinds of budgets
+    or T, and for replays without a common policy and budget.
     """
     a, b = _summary(first), _summary(second)
     for name in ("digest", "requests", "warmup"):

@@ -22,9 +22,12 @@ def fairness(
 ) -> dict[str, Any]:
     """Return the figures of users with at least `least` requests.
 
-    `jain` is Jain's index of the users' shares of saved steps, `without_any` the share of users who save nothing,
-    `saved` quantiles of the shares, `curve` quantiles at equal distances, and `requests` these users' share of all
-    requests. Without such a user the result has `users`: 0 and no figures.
+    - `requests`: these users' share of all requests
+    - `jain`: Jain's index of the users' shares of saved steps
+    - `without_any`: share of the users who save nothing
+    - `saved`, `curve`: quantiles of the shares, and quantiles at equal distances
+
+    Without such a user the result has `users`: 0 and no figures.
 
     `users` and `saved` have shape (requests,): the user, and the share of its steps that each request saved. `weights`
     are the weights of the requests' steps; None: all equal.

@@ -35,7 +35,7 @@ def how(summary: Summary) -> str:
         if real["one_at_a_time"]
         else "Requests were sent at their arrivals, while others were still queued; latency counts from the arrival."
     )
-    helped = f" and, for finished pictures, {real['small']}" if real["small"] else ""
+    helped = f" and, for finished images, {real['small']}" if real["small"] else ""
     left = f" <b>Interrupted; not served: {html.escape(', '.join(summary['left']))}.</b>" if summary["left"] else ""
     return (
         f"Images generated over gRPC by {html.escape(real['model'])} ({real['weights_hash']}){html.escape(helped)}: "

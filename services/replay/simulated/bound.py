@@ -24,8 +24,8 @@ upper bound:
 With v_i = the first dual's best option of i, no bracket is above 0, so the second dual starts where the first ends. A
 subgradient descent over v and λ lowers the value; every point of the descent is a bound.
 
-Neither dual needs one K for all users of a state. Where each request has its own T, a state after K of T steps saves
-K' = K·T'/T steps of a run of T' steps, if the state fits that run. Shares are then of all steps requested.
+Neither dual needs one K for all users of a state. Where each request has its own T, a state after K of T steps that
+fits a run of T' steps saves K' = K·T'/T of them. Shares are then of all steps requested.
 """
 
 from __future__ import annotations

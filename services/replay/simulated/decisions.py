@@ -27,11 +27,11 @@ class Decisions:
     """States held afterwards."""
     bytes: npt.NDArray[np.int64]
     predicted: npt.NDArray[np.bool_]
-    """Whether the match predictor let the request through to a lookup; all true without a predictor."""
+    """True for requests that the match predictor let through to a lookup; all true without a predictor."""
     score: npt.NDArray[np.float32]
     """The match predictor's score; 1 without a predictor."""
     found: npt.NDArray[np.bool_]
-    """Whether a lookup would have found a state to start from."""
+    """True for requests whose lookup found, or would have found, a state to start from."""
     searched: int = 0
     """Requests whose neighbour list was too short, so all live entries were compared."""
 

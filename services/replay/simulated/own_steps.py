@@ -123,9 +123,9 @@ class OwnStates:
 
 
 def _starts(totals: Sequence[int], card: ModelCard, kept: Sequence[int]) -> Ints:
-    """Return starts of shape (levels, T, T'): the step at which a run of T' starts from the state of a run of T.
+    """Return starts, shape (levels, T, T'): the step at which a run of T' steps starts from a state of a run of T.
 
-    0 where the run of T keeps no state at this level, or the run of T' has no such noise level.
+    The start is 0 where the run of T keeps no state at this level, or the run of T' has no such noise level.
     """
     of = [scale_steps(kept, total) for total in totals]
     starts = np.zeros((max(map(len, of), default=0), len(totals), len(totals)), np.int64)

@@ -37,7 +37,7 @@ class Seen(NamedTuple):
     chosen: Weighed | None
     thought_of: Sequence[Weighed]
     ended: bool = False
-    """Whether the list ended before the search did."""
+    """True if the search needed more entries than the list had."""
 
 
 class Replay:

@@ -75,7 +75,7 @@ class Worker:
 
     @property
     def switches(self) -> bool:
-        """Whether the worker is to change its model; it then takes no new rows before the change."""
+        """Return whether the worker is to change its model; it takes no new rows before the change."""
         return self.wanted.model != self.duty.model
 
 

@@ -1,4 +1,4 @@
-"""Simulate workers in virtual time on measured latencies: the step of each row, and the lane that each worker serves.
+"""Simulate workers in virtual time on measured latencies: the step of each row, and the lanes that each worker serves.
 
 No image is generated, and only time is simulated. The serving code decides lanes, model assignments, the model of a
 request that several may serve, and the rows of a batch (shared/domain/plan_rules.py; gpu_worker's model_assignment.py
