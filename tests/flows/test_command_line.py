@@ -63,6 +63,8 @@ def test_generate_starts_an_instance_when_none_runs_and_the_next_one_finds_its_c
     run("generate", "a red fox", "--steps", 10, "--seed", 1, "--data-dir", "data", "-o", "fox.webp")
     with Image.open("fox.webp") as picture:
         assert picture.format == "WEBP"
+    ended = run("generate", "a red fox", "--steps", 10, "--seed", 1, "--data-dir", "data", "-o", "fox")
+    assert "fox  (PNG, 64x64, seed 1, " in ended.output
 
     stats = run("cache", "stats", "--data-dir", "data")  # nobody runs: the cache is opened for the question
     assert re.match(r"2 entries, \d+ states", stats.stdout)
@@ -157,12 +159,27 @@ async def test_a_gateway_alone_has_no_cache_to_ask(make: Make) -> None:
     assert "AFTERIMAGE_CACHE_MAINTAINER_ADDRESS=host:port" in str(refused.exception)
 
 
-def test_the_demo_draws_both_ways_and_leaves_a_report(tmp_path: Path) -> None:
-    result = run("demo", "--steps", 10, "--out", "demo")
+def test_the_demo_draws_both_ways_and_leaves_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that `models add` prints. The demo waits once, not each time, for images never embedded."""
+    settled, seconds = demo._settled, list[float]()
+
+    async def timed(*given: Any) -> bool:
+        begun = time.monotonic()
+        images = await settled(*given)
+        seconds.append(time.monotonic() - begun)
+        return images
+
+    monkeypatch.setattr(demo, "_settled", timed)
+    folder = tiny.build(tmp_path / "models", seed=3, name="other", clip=False) / "other"
+    run("models", "add", folder, "--name", "mine", "--data-dir", "names")
+    result = run("demo", "--large", "mine", "--data-dir", "names", "--steps", 10, "--out", "demo")
     out = tmp_path / "demo"
     read = json.loads((out / "summary.json").read_text())
     requests = read["requests"]
-    assert len(requests) == 12
+    assert len(requests) == len(seconds) == 12
+    assert len([one for one in seconds if one >= demo.SETTLE_S]) == 1
+    assert {request["model"] for request in requests} == {"mine"}
+    assert [path.name for path in (tmp_path / "names").iterdir()] == ["models.json"]
     repeats = [request for request in requests if request["source"] == "exact"]
     assert len(repeats) == read["exact_repeats"]["pictures"] == 1
     assert read["pictures"] == 11
@@ -180,27 +197,6 @@ def test_the_demo_draws_both_ways_and_leaves_a_report(tmp_path: Path) -> None:
     assert (out / "report.html").read_text().startswith("<!doctype html>")
     assert "11 images" in result.output
     assert not (tmp_path / ".afterimage").exists()  # its cache was its own, and is gone
-
-
-def test_the_demo_takes_a_name_that_was_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The very command that `models add` prints. Images that are never embedded are waited for once, not each time."""
-    settled, seconds = demo._settled, list[float]()
-
-    async def timed(*given: Any) -> bool:
-        begun = time.monotonic()
-        images = await settled(*given)
-        seconds.append(time.monotonic() - begun)
-        return images
-
-    monkeypatch.setattr(demo, "_settled", timed)
-    folder = tiny.build(tmp_path / "models", seed=3, name="other", clip=False) / "other"
-    run("models", "add", folder, "--name", "mine", "--data-dir", "names")
-    run("demo", "--large", "mine", "--data-dir", "names", "--steps", 2, "--out", "demo")
-    read = json.loads((tmp_path / "demo" / "summary.json").read_text())
-    assert {request["model"] for request in read["requests"]} == {"mine"}
-    assert [path.name for path in (tmp_path / "names").iterdir()] == ["models.json"]
-    assert len(seconds) == 12
-    assert len([one for one in seconds if one >= demo.SETTLE_S]) == 1
 
 
 async def test_an_interrupted_generate_takes_its_job_along(make: Make) -> None:
