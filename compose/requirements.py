@@ -1,4 +1,4 @@
-"""What an image installs, by set, from pyproject.toml: a new dependency is in every image until it is named here."""
+"""Package lists of the images, from pyproject.toml. Every image installs a dependency that ONLY does not name."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ ONLY = {
     "matching": ("usearch", "scikit-learn"),
     "alone": ("typer", "rich"),
 }
-"""What only some images need: those that run models, the match predictor, the command line (alone or with all in one
-process)."""
+"""Packages that only some images need: images that run models, the match predictor, and the command line (alone or in
+the all-in-one image)."""
 
 
 def requirements(name: str, project: dict[str, object]) -> list[str]:
-    """The requirements of a set of ONLY, or of `light`: everything else. `project` is pyproject's [project]."""
+    """Return the requirements of a set of ONLY, or of `light`, which is all others. project: pyproject's [project]."""
     extras: dict[str, list[str]] = project["optional-dependencies"]  # type: ignore[assignment]
     listed: list[str] = [*project["dependencies"]]  # type: ignore[misc]
     listed += [line for extra in EXTRAS for line in extras[extra]]

@@ -1,6 +1,6 @@
-"""A container's health check: exit code 0 when the service here says SERVING through the gRPC health service.
+"""Health check of a container: exit code 0 when the gRPC health service reports SERVING.
 
-On its own, not `afterimage health`, since it runs every few seconds in every container: a sixth of the processor time.
+This script runs every few seconds in every container, and takes a sixth of the processor time of `afterimage health`.
 """
 
 import os
