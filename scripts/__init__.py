@@ -1,1 +1,1 @@
-"""What a developer runs: shell scripts, and the local stack."""
+"""Programs for developers: shell scripts, and the local stack."""

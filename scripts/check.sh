@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every rule that is executed rather than remembered.
+# Run every automatic check of the repository.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv from the lock: scripts/install.sh run|dev   (Debian/Ubuntu need: apt-get install python3 python3-venv)
-# AFTERIMAGE_TORCH=cpu (default) takes torch's CPU build; cuda, cu128, rocm… or auto take what that names.
+# Make .venv from the lock: scripts/install.sh run|dev   (Debian/Ubuntu need: apt-get install python3 python3-venv)
+# AFTERIMAGE_TORCH=cpu (default) installs torch's CPU build; cuda, cu128, rocm… or auto install the named build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 extras=${1:-run}
@@ -21,14 +21,14 @@ torch=$(grep '^torch==' constraints.txt)
 have=".venv/.torch-$backend-${torch#torch==}"
 if [ ! -e "$have" ]; then
   echo "Installing $torch ($backend build) ..."
-  # A wheel that pip's own configuration already names on disk comes first; else the build that $backend names.
+  # Prefer a wheel on disk that pip's configuration names; otherwise install the build that $backend names.
   { [ "$backend" = cpu ] && $pip install --quiet --no-index --no-deps "$torch" 2>/dev/null; } ||
     .venv/bin/uv pip install --python .venv/bin/python --reinstall-package torch --torch-backend "${backend/#cuda/auto}" "$torch" || {
-      echo "torch's $backend build could not be fetched. AFTERIMAGE_TORCH names another one; a wheel on disk is taken where PIP_FIND_LINKS names its folder" >&2; exit 1; }
+      echo "torch's $backend build could not be fetched. Set AFTERIMAGE_TORCH to another build, or PIP_FIND_LINKS to the folder of a wheel on disk" >&2; exit 1; }
   rm -f .venv/.torch-*
   touch "$have"
 fi
-echo "Installing Afterimage and what it needs ..."
+echo "Installing Afterimage and its dependencies ..."
 what=".[serve,fast]"; [ "$extras" = run ] || what=".[$extras,serve,fast,load,cluster]"
 .venv/bin/uv pip install --python .venv/bin/python --constraint constraints.txt --editable "$what"
 rm -f .venv/.installed-"$extras"-*

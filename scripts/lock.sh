@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Writes constraints.txt: every package's name, version and hashes, and no address. Run it when pyproject.toml changes.
+# Write constraints.txt with the name, version and hashes of every package, without addresses. Run it after changing pyproject.toml.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-# torch is pinned without hashes: its builds (CPU, CUDA) differ by machine and are chosen by scripts/install.sh;
-# the CUDA packages a GPU build brings along come with it.
+# torch is pinned without hashes, because scripts/install.sh chooses its build (CPU, CUDA) for the machine. A GPU build
+# installs its CUDA packages itself.
 uv pip compile pyproject.toml --extra serve --extra cluster --extra fast --extra train --extra load --extra dev --universal --python-version 3.11 \
   --constraint <(echo "torch==2.13.0") \
   --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet \

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Generates the Python code beside every .proto (with type stubs); --check fails if it is not what is committed.
+# Generate the Python code and type stubs beside every .proto file; --check fails if the committed code is stale.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python}
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 "$python" -m grpc_tools.protoc -I protos --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" protos/*.proto
-# Generated modules import each other as top-level files; ours live in the package `protos`.
+# Generated modules import each other as top-level modules; change the imports to the package `protos`.
 sed -i -E 's/^import ([a-z_]+_pb2) as/from protos import \1 as/' "$out"/*_pb2.py "$out"/*_pb2.pyi "$out"/*_pb2_grpc.py
 if [ "${1:-}" = "--check" ]; then
   for file in "$out"/*; do

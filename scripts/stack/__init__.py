@@ -1,1 +1,1 @@
-"""Real servers and the services as private processes: for a local stack, for tests and for fault runs."""
+"""Servers and services as private processes, for a local stack, for tests and for fault runs."""

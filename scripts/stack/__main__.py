@@ -1,4 +1,4 @@
-"""`python -m scripts.stack up|status|restart|down`: all of Afterimage here over real servers, without Docker."""
+"""`python -m scripts.stack up|status|restart|down`: run all services and servers here, without Docker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scripts.stack.servers import StackError
 from scripts.stack.stack import PORTS, STATE_FILE, Stack, resident_bytes, serving, variable
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-Folder = Annotated[Path, typer.Option(help="Data, logs and what runs are kept here.")]
+Folder = Annotated[Path, typer.Option(help="Folder of the stack's data, logs and list of processes.")]
 Count = Annotated[int, typer.Option(min=1, max=64)]
 HERE = Path("out/stack")
 
@@ -32,14 +32,16 @@ def up(
     global_monitors: Count = 1,
     workers: Count = 2,
 ) -> None:
-    """Start the servers, then every service as its own process. AFTERIMAGE_… variables are every service's settings.
+    """Start the servers, then every service in a process of its own, with the settings of AFTERIMAGE_… variables.
 
-    A server whose URL is set (AFTERIMAGE_BUS_URL, …) is used where it is; the others are private ones of this stack.
+    A server whose URL is set (AFTERIMAGE_BUS_URL, …) is used as it is. The others are started privately for this stack.
     """
     folder = folder.absolute()
     if (folder / STATE_FILE).exists():
         if any(server.alive for server in Stack.load(folder).processes.values()):
-            raise StackError(f"a stack runs in {folder}; see `make stack-status`, end it with `make stack-down`")
+            raise StackError(
+                f"a stack already runs in {folder}; see `make stack-status`, stop it with `make stack-down`"
+            )
         (folder / STATE_FILE).unlink()
     replicas = {
         "gateway": gateways,
@@ -59,12 +61,12 @@ def up(
     for line in variables(stack):
         out.print(line, highlight=False, soft_wrap=True)
     out.print(f"gRPC: {', '.join(stack.gateways)}   logs: {folder}/services/*.log", highlight=False, soft_wrap=True)
-    out.print(f"Draw: afterimage generate 'a red fox in the snow' --target {stack.gateways[0]}", highlight=False)
+    out.print(f"Generate: afterimage generate 'a red fox in the snow' --target {stack.gateways[0]}", highlight=False)
     out.print("See:  make stack-status      Stop: make stack-down", highlight=False)
 
 
 def variables(stack: Stack) -> list[str]:
-    """What the command line needs beside a gateway: servers, and the first of those it asks by their own address."""
+    """Return variables for the commands: server URLs, and addresses of the services called besides the gateway."""
     urls = {variable(port.setting): stack.environment[variable(port.setting)] for port in PORTS}
     asked = {variable(f"{name}_address"): stack.address(f"{name}-1") for name in ("cache_maintainer", "global_monitor")}
     return [f"{name}={value}" for name, value in (urls | asked).items()]
@@ -72,7 +74,7 @@ def variables(stack: Stack) -> list[str]:
 
 @app.command()
 def status(folder: Folder = HERE) -> None:
-    """What runs, where, and in how much memory; exit code 1 when something does not."""
+    """Show each process with state, address and memory; exit with 1 when one does not run or serve."""
     table, well = Table("process", "state", "pid", "address", "memory"), True
     for name, server in Stack.load(folder.absolute()).processes.items():
         state = "dead" if not server.alive else "runs"
@@ -89,13 +91,13 @@ def status(folder: Folder = HERE) -> None:
 def restart(service: str, folder: Folder = HERE) -> None:
     """Restart one service (`gateway`: its replicas one after the other) or one replica (`gpu_worker-2`).
 
-    Each drains first, then starts where it was, with the settings of `up` and the code of now.
+    Each replica drains, then starts at the same address with the settings of `up` and the current code.
     """
     stack, out = Stack.load(folder.absolute()), Console()
     replicas = [name for name in stack.names() if "-" in name]
     wanted = [name for name in replicas if service in (name, name.rpartition("-")[0])]
     if not wanted:
-        raise StackError(f"no service {service!r} in this stack; name one of {', '.join(replicas)}, or all of a kind")
+        raise StackError(f"no service {service!r} in this stack; name one of {', '.join(replicas)}, or a service")
     for name in wanted:
         begun = time.monotonic()
         stack.restart(name)
@@ -105,7 +107,7 @@ def restart(service: str, folder: Folder = HERE) -> None:
 
 @app.command()
 def down(folder: Folder = HERE) -> None:
-    """Drain the services and stop what `up` started; the data stays for the next `up`."""
+    """Drain the services and stop all processes that `up` started; the data stays for the next `up`."""
     stack = Stack.load(folder.absolute())
     begun = time.monotonic()
     stack.stop()

@@ -12,12 +12,12 @@ USER, PASSWORD, BUCKET = "afterimage", "afterimage-secret", "afterimage"
 
 
 def find() -> str | None:
-    """The path of `minio`; None when it is not on PATH."""
+    """Return the path of `minio`; None when it is not on PATH."""
     return shutil.which("minio")
 
 
 def start(folder: Path, host: str = HOST) -> Server:
-    """A new store in `folder` (or the one that is there); the bucket is made by whoever opens the URL."""
+    """Start a store in `folder`, new or existing; the first client of the URL makes the bucket."""
     program = find()
     if program is None:
         raise StackError(f"minio: not installed; {HOW_TO_GET_IT}")

@@ -18,7 +18,7 @@ USER = "afterimage"
 
 
 def find() -> str | None:
-    """The folder of initdb and postgres, newest version first; None when there is none."""
+    """Return the folder of initdb and postgres, the newest version first; None when there is none."""
     on_path = shutil.which("initdb")
     found = [Path(on_path).resolve().parent] if on_path else []
     found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: -_version(path))
@@ -31,12 +31,12 @@ def _version(programs: Path) -> int:
 
 
 def start(folder: Path, host: str = HOST) -> Server:
-    """A new cluster in `folder` (or the one that is there) with a database `afterimage`; StackError when it cannot."""
+    """Start a cluster in `folder`, new or existing, with the user `afterimage`; StackError when that fails."""
     programs = find()
     if programs is None:
         raise StackError(f"postgresql: not installed; {HOW_TO_GET_IT}")
     folder = folder.absolute()
-    user = "postgres" if os.geteuid() == 0 else ""  # it refuses to run as root
+    user = "postgres" if os.geteuid() == 0 else ""  # PostgreSQL refuses to run as root
     data, port = folder / "data", free_port()
     way_to(folder, user)
     private_folder(folder)
@@ -47,11 +47,11 @@ def start(folder: Path, host: str = HOST) -> Server:
         _run([f"{programs}/initdb", "-D", str(data), "-U", USER, "--auth=trust", "-E", "UTF8", "--no-instructions"],
              user, folder)  # fmt: skip
         with (data / "pg_hba.conf").open("a") as allowed:
-            allowed.write("host all all samenet trust\n")  # whoever shares a network with `host`
+            allowed.write("host all all samenet trust\n")  # processes in the networks of `host`
     options = {
         "listen_addresses": host,
         "port": str(port),
-        "unix_socket_directories": "",  # its path would have to be short
+        "unix_socket_directories": "",  # a socket's path would have to be short
         "max_connections": "200",
         "shared_buffers": "32MB",
     }
@@ -62,8 +62,8 @@ def start(folder: Path, host: str = HOST) -> Server:
         command=[f"{programs}/postgres", "-D", str(data), *(f"-c{key}={value}" for key, value in options.items())],
         ready=lambda: _answers(host, port),
         user=user,
-        tries=5,  # its backends, each a session of its own, outlive a killed postmaster for a moment
-        stop_signal=signal.SIGINT,  # its "fast" shutdown; SIGTERM would wait for every client to leave
+        tries=5,  # backends have sessions of their own and outlive a killed postmaster for a moment
+        stop_signal=signal.SIGINT,  # "fast" shutdown; SIGTERM would wait until every client disconnects
     )
     return server.start()
 
@@ -84,7 +84,7 @@ def _run(command: list[str], user: str, folder: Path) -> None:
 
 
 def _answers(host: str, port: int) -> bool:
-    """Whether it takes logins: a start-up packet is answered, not refused with "the database system is starting up"."""
+    """Return whether the server accepts logins: during its start it refuses the start-up packet."""
     body = struct.pack("!I", 196_608) + f"user\0{USER}\0database\0postgres\0\0".encode()
     try:
         with socket.create_connection((host, port), timeout=2.0) as connection:

@@ -14,18 +14,18 @@ from shared.runtime.datadir import private_folder, write_private
 
 HOW_TO_GET_IT = "apt-get install rabbitmq-server (or any RabbitMQ whose programs are on PATH)"
 CONSUMER_TIMEOUT_S = 24 * 3600
-"""How long a task may stay unacknowledged; above the longest job (the server's own default is half an hour)."""
+"""Seconds that a task may stay unacknowledged: longer than the longest job. RabbitMQ's default is half an hour."""
 _DEBIAN = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
 
 def find() -> str | None:
-    """The path of rabbitmq-server; None when there is none."""
-    # Debian's program on PATH changes the user first, which a private folder is not meant for
+    """Return the path of rabbitmq-server; None when there is none."""
+    # Debian's program on PATH changes the user first, who could not use a private folder
     return str(_DEBIAN) if _DEBIAN.exists() else shutil.which("rabbitmq-server")
 
 
 def start(folder: Path, host: str = HOST) -> Server:
-    """A new node in `folder` (or the one that is there), with the user guest; StackError when it cannot."""
+    """Start a node in `folder`, new or existing, with the user guest; StackError when that fails."""
     program = find()
     if program is None:
         raise StackError(f"rabbitmq: not installed; {HOW_TO_GET_IT}")
@@ -34,10 +34,10 @@ def start(folder: Path, host: str = HOST) -> Server:
     write_private(
         folder / "rabbitmq.conf",
         f"listeners.tcp.local = {host}:{port}\n"
-        "loopback_users = none\n"  # guest may come from wherever `host` is reached from
+        "loopback_users = none\n"  # guest may connect from every address that reaches `host`
         f"consumer_timeout = {CONSUMER_TIMEOUT_S * 1000}\n"
         "log.console = true\nlog.file = false\n"
-        "raft.wal_max_size_bytes = 67108864\n",  # the default writes half a gigabyte ahead
+        "raft.wal_max_size_bytes = 67108864\n",  # the default size is half a gigabyte
     )
     write_private(folder / "plugins", "[].\n")
     environment = _environment(folder)
@@ -48,7 +48,7 @@ def start(folder: Path, host: str = HOST) -> Server:
         command=[program],
         environment=environment,
         ready=lambda: _answers(host, port),
-        start_timeout_s=180.0,  # it loads a thousand modules: 4 s alone, half a minute on a busy machine
+        start_timeout_s=180.0,  # RabbitMQ loads a thousand modules: 4 s on an idle machine, half a minute on a busy one
         after_stop=lambda: tidy(environment),
     )
     return server.start()
@@ -56,8 +56,8 @@ def start(folder: Path, host: str = HOST) -> Server:
 
 def _environment(folder: Path) -> dict[str, str]:
     return {
-        "HOME": str(folder),  # where Erlang keeps its cookie
-        "RABBITMQ_NODENAME": "afterimage@localhost",  # the data's folder is named after it; the mapper is private
+        "HOME": str(folder),  # the folder of Erlang's cookie
+        "RABBITMQ_NODENAME": "afterimage@localhost",  # the data folder has this name; the port mapper is private
         "RABBITMQ_MNESIA_BASE": str(folder / "data"),
         "RABBITMQ_LOG_BASE": str(folder),
         "RABBITMQ_LOGS": "-",
@@ -69,7 +69,7 @@ def _environment(folder: Path) -> dict[str, str]:
         "RABBITMQ_DIST_PORT": str(free_port()),
         "ERL_EPMD_PORT": str(free_port()),
         "ERL_EPMD_ADDRESS": HOST,
-        "RUNNING_UNDER_SYSTEMD": "true",  # the node replaces the shell, so that signals reach it
+        "RUNNING_UNDER_SYSTEMD": "true",  # the node replaces the shell and so receives signals
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
             "-kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none"
         ),
@@ -77,7 +77,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def tidy(environment: Mapping[str, str]) -> None:
-    """Erlang's epmd outlives the node that started it."""
+    """Stop Erlang's port mapper epmd, which outlives the node that started it."""
     program = shutil.which("epmd")
     if program is not None:
         subprocess.run(
@@ -86,7 +86,7 @@ def tidy(environment: Mapping[str, str]) -> None:
 
 
 def _answers(host: str, port: int) -> bool:
-    """Whether it greets a client: AMQP's protocol header is answered with the first frame."""
+    """Return whether the server answers AMQP's protocol header with a first frame."""
     try:
         with socket.create_connection((host, port), timeout=2.0) as connection:
             connection.settimeout(2.0)

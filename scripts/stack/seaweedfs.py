@@ -15,13 +15,15 @@ USER, PASSWORD, BUCKET = "afterimage", "afterimage-secret", "afterimage"
 
 
 def find() -> str | None:
-    """The path of `weed`: on PATH, or beside this Python; None when it is not installed."""
+    """Return the path of `weed`, on PATH or beside this Python; None when it is not installed."""
     return shutil.which("weed") or shutil.which("weed", path=str(Path(sys.executable).parent))
 
 
 def start(folder: Path, host: str = HOST, *, volumes: int = 20) -> Server:
-    """A new store in `folder` (or the one that is there), of at most `volumes` × 64 MB; the bucket is made by whoever
-    opens the URL."""
+    """Start a store in `folder`, new or existing, of at most `volumes` × 64 MB.
+
+    The first client of the URL makes the bucket.
+    """
     program = find()
     if program is None:
         raise StackError(f"seaweedfs: not installed; {HOW_TO_GET_IT}")

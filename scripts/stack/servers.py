@@ -1,4 +1,4 @@
-"""One server as a private process: started on a port of its own, waited for, stopped by its process id."""
+"""One server as a private process: start on a port of its own, wait until ready, stop by process id."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from shared.runtime.datadir import OTHERS, OWNER_FOLDER, private_file, private_f
 
 HOST = "127.0.0.1"
 MAX_PORT = 32_000
-"""Above begin the ports of outgoing connections: one of them could take the port of a service that is away."""
+"""Largest port: higher ones serve outgoing connections, which could take the port of a stopped service."""
 
 
 PASSABLE = 0o711
-"""Mode of folders above one that another user works in."""
+"""Mode of the folders above a folder of another user."""
 
 
 def way_to(folder: Path, user: str = "") -> None:
-    """Make the folders above this one: for us alone, and passable where a server runs as another user below."""
+    """Make the folders above this one: private, but passable if a server runs below as another user."""
     private_folder(folder.parent, PASSABLE if user else OWNER_FOLDER, tighten=False)
 
 
 class StackError(Exception):
-    """A server is missing, does not start or does not stop; the message says what to do."""
+    """A server is missing, does not start, or does not stop; the message says what to do."""
 
 
 _given: set[int] = set()
-"""Ports that this process handed out: whoever asked may not listen yet."""
+"""Ports that this process handed out; their users may not listen yet."""
 
 
 def free_port(*, below: int = MAX_PORT) -> int:
-    """A port of 127.0.0.1 on which nobody listens now, and nobody on port + 10000 either; another at every call."""
+    """Return a port of 127.0.0.1 that is free now, as is port + 10000; another at every call."""
     for _ in range(200):
         port = random.randint(20_000, below)
         if not _given.isdisjoint((port, port + 10_000)):
@@ -54,11 +54,11 @@ def free_port(*, below: int = MAX_PORT) -> int:
                 continue
             _given.update((port, port + 10_000))
             return port
-    raise StackError(f"no free port found between 20000 and {below}")
+    raise StackError(f"no free port between 20000 and {below}; stop processes that use them")
 
 
 def wait_until(check: Callable[[], bool], timeout_s: float, what: str, *, every_s: float = 0.05) -> None:
-    """Returns when `check()` is true; StackError naming `what` when it is not within `timeout_s`."""
+    """Wait until `check()` is true; StackError with `what` when that takes longer than `timeout_s`."""
     end = time.monotonic() + timeout_s
     while not check():
         if time.monotonic() > end:
@@ -67,7 +67,7 @@ def wait_until(check: Callable[[], bool], timeout_s: float, what: str, *, every_
 
 
 def answers(url: str, *, status: int = 200) -> bool:
-    """Whether an HTTP GET is answered with this status."""
+    """Return whether an HTTP GET gets this status."""
     try:
         with urllib.request.urlopen(url, timeout=2.0) as reply:
             return bool(reply.status == status)
@@ -78,7 +78,7 @@ def answers(url: str, *, status: int = 200) -> bool:
 
 
 def listens(port: int, host: str = HOST) -> bool:
-    """Whether something accepts connections there."""
+    """Return whether a process accepts connections on this port."""
     try:
         socket.create_connection((host, port), timeout=1.0).close()
     except OSError:
@@ -87,7 +87,7 @@ def listens(port: int, host: str = HOST) -> bool:
 
 
 def born_at(pid: int) -> str:
-    """What tells this process from a later one under the same id; empty when there is none (or only its zombie)."""
+    """Return the start time of a process, which distinguishes it from later ones with its id; empty for no process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if stat[0] == "Z" else stat[19]
@@ -105,9 +105,9 @@ def _signal_group(pid: int, number: int) -> None:
 
 @dataclass
 class Server:
-    """A program on private ports with its data and its log in `folder`; it can be killed and started again there.
+    """A program on private ports, with its data and log in `folder`; it can be killed and started again there.
 
-    `ready` is asked until it says yes; `after_stop` cleans up what the program left running beside itself.
+    `ready` is called until it returns True. `after_stop` stops processes that the program left running.
     """
 
     name: str
@@ -117,11 +117,11 @@ class Server:
     ready: Callable[[], bool]
     environment: Mapping[str, str] = field(default_factory=dict)
     user: str = ""
-    """Whom to run it as when we are root; empty: as we are."""
+    """User of the process when we are root; empty: the current user."""
     stop_signal: int = signal.SIGTERM
     start_timeout_s: float = 60.0
     tries: int = 1
-    """Starts before giving up: after a kill something of the last life may still hold what it needs."""
+    """Number of tries to start: after a kill, a leftover process may still hold resources."""
     after_stop: Callable[[], None] | None = None
     pid: int = 0
     born: str = ""
@@ -134,16 +134,16 @@ class Server:
     @property
     def alive(self) -> bool:
         if self._process is not None:
-            self._process.poll()  # reaps it when it has ended
+            self._process.poll()  # reaps an ended process
         return bool(self.pid) and born_at(self.pid) == self.born != ""
 
     @property
     def returned(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs, and for what another process started."""
+        """The exit code, negative for a signal; None while the process runs, and if another process started it."""
         return None if self._process is None else self._process.poll()
 
     def launch(self) -> Server:
-        """Starts the process, in a process group of its own, without waiting for it to be ready."""
+        """Start the process in a process group of its own, without waiting until it is ready."""
         private_folder(self.folder)
         with open(self.log, "ab", opener=private_opener) as log:
             private_file(self.log)
@@ -155,7 +155,7 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                umask=OTHERS,  # whatever it writes is its user's alone
+                umask=OTHERS,  # files of the process are private to its user
                 user=self.user or None,
                 group=self.user or None,
                 extra_groups=[] if self.user else None,
@@ -165,7 +165,7 @@ class Server:
         return self
 
     def wait_ready(self) -> Server:
-        """StackError with the end of its log when it dies or takes longer than `start_timeout_s`."""
+        """Wait until ready; StackError with the end of the log when the process ends or exceeds `start_timeout_s`."""
         try:
             wait_until(lambda: not self.alive or self.ready(), self.start_timeout_s, f"{self.name} to be ready")
             if not self.alive:
@@ -176,7 +176,7 @@ class Server:
         return self
 
     def start(self) -> Server:
-        """Starts it and waits until it is ready; after `kill` or `stop` it starts again on its data and ports."""
+        """Start the process and wait until it is ready; after `kill` or `stop`, with the same data and ports."""
         for _ in range(self.tries - 1):
             with contextlib.suppress(StackError):
                 return self.launch().wait_ready()
@@ -184,7 +184,7 @@ class Server:
         return self.launch().wait_ready()
 
     def stop(self, timeout_s: float = 20.0) -> None:
-        """Asks it to end, and makes it when it does not within `timeout_s`."""
+        """Send the stop signal, and kill the process if it does not end within `timeout_s`."""
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, self.stop_signal)
@@ -195,7 +195,7 @@ class Server:
             self.after_stop()
 
     def kill(self) -> None:
-        """SIGKILL for it and everything in its process group."""
+        """Send SIGKILL to the process group."""
         if self._process is not None or self.alive:
             _signal_group(self.pid, signal.SIGKILL)
         if self._process is not None:

@@ -1,4 +1,4 @@
-"""All of Afterimage over real servers, every service its own process: anything is killed and started again by name."""
+"""All services with real servers, each in a process of its own that can be killed and restarted by name."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from shared.runtime.datadir import OWNER_FOLDER, private_folder, write_private
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ("embedder", "match_predictor", "retriever", "cache_maintainer", "global_monitor", "gpu_worker", "gateway")
-"""In the order they are started in; the gateway last, since it opens the door."""
+"""Services in starting order; the gateway is last, because it accepts clients."""
 ASKED = ("embedder", "match_predictor", "retriever")
-"""Those that others call: each caller is given all their addresses."""
+"""Services that others call; each caller gets all their addresses."""
 STATE_FILE = "stack.json"
 START_S, STOP_S = 180.0, 30.0
-"""Longer than a service loads its models; longer than it drains."""
+"""Seconds that a service has to start, which includes loading models, and to stop, which includes draining."""
 
 
 @dataclass(frozen=True)
 class Port:
-    """A setting that names a server, and the programs of scripts.stack that can stand behind it, best first."""
+    """A setting that names a server, and the programs of scripts.stack that can serve it, best first."""
 
     setting: str
     programs: tuple[str, ...]
@@ -50,12 +50,12 @@ def variable(setting: str) -> str:
 
 
 def program_for(port: Port) -> str | None:
-    """The first of its programs that is installed."""
+    """Return the first program of the port that is installed; None when none is."""
     return next((name for name in port.programs if _module(name).find() is not None), None)
 
 
 def missing(environment: Mapping[str, str]) -> list[str]:
-    """What a stack cannot be started without and is not there, each with what to do about it."""
+    """Return one message per missing server, with the ways to get it."""
     said = []
     for port in PORTS:
         if not environment.get(variable(port.setting)) and program_for(port) is None:
@@ -66,11 +66,10 @@ def missing(environment: Mapping[str, str]) -> list[str]:
 
 
 class Stack:
-    """Names are those of servers (`postgresql`) and replicas (`gpu_worker-2`, counted from 1)."""
+    """Servers and services of one stack, by name: a server (`postgresql`) or a replica (`gpu_worker-2`, from 1)."""
 
     def __init__(self, folder: Path, *, replicas: Mapping[str, int] | None = None, settings: Mapping[str, Any] = {}):
-        """settings: of every service, by their names in shared.runtime.settings; urls among them name servers that
-        run."""
+        """settings: settings of every service, by name; a URL among them names a server that already runs."""
         self.folder = folder.absolute()
         self.processes: dict[str, Server] = {}
         self._replicas = dict.fromkeys(SERVICES, 1) | dict(replicas or {})
@@ -81,7 +80,7 @@ class Stack:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What every service is told: the caller's variables, then this stack's settings and URLs."""
+        """Environment of every service: the caller's variables, then this stack's settings and URLs."""
         given = {name: value for name, value in os.environ.items() if name.startswith("AFTERIMAGE_")}
         urls = {
             variable(port.setting): self.processes[name].url
@@ -90,7 +89,7 @@ class Stack:
             if name in self.processes
         }
         asked = {variable(f"{service}_address"): ",".join(self._of(service)) for service in ASKED}
-        # what a latent is compatible with follows the worker's device, which other services cannot see
+        # the compatibility of latents depends on the worker's device, which other services cannot see
         device = {} if any(Path("/dev").glob("nvidia[0-9]*")) else {variable("device"): "cpu"}
         return {**device, **given, **self._settings, **urls, **asked, "PYTHONPATH": _python_path()}
 
@@ -102,7 +101,7 @@ class Stack:
         return self._addresses[name]
 
     def names(self, service: str = "") -> list[str]:
-        """Of all replicas of a service; of everything without one."""
+        """Return the names of a service's replicas; without a service, all names."""
         return [name for name in self.processes if not service or name.rpartition("-")[0] == service]
 
     def _of(self, service: str) -> list[str]:
@@ -111,10 +110,10 @@ class Stack:
     # ---- up and down ----
 
     def start(self, told: Callable[[str], None] = lambda _: None) -> Stack:
-        """Servers, then services; whatever was started is stopped again when something is missing or fails."""
+        """Start the servers, then the services; stop everything again when one is missing or fails."""
         if said := missing({**os.environ, **self._settings}):
             raise StackError("\n".join(said))
-        # PostgreSQL works below it, as another user where we are root
+        # below it PostgreSQL runs, as another user if we are root
         private_folder(self.folder, PASSABLE if os.geteuid() == 0 else OWNER_FOLDER)
         try:
             self.start_servers()
@@ -127,7 +126,7 @@ class Stack:
         return self
 
     def start_servers(self) -> None:
-        """All at once: each spends most of its start waiting."""
+        """Start all servers at once, since each spends most of its start waiting."""
         known = {**os.environ, **self._settings}
         wanted = [name for port in PORTS if not known.get(variable(port.setting)) and (name := program_for(port))]
         with ThreadPoolExecutor(len(PORTS)) as pool:
@@ -136,7 +135,7 @@ class Stack:
                 if server.exception() is None:
                     self.processes[name] = server.result()
         for server in started:
-            server.result()  # raises what the first that failed raised
+            server.result()  # raises the error of the first failed server
 
     def start_services(self) -> None:
         names = [f"{service}-{at + 1}" for service in SERVICES for at in range(self._replicas[service])]
@@ -148,16 +147,18 @@ class Stack:
             self.processes[name].wait_ready()
 
     def add(self, service: str) -> str:
-        """One more replica, of a service that nobody needs the address of; its name."""
+        """Start one more replica of a service that no other service calls; return its name."""
         if service in ASKED:
-            raise StackError(f"{service}: its callers were given their addresses when they started")
+            raise StackError(
+                f"{service}: its callers know only the addresses of their start; start more replicas with `up`"
+            )
         name = f"{service}-{len(self.names(service)) + 1}"
         self._addresses[name] = f"{self.host(name)}:{free_port()}"
         self.processes[name] = self._service(name).start()
         return name
 
     def stop(self) -> None:
-        """Services first, all at once and before what they need; then the servers."""
+        """Stop all services at once, then the servers."""
         services = [server for name, server in self.processes.items() if "-" in name]
         servers = [server for name, server in self.processes.items() if "-" not in name]
         for some in (services, servers):
@@ -175,20 +176,20 @@ class Stack:
     # ---- one by name ----
 
     def kill(self, name: str) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.processes[name].kill()
 
     def restart(self, name: str) -> None:
-        """Starts it again where it was, on its data and ports, asking it to end first when it still runs."""
+        """Stop the process if it runs, then start it again with the same data and ports."""
         self.processes[name].stop(timeout_s=STOP_S)
         self.processes[name].start()
 
     def host(self, name: str) -> str:
-        """The address that it listens on; a subclass may put it elsewhere."""
+        """Return the host that the process listens on; a subclass may choose another."""
         return HOST
 
     def command(self, name: str) -> list[str]:
-        """What a replica runs; a subclass may run it through something else."""
+        """Return the command of a replica; a subclass may wrap it."""
         return [sys.executable, "-m", f"services.{name.rpartition('-')[0]}"]
 
     def _service(self, name: str) -> Server:
@@ -208,7 +209,7 @@ class Stack:
     # ---- for a later process to find it ----
 
     def save(self) -> None:
-        """Writes down what runs, so that `load` finds exactly that."""
+        """Write the list of processes for `load`."""
         rows = [
             {
                 "name": server.name,
@@ -221,13 +222,15 @@ class Stack:
             }
             for server in self.processes.values()
         ]
-        # its URLs hold passwords
+        # the URLs hold passwords
         write_private(self.folder / STATE_FILE, json.dumps({"processes": rows}, indent=2))
 
     @classmethod
     def load(cls, folder: Path) -> Stack:
-        """Find what `save` wrote down; StackError when nothing is. Its services can be restarted, its servers only
-        stopped."""
+        """Return the stack that `save` wrote; StackError when there is none.
+
+        Its services can be restarted, its servers only stopped.
+        """
         try:
             rows = json.loads((folder / STATE_FILE).read_text())["processes"]
         except FileNotFoundError:
@@ -259,7 +262,7 @@ def _found(row: Mapping[str, Any]) -> Server:
 
 
 def serving(address: str, timeout_s: float = 1.0) -> bool:
-    """Whether the gRPC health service there says SERVING."""
+    """Return whether the gRPC health service at the address reports SERVING."""
     with grpc.insecure_channel(address) as channel:
         try:
             reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
@@ -269,7 +272,7 @@ def serving(address: str, timeout_s: float = 1.0) -> bool:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process and its process group, shared pages counted once; 0 where /proc does not tell."""
+    """Return the bytes of memory of a process group, shared pages counted once; 0 without /proc."""
     total = 0
     for group in Path("/proc").glob("[0-9]*"):
         try:

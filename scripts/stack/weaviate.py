@@ -1,7 +1,7 @@
 """A private Weaviate of one node, from the installed program.
 
-It binds HTTP, gossip and raft to where it is told, but gRPC and what its nodes ask of each other to every interface:
-there only who knows a key, drawn anew at each start, is answered.
+Weaviate binds HTTP, gossip and raft to the given address, but binds gRPC and the API between its nodes to every
+interface. There clients need a key, which is random at each start.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ HOW_TO_GET_IT = "put the program `weaviate` on PATH (built from github.com/weavi
 
 
 def find() -> str | None:
-    """The path of `weaviate`; None when it is not on PATH."""
+    """Return the path of `weaviate`; None when it is not on PATH."""
     return shutil.which("weaviate")
 
 
 def start(folder: Path, host: str = HOST) -> Server:
-    """A new store in `folder` (or the one that is there)."""
+    """Start a store in `folder`, new or existing."""
     program = find()
     if program is None:
         raise StackError(f"weaviate: not installed; {HOW_TO_GET_IT}")
