@@ -47,13 +47,10 @@ format: dev      ## format the code and apply automatic fixes
 protos: dev      ## generate the gRPC code beside the .proto files
 	@PYTHON=$(PY) ./scripts/protos.sh
 
-<<<<<<< HEAD
 docs: dev        ## write docs/reference from the code, and build the pages as a site in out/site
 	@$(PY) -m scripts.reference
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
-=======
->>>>>>> 0fcffe6 (Explain compose files and make targets in plain English)
 lock: dev        ## write constraints.txt from pyproject.toml
 	@PATH=$$PWD/.venv/bin:$$PATH ./scripts/lock.sh
 
