@@ -76,7 +76,7 @@ class Stack:
         self._settings = {variable(name): _text(value) for name, value in settings.items()}
         self._addresses: dict[str, str] = {}
 
-    # ---- what there is ----
+    # ---- names and addresses ----
 
     @property
     def environment(self) -> dict[str, str]:
@@ -173,7 +173,7 @@ class Stack:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # ---- one by name ----
+    # ---- one process by name ----
 
     def kill(self, name: str) -> None:
         """Send SIGKILL."""
@@ -206,7 +206,7 @@ class Stack:
             start_timeout_s=START_S,
         )
 
-    # ---- for a later process to find it ----
+    # ---- save and load ----
 
     def save(self) -> None:
         """Write the list of processes for `load`."""

@@ -176,7 +176,9 @@ def remove(name: Annotated[str, typer.Argument(help="Name that `models add` gave
     path = added.remove(settings.data_dir, name)
     out, folder = wide(), Path(path) if Path(path).is_dir() else hub.cached(path) if is_hub_id(path) else None
     others = sorted(other for other, its in known.items() if its == path and other != name)
-    out.print(Text(f"{name} is free; it was {path}" + (f", which is also {', '.join(others)}" if others else "")))
+    out.print(
+        Text(f"removed the name {name}; it was {path}" + (f", which is also {', '.join(others)}" if others else ""))
+    )
     if folder is not None:
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         out.print(Text(f"nothing was deleted: {folder} has {memory.said(size)}, which deleting it would free"))

@@ -109,12 +109,12 @@ def _lanes(answer: pb.AllocationResponse) -> Table:
 
 
 def _workers(answer: pb.AllocationResponse) -> Table:
-    table = Table("worker", "device", "model", "rows", "generations/min", "believed")
+    table = Table("worker", "device", "model", "rows", "generations/min", "trusted")
     for one in answer.assignments:
         model = one.model if one.running == one.model else f"{one.running} → {one.model}"
-        believed = "yes" if one.credit == 1 else f"×{one.credit:.2f}"
+        trusted = "yes" if one.credit == 1 else f"×{one.credit:.2f}"
         rate = f"{60 * one.rate:.2f}" if one.rate else "–"
-        table.add_row(one.worker, one.kind, model, f"{one.rows}/{one.max_rows}", rate, believed)
+        table.add_row(one.worker, one.kind, model, f"{one.rows}/{one.max_rows}", rate, trusted)
     return table
 
 

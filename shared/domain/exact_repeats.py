@@ -10,7 +10,7 @@ from shared.domain.types import CompatKey, Entry, Job, JobState, Plan, PlanSourc
 
 
 def exact_key(request: Request, compat: CompatKey) -> str:
-    """32 hex digits over everything in a request that changes its image.
+    """Return 32 hex digits of a hash over everything in a request that changes its image.
 
     These are prompt, negative prompt, size, frames, seed, guidance, steps, savings, fresh noise, and the weights,
     sampler and dtype of the model asked for (the large one for `auto`). `repeat_weights` says whose image may answer.
@@ -33,16 +33,16 @@ def exact_key(request: Request, compat: CompatKey) -> str:
 
 
 def repeat_weights(request: Request, asked: str, served: Iterable[str]) -> frozenset[str]:
-    """Weights hashes of the models whose image may answer the request.
+    """Return the weights hashes of the models whose image may answer the request.
 
-    `asked` is the hash of the model asked for. A request that names a model takes images of that model alone. One
-    that names none takes the image of any served model: each might be chosen for it.
+    asked: the hash of the model asked for. A request that names a model takes images of that model alone. Any other
+    request takes images of every served model, because the plan might choose each of them.
     """
     return frozenset((asked,) if request.names_a_model else (asked, *served))
 
 
 def repeat_result(plan: Plan, picture_bytes: int) -> Result:
-    """The result of an exact repeat: the stored image, no step run."""
+    """Return the result of an exact repeat: the stored image, and no step run."""
     return Result(
         picture_key=plan.state_key,
         picture_sha256=plan.state_sha256,

@@ -207,5 +207,5 @@ def degrade(plan: Plan, why: str) -> Plan:
         fresh_noise=0.0,
         weights_hash="",
         degraded=(*plan.degraded, why),
-        reason=f"Drawn from noise after all: {why.removesuffix(DRAWN)}. Planned: {plan.reason}",
+        reason=f"Generated from noise after all: {why.removesuffix(DRAWN)}. Planned: {plan.reason}",
     )

@@ -98,8 +98,8 @@ def lock_data_dir(path: Path | str) -> DataDirLock:
         holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
         raise DataDirectoryLockedError(
-            f"data_dir: {directory} is in use by process {holder} (which may still be starting); use or stop that one, "
-            "or give this one another data_dir"
+            f"data_dir: {directory} is in use by process {holder} (which may still be starting); use or stop that "
+            "process, or choose another data_dir"
         ) from error
     except OSError:
         # on a full disk the pid cannot be written, but the lock holds

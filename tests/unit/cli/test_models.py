@@ -155,7 +155,7 @@ def test_a_name_is_removed_and_nothing_else(sana: Path, shown: io.StringIO, tmp_
         models.add(str(sana), name=name, data_dir=tmp_path)
     models.remove("mine", data_dir=tmp_path)
     said = shown.getvalue()
-    assert f"mine is free; it was {sana}, which is also again" in said
+    assert f"removed the name mine; it was {sana}, which is also again" in said
     assert re.search(rf"nothing was deleted: {sana} has [\d.]+ [KM]iB, which deleting it would free", said)
     assert added.added(tmp_path) == {"again": str(sana)}
     assert find_card(str(sana)).family == "sana"

@@ -110,7 +110,7 @@ async def test_without_its_picture_it_is_a_miss_and_the_large_models(pair: Worke
     assert (job.plan.source, job.plan.start_step, job.result.model) == (PlanSource.NOISE, 0, "large")
     assert job.result.steps_run == STEPS
     assert job.plan.degraded[0].startswith("blobs: ")
-    assert job.plan.reason.startswith("Drawn from noise after all: ")
+    assert job.plan.reason.startswith("Generated from noise after all: ")
     assert await pair.told(StateLost) == [StateLost(plan.entry_id, 0, plan.state_key)]
 
 
