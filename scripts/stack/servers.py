@@ -40,7 +40,7 @@ _given: set[int] = set()
 
 
 def free_port(*, below: int = MAX_PORT) -> int:
-    """Return a port of 127.0.0.1 that is free now, as is port + 10000; another at every call."""
+    """Return a free port of 127.0.0.1 whose port + 10000 is free as well; each call returns a new port."""
     for _ in range(200):
         port = random.randint(20_000, below)
         if not _given.isdisjoint((port, port + 10_000)):

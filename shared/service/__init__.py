@@ -98,7 +98,7 @@ class Running:
 async def running(
     services: Sequence[Service], settings: Settings, *, clock: Clock | None = None
 ) -> AsyncIterator[Running]:
-    """Start the services in this process, yield while they serve, then drain and stop them."""
+    """Start the services in this process, yield while they serve, then drain and stop them in reverse order."""
     ports = frozenset[str]().union(*(getattr(service, "ports", PORTS) for service in services))
     backends = await open_backends(settings, ports)
     socket_dir = Path(tempfile.mkdtemp(prefix="afterimage-"))

@@ -19,9 +19,9 @@ SEAL_KEY = "identity/store.json"
 KINDS = ("states/", "pictures/", "checkpoints/")
 """Blob keys are `<kind>/<job id>-<attempt>…` or `<kind>/<job id>/<attempt>…`."""
 SAMPLE = 1_000
-"""Blobs of a store without an id that are looked up in the catalog."""
+"""Number of blobs that are looked up in the catalog when the store has no id."""
 LISTED = 50_000
-"""Blobs of each kind among which the sample is chosen."""
+"""Number of blobs of each kind among which the sample is chosen."""
 ENOUGH = 0.9
 """Share of the sample that the catalog must know before such a store becomes its own."""
 

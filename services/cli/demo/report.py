@@ -81,7 +81,7 @@ class Totals:
 
 
 def totals(rows: Sequence[Row]) -> tuple[Totals, Totals]:
-    """Return the totals of generated images, and those of exact repeats, which would improve the first."""
+    """Return two totals: of generated images, and of exact repeats, which cost nothing and are counted apart."""
     return _total(row for row in rows if not row.exact), _total(row for row in rows if row.exact)
 
 
