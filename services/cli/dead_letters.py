@@ -137,7 +137,7 @@ def _check_catalog(settings: Settings) -> None:
 
     place = place_of(settings.catalog_url)
     if settings.catalog_url.startswith("sqlite") and not Path(place).exists():
-        raise NotFoundError(f"catalog_url: there is no catalog at {place}; set AFTERIMAGE_DATA_DIR or _CATALOG_URL")
+        raise NotFoundError(f"catalog_url: there is no catalog at {place}; set AFTERIMAGE_DATA_DIR")
 
 
 @contextlib.asynccontextmanager
