@@ -31,7 +31,7 @@ class Link:
 
     @property
     def words(self) -> tuple[str, str]:
-        """Where the image started, and what that saved."""
+        """Return two captions: the start of the image, and the steps that it saved."""
         run, steps = self.request["steps_run"], self.request["steps"]
         if self.source is None:
             return "from noise", f"{run} steps"

@@ -1,1 +1,1 @@
-"""What two services need; imports no service."""
+"""Code that at least two services need; it imports no service."""

@@ -63,6 +63,28 @@ def test_links_lead_somewhere() -> None:
     assert broken == {}
 
 
+def test_pages_and_sections_that_code_cites_are_there() -> None:
+    cited = re.compile(r"\bdocs/([\w/-]+\.md)(?:, ([A-Z][a-z]+(?: [a-z]+)*))?")
+    tops = (*FOLDERS[1:], "tests", "compose", "Makefile", ".ci")
+    listed = subprocess.run(["git", "ls-files", *tops], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found, missing = 0, set()
+    for name in listed.split():
+        if (
+            not name.endswith((".py", ".proto", ".yaml", ".sh", "Makefile", "run"))
+            or name == "tests/unit/test_docs_site.py"
+        ):
+            continue
+        text = re.sub(r"\s*\n[\s#/]*", " ", (ROOT / name).read_text(encoding="utf-8"))
+        for page, section in cited.findall(text):
+            found += 1
+            path = ROOT / "docs" / page
+            titles = re.findall(r"^#+ +(.+?) *$", prose_of(path), re.M) if path.exists() else []
+            if not titles or (section and not section.startswith(tuple(titles))):
+                missing.add((name, page, section))
+    assert found > 40
+    assert missing == set()
+
+
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
