@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of both runs in turn; medians count")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of both runs; the medians are reported")
     options = parser.parse_args()
     quiet()
     with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +47,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     on, card = machine(), _card(options.model, folder)
     family = load_family(card, device=options.device)
     warm_up(family)
-    _draw(family, options.rows, options.rows, 3)  # the batch's own shapes, once
+    _draw(family, options.rows, options.rows, 3)  # warm up with the measured batch size
     alone, together = [], []
     for _ in range(options.rounds):
         alone.append(_draw(family, options.rows, 1, options.steps))

@@ -4,10 +4,11 @@
 
 A private stack runs PostgreSQL, RabbitMQ, an S3 server and Weaviate, and each service in its own process. Each round
 measures the path's own calls one at a time (bench/serving/path_floors.py), then requests of the session trace at 10 a
-second (Poisson, T = 50, 64×64). The denoiser waits 1 ms a step. Rounds alternate so that other load meets both alike.
-Overhead is the client's wait, less the steps, the prompt's encoding, the decoding and the encoder's forward pass. Each
-of them is timed where it runs. At the end more clients than the stack has rows send requests without a pause: that
-gives the rate that two cores sustain, and each process's share of the processor time.
+second (Poisson, T = 50, 64×64). The denoiser waits 1 ms a step. Both alternate, so other load on the machine affects
+both equally. Overhead is the client's wait minus the steps, the prompt's encoding, the decoding and the encoder's
+forward pass. Each of these parts is timed in the process that runs it. At the end more clients than the stack has rows
+send requests without a pause: that gives the rate that two cores sustain, and each process's share of the processor
+time.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from shared.runtime.settings import Settings
 from shared.service.backends import open_backends
 
 GOAL_P50, GOAL_P99 = 1.5, 6.0
-"""Overhead of a hit, in sums of its path's floors."""
+"""Goals for the overhead of a hit, as multiples of the sum of its path's floors."""
 CALLED = ("embedder", "match_predictor", "retriever")
 
 
@@ -58,7 +59,7 @@ async def figures(bench: ClusterUnderTest, options: argparse.Namespace) -> dict[
     stack = bench.stack
     floors = Floors(bench.backends, [stack.address(f"{name}-1") for name in CALLED], await bench.hit())
     await floors.measure(5)
-    floors.taken.clear()  # connections were opened, statements prepared
+    floors.taken.clear()  # discard the first calls, which opened connections and prepared statements
     samples: list[Sample] = []
     handlers: list[dict[str, float]] = []
     paced_s = 0.0
@@ -185,7 +186,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--rate", type=float, default=10.0, help="requests a second")
     parser.add_argument("--rounds", type=int, default=8, help="rounds of floors and requests")
     parser.add_argument("--floors", type=int, default=40, help="calls of each kind in a round")
-    parser.add_argument("--warm", type=int, default=150, help="requests before anything counts")
+    parser.add_argument("--warm", type=int, default=150, help="warm-up requests, not measured")
     parser.add_argument("--step-ms", type=float, default=1.0, help="milliseconds per step of the no-op denoiser")
     parser.add_argument("--clients", type=int, default=16, help="clients of the closed loop")
     parser.add_argument("--sustained-s", type=float, default=30.0, help="seconds of the closed loop")

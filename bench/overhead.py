@@ -3,11 +3,12 @@
     python -m bench.overhead --count 1000 --real-count 200
 
 One client requests one image after the other from the all-in-one service in this process, over real gRPC. Overhead is
-the client's wait, less the encoder's forward pass, the denoiser's forward passes, the worker's prompt encoding and the
-VAE. Each is timed where it runs. The first run's denoiser waits a known time a step; the next run uses the real one.
-With --pictures-count another run embeds and searches every finished image, as a service with two models does, although
-nothing starts from one. Pauses between requests are random, so that no timer of the service keeps step with the
-requests. At the end the same process measures the floors of the path (bench/serving/embedded_floors.py).
+the client's wait minus the encoder's forward pass, the denoiser's forward passes, the worker's prompt encoding and the
+VAE. Each of these parts is timed inside the service that runs it. The first run's denoiser waits a known time a step;
+the next run uses the real one. With --pictures-count another run embeds and searches every finished image, as a service
+with two models does, although no request starts from an image. Pauses between requests are random, so no timer of the
+service stays in phase with the requests. At the end the same process measures the floors of the path
+(bench/serving/embedded_floors.py).
 """
 
 from __future__ import annotations
@@ -125,8 +126,8 @@ async def run(
 ) -> tuple[list[Sample], dict[str, embedded_floors.Floor]]:
     """Send `count` requests of the session trace at the main size, one at a time, without exact repeats.
 
-    Measure `floors` times each call that they wait for. `pause_s` is the mean pause, between half and one and a
-    half."""
+    Also measure each call that a request waits for, `floors` times. `pause_s` is the mean pause; each pause is 0.5 to
+    1.5 times as long."""
     rows, samples, pauses = read_trace(), list[Sample](), random.Random(0)
     found: dict[str, embedded_floors.Floor] = {}
     card = served_card(settings)
@@ -227,7 +228,7 @@ def _given(large: str | None, encoder: str | None) -> dict[str, str]:
 
 
 def report(name: str, found: dict[str, dict[str, Any]]) -> str:
-    """Return two tables: quantiles, and the parts of each millisecond."""
+    """Return two tables: quantiles of the overhead, and milliseconds of each part."""
     groups = [group for group in found if found[group]["requests"]]
     quantiles = table(
         [f"{name}: overhead, ms", "requests", "p10", "p50", "p90", "p99", "whole request p50", "its CPU time p50"],

@@ -5,9 +5,10 @@
 
 Locust sends the load. A closed loop of users who send again at once finds the capacity. Then an open loop offers
 Poisson arrivals (load/arrivals.py), independent of earlier answers; refused users do not return. Every round measures
-all levels, so that other load on the machine meets all alike. Goodput counts the images that arrive within a level's
-window, after the queue had time to fill. The denoiser waits a known time a step and size and needs no processor, like
-one on a GPU. `--large` uses a real one on the same cores. The cache is off, so every image costs the same.
+all levels, so other load on the machine affects all levels equally. Goodput counts the images that arrive within a
+level's window, after the queue had time to fill. The denoiser waits a known time a step and size and needs no
+processor, like one on a GPU. `--large` uses a real one on the same cores. The cache is off, so every image costs the
+same.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from scripts.stack.servers import HOST, Server, free_port
 from scripts.stack.stack import Stack, missing, serving
 
 GOAL = 0.9
-"""Least goodput at three times the capacity, as a share of the peak."""
+"""Smallest accepted goodput at three times the capacity, as a share of the peak."""
 REFUSED = "RESOURCE_EXHAUSTED"
 CLOSED = 0.0
 """Multiple that stands for the closed loop."""
@@ -153,8 +154,9 @@ def rounds_of(target: Target, folder: Path, options: argparse.Namespace) -> list
 def summary(rounds: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
     """Return means over the rounds by level.
 
-    `of_peak` is the share of the highest mean goodput. `of_possible` is the share of that or of the offered load,
-    whichever is less: at 1× chance may offer less than the capacity. The goal holds from 1× on."""
+    `of_peak` is the mean goodput divided by the highest mean goodput. `of_possible` divides by the highest mean goodput
+    or by the offered load, whichever is less: at 1× the random arrivals may be fewer than the capacity. The goal
+    applies from 1× upwards."""
     levels = []
     for same in zip(*rounds, strict=True):
         number = {
@@ -265,11 +267,13 @@ def main(given: Sequence[str] | None = None) -> None:
         "--multiples", nargs="+", type=float, default=[0.5, 1.0, 2.0, 3.0], help="multiples of the capacity"
     )
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--warm-s", type=float, default=8.0, help="seconds of every level before it counts")
-    parser.add_argument("--window-s", type=float, default=30.0, help="seconds of every level that count")
+    parser.add_argument("--warm-s", type=float, default=8.0, help="warm-up seconds of every level, not measured")
+    parser.add_argument("--window-s", type=float, default=30.0, help="measured seconds of every level")
     parser.add_argument("--users", type=int, default=24, help="users of the closed loop; more than the worker has rows")
     parser.add_argument("--step-ms", type=float, default=8.0, help="milliseconds per step of the waiting denoiser")
-    parser.add_argument("--large", default="", help="a real model instead: bundled:NAME, a folder or a hub id")
+    parser.add_argument(
+        "--large", default="", help="a real model in place of the waiting denoiser: bundled:NAME, a folder or a hub id"
+    )
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--max-rows", type=int, default=8)
     parser.add_argument("--max-queued", type=int, default=32)

@@ -8,10 +8,10 @@ does a lookup by the surrogate allow the same start as a lookup by the images th
 
     python -m bench.picture_similarity --retrieval --pictures 498 --steps 20
 
-compares the two ways to search a cache of images (MoDM §3.2, Figs. 2 and 3). Every second distinct prompt of the trace
-has its image in the cache. The other prompts retrieve one image each: by similarity of the two prompts, and by
-similarity of prompt and image. The CLIP score of the retrieved image favours the second way by construction, which
-maximises just that score; the attributes that the judge net reads off the image do not.
+This command compares the two ways to search a cache of images (MoDM §3.2, Figs. 2 and 3). Every second distinct prompt
+of the trace has its image in the cache. The other prompts retrieve one image each: by similarity of the two prompts,
+and by similarity of prompt and image. The CLIP score of the retrieved image favours the second way by construction,
+because the second way maximises this score. The attributes that the judge net recognises favour neither way.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def drawn(model: str, prompts: Sequence[str], steps: int) -> list[bytes]:
 
 
 def fitted(texts: Floats, pictures: Floats) -> tuple[Curve, tuple[float, float]]:
-    """Fit the curve over pairs of different prompts, and its ends; rows are unit vectors of prompts and their
-    images."""
+    """Fit the curve over pairs of different prompts; return the curve, and the mean cosines of unrelated and of own
+    images. Rows are unit vectors of prompts and their images."""
     between, across = texts @ texts.T, texts @ pictures.T  # [prompt, picture]
     own, other = float(np.diag(across).mean()), ~np.eye(len(texts), dtype=bool)
     near, seen = between[other], across[other]
@@ -190,7 +190,7 @@ def retrieval_plot(
     pngs: Sequence[bytes],
     path: Path,
 ) -> None:
-    """Plot the distributions of Fig. 2 (attributes for PickScore), and examples like Fig. 3's."""
+    """Plot the distributions of Fig. 2 (attributes in place of PickScore), and examples as in Fig. 3."""
     pyplot = pyplot_or_none()
     if pyplot is None or "attributes" not in by["text"]:
         return

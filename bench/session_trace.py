@@ -5,7 +5,7 @@
 The all-in-one service runs in this process, and every request goes through real gRPC. An interrupted run continues
 where it stopped (work directory `--work`; `--fresh` begins again). Users send in a closed loop with `--concurrency`
 requests in flight, so the time is the time to generate everything. Both runs use the same prompts and batching and
-start warm. They alternate block by block, so that other load on the machine meets both alike.
+start warm. They alternate block by block, so other load on the machine affects both equally.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WARM_UP = 8
 
 
 def trace_rows(path: Path, count: int, settings: Settings, *, main_size_only: bool) -> tuple[list[Prompt], int]:
-    """Return the first `count` rows, and how many of them were resized to the main size, the only one of the model."""
+    """Return the first `count` rows, and how many of them were resized to the main size, the model's only size."""
     card = served_card(settings)
     rows, changed = [], 0
     for row in read_trace(path)[:count]:
@@ -140,7 +140,7 @@ class Turn:
 async def in_turns(turns: Sequence[Turn], rows: Sequence[Prompt], arguments: argparse.Namespace) -> None:
     """Play the trace in blocks of `--block` rows: every run plays a block before the next block begins.
 
-    The order of the runs reverses from block to block, so that other load on the machine meets all runs alike."""
+    The order of the runs reverses from block to block, so other load on the machine affects all runs equally."""
     turns = [turn for turn in turns if turn.missing(range(len(rows)))]
     if not turns:
         return

@@ -6,10 +6,10 @@
 
 Every system serves the same requests. Its images get a Fréchet distance in the bundled encoder's features, a CLIP
 score, and the judge net's attributes. The reference is the large model's images of the same prompts at other seeds.
-Vanilla is scored against the same reference, so its distance is what chance alone leaves. Throughput comes from
-bench.virtual_time.two_models; both make the Pareto plot of Fig. 14. The other points of that figure (§7.4: which images
-are cached, how many, and the thresholds) are added if `--systems` names them. The cache begins with `--warm` images of
-the large model.
+Vanilla is scored against the same reference, so its distance shows the effect of chance alone. Throughput comes from
+bench.virtual_time.two_models. Distance and throughput give the Pareto plot of Fig. 14. The other points of that figure
+(§7.4: which images are cached, how many, and the thresholds) are added if `--systems` names them. The cache begins with
+`--warm` images of the large model.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ from shared.runtime.progress import Remaining
 from shared.runtime.settings import Settings
 
 RAISED_BY = 0.045
-"""MoDM's + .01 (Fig. 14) in the bundled encoder's range: .01 · (.652 + .192) / (.2855 − .0975). Each range goes from
-unrelated images to a prompt's own image (services/replay/traces/picture_similarity.json and surrogate.py)."""
+"""MoDM raises thresholds by .01 (Fig. 14). The same raise in the bundled encoder's range: .01 · (.652 + .192) / (.2855
+− .0975). Each range goes from unrelated images to a prompt's own image (services/replay/traces/picture_similarity.json
+and surrogate.py)."""
 REFERENCE = System("reference", "large at other seeds", other_seeds=True)
 SYSTEMS = (
     REFERENCE,
@@ -175,7 +176,7 @@ def chosen(given: argparse.Namespace) -> list[System]:
 
 
 async def draw(given: argparse.Namespace, rows: Sequence[Prompt], settings: Settings, encoder: Encoder) -> None:
-    """Generate every system's images; systems in work by another process come last, once that process is done."""
+    """Generate every system's images; systems that another process generates come last, after that process is done."""
     elsewhere = [one for one in chosen(given) if not await _drawn(one, given, rows, settings, encoder, wait=False)]
     for system in elsewhere:
         print(f"{system.title}: another process draws it; waiting", flush=True)

@@ -6,7 +6,8 @@
 
 Every service is its own process over real servers; each worker has one torch thread. The protocol is the paper's (§6).
 The large model generates the trace's first requests into the cache, uncounted. Then `--users` users request the rest,
-each again at once. The middle of the run counts, when all users are busy and the monitor has settled:
+each sending the next request at once. Only the middle of the run is measured, when all users are busy and the monitor
+has settled:
 
 - one large worker and one small, as the monitor assigns them in throughput mode;
 - both models in each of two workers, time-shared and without a monitor: each worker generates misses with the large
@@ -87,7 +88,7 @@ WAYS = (
 @dataclass(frozen=True)
 class Answer:
     at: float
-    """Monotonic seconds at its end."""
+    """Time of the answer on the monotonic clock, seconds."""
     seconds: float
     source: str
     model: str
@@ -122,15 +123,15 @@ async def ask_all(
 
 
 async def embedded(stack: Stack, pictures: int) -> None:
-    """Wait until the index holds the embeddings of so many images."""
+    """Wait until the index holds the embeddings of `pictures` images."""
     async with asyncio.timeout(EMBEDDED_WITHIN_S):
         while grown({}, counted(stack, "cache_maintainer-1"), EMBEDDED) < pictures:  # noqa: ASYNC110  # a metrics page offers no event to wait for
             await asyncio.sleep(0.5)
 
 
 def middle(answers: Sequence[Answer], settle: float, end: float = 0.05) -> list[Answer]:
-    """Return the answers that ended while all users were busy: without the first share, when the monitor settles, and
-    without the last."""
+    """Return the answers that ended while all users were busy: without the first share `settle`, in which the monitor
+    settles, and without the last share `end`."""
     ordered = sorted(answers, key=lambda one: one.at)
     return ordered[int(settle * len(ordered)) : len(ordered) - max(int(end * len(ordered)), 1)]
 
@@ -241,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     quiet()
     before = signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # as Ctrl-C does: the stack must end with this process
+    )  # exit as on Ctrl-C, so that the stack ends with this process
     try:
         run(given)
     finally:
@@ -262,7 +263,7 @@ def run(given: argparse.Namespace) -> None:
     settings = {**settings_of(given), "rows": ROWS, "assumptions": ASSUMPTIONS}
     record("two_processes", figures, settings, on={**on, **after}, folder=given.out)
     plot(figures, given.out / "two_processes.png")
-    for way in chosen:  # the next run measures anew, with the code of its day
+    for way in chosen:  # the next run must measure again, with its own code
         _kept(way, given).unlink()
     if not any(_kept(way, given).exists() for way in WAYS):
         (given.work / FACTS).unlink()

@@ -1,4 +1,4 @@
-"""Seeded arrival processes, as rising lists of seconds from the start."""
+"""Seeded arrival processes, as ascending lists of seconds from the start."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ramp(from_per_s: float, to_per_s: float, duration_s: float, seed: int = 0) -
 def trace(recorded_s: Sequence[float], speed: float = 1.0) -> list[float]:
     """Return a recorded trace's arrivals, counted from the first, `speed` times as fast.
 
-    Raises InvalidRequestError for a speed that is not positive, and for times that fall.
+    Raises InvalidRequestError for a speed that is not positive, and for times that are not in ascending order.
     """
     _positive("speed", speed)
     if any(later < earlier for earlier, later in pairwise(recorded_s)):

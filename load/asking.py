@@ -18,7 +18,7 @@ KINDS = {"noise": "miss", "latent": "hit", "image": "hit", "stitched": "hit", "e
 COMES_BACK = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
 """Status codes after which the client retries."""
 DEFAULT_DELAY_S = 1.0
-"""Delay before a retry, seconds, where the gateway names none."""
+"""Delay before a retry, seconds, if the gateway names none."""
 
 
 @dataclass(frozen=True, slots=True)

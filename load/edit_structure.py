@@ -58,7 +58,7 @@ def size_class(width: int, height: int, main: tuple[int, int]) -> str:
 def measure(rows: Iterable[Asked]) -> dict[str, float]:
     """Return the statistics of a trace as name → number; each name says what a share is of.
 
-    A pair is two consecutive requests of one user. A session ends where a user pauses for SESSION_GAP_S. Raises
+    A pair is two consecutive requests of one user. A session ends when a user pauses for SESSION_GAP_S. Raises
     ValueError for a trace without a user of two requests.
     """
     trace = sorted(rows, key=lambda row: row.arrival_s)

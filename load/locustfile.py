@@ -191,7 +191,7 @@ def sessions(rows: list[Prompt]) -> Iterator[list[Prompt]]:
 @events.init.add_listener
 def _one_kind_of_users(environment: Any, **_: Any) -> None:
     """Choose one kind of users, because Locust starts every class in this file; refuse a wrong `--arrivals` early."""
-    gevent.get_hub().loop.update_now()  # gevent's clock stood still during the imports, and the run time starts at it
+    gevent.get_hub().loop.update_now()  # imports leave gevent's clock behind, and the run time is counted from it
     options = environment.parsed_options
     environment.user_classes[:] = [Arrivals if options.arrivals else Refiner]
     if options.arrivals:

@@ -58,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", type=Path, help="trace to measure: parquet, or jsonl as load.sessions writes")
     parser.add_argument("--made", type=Path, default=SHIPPED, help="trace to compare with")
-    parser.add_argument("--window-h", type=float, default=0.0, help="hours of a window; 0: as long as the made trace")
+    parser.add_argument(
+        "--window-h", type=float, default=0.0, help="hours of a window; 0: as long as the project's trace"
+    )
     parser.add_argument("--user-share", type=float, default=0.125, help="share of the users in a window")
     parser.add_argument("--draws", type=int, default=40, help="windows to average over")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")

@@ -54,7 +54,7 @@ class Structure:
     )
     """Probabilities of (equal, near, other) after each move; `pause` starts a new session of the same user."""
     returns: float = 0.13
-    """Share of near and other moves that return to an earlier prompt of the same user, where one fits."""
+    """Share of near and other moves that return to an earlier prompt of the same user, if one fits."""
     sizes: Mapping[tuple[int, int], float] = field(
         default_factory=lambda: {MAIN_SIZE: 0.52, (64, 96): 0.25, (96, 64): 0.19, (96, 96): 0.04}
     )

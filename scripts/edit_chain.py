@@ -1,4 +1,4 @@
-"""`python -m scripts.edit_chain`: compose the README's picture of an edit chain from what `make demo` wrote."""
+"""Compose the README's image of an edit chain from the output of `make demo`: `python -m scripts.edit_chain`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INK, PALE, SAVED, RUN = "#1f2328", "#59636e", "#2a9d5c", "#b9c0c8"
 
 @dataclass(frozen=True)
 class Link:
-    """One column of the picture: a request of the demo, and the column that its image started from."""
+    """One column of the composed image: a request of the demo, and the column that its image started from."""
 
     request: Mapping[str, Any]
     source: int | None
@@ -31,7 +31,7 @@ class Link:
 
     @property
     def words(self) -> tuple[str, str]:
-        """Return two captions: the start of the image, and the steps that it saved."""
+        """Return where the image started, and the steps saved."""
         run, steps = self.request["steps_run"], self.request["steps"]
         if self.source is None:
             return "from noise", f"{run} steps"
@@ -44,7 +44,7 @@ class Link:
 
 
 def chain(requests: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> list[Link]:
-    """The requests with these numbers, counted from 1; ValueError where one started from an image that is not shown."""
+    """Return the requests with these numbers, counted from 1; ValueError if one started from an image not shown."""
     kept = [requests[number - 1] for number in numbers]
     prompts = [one["prompt"] for one in kept]
     links = []
@@ -57,7 +57,7 @@ def chain(requests: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> list
 
 
 def composed(links: Sequence[Link], folder: Path) -> Image.Image:
-    """One column per request: prompt, image with the cache, where that started, image without the cache."""
+    """Return one column per request: prompt, image with the cache, its start, image without the cache."""
     width = LEFT + len(links) * (SIDE + GAP) + GAP
     rows = [TOP + TEXT_H, TOP + TEXT_H + SIDE + 64]
     sheet = Image.new("RGB", (width, rows[1] + SIDE + 40), "white")
@@ -91,7 +91,7 @@ def _image(path: Path) -> Image.Image:
 
 
 def _arrows(pen: ImageDraw.ImageDraw, links: Sequence[Link]) -> None:
-    """One line per source, on a level of its own, with an arrow down to each image that started there."""
+    """Draw one line per source, each at a different height, with an arrow down to each image that started there."""
     sources = sorted({link.source for link in links if link.source is not None})
     for level, source in enumerate(sources):
         y, begin = 12 + 14 * level, _left(source) + SIDE // 2 + 10 * level
@@ -117,7 +117,7 @@ def main(
     out: Annotated[Path, typer.Option(help="PNG to write.")] = Path("docs/images/edit-chain.png"),
     show: Annotated[list[int], typer.Option(help="Requests of the demo's session to show, counted from 1.")] = SHOWN,
 ) -> None:
-    """Compose the picture: prompts, where each image started, what that saved, and the same without the cache."""
+    """Compose one image: prompts, starts, steps saved, and the images with and without the cache."""
     requests = json.loads((demo / "summary.json").read_text())["requests"]
     composed(chain(requests, show), demo).save(out, optimize=True)
     typer.echo(f"{out}: {out.stat().st_size / 1000:.0f} kB")

@@ -1,4 +1,4 @@
-"""An mkdocs hook: the site holds docs/ alone, so links to other files of the repository become their paths."""
+"""mkdocs hook: replace links to files outside docs/ by the files' paths, because the site holds docs/ only."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Code that at least two services need; it imports no service."""
+"""Code that two or more services need; imports no service."""

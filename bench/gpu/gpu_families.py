@@ -5,8 +5,8 @@
 
 Weights are random, with the true shapes: speed and memory need no trained weights. Prompts are random vectors of the
 true shapes, so no step runs a text encoder. Text encoders are built for the memory and for the switch. The engine calls
-the families' own steps, with the guidance of the model's card. Without a CUDA device the command says so and measures
-nothing.
+the families' own steps, with the guidance of the model's card. Without a CUDA device the command prints a message and
+measures nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shared.models import ModelCard
 
 STEPS = {"sd-3.5-large-turbo": 10}
-"""T behind the seconds per image, as in MoDM §6; every other model uses 50."""
+"""Steps per image of the models that do not use 50 (MoDM §6). Seconds per image are computed with these steps."""
 MODELS = "sd-3.5-large,sd-3.5-large-turbo,sdxl,sana-1.6b"
 TINY = "sdxl,sd3,sana"
 
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--models", default="", help=f"names of bench/gpu/gpu_shapes.py; default: {MODELS}")
     parser.add_argument("--batches", default="1,2,4,8,16", help="rows that share a step")
     parser.add_argument("--measured", type=int, default=8, help="timed steps per batch, after two warm-up steps")
-    parser.add_argument("--rounds", type=int, default=3, help="timed switches; medians count")
+    parser.add_argument("--rounds", type=int, default=3, help="timed switches; the median is reported")
     parser.add_argument("--tiny", action="store_true", help="use tiny models, on the CPU if there is no GPU")
     options = parser.parse_args()
     quiet()

@@ -14,7 +14,8 @@ def frechet_distance(one: Features, other: Features) -> float:
 
     The computation accepts the singular covariances of fewer images than dimensions. Their distance is biased, so
     compare only equal numbers of images. tr (Σ₁Σ₂)^½ is the sum of the singular values of Σ₁^½·Σ₂^½: only symmetric
-    matrices get a square root, and rounding gives no complex values. ValueError: fewer than two rows, or other lengths.
+    matrices get a square root, and rounding gives no complex values. Raises ValueError for sets of fewer than two rows,
+    and for rows of different lengths.
     """
     if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1] or min(len(one), len(other)) < 2:
         raise ValueError(f"two sets of at least two rows of one length are compared (got {one.shape}, {other.shape})")
@@ -51,8 +52,8 @@ def difference_of_distances(
     """Return how much farther `one` is from the reference than `other`, and the 95 % interval (difference, low, high).
 
     Rows with one number belong to the same prompt in all three sets. The interval is the spread over random halves of
-    the prompts, the same half for all sets (delete-half jackknife), around the difference of the whole sets. Rows drawn
-    with replacement would not do: repeated rows make covariances narrower and both distances larger.
+    the prompts, the same half for all sets (delete-half jackknife), around the difference of the whole sets. Sampling
+    with replacement would bias the result: repeated rows make covariances narrower and both distances larger.
     """
     rng, size = np.random.default_rng(seed), len(reference) // 2
     found = np.empty(rounds)

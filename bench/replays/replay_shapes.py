@@ -105,7 +105,7 @@ def a_1(paper: Figures, shapes: Sequence[Shape]) -> str:
 def table_1(paper: Figures, shape: Shape, unlimited: int) -> str:
     """Tabulate FlexCache Table 1, and the replays in its columns.
 
-    `unlimited` is the number of states that a cache without evictions ends with, or 0 where that is unknown.
+    `unlimited` is the number of states that a cache without evictions ends with, or 0 if unknown.
     """
     names = list(paper["hit_rate"])
     rows: list[Sequence[object]] = []
@@ -166,7 +166,7 @@ def states_made(shape: Shape) -> int:
 def blocks_of(
     papers: Mapping[str, Figures], states: Shape, entries: Shape, policies: Shape, stream: Shape
 ) -> dict[str, str]:
-    """Return each figure's block of a page, by its name in paper_shapes.json."""
+    """Return the Markdown block of each figure, keyed by the figure's name in paper_shapes.json."""
     nirvana, hits, ages, flexcache, over = (papers[name] for name in NAMES)
     return {
         NAMES[0]: block(fig_15(nirvana, states), nirvana, states),
@@ -180,7 +180,7 @@ def blocks_of(
 def draw(
     papers: Mapping[str, Figures], states: Shape, entries: Shape, policies: Shape, stream: Shape, folder: Path
 ) -> None:
-    """Plot each block; print a line instead where matplotlib is not installed."""
+    """Plot each block; without matplotlib, print a line instead."""
     pyplot = pyplot_or_none()
     if pyplot is None:
         return
@@ -196,7 +196,9 @@ def draw(
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--replays", type=Path, default=REPLAY, help="folders with a summary.json each, and pages")
+    parser.add_argument(
+        "--replays", type=Path, default=REPLAY, help="folder of the replays (FOLDER/summary.json each) and of the pages"
+    )
     asked = parser.parse_args(given)
     papers, shapes = json.loads(PAPERS.read_text(encoding="utf-8")), read_all(asked.replays)
     blocks = blocks_of(papers, *shapes)

@@ -52,7 +52,7 @@ def draw_stream(pyplot: Any, path: Path, paper: Figures, shape: Shape) -> None:
             tenths = over_stream(one)
             at = np.arange(1, len(tenths) + 1) / len(tenths)
             hits, rates = (np.array(values) for values in zip(*tenths, strict=True))
-            # both readings of NIRVANA have one colour; the line style tells them apart
+            # both readings of NIRVANA have one colour; the line style distinguishes them
             style = "--" if name in GROWING else ":" if name == "nirvana-without-predictor" else "-"
             look = {"color": COLOURS[name], "linestyle": style, "marker": "."}
             look["label"] = name + (" (surrogate)" if one["surrogate"] else "")

@@ -79,7 +79,7 @@ class Shape:
 
 
 def read_shape(replays: Path, folder: str, policies: Sequence[str]) -> Shape:
-    """Read `policies`, in this order, at BUDGETS from `folder`'s summary; without one the shape is empty."""
+    """Read `policies`, in this order, at BUDGETS from `folder`'s summary; a missing summary gives an empty shape."""
     path = replays / folder / "summary.json"
     summary = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"budgets": []}
     of = "entries" if folder == ENTRIES else "states"
@@ -130,7 +130,7 @@ def throughput(saved: float) -> float:
 
 
 def rising(values: Mapping[str, float]) -> str:
-    """Return the names in rising order of their values, with = between values equal to a tenth of a per cent."""
+    """Return the names in ascending order of their values, with = between values equal to a tenth of a per cent."""
     ordered = sorted(values.items(), key=lambda item: item[1])
     words = [name for name, _ in ordered[:1]]
     for (_, before), (name, value) in pairwise(ordered):

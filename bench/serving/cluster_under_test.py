@@ -50,7 +50,8 @@ def sample(picture: Picture, total_s: float, step_s: float, forward_s: float) ->
     """Split one answer; `step_s`, `forward_s` are mean seconds of a step and of an encoder's forward pass in this
     round.
 
-    A few slow steps raise the mean above most requests' own, so at most this request's own denoising is subtracted.
+    A few slow steps raise the mean above the time of most requests. So at most this request's own denoising time is
+    subtracted.
     """
     timings = stages(picture)
     steps_s = min(picture.steps_run * step_s, timings["denoise_s"])
@@ -97,7 +98,7 @@ class ClusterUnderTest:
         return answers
 
     async def at_rate(self, count: int, rate: float, seed: int) -> list[Sample]:
-        """Send `count` requests, each when it is due."""
+        """Send `count` requests, each at its arrival time."""
         before = self.pages()
         begun, asked = time.monotonic(), list[asyncio.Task[tuple[Picture, float]]]()
         for at in poisson(rate, count, seed):

@@ -1,8 +1,8 @@
 """Floors of a request in the embedded mode: its calls, thread hops, rows and synced writes, each measured alone.
 
 Each floor goes through the adapters and the event loop that requests use, with the row and the image of an earlier
-request. It is measured back to back, and after a pause, like a request that no other follows at once. At the end all of
-them run in the order of a request, inside one gRPC call: a request without decisions.
+request. Each floor is measured back to back, and after pauses as between requests on an idle service. At the end all
+floors run in the order of a request, inside one gRPC call: a request without decisions.
 """
 
 from __future__ import annotations

@@ -75,17 +75,17 @@ CALLS = (
         beside="row read",
     ),
 )
-"""Calls in the order of the path. A request does not wait for others: the event's confirm, the row's `confirmed` mark,
-`JobQueued`, `StateUsed`, progress, captured states (stored while later steps run), the acknowledgement, cache
-upkeep."""
+"""Calls in the order of the path. Left out are calls that no request waits for: the event's confirm, the row's
+`confirmed` mark, `JobQueued`, `StateUsed`, progress, captured states (stored while later steps run), the
+acknowledgement, cache upkeep."""
 
 
 class Floors:
     """Seconds of each call, collected over any number of rounds."""
 
     def __init__(self, backends: Backends, addresses: Sequence[str], hit: Job) -> None:
-        """Prepare; `addresses` are gRPC servers to call in turn, `hit` a finished job that started from a cached
-        state."""
+        """Prepare the calls; `addresses` are gRPC servers to call in turn, `hit` a finished job that started from a
+        cached state."""
         assert hit.result is not None
         assert hit.plan.source is PlanSource.LATENT
         self.taken: dict[str, list[float]] = defaultdict(list)

@@ -48,7 +48,7 @@ def cpu_seconds(pids: Mapping[str, int]) -> dict[str, float]:
 
 
 def cpu_of(stack: Stack) -> dict[str, float]:
-    """Return `cpu_seconds` of everything in a stack, by name."""
+    """Return `cpu_seconds` of every process in a stack, by name."""
     return cpu_seconds({name: server.pid for name, server in stack.processes.items()})
 
 

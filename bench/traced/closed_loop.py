@@ -18,7 +18,7 @@ Draw = Callable[[int, Prompt], Awaitable[Picture]]
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One answered request of the trace; `index` is its place in it."""
+    """One answered request of the trace; `index` is the request's position in the trace."""
 
     index: int
     source: str
@@ -82,7 +82,7 @@ async def play(
 
 
 async def _wait(tasks: Collection[asyncio.Task[T]], timeout_s: float | None) -> set[asyncio.Task[T]]:
-    """Return the finished tasks, as soon as there is one or the time is over."""
+    """Wait until a task finishes or `timeout_s` is over; return the finished tasks."""
     if not tasks:
         await asyncio.sleep(timeout_s or 0.0)
         return set()

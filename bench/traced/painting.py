@@ -1,4 +1,4 @@
-"""Generation of planned requests on the engine, without queues; a plan is resolved as a worker resolves it at claim."""
+"""Generation of planned requests on the engine, without queues; plans are resolved as a claiming worker does."""
 
 from __future__ import annotations
 

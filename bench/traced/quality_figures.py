@@ -21,7 +21,7 @@ PAIRS = (
     ("modm", "small"), ("modm", "vanilla"), ("fewer_steps", "modm"), ("nirvana_saving", "modm"),
     ("modm_large_only", "modm"), ("modm_window", "modm"), ("modm_higher", "modm"), ("modm_lower", "modm"),
 )  # fmt: skip
-"""Systems whose differences get an interval: the first less the second."""
+"""Pairs of systems to compare; each difference is the first minus the second, with an interval."""
 GOAL_CLIP, GOAL_ACCURACY = 0.95, 0.03
 GOALS = (
     "distance below small alone's by more than chance (95 % interval below 0)",
@@ -95,7 +95,7 @@ def k_histogram(served: Iterable[Served]) -> dict[str, int]:
 def differences(
     one: Scored, other: Scored, reference: Features, users: Mapping[int, int]
 ) -> dict[str, tuple[float, float, float]]:
-    """Return (difference, low, high) of the first system less the second, request by request.
+    """Return (difference, low, high) of the first system minus the second, request by request.
 
     The 95 % intervals are bootstrapped over users; the distance has a jackknife interval over prompts."""
     found = {"distance": difference_of_distances(one.features, other.features, reference)}

@@ -92,7 +92,7 @@ class SystemRun:
         for line in lines:
             try:
                 values = json.loads(line)
-            except ValueError:  # a kill in the middle of a line: generated again
+            except ValueError:  # a kill cut this line short; the row is generated again
                 continue
             may_run = tuple((model, step) for model, step in values["may_run"])
             found[values["index"]] = Served(**{**values, "may_run": may_run})

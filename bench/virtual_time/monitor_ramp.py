@@ -41,7 +41,8 @@ from shared.domain.types import PlanSource
 
 BATCH = 8
 BAND = 2
-"""Switches that the hysteresis of .75 workers may add or spare: one where the ramp turns, there and back."""
+"""Tolerated difference in switches: the hysteresis of .75 workers may add or avoid one switch and its reversal where
+the ramp turns."""
 ASSUMPTIONS = (
     *SHARED[:2],
     "Arrivals are Poisson with the rate of the ramp.",

@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--rates", type=float, nargs="+", default=list(RATES), help="offered rates, in vanilla's capacity"
     )
     parser.add_argument("--minutes", type=float, default=20.0, help="minutes of virtual time")
-    parser.add_argument("--settle-min", type=float, default=10.0, help="minutes before anything counts")
+    parser.add_argument("--settle-min", type=float, default=10.0, help="minutes of warm-up, not measured")
     parser.add_argument("--mode", choices=("quality", "throughput"), default="throughput")
     given = parser.parse_args(arguments)
     on, speeds = machine(), bundled_speeds()

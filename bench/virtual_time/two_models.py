@@ -115,7 +115,7 @@ class Load:
     """Power of one worker: busy, idle."""
 
     def joules_per_request(self, run: Run, per_s: float) -> float:
-        """Return the joules of all workers per request at throughput `per_s`, while requests count."""
+        """Return the joules of all workers per request at throughput `per_s`, in the measured part."""
         seconds = self.until - self.settle_s
         idle_s = max(self.workers * seconds - run.busy_s, 0.0)
         return stated_joules(run.busy_s, idle_s, *self.watts) / (per_s * seconds)
@@ -211,7 +211,7 @@ def per_worker(fleets: Sequence[Mapping[str, Any]], name: str) -> list[float]:
 
 
 def scaling(fleets: Sequence[Mapping[str, Any]]) -> str:
-    """Return Fig. 11 as a table."""
+    """Return throughput by N as a table (MoDM Fig. 11)."""
     rows = [
         [TITLES[name], *(f"{one['systems'][name]['per_s']:.1f} ({each:.2f})" for one, each in
          zip(fleets, per_worker(fleets, name), strict=True))]
@@ -224,7 +224,7 @@ def scaling(fleets: Sequence[Mapping[str, Any]]) -> str:
 
 
 def plot(fleets: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Plot bars like Fig. 7's, a group for each number of workers, and throughput by N like Fig. 11's."""
+    """Plot bars as in MoDM Fig. 7, one group per number of workers, and throughput by N as in MoDM Fig. 11."""
     pyplot = pyplot_or_none()
     if pyplot is None:
         return
@@ -258,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[4, 8, 16])
     parser.add_argument("--rows", type=int, default=8, help="requests that share a step")
     parser.add_argument("--minutes", type=float, default=30.0, help="minutes of virtual time")
-    parser.add_argument("--settle-min", type=float, default=12.0, help="minutes before anything counts")
+    parser.add_argument("--settle-min", type=float, default=12.0, help="minutes of warm-up, not measured")
     parser.add_argument("--offered", type=float, default=1.3, help="offered load, in capacities of the fastest system")
     parser.add_argument("--watts", type=float, default=BUSY_WATTS, help="watts of a busy worker: stated, not measured")
     parser.add_argument(

@@ -219,9 +219,8 @@ def everyone_may(hits: Hits, models: Sequence[str], large: str) -> list[Plan]:
 
 
 def served_together(done: Sequence[Done], since: float, until: float) -> float:
-    """Return requests per second between two times, counting a request only if all requests before it are served.
-
-    So a system cannot serve one kind of request at the cost of another."""
+    """Return requests per second between two times, counting a request only if all earlier requests are served. So no
+    system gains by preferring one kind of request."""
     served = {one.request.number: one.at for one in done}
     counts = [0, 0]
     for place, end in enumerate((since, until)):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 CELL_WORDS = 25
-"""Words of a table cell at most; the sentences beyond them go below the table."""
+"""Maximum number of words in a table cell; further sentences go below the table."""
 NAMES = re.compile(r"(?<![\w-])((?:AFTERIMAGE_[A-Z_]+|afterimage_[a-z_]+|--[a-z][a-z-]+)(?![\w…]))")
 """Variables, metrics and options: shown as code."""
 
@@ -30,7 +30,7 @@ def cut(text: str) -> tuple[str, str]:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table whose last column is prose; what does not fit into a cell of that follows as a list.
+    """Return a table whose last column is prose. Text that does not fit into a cell follows the table as a list.
 
     The first cell of a row names the row in that list.
     """

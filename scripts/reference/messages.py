@@ -70,7 +70,8 @@ def _is_text(node: ast.stmt | None) -> bool:
 
 
 def _traffic() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
-    """Return the services that construct, and the services that subscribe to or take, each kind."""
+    """Return two maps, kind of message → services: those that construct the kind, and those that subscribe to it or
+    take it."""
     senders: dict[str, set[str]] = defaultdict(set)
     receivers: dict[str, set[str]] = defaultdict(set)
     for path in sorted((ROOT / "services").glob("*/**/*.py")):

@@ -56,7 +56,7 @@ def _rows(section: type[Section]) -> Iterator[tuple[str, ...]]:
 
 
 def _default(value: Any, unit: str) -> str:
-    """Return the default as a variable would hold it, and large bytes and times in larger units, too."""
+    """Return the default as the environment variable would hold it; large sizes and times also in larger units."""
     if isinstance(value, bool | tuple):
         return code(",".join(str(part) for part in value) if isinstance(value, tuple) else int(value))
     if isinstance(value, SecretStr):

@@ -51,7 +51,7 @@ def start(folder: Path, host: str = HOST) -> Server:
     options = {
         "listen_addresses": host,
         "port": str(port),
-        "unix_socket_directories": "",  # a socket's path would have to be short
+        "unix_socket_directories": "",  # no Unix socket: its path would have to be short
         "max_connections": "200",
         "shared_buffers": "32MB",
     }

@@ -20,7 +20,7 @@ _DEBIAN = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
 def find() -> str | None:
     """Return the path of rabbitmq-server; None when there is none."""
-    # Debian's program on PATH changes the user first, who could not use a private folder
+    # Debian's program on PATH switches to another user, and that user cannot enter a private folder
     return str(_DEBIAN) if _DEBIAN.exists() else shutil.which("rabbitmq-server")
 
 

@@ -40,7 +40,7 @@ _given: set[int] = set()
 
 
 def free_port(*, below: int = MAX_PORT) -> int:
-    """Return a free port of 127.0.0.1 whose port + 10000 is free as well; each call returns a new port."""
+    """Return a port of 127.0.0.1 that is free now, as is port + 10000. Each call returns another port."""
     for _ in range(200):
         port = random.randint(20_000, below)
         if not _given.isdisjoint((port, port + 10_000)):
@@ -87,7 +87,7 @@ def listens(port: int, host: str = HOST) -> bool:
 
 
 def born_at(pid: int) -> str:
-    """Return the start time of a process, which distinguishes it from later ones with its id; empty for no process."""
+    """Return the start time of a process, which distinguishes two processes with one id; empty if there is none."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if stat[0] == "Z" else stat[19]

@@ -76,7 +76,7 @@ class Stack:
         self._settings = {variable(name): _text(value) for name, value in settings.items()}
         self._addresses: dict[str, str] = {}
 
-    # ---- names and addresses ----
+    # ---- inventory ----
 
     @property
     def environment(self) -> dict[str, str]:
@@ -107,13 +107,13 @@ class Stack:
     def _of(self, service: str) -> list[str]:
         return [address for name, address in self._addresses.items() if name.rpartition("-")[0] == service]
 
-    # ---- up and down ----
+    # ---- start and stop ----
 
     def start(self, told: Callable[[str], None] = lambda _: None) -> Stack:
         """Start the servers, then the services; stop everything again when one is missing or fails."""
         if said := missing({**os.environ, **self._settings}):
             raise StackError("\n".join(said))
-        # below it PostgreSQL runs, as another user if we are root
+        # PostgreSQL runs in a subfolder, as another user if this process is root
         private_folder(self.folder, PASSABLE if os.geteuid() == 0 else OWNER_FOLDER)
         try:
             self.start_servers()
@@ -173,7 +173,7 @@ class Stack:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # ---- one process by name ----
+    # ---- single processes ----
 
     def kill(self, name: str) -> None:
         """Send SIGKILL."""

@@ -107,7 +107,7 @@ class Cache:
     async def only_waiting(self, job_ids: Collection[str]) -> None:
         """Drop the bookkeeping of all jobs but these: the others were cached, or expired."""
         self.setbacks.keep(job_ids)
-        async with self._lock:  # jobs that are being inserted are neither; the lock waits for them
+        async with self._lock:  # wait for insertions in progress: their jobs are neither cached nor expired
             self.held.only_waiting(job_ids)
 
     def holds_picture(self, entry_id: str) -> bool:
@@ -365,7 +365,7 @@ class Cache:
         await self._backends.index.remove(ids)
         try:
             gone = await self._drop_rows(entries)
-        finally:  # the index must match the catalog, dropped or not
+        finally:  # check the index against the catalog, whether or not the rows were dropped
             self._unindexed.update(ids)
         await self._index_pending()
         states = [state for entry in gone for state in entry.states]

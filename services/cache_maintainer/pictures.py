@@ -32,14 +32,14 @@ AT_A_TIME = 16
 TIMEOUT_S = 30.0
 """Timeout of one call with at most AT_A_TIME images."""
 REMEMBERED = 1024
-"""Images that wait in memory; with more, the catalog is asked for all."""
+"""Images that wait in memory; beyond this number, the service queries the catalog for all of them."""
 
 
 class Pictures:
     """Embeds the images of new entries. At the start and after failures, it also embeds those that the catalog lists.
 
     The catalog keeps listing images that are not embedded, so each failure is retried. No image is embedded until some
-    served model may start from a served model's images; then all are.
+    served model may start from a served model's images. Then all images are embedded.
     """
 
     def __init__(self, context: Context, backends: Backends) -> None:
@@ -48,12 +48,12 @@ class Pictures:
         self._start_something: bool | None = None
         """True when a served model may start from images; None until looked up."""
         self._encoder: EncoderId | None = None
-        """Identity of the embedder's encoder; None until asked."""
+        """Identity of the embedder's encoder; None until the embedder has answered."""
         self._setbacks = RetrySchedule()
         self._max_bytes = context.settings.max_message_bytes // 2
         self._heard: dict[str, Entry] = {}
         self.behind = True
-        """True when the catalog must be asked for unembedded images."""
+        """True when the catalog must be queried for unembedded images."""
         self._embedder: EmbedderServiceStub | None = None
         try:
             self._channel = context.channel("embedder")
@@ -120,7 +120,7 @@ class Pictures:
     async def _wanted(self, embedder: EmbedderServiceStub) -> bool:
         if not self._start_something:
             if self._encoder is None:
-                with suppress(TimeoutError):  # at the start, the embedder may run in this process, which serves later
+                with suppress(TimeoutError):  # at the start, an embedder in this process may not serve yet
                     async with asyncio.timeout(TIMEOUT_S):
                         await self._channel.channel_ready()
                 reply = await rpc.call(

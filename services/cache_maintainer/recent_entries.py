@@ -1,8 +1,8 @@
 """Recently indexed entries, which the maintainer looks up once more.
 
-An index server that is killed loses the places of its last second's entries (shared/index/weaviate/findable.py). A
-maintainer that is killed may have written its last entries to the catalog alone. Without this check, both would cost
-hits until the next repair of the whole index; checking the newest entries costs one query.
+A killed index server loses the graph positions of the entries from its last second (shared/index/weaviate/findable.py).
+A killed maintainer may have written its last entries to the catalog only. Without this check, both would cost hits
+until the next repair of the whole index; checking the newest entries costs one query.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 SETTLED_S = 5.0
-"""Seconds after which an indexed entry that searches find stays, even if the server is killed."""
+"""Seconds after which searches keep finding an indexed entry, even if the server is killed."""
 NEWEST = 1000
 """Number of the previous leader's entries that a new leader checks."""
 

@@ -75,7 +75,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         self._unembedded.set()
         """Set while an image may be waiting for its embedding."""
         self._behind = True
-        """True when the catalog must be asked for uncached jobs: at the start, and after a batch that failed."""
+        """True when the catalog must be queried for uncached jobs: at the start, and after a batch that failed."""
         # looked up once: finding a model card may take a while
         self._large = (await asyncio.to_thread(served_card, settings)).name if settings.image_tier == "large" else ""
         states = await context.backends.catalog.entries.states()
@@ -226,7 +226,8 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         self.cache.doomed.add(await self._backends.catalog.jobs.expire(self._settings.results_keep_s))
 
     async def _repair_index(self) -> None:
-        """Make the index agree with the catalog: a kill of maintainer or server between two writes may part them."""
+        """Make the index agree with the catalog: a kill of maintainer or server between two writes may leave them
+        different."""
         backends = self._backends
         if not backends.index.process_local:
             found = await repair_index(backends.catalog, backends.index, lambda _: None)

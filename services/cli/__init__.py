@@ -2,5 +2,5 @@
 
 import os
 
-# gRPC's own lines on stderr repeat our one line of error; gRPC reads the variable when it is imported
+# gRPC's log lines on stderr would repeat the command's error line; gRPC reads the variable when it is imported
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -90,10 +90,9 @@ def check(
     """Show a model's properties, whether its family is supported, its missing files, and the memory it needs.
 
     `reuse` names the K table for its latents with the encoder, or the command that measures one. The command reads
-    configurations and the headers of weights. It reads the weights with --run, and hashes them where a K table may
-    apply to them. Of a hub id that is not on this disk and has no known card, it fetches only the configurations.
-    --device counts only with --run.
-    Exits with 78 when the model cannot be served as it is.
+    configurations and the headers of weights. It reads the weights with --run, and hashes them if a K table may apply
+    to them. Of a hub id that is not on this disk and has no known card, it fetches only the configurations. --device
+    has an effect only with --run. Exits with 78 when the model cannot be served as it is.
 
     [bold]Examples[/bold]
 
@@ -214,7 +213,7 @@ def _added_row(settings: Settings, name: str, path: str) -> list[str | Text]:
 
 
 def _counted(card: ModelCard, folder: Path | None) -> ModelCard:
-    """Return the card with the parameter counts of the weights on this disk; unchanged where a file is broken."""
+    """Return the card with the parameter counts of the weights on this disk; unchanged if a file is broken."""
     return memory.counted(card, folder) if folder and not checkpoint.faults(folder) else card
 
 

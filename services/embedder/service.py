@@ -44,7 +44,7 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
             seats=BATCH_TEXTS,
             wait_s=settings.embed_wait_s,
         )
-        # batching images on one thread saves little; one at a time, a prompt that arrives waits for one image only
+        # batching images on one thread saves little; without batches, a prompt waits for at most one image
         self._images: MicroBatcher[Seen, Answer] = MicroBatcher(
             lambda batch: self._encode("embed_picture_forward", self._encoder.seen, batch), seats=1
         )

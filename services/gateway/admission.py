@@ -41,8 +41,7 @@ def retry_delay_s(queued: int, max_queued: int, finished_per_s: float) -> float:
 
 
 class RetryAfter:
-    """Retry delays of refused clients: each is asked to come back when a place is free after the clients refused
-    before.
+    """Retry delays of refused clients: each delay ends when a place should be free after the clients refused earlier.
 
     With equal short delays, hundreds of clients would come back together for one place. Refusing them would cost more
     than generating images.
@@ -81,7 +80,7 @@ def check_disk(free_bytes: int, min_free_bytes: int) -> None:
 
 
 class QueueLength:
-    """The number of waiting jobs: counted in the catalog now and then, plus the jobs that this gateway admitted
+    """The number of waiting jobs: counted in the catalog periodically, plus the jobs that this gateway admitted
     since."""
 
     def __init__(self, stale_after_s: float = 0.25, relaxed_s: float = 2.0) -> None:
@@ -107,7 +106,7 @@ class QueueLength:
         self._arriving += 1
 
     def arrived(self) -> None:
-        """Count the row of an admitted request as written. If the request failed instead, the next count corrects
-        that."""
+        """Count the row of an admitted request as written. If the request failed, the next count corrects the
+        number."""
         self._arriving -= 1
         self._since += 1

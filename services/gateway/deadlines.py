@@ -36,7 +36,7 @@ def outcome_error(job: Job) -> AfterimageError | None:
 
 
 def dropped_because(job: Job) -> str:
-    """Return field and rule where a job ended without an image after the deadline that its client set; else empty."""
+    """Return field and rule if a job ended without an image after the deadline that its client set; else empty."""
     request, failed = job.request, job.state in (JobState.CANCELLED, JobState.FAILED)
     if not failed or request.deadline_s is None or not request.drop_if_late:
         return ""
@@ -68,14 +68,14 @@ class DropTimers:
     def arm(self, job: Job, now: float) -> None:
         left = time_left_s(job, now)
         if left is not None:
-            self._in(max(left, 0.0) + 0.01, job.id)  # a little later, so that the row's own times show that it was late
+            self._in(max(left, 0.0) + 0.01, job.id)  # later, so that the row's times prove it
 
     def disarm(self, job_id: str) -> None:
         if (timer := self._timers.pop(job_id, None)) is not None:
             timer.cancel()
 
     def drop_soon(self, job_id: str) -> None:
-        """Drop now, in a separate task, because the caller itself may be being cancelled. Retries until the catalog
+        """Drop now, in a separate task, because the calling task may be cancelled. Retries until the catalog
         answers."""
         task = asyncio.create_task(self._dropped(job_id))
         self._tasks.add(task)

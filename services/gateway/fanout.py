@@ -16,7 +16,7 @@ from shared.domain.types import Job, JobState
 
 POLL_S = 1.0
 """Seconds between reads of the row while a call waits, because events may be lost (a broker restart). The row is also
-read while progress arrives: a worker that lost its job reports progress until it notices."""
+read while progress arrives: a worker that lost its job keeps reporting progress until its next renewal."""
 DRAINING_POLL_S = 0.2
 _KINDS: tuple[type[Message], ...] = (Progress, JobSucceeded, JobFailed, JobCancelled)
 

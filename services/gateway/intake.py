@@ -49,7 +49,7 @@ class Accepted:
     """The image of an exact repeat, read before the job was committed."""
     confirmed: bool = True
     """True if the broker confirmed the task; if not, the sweeper sends it, and the client gets no acceptance until
-    then. A retry knows only the row's flag."""
+    then. For a retried request, this is the row's flag."""
 
 
 class Intake:
@@ -63,7 +63,7 @@ class Intake:
         self._queue, self._sent_away = QueueLength(), RetryAfter()
         scheme, _, folder = context.settings.blobs_url.partition(":")
         self._local_disk = folder if scheme == "file" else ""
-        # much earlier than the sweeper looks, and rarely while an image is being generated or stored
+        # batches end well before the next sweep, and are rare, so few coincide with generating or storing an image
         self._confirmer = Confirmer(context.backends.catalog, every_s=min(1.0, context.settings.sweep_s / 10))
         self.rate = FinishRate()
 
@@ -73,8 +73,8 @@ class Intake:
         """Return the job of this request: a new one with id `job_id`, or the job that the caller's idempotency key
         names already.
 
-        durable: the job is on disk when this returns. Otherwise the job is on disk when it ends, which the client waits
-        for.
+        durable: the job is on disk when this returns. Otherwise the job is on disk only when it ends; the client waits
+        for that anyway.
         """
         start = self._clock.monotonic()
         request, card = validate(message, self._models, self._settings, caller.tenant)

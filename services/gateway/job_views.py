@@ -80,7 +80,7 @@ class FinishedLog:
         self._open[job_id] = None
 
     def look(self, job_id: str) -> None:
-        """Read the row of a job that may have ended, where no waiting call does."""
+        """Read the row of a job that may have ended, unless a waiting call reads it."""
         if job_id in self._open and not self._waited_for(job_id):
             task = asyncio.create_task(self._look(job_id))
             self._looking.add(task)
@@ -105,12 +105,12 @@ class FinishedLog:
         await asyncio.gather(*self._looking, return_exceptions=True)
 
     async def _look(self, job_id: str) -> None:
-        with contextlib.suppress(AfterimageError):  # this only costs the log line
+        with contextlib.suppress(AfterimageError):  # a failure costs only the log line
             self.ended(await self._rows.get(job_id))
 
 
 def _add(gateway: Timings, run: pb.Timings) -> None:
-    """Add the gateway's own stages to the worker's seconds, and the gateway's total where known."""
+    """Add the gateway's own stages to the worker's seconds, and the gateway's total if known."""
     for name in _OURS:
         setattr(run, name, getattr(gateway, name))
     run.total_s = gateway.total_s or run.total_s
@@ -130,7 +130,7 @@ def progress_event(progress: Progress, preview: bytes = b"") -> gateway_pb2.Gene
 
 def waiting_event(job: Job, position: int) -> gateway_pb2.GenerateStreamResponse:
     steps = job.plan.run_steps(job.request.steps)
-    if job.checkpoint_step >= steps:  # another model than the plan's first began the run, with more steps
+    if job.checkpoint_step >= steps:  # another model began the run, with more steps than the plan's first model
         steps = max(one.run_steps(job.request.steps) for one in job.plan.may_run)
     return gateway_pb2.GenerateStreamResponse(
         progress=gateway_pb2.Progress(
@@ -144,7 +144,7 @@ def waiting_event(job: Job, position: int) -> gateway_pb2.GenerateStreamResponse
 
 
 def _waits_again(job: Job) -> str:
-    """Return the reason why a job that was running is queued again; empty where it never ran."""
+    """Return the reason why a job that was running is queued again; empty if the job never ran."""
     if not job.attempt:
         return ""
     if job.crashes:

@@ -26,7 +26,7 @@ from shared.runtime.telemetry import METRICS
 from shared.service import Context
 
 PREVIEWS_AGAIN_S = 1.0
-"""Least seconds between two requests of one stream for previews that have not come."""
+"""Minimum seconds between two requests of one stream for previews that have not arrived."""
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Calls:
             try:
                 yield call
             except (asyncio.CancelledError, GeneratorExit):
-                if not self.fanout.draining:  # while draining, the gateway leaves and not the caller
+                if not self.fanout.draining:  # while draining, the gateway ended the call, not the client
                     self._left(call)
                 raise
             finally:
@@ -139,7 +139,7 @@ class Calls:
     async def cancel(self, job_id: str) -> Job:
         job = await self._jobs.cancel(job_id)
         if job.state is JobState.CANCELLED:
-            self._hints.tell(JobCancelled(job_id))  # a worker that misses the event finds out at its next write
+            self._hints.tell(JobCancelled(job_id))  # a worker that misses the event is refused at its next write
         return job
 
     def requeued(self, job: Job) -> None:

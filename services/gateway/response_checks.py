@@ -33,8 +33,8 @@ def check_plan(
 ) -> Plan:
     """Return the plan if this request's model, or a model that it allows, can run it. Raises NonsenseError.
 
-    served: the models that may continue from an image where the request names no model. exact: whether a stored image
-    may be the answer, by any model where the request names none.
+    served: the models that may continue from an image if the request names no model. exact: whether a stored image may
+    be the answer, by any model if the request names none.
     """
     if plan.source is PlanSource.IMAGE:
         _check_refiners(plan, request, card, () if request.names_a_model else served)

@@ -9,9 +9,8 @@ from shared.domain.messages import MISSED_REPORTS, WorkerReported, silence_s
 
 
 class Roster:
-    """The live workers by their reports. The answer is None, for unknown, when no worker has reported for a while, and
-    then until one report interval after the next first report. During that time any model may be run by a worker that
-    has not reported yet."""
+    """The live workers by their reports. Queries return None (unknown) after a time without any report, and for one
+    report interval after the next report. A worker that has not reported yet may run any model then."""
 
     def __init__(self, report_s: float) -> None:
         self._report_s, self._lapse_s = report_s, silence_s(report_s)

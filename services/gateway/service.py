@@ -149,7 +149,7 @@ class GatewayService(GatewayServiceServicer):
 
     async def _noted(self, job: Job) -> Job:
         """Return a cancelled job with the worker's note on its cost, if a worker had the job and writes the note in
-        time. The job stays cancelled even where the catalog cannot be read again."""
+        time. The job stays cancelled even if the catalog cannot be read again."""
         now, look_s = asyncio.get_running_loop().time, LOOK_S
         end = now() + NOTED_S
         while job.state is JobState.CANCELLED and job.worker and job.result is None and now() < end:

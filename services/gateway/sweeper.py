@@ -30,8 +30,8 @@ class Sweeper:
     lease_s: time for workers to renew after a suspend, or after the catalog was away, when leases ran out without a
     crash.
 
-    resend_s: a job that waits longer is sent again whatever the broker confirmed, because its task may have been
-    dead-lettered.
+    resend_s: a job that waits longer is sent again even if the broker confirmed its task, because the task may have
+    been dead-lettered.
 
     reroute: moves jobs that wait in lanes without consumers; called after each sweep, whether or not the sweep failed.
     """

@@ -12,11 +12,11 @@ from shared.domain.messages import JobQueued, lane_of
 GENERATION = 50
 """Steps of the paper's full generation, the unit of work whatever T a request asks for."""
 Generations = Mapping[str, float]
-"""Steps of a full generation by model, where not GENERATION: 10 steps of a Turbo do the work of 50 of a large model."""
+"""Steps of a full generation by model, if not GENERATION: 10 steps of a Turbo do the work of 50 of a large model."""
 FORGOTTEN_S = 3600.0
 """Seconds after which a job without an end event counts as ended."""
 LEAST_WINDOW_S = 1.0
-"""Least seconds over which a rate is computed, right after the start."""
+"""Minimum seconds over which a rate is computed, right after the start."""
 
 Lane = tuple[str, str]
 """(lane, modality). A hit in `refine` that only one model may run counts as waiting in that model's lane."""

@@ -199,8 +199,9 @@ class GlobalMonitor:
         return sum(model == self.rules.large for model in models.values())
 
     def _advance(self, target: Target, workers: int, at: float, *, asked: bool) -> PidState | None:
-        """Advance the PID to the target. The heuristic alone answers the first demand; then the PID follows it (§5.3).
-        Returns None before any demand. When the fleet grows or shrinks, the share of large workers stays."""
+        """Advance the PID to the target. For the first demand, the output is the heuristic's target; later the PID
+        follows the target (§5.3). Returns None before any demand. When the fleet grows or shrinks, the share of large
+        workers stays."""
         minutes, self._decided_at = (at - self._decided_at) / 60, at
         if self._pid is None:
             self._pid = PidState(target.large) if asked else None
@@ -222,8 +223,8 @@ class GlobalMonitor:
     def _worth_it(
         self, workers: Sequence[Worker], wanted: dict[str, str], target: Target, work: Workload, at: float
     ) -> tuple[dict[str, str], str]:
-        """Return the wanted models; or the present models and the reason, where a switch would not pay back. A
-        necessary switch is made whatever it costs."""
+        """Return the wanted models; if a switch would not pay back, the present models and the reason. A necessary
+        switch is made whatever it costs."""
         now, total = self._home, self._count_large(self._home)
         served = {self.rules.large, *self.rules.smalls}
         must = not target.least <= total <= target.most or any(model not in served for model in now.values())
@@ -278,7 +279,7 @@ class GlobalMonitor:
     # ---- turns
 
     def turn(self, waits: Waits, at: float) -> Decision | None:
-        """Return the new allocation where a lane without workers has waited too long, or a turn ends; None without a
+        """Return the new allocation if a lane without workers has waited too long or a turn ends; None without a
         change. waits: seconds by served model."""
         if self._last is None:
             return None

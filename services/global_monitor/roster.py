@@ -18,13 +18,13 @@ class Worker:
     name: str
     kind: str
     model: str
-    """The model that it reports to run."""
+    """The model that the worker reports to run."""
     rows: int
     max_rows: int
     rates: Rates
     """Full generations per second by model, corrected by the credit; models that the worker cannot run are left out."""
     credit: float = 1.0
-    """Factor on the worker's claims; not 1 where its speed differs from its claims."""
+    """Factor on the worker's claims; not 1 if the worker's speed differs from its claims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Roster:
 
     def finished(self, fact: JobSucceeded) -> None:
         """Add a finished job to the worker's evidence. Workers also run models assigned to no worker. A job of such a
-        model counts as the number of own steps that take as long, by the worker's claims."""
+        model is converted to the steps of the worker's assigned model that take as long by the worker's claims."""
         heard = self._heard.get(fact.worker)
         if heard is not None and (rate := heard.claims.get(fact.model)):
             own = heard.evidence.model

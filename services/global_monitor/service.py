@@ -149,7 +149,7 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
             self._wake()
 
     async def _take_turns(self, at: float) -> None:
-        """Send workers on turns by the waiting times in the catalog, which are complete even where this monitor missed
+        """Send workers on turns by the waiting times in the catalog, which are complete even if this monitor missed
         events."""
         rules = self._monitor.rules
         lanes = {lane_of(model): model for model in (rules.large, *rules.smalls)}

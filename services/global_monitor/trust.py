@@ -14,7 +14,7 @@ FULL_BATCHES = 3
 RENEWED_S = 600.0
 """Evidence is discarded after this many seconds, so that it describes the present."""
 LEAST = 0.01
-"""Least credit. A worker that finishes nothing counts for almost nothing, and regains credit once it finishes jobs."""
+"""Lowest credit. A worker that finishes nothing counts for almost nothing, and regains credit once it finishes jobs."""
 
 
 @dataclass(frozen=True, slots=True)

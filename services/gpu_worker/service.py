@@ -136,7 +136,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
 
     @property
     def _place(self) -> AttemptContext:
-        """The context of a new attempt, as of now. Nothing else keeps the models, so that they can be unloaded."""
+        """Context of an attempt that begins now. No other object keeps the models, so they can be unloaded later."""
         context, assignment = self._context, self._assignment
         return AttemptContext(
             context.settings, context.backends, context.clock, assignment.families, self._thread,

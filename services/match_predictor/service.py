@@ -185,7 +185,7 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
     async def _read_threshold(self) -> None:
         settings, profiles = self._settings, self._context.backends.catalog.profiles
         try:
-            # found once and kept: every search for a model from the hub asks the hub
+            # kept, because every search for a hub model sends requests to the hub
             if self._card is None:
                 card = await asyncio.to_thread(served_card, settings)  # may ask the model hub
                 await asyncio.to_thread(lambda: card.weights_hash)
@@ -201,8 +201,8 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
     def _threshold(self, encoder_hash: str) -> float:
         """Return the lowest similarity that the K table in force for this encoder reuses.
 
-        Without a measured table, Fig. 10 applies. Fig. 10 is bound to an encoder by its weights, which entries do not
-        name. If Fig. 10 does not apply either, the retriever does no lookup, whatever this service predicts.
+        Without a measured table, Fig. 10 applies. Fig. 10 applies to encoders with certain weights files, which entries
+        do not name. If Fig. 10 does not apply either, the retriever does no lookup, whatever this service predicts.
         """
         if self._card is None:  # no table was read yet
             return FIG_10.lowest_similarity

@@ -33,7 +33,8 @@ An entry well inside moves neither weights nor offset, so leaving it out changes
 entries are outside, the refit passes over all: the weights then turn so far that others may move outside.
 """
 AT_LEAST = 32
-"""Smallest number of entries that a refit passes over. With 5 of 50, others moved outside: recall .62, not .82."""
+"""Minimum number of entries that a refit passes over. When a refit passed over 5 of 50, other entries moved outside,
+and recall was .62 in place of .82."""
 
 Weights = tuple[Any, Any]
 """Coefficients and offset of the linear SVM."""

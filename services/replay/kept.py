@@ -58,7 +58,7 @@ class Kept:
     """
 
     def __init__(self, folder: Path, load: Load) -> None:
-        """Take the folder of the encoder that made the load's vectors; its name identifies them."""
+        """Take the folder of the encoder that made the load's vectors; the folder's name identifies the vectors."""
         self._folder = folder
         self._basis = [_code(), folder.name, *_facts(load)]
 
@@ -71,7 +71,7 @@ class Kept:
 
 
 def read(path: Path) -> Made | None:
-    """Read stored decisions; None where the file is missing or damaged."""
+    """Read stored decisions; None if the file is missing or damaged."""
     try:
         with path.open("rb") as file, np.load(file) as kept:
             arrays = dict(kept)

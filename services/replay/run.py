@@ -47,7 +47,7 @@ BYTES_PER_PIXEL = 2 * 4 / 64
 
 @dataclass(frozen=True)
 class Options:
-    """Inputs of a replay beside trace, encoder and policies."""
+    """Inputs of a replay besides trace, encoder and policies."""
 
     table: KTable
     warmup: int
@@ -55,9 +55,10 @@ class Options:
     """Neighbours listed per request."""
     honour_sizes: bool = False
     pictures: tuple[Curve, tuple[float, float]] | None = None
-    """The surrogate's curve and ends; None: no policy looks up images."""
+    """Surrogate of prompt–image cosines: its curve, and its lowest and highest cosine; None: no policy looks up
+    images."""
     card: ModelCard | None = None
-    """Model whose schedule decides which states fit, where each request has its own T."""
+    """Model whose schedule decides which states fit, if each request has its own T."""
 
 
 PICTURE_FLOOR = 0.0
@@ -221,7 +222,7 @@ def _states(load: Load, kept: Sequence[int]) -> States:
     """Return the states that policies may keep, for the offline bound.
 
     With one T for all requests, a state between two K of the table is worth no more than one at the upper K. Between
-    requests of different T, a state may fit where the one at the upper K does not.
+    requests of different T, a state may fit although the one at the upper K does not.
     """
     ladder, steps = Ladder(load.table, load.steps), load.trace.steps
     if steps is None or load.card is None:

@@ -115,7 +115,7 @@ def study(asked: Asked, bar: Bar) -> tuple[dict[str, Any], dict[str, npt.NDArray
 
 
 def of_requests(trace: Trace, warmup: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of decisions.npz that describe the counted requests: users, and T where each has its own."""
+    """Return the arrays of decisions.npz that describe the counted requests: users, and T if each has its own."""
     own = {} if trace.steps is None else {"steps": trace.steps[warmup:]}
     return {"users": trace.users[warmup:], **own}
 
@@ -133,7 +133,7 @@ def trace_of(asked: Asked) -> tuple[Trace, str]:
 
 
 def warmup_of(asked: Asked, trace: Trace) -> int:
-    """Return the number of first requests that do not count."""
+    """Return the number of warm-up requests, which come first and are not counted."""
     warmup = min(WARMUP, len(trace) // 10) if asked.warmup is None else asked.warmup
     counted(warmup, trace)
     return warmup
@@ -225,7 +225,7 @@ def _surrogate() -> dict[str, Any]:
 
 
 def about_steps(asked: Asked) -> dict[str, Any]:
-    """Return T of every request; or null, with the model whose schedule counts, where each request has its own T."""
+    """Return T of every request; or null, with the model whose schedule is used, if each request has its own T."""
     card = asked.schedule
     return {"steps": STEPS} if card is None else {"steps": None, "schedule": f"{card.name} ({card.sampler_id})"}
 

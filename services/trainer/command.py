@@ -202,7 +202,7 @@ def judge(
     models: Models = MODELS,
     out: Annotated[Path, typer.Option(help="Folder for summary.json and a grid per model")] = Path("out/judge"),
     count: Annotated[int, typer.Option(min=4, help="Different scenes per model, a quarter of them at each size")] = 256,
-    steps: Annotated[int, typer.Option(min=1, help="Denoising steps per picture")] = 50,
+    steps: Annotated[int, typer.Option(min=1, help="Denoising steps per image")] = 50,
     guidance: Annotated[float | None, typer.Option(help="Guidance; default: that of each model's card")] = None,
     threads: Threads = 2,
 ) -> None:

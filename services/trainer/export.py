@@ -42,10 +42,10 @@ def autoencoder_at(work: Path, models: Path = BUNDLED) -> AutoencoderTiny:
 
 def shipped_autoencoder(models: Path = BUNDLED) -> AutoencoderTiny:
     """Return the autoencoder that the models in `models` share, in float32; NotFoundError if there is none."""
-    found = sorted(models.glob("*/vae"))  # every model ships a copy of the same one
+    found = sorted(models.glob("*/vae"))  # every model ships a copy of the same autoencoder
     if not found:
         raise NotFoundError(f"no autoencoder in {models}: train it first")
-    model = new_autoencoder()  # a configuration that does not hold the folder of the weights
+    model = new_autoencoder()  # a loaded configuration would name the folder of the weights
     model.load_state_dict(AutoencoderTiny.from_pretrained(found[0], torch_dtype=torch.float32).state_dict())
     return model.eval().requires_grad_(False)
 
@@ -140,7 +140,7 @@ def _replace(target: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     fresh.parent.mkdir(parents=True, exist_ok=True)
     write(fresh)
-    if (target / "README.md").exists():  # people's text stays; tables belong to the old weights
+    if (target / "README.md").exists():  # the README is written by hand and stays; tables belong to the old weights
         shutil.copy2(target / "README.md", fresh / "README.md")
     for path in fresh.rglob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes files that only their owner can read

@@ -1,4 +1,4 @@
-"""Plots of the bundled models' profiles: seconds per step by batch, least similarity by K."""
+"""Plots of the bundled models' profiles: seconds per step by batch, lowest allowed similarity by K."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def _latency(models: Path, target: Path) -> None:
 
 
 def k_table_panels(models: Path) -> tuple[Any, list[Any]]:
-    """Return a figure with one panel per use of a table: the least similarity for each K, without a point if K is never
-    allowed."""
+    """Return a figure with one panel per use of a table: the lowest similarity that allows each K, without a point if K
+    is never allowed."""
     files = sorted(models.glob("*/k_table_*.json")) + sorted(models.glob("*/image_k_table_*.json"))
     tables: list[dict[str, Any]] = [json.loads(path.read_text()) for path in files]
     panels = list(dict.fromkeys(_use(table) for table in tables))
     figure, axes = _figure(len(panels), (3.1 * len(panels), 3.2))
     for found in sorted(tables, key=lambda table: float(table["alpha"])):
         panel = axes[panels.index(_use(found))]
-        size = 4 if panel.lines else 8  # so that equal tables show both
+        size = 4 if panel.lines else 8  # so that equal tables show both markers
         levels = sorted((level["k"], level["min_similarity"]) for level in found["levels"])
         ks, least = [k for k, _ in levels], [similarity for _, similarity in levels]
         panel.step(ks, least, where="mid", marker="o", markersize=size, label=f"α = {found['alpha']}")

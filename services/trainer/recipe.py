@@ -37,7 +37,8 @@ SITTINGS = {
     "large": (DenoiserSitting(2839, 0.22), DenoiserSitting(8339, 0.5, -0.2)),
     "small": (DenoiserSitting(4150, 0.22), DenoiserSitting(6550, 0.4), DenoiserSitting(9550, 0.4, -0.2)),
 }
-"""Phases of the shipped denoisers: both continued with more of the other sizes and less noise, at a high rate again."""
+"""Phases of the shipped denoisers. The last phases use more images of other sizes, less noise, and a high learning rate
+again."""
 WORKERS = {"large": 2, "small": 1}
 """Number of single-thread processes that trained each denoiser."""
 

@@ -29,8 +29,8 @@ def train_in_workers(
     start: Path | None = None,
     device: torch.device | None = None,
 ) -> None:
-    """Train denoiser `name` with `workers` processes, of which this is the first; all end when one ends. A GPU takes
-    one.
+    """Train denoiser `name` with `workers` processes; this process is the first, and all end when one ends. A GPU
+    always gets one process.
 
     `teacher` is the exported denoiser of a guided one; other denoisers ignore it. `start` holds exported weights to
     begin with if there is no checkpoint. Raise NotFoundError if there are no latents to train on.

@@ -65,7 +65,7 @@ class Delivery(Protocol):
 
 class Receiver(Protocol):
     async def get(self) -> Delivery:
-        """Wait for the next task: earlier lanes first, and urgent tasks first where the bus has priorities.
+        """Wait for the next task: earlier lanes first, and urgent tasks first if the bus has priorities.
 
         A cancelled call loses no task. The call keeps waiting while the broker is unreachable. Raise UnavailableError
         once the receiver is stopped or closed, or the bus is closed.
@@ -134,7 +134,7 @@ class Bus(Protocol):
         ...
 
     async def dead_letters(self, limit: int = 1000) -> list[DeadLetter]:
-        """Return dead letters, oldest first. A concurrent reader sees only the others."""
+        """Return dead letters, oldest first. A concurrent call sees only the letters that this call does not hold."""
         ...
 
     async def replay(self, ids: Collection[str]) -> int:

@@ -1,4 +1,4 @@
-"""W3C trace context of a message: OpenTelemetry's where installed, otherwise the headers as received."""
+"""W3C trace context of a message: OpenTelemetry's if installed, otherwise the headers as received."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def outgoing() -> dict[str, str]:
 
 
 def adopt(headers: Mapping[str, Any]) -> None:
-    """Continue this asyncio task, and tasks it starts, in the headers' trace; in none if they name none."""
+    """Continue the headers' trace in this asyncio task and in tasks that it starts; no trace if the headers name
+    none."""
     carried = {name: str(headers[name]) for name in HEADERS if name in headers}
     _CARRIED.set(carried)
     if otel is not None:

@@ -16,7 +16,7 @@ _NOW: Any = now_s()
 c = leases.c
 _new = insert(leases).values(until=_NOW + sa.bindparam("lease_s", type_=sa.Double))
 _TAKE = _new.on_conflict_do_update(
-    # one statement: two replicas meet on the row, and the second finds the lease taken
+    # one statement: two replicas conflict on the row, and the second finds the lease taken
     index_elements=["name"],
     set_={"holder": _new.excluded.holder, "until": _new.excluded.until},
     where=sa.or_(c.holder == _new.excluded.holder, c.until < _NOW),

@@ -21,7 +21,7 @@ _BOUNDS: Mapping[int, tuple[int, int]] = {
     FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
 }
-"""Least and largest value of a protobuf type, by the type's number."""
+"""Smallest and largest value of a protobuf type, by the type's number."""
 
 
 class RequestFields(TypedDict, total=False):

@@ -15,8 +15,8 @@ class AfterimageError(Exception):
     Read the message, which says what to do. If it calls the error internal, report it with the service's log.
 
     `code` is the name of the gRPC status in replies. `retry_after_s` is the delay in seconds after which a client may
-    try again. `outside` replaces the message for clients where the message names hosts, users or databases, which
-    belong in the log only.
+    try again. `outside` replaces the message for clients if the message names hosts, users or databases, which belong
+    in the log only.
     """
 
     code: ClassVar[str] = "INTERNAL"

@@ -10,12 +10,13 @@ from shared.domain.types import CompatKey, Entry, Job, JobState, Plan, PlanSourc
 
 
 def exact_key(request: Request, compat: CompatKey) -> str:
-    """Return 32 hex digits of a hash over everything in a request that changes its image.
+    """Return 32 hex digits over everything in a request that changes its image.
 
     These are prompt, negative prompt, size, frames, seed, guidance, steps, savings, fresh noise, and the weights,
-    sampler and dtype of the model asked for (the large one for `auto`). `repeat_weights` says whose image may answer.
-    Cache settings are left out: an image that started from another one answers a repeat too. A request whose seed the
-    gateway chose has a key, because a later request may name that seed, but is never looked up by it.
+    sampler and dtype of the model asked for (the large one for `auto`). `repeat_weights` returns the models whose image
+    may answer. Cache settings are left out: an image that started from another one answers a repeat too. A request
+    whose seed the gateway chose has a key too, because a later request may name that seed. Such a request itself is
+    never looked up by its key.
     """
     same = [
         request.modality.value,
@@ -35,14 +36,14 @@ def exact_key(request: Request, compat: CompatKey) -> str:
 def repeat_weights(request: Request, asked: str, served: Iterable[str]) -> frozenset[str]:
     """Return the weights hashes of the models whose image may answer the request.
 
-    asked: the hash of the model asked for. A request that names a model takes images of that model alone. Any other
-    request takes images of every served model, because the plan might choose each of them.
+    `asked` is the hash of the model asked for. A request that names a model accepts images of that model only. A
+    request that names no model accepts the image of any served model, because any of them may be chosen.
     """
     return frozenset((asked,) if request.names_a_model else (asked, *served))
 
 
 def repeat_result(plan: Plan, picture_bytes: int) -> Result:
-    """Return the result of an exact repeat: the stored image, and no step run."""
+    """Return the result of an exact repeat: the stored image, no step run."""
     return Result(
         picture_key=plan.state_key,
         picture_sha256=plan.state_sha256,

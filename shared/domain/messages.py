@@ -154,7 +154,7 @@ class WorkerReported(Stored):
 
 
 MISSED_REPORTS = 3
-"""Reports in a row after whose absence a worker, or the monitor, counts as gone."""
+"""Number of consecutive missed reports after which a worker, or the monitor, counts as gone."""
 
 
 def silence_s(report_s: float, missed: int = MISSED_REPORTS) -> float:

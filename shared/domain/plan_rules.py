@@ -71,7 +71,7 @@ def lane_for(request: Request, plan: Plan, served: Collection[str]) -> str:
 
 
 def only_model(plan: Plan) -> str:
-    """Return the one model that may run this image hit; empty for other plans and where several models may run it."""
+    """Return the one model that may run this image hit; empty for other plans, and if several models may run it."""
     return plan.may_run[0].model if plan.source is PlanSource.IMAGE and len(plan.may_run) == 1 else ""
 
 
@@ -94,9 +94,9 @@ def choose_model(plan: Plan, loaded: Collection[str], preferred: Collection[str]
 
 
 def use_fallback(plan: Plan, assigned: Collection[str] | None) -> Plan:
-    """Return the plan's fallback where no worker runs the plan's model but one may run the fallback; else the plan.
+    """Return the plan's fallback if no worker runs the plan's model but one may run the fallback; else the plan.
 
-    assigned: the models that some worker runs; None: unknown, and then any may be.
+    assigned: the models that some worker runs; None: unknown, so any model may have a worker.
     """
     if assigned is None or (fallback := _fallback(plan, assigned)) is None:
         return plan
@@ -118,7 +118,7 @@ def hand_over(plan: Plan, assigned: Collection[str] | None) -> Plan:
 
     Without such a model an image hit becomes a miss, unless the miss would wait for a model that may run the hit.
 
-    assigned: the models that some worker runs; None: unknown, and then any may be.
+    assigned: the models that some worker runs; None: unknown, so any model may have a worker.
     """
     if one := _first(plan, assigned) or _first(plan, (plan.miss_model or plan.model,)):
         return _run_by(plan, one)
@@ -147,7 +147,7 @@ def _first(plan: Plan, models: Collection[str] | None) -> ModelPlan | None:
 
 
 def _fallback(plan: Plan, models: Collection[str]) -> Plan | None:
-    """Return the plan's fallback where `models` lacks the plan's own model but has one that may run the fallback."""
+    """Return the plan's fallback if `models` lacks the plan's own model but has one that may run the fallback."""
     other = plan.fallback
     return other if other is not None and plan.model not in models and _first(other, models) else None
 

@@ -40,8 +40,8 @@ class Index(Protocol):
     async def missing(self, entry_ids: Sequence[str]) -> set[str]:
         """Return the given entries that no search can find.
 
-        They are absent, or a server that was killed lost their places in its graphs. In the second case, another add
-        may have no effect unless the entry is removed first.
+        They are absent, or a killed server lost their positions in its graphs. In the second case, another add may have
+        no effect unless the entry is removed first.
         """
         ...
 

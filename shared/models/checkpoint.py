@@ -71,7 +71,7 @@ def said_by(folder: Path) -> dict[str, Any]:
         return found
     found |= {"family": kind.family, "sampler": kind.sampler}
     found |= {"default_steps": kind.default_steps, "default_guidance": kind.default_guidance}
-    # the denoiser's sample_size is in latent cells; FluxPipeline has 128 where the configuration has none
+    # the denoiser's sample_size is in latent cells; FluxPipeline uses 128 if the configuration has none
     side = read_json(folder / kind.denoiser / "config.json").get("sample_size", 128 if kind.family == "flux" else None)
     if isinstance(side, int) and "vae_scale" in found:
         found["default_size"] = Size(side * found["vae_scale"], side * found["vae_scale"])

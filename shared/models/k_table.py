@@ -67,9 +67,9 @@ class KTable:
     """The model whose finished images are the start (MoDM §5.2); empty: the model's own latents."""
     images_weights_hash: str = ""
     encoder_weights: str = ""
-    """sha256 of the encoder's weights file, for a published table, which counts for any model with this encoder."""
+    """sha256 of the encoder's weights file, for a published table, which applies to any model with this encoder."""
     assumed: bool = False
-    """True: a replay names this table, and it counts for any weights and encoder; `source` states it."""
+    """True: a replay names this table, so the table applies to any weights and encoder; `source` states that."""
 
     def fits(self, encoder: EncoderId) -> bool:
         """Return whether the table's similarities belong to this encoder."""
@@ -86,7 +86,7 @@ class KTable:
 CLIP_L14 = "a2bf730a0c7debf160f7a6b50b3aaf3703e7e88ac73de7a314903141db026dcb"
 """sha256 of the weights of CLIP ViT-L/14, `model.safetensors` of the hub's openai/clip-vit-large-patch14.
 
-The published tables count for these weights alone. Neither a name nor the length of the vectors (768 in other encoders,
+The published tables apply to these weights only. Neither a name nor the length of the vectors (768 in other encoders,
 too) identifies the weights. The hash of the whole folder would, but it covers tokenizer and configuration files, which
 differ between copies of the same encoder."""
 
@@ -138,7 +138,7 @@ def profile_of(table: KTable) -> str:
 
 
 def raised(table: KTable, by: float) -> KTable:
-    """Return the table with every threshold raised `by` so much; the table itself for 0."""
+    """Return the table with `by` added to every threshold; the table itself for 0."""
     levels = tuple(replace(level, min_similarity=level.min_similarity + by) for level in table.levels)
     return replace(table, levels=levels) if by else table
 
@@ -162,7 +162,8 @@ def table_from_json(value: dict[str, Any], source: str = "") -> KTable:
 
 
 def named_table(table: KTable) -> KTable:
-    """Return the table for a replay that names it: it counts for any weights and encoder, and its source states it."""
+    """Return the table for a replay that names it: it applies to any weights and encoder, and its source states
+    that."""
     said = "as named, whatever model and encoder it was measured with"
     return replace(table, assumed=True, source=f"{table.source or 'a table'}, {said}")
 

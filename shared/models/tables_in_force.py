@@ -53,8 +53,9 @@ def latent_table(
 ) -> tuple[KTable | None, tuple[str, ...]]:
     """Return the table in force for a model's own latents, and the note for plans made with it.
 
-    A table counts for the weights and the encoder that it was measured with. A no-op model has no image quality to
-    lose, so it takes the first table, whose source then states it. `command` is the command that measures a table.
+    A table applies to the weights and the encoder that it was measured with. A no-op model has no image quality to
+    lose, so it takes the first table, and the table's source then states that. `command` is the command that measures a
+    table.
     """
     misfits = []
     for table in tables:
@@ -78,7 +79,7 @@ def profile_command(model: str, encoder: str, alpha: float, images_from: str = "
 
 
 def _misfit(table: KTable, card: ModelCard, encoder: EncoderId) -> str:
-    """Return why the table does not count for these weights and this encoder; empty if it counts."""
+    """Return why the table does not apply to these weights and this encoder; empty if it applies."""
     if table.assumed:
         return ""
     if not table.encoder_weights and table.weights_hash != card.weights_hash:
@@ -190,8 +191,9 @@ def image_table(
 ) -> ImageTable:
     """Return the table for starts of `card` from images of `source`, (model, weights hash), with this encoder.
 
-    A profile counts for the encoder and both weights that it was measured with. Without a profile the published table
-    counts for its own encoder, and no image is a start with any other. `command` is the command that measures a table.
+    A profile applies to the encoder and both weights that it was measured with. Without a profile the published table
+    applies to its own encoder only; with any other encoder, no image is a start. `command` is the command that measures
+    a table.
     """
     model, weights = source
     of_model = [table for table in tables if table.images_from == model]

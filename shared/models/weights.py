@@ -59,8 +59,7 @@ def _hash(folder: str, files: tuple[tuple[str, int, int], ...]) -> str:
 
 
 def _digest(path: Path) -> bytes:
-    """Return the sha256 of a file; for large blobs of the hub's cache it is the file name, which saves reading
-    gigabytes."""
+    """Return the sha256 of a file. Large blobs of the hub's cache are named by their hash, so they are not read."""
     blob = path.resolve()
     if blob.parent.name == "blobs" and re.fullmatch(r"[0-9a-f]{64}", blob.name):
         return bytes.fromhex(blob.name)

@@ -19,8 +19,8 @@ OTHERS = 0o077
 def private_folder(path: Path | str, mode: int = OWNER_FOLDER, *, tighten: bool = True) -> Path:
     """Make the folder and its missing parents with this mode, whatever the umask; return its absolute path.
 
-    tighten: an existing folder of ours that is open to other users gets the mode too. The root, a home directory and a
-    sticky folder such as /tmp keep their mode, because they have other uses.
+    tighten: an existing folder of this user that is open to other users gets the mode too. The root, a home directory
+    and a sticky folder such as /tmp keep their mode, because they have other uses.
     """
     folder = Path(path).absolute()
     for one in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
@@ -37,7 +37,7 @@ def private_folder(path: Path | str, mode: int = OWNER_FOLDER, *, tighten: bool 
 
 
 def private_file(path: Path | str) -> None:
-    """Give an existing file of ours the mode 0600.
+    """Give an existing file of this user the mode 0600.
 
     The file is not opened, because closing it would release SQLite's locks on it in this process.
     """

@@ -1,4 +1,4 @@
-"""The event loop of programs: uvloop's where it is installed (extra `fast`), else asyncio's own."""
+"""The event loop of programs: uvloop's if it is installed (extra `fast`), else asyncio's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run like `asyncio.run`. A request takes some ninety turns of the loop; uvloop's cost a third of asyncio's."""
+    """Run like `asyncio.run`. A request takes some ninety iterations, and uvloop's iterations cost a third of
+    asyncio's."""
     with asyncio.Runner(loop_factory=_factory()) as runner:
         return runner.run(main)
 

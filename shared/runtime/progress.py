@@ -37,7 +37,7 @@ class Remaining:
     """One stage that prints its progress every `every_s` seconds at most, and at its end if it lasted that long.
 
     done: the part of `total` that an earlier run did; it counts for the share and not for the rate. share: the finished
-    share of the stage, where something other than `total` may end the stage.
+    share of the stage, if something other than `total` may end the stage.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_reconnect_backoff_ms", 2000),
         ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
         ("grpc.keepalive_timeout_ms", int(KEEPALIVE_S * 1000)),
-        ("grpc.http2.ping_timeout_ms", int(KEEPALIVE_S * 1000)),  # this option decides (grpc 1.78); a minute by default
+        ("grpc.http2.ping_timeout_ms", int(KEEPALIVE_S * 1000)),  # sets the limit in grpc 1.78 (default: 60 s)
         ("grpc.http2.max_pings_without_data", 0),
     ]
 
@@ -128,7 +128,7 @@ def from_rpc_error(error: grpc.RpcError) -> AfterimageError:
 async def explained(error: AfterimageError, target: str) -> AfterimageError:
     """Return the reason why gRPC could not connect to `target`; any other error unchanged.
 
-    The reason is an UnavailableError where another try may help.
+    The reason is an UnavailableError if another try may help.
     """
     if not isinstance(error, UnavailableError) or error.outside != AWAY:
         return error

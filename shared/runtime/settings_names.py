@@ -22,7 +22,8 @@ RETIRED = {
     "REMEMBERED_ENTRIES": "10,000",
     "EMBED_BATCH_MAX": "32",
 }
-"""Former settings with their values, which are constants now. A start ignores such a variable and logs that."""
+"""Former settings with their values, which are constants now. At its start, a process ignores such a variable and logs
+a line."""
 LONGEST = 200
 """Characters of a value that a message shows."""
 

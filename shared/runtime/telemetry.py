@@ -217,7 +217,8 @@ COUNT_S = 2.0
 
 
 def counted_when_scraped(gauge: Gauge, count: Callable[[], Coroutine[Any, Any, int]]) -> None:
-    """Count anew at every scrape, on this event loop; the value is NaN without an answer in time."""
+    """Set the gauge to the result of `count` at every scrape; NaN without a result in time. `count` runs on this event
+    loop."""
     loop = asyncio.get_running_loop()
 
     def number() -> float:

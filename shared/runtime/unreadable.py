@@ -14,7 +14,8 @@ from shared.runtime.telemetry import METRICS, log
 T = TypeVar("T")
 
 REMEMBERED = 100_000
-"""Rows that this process logs. Further rows are skipped without a log line, or each sweep would log them all."""
+"""Maximum number of rows that this process logs. Further rows are skipped without a log line; otherwise each sweep
+would log all of them."""
 _reported: dict[tuple[str, str], None] = {}
 _lock = Lock()
 """Guards `_reported`: several threads read rows."""

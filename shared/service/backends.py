@@ -58,7 +58,7 @@ class _NotOpened:
 
 
 async def open_backends(settings: Settings, ports: Collection[str] = PORTS) -> Backends:
-    """Open the backends of the settings; first take the data directory's lock where only one process may work there.
+    """Open the backends of the settings; first take the data directory's lock if only one process may work there.
 
     In a cluster only `ports` are opened. A server that is away is retried for `connect_wait_s` seconds, then
     UnavailableError names it. Raises StoreMismatchError when catalog and blob store do not belong together.

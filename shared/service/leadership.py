@@ -79,7 +79,7 @@ class Leadership:
         return taken
 
     async def give_up(self) -> None:
-        """Release the lease at a planned stop, so that the next leader need not wait."""
+        """End the lease at a planned stop, so that the next leader need not wait; do nothing if the lease ran out."""
         until, self._until = self._until, NEVER
         may_hold, self._may_hold = self._may_hold, False
         ran_out = until != NEVER and self._clock.monotonic() >= until + self._lease_s / 3

@@ -157,7 +157,7 @@ async def _write_seal(blobs: Blobs, ids: Ids, at: Places) -> None:
 
 
 async def _sample(blobs: Blobs) -> list[str]:
-    """Return random keys, the same number of each kind as far as each kind has enough."""
+    """Return random keys, the same number of each kind if each kind has enough."""
     drawn = [await _drawn(blobs, kind) for kind in KINDS]
     drawn.sort(key=len)
     keys: list[str] = []

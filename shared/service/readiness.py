@@ -1,4 +1,5 @@
-"""Readiness in the health service: a service's name says whether it can work, and "" that the process runs.
+"""Readiness in the health service: the status of a service's name says whether it can work; the status of "" says that
+the process runs.
 
 Services reconnect by themselves to a server that was away, so restarting the process would not help. A supervisor that
 restarts processes should check "", and a load balancer that sends them work should check the service's name.
@@ -30,7 +31,7 @@ class Readiness:
     """Checks the servers that services need, and reports the result to the health service."""
 
     def __init__(self, backends: Backends, health: Any, needs: Mapping[str, frozenset[str]]) -> None:
-        """needs: by each service's full gRPC name, the ports of catalog and bus that it cannot work without."""
+        """needs: full gRPC name of a service → the ports, of catalog and bus, that the service needs."""
         self._backends, self._health, self._needs = backends, health, needs
         self._away: frozenset[str] = frozenset()
         self._missed: Counter[str] = Counter()

@@ -29,13 +29,13 @@ START_EMA_BINS: the average start K of the user's recent images falls into one o
 START_EMA_WEIGHT = 0.3
 """Weight of the last image in its user's average."""
 FIT_EVERY = 2000
-"""Lookups between two fits, once that many were counted."""
+"""Largest number of lookups between two fits."""
 FIRST_FIT = 200
 """Lookups before the first fit. The count doubles from fit to fit, up to FIT_EVERY between two fits."""
 AT_ONCE = 0.02
 """Share of the states that are queued for eviction each time the queue is empty."""
 LEAST_WORTH = 1.3
-"""A new state must be expected to save this many times what the last evicted state was, as estimates can be wrong."""
+"""Minimum ratio of a new state's expected savings to those of the last evicted state: estimates can be wrong."""
 
 
 @dataclass(frozen=True, slots=True)

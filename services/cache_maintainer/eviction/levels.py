@@ -19,7 +19,7 @@ def of_50(step: int, total: int) -> int:
 
 
 def beside(count: int) -> tuple[Ints, Ints]:
-    """Return the neighbours of each level, for each set of states (bits).
+    """Return the neighbours of each level, for each set of states that an entry may hold (bit mask).
 
     Below: 1 + the next lower level present, or 0. Above: the next higher level present, or `count`.
     """

@@ -21,10 +21,10 @@ class Limits:
 
 
 class Window:
-    """Images in a state store of their own, so that latents never displace images, nor the reverse.
+    """Images in a state store of their own, so that latents never displace images, and images never displace latents.
 
-    MoDM evicts in the order of arrival (FIFO): "automatic eviction after a fixed time window" keeps a few popular
-    images from starting everything. Any other policy can be set. Age is counted from arrival under every policy.
+    MoDM evicts in the order of arrival (FIFO): "automatic eviction after a fixed time window" prevents a few popular
+    images from starting most requests. Any other policy can be set. Age is counted from arrival under every policy.
     """
 
     def __init__(self, policy: Policy, limits: Limits, states: Iterable[State] = ()) -> None:
@@ -44,7 +44,8 @@ class Window:
                 heapq.heapify(self._arrived)
 
     def make_room(self, incoming: int, incoming_bytes: int, now: float) -> list[State]:
-        """Remove and return the images to evict before the incoming ones are inserted, which fit by themselves."""
+        """Remove and return the images to evict before the incoming images, which alone fit the window, are
+        inserted."""
         victims = self._aged(now)
         while len(self.shelf) and (
             len(self.shelf) + incoming > self.limits.max_count

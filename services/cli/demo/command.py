@@ -135,8 +135,8 @@ async def _draw(
 async def _settled(process: Running, drawn: set[str], images: bool) -> bool:
     """Wait until the cache holds the states of these jobs and lookups find them; SETTLE_S seconds at most.
 
-    images: wait for the embeddings of images as well. Return whether the next call should: where no model starts from
-    images, no image is ever embedded.
+    images: wait for the embeddings of images as well. Return the value of `images` for the next call: False if no model
+    starts from images, because no image is embedded then.
     """
     maintainer: Any = CacheMaintainerServiceStub(process.context.channel("cache_maintainer"))
     predictor: Any = MatchPredictorServiceStub(process.context.channel("match_predictor"))

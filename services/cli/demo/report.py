@@ -81,7 +81,7 @@ class Totals:
 
 
 def totals(rows: Sequence[Row]) -> tuple[Totals, Totals]:
-    """Return two totals: of generated images, and of exact repeats, which cost nothing and are counted apart."""
+    """Return separate totals of generated images and of exact repeats, because repeats would inflate the savings."""
     return _total(row for row in rows if not row.exact), _total(row for row in rows if row.exact)
 
 

@@ -163,7 +163,7 @@ def _asked(study: Study, trace: Path, served: Settings | None, kept: dict[str, A
 
 
 def _compare(console: Console, given: Sequence[Path]) -> None:
-    """Print one table per folder or policy, beside the first."""
+    """Print one table per folder or policy, compared with the first one."""
     from services.replay.results.compare import sides
 
     first, *others = sides([str(path) for path in given])

@@ -50,7 +50,7 @@ def schedule_of(served: Settings | None, model: str | None) -> ModelCard:
 def drawn(
     asked: Asked, base: Settings, out: Path, one_at_a_time: bool, bar: Bar
 ) -> tuple[dict[str, Any], dict[str, Any], Sequence[str]]:
-    """Serve every policy on real models; return summary, decisions, and the policies that are left."""
+    """Serve every policy on real models; return summary, decisions, and the policies not served yet."""
     from services.replay.real.replay import Real, real_study
 
     telemetry.configure_logging("error")

@@ -69,7 +69,7 @@ def _ratio(has: float, wanted: float) -> float:
 
 
 def splits(groups: Sequence[Group], total: int | None = None) -> Iterator[Split]:
-    """Yield every way to split the groups; where `total` is given, those with `total` large workers.
+    """Yield every way to split the groups; if `total` is given, only those with `total` large workers.
 
     With more than SPLITS ways, yield only splits that give the large model to the workers that are best at it: exact
     for one group, good for many.

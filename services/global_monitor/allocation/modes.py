@@ -30,7 +30,7 @@ class Target:
     small: str
     """The model of the other workers; empty: no small model is served."""
     mode: Mode
-    """The mode in force: where no split meets the demand, quality mode falls back to throughput mode's split."""
+    """The mode in force: if no split meets the demand, quality mode falls back to throughput mode's split."""
     least: int
     most: int
     why: str

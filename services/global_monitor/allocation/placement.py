@@ -1,5 +1,4 @@
-"""The placement: which workers run the large model once the number is known; the best at it, with the fewest
-switches."""
+"""The placement: choose the given number of workers for the large model, the best at it, with the fewest switches."""
 
 from __future__ import annotations
 
@@ -53,8 +52,8 @@ def place(
     of: Sequence[Band], now: Models, total: int, large: str, small: str, work: Workload, *, large_refines: bool
 ) -> dict[str, str]:
     """Return worker → model with `total` large workers. Among splits that meet the demand, the one with the fewest
-    switches; without such a split, the one that sustains most. No worker gets a model that it cannot run, where that is
-    possible."""
+    switches; without such a split, the one that sustains most. If possible, no worker gets a model that it cannot
+    run."""
     groups = [band.group for band in of]
 
     def worth(split: Split) -> tuple[int, bool, float, float, Split]:

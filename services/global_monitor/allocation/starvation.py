@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 AMORTISED = 4
-"""Least length of a wait before a turn, and of a turn that others wait for, in switch times; switching then takes at
-most a third of the time."""
+"""Minimum length of a wait before a turn, and of a turn that other lanes wait for, in units of the switch time.
+Switching then takes at most a third of the time."""
 
 Models = Mapping[str, str]
 """Worker → model."""
@@ -22,13 +22,13 @@ class WorkerSlot:
 
     name: str
     home: str
-    """The model that the allocation assigns to it."""
+    """The model that the allocation assigns to the worker."""
     told: str
-    """The model that was last published for it, another one during a turn."""
+    """The model last published for the worker; during a turn not `home`."""
     since: float | None
-    """Time since which it has run that model; None: it is switching."""
+    """Time since which the worker has run `told`; None while the worker switches."""
     able: frozenset[str]
-    """Models that it can run."""
+    """Models that the worker can run."""
 
 
 def turns(stands: Sequence[WorkerSlot], waits: Waits, bound_s: float, at: float, large: str) -> dict[str, str]:

@@ -9,10 +9,10 @@ from services.global_monitor.allocation.workload import Workload, weighted_hit
 
 
 def balanced(groups: Sequence[Group], work: Workload) -> float | None:
-    """Compute eq. 12: the unrounded number of large workers. None without demand, or where no worker is known to run
-    one of the models.
+    """Compute eq. 12: the unrounded number of large workers. None without demand, or if no worker is known to run one
+    of the models.
 
-    Where workers are not equally fast, mean throughputs stand for P_large and P_small.
+    If workers are not equally fast, mean throughputs stand for P_large and P_small.
     """
     large_rate = sum(group.count * group.large for group in groups)
     small_rate = sum(group.count * group.small for group in groups)

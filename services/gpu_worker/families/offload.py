@@ -19,7 +19,7 @@ class Residence:
 
     none:       every part stays on the device.
     model:      one part at a time is on the device; the others stay in host memory. The denoiser waits while the
-                prompt of a new request is encoded, so use this where the device cannot hold both.
+                prompt of a new request is encoded, so use this if the device cannot hold both.
     sequential: text encoders and denoiser run layer by layer, each layer on the device only while it runs. The VAE
                 moves as a whole. This needs the least memory and is the slowest.
     Results do not change: the same weights compute in the same dtype.
@@ -30,7 +30,7 @@ class Residence:
         self._device = device
         self._offload = offload
         self.here: str = ""
-        """The part that is on the device, where only one is."""
+        """The part that is on the device, with `offload=model`."""
         if offload == "none":
             _move(parts, list(parts), device)
         if offload == "sequential":

@@ -39,7 +39,7 @@ def load_pipeline(card: ModelCard, *classes: str) -> Any:
         logging.disable_progress_bar()
         logging.set_verbosity_error()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # diffusers, on checkpoints older than itself
+        warnings.simplefilter("ignore")  # diffusers warns about checkpoints older than itself
         try:
             pipeline = diffusers.DiffusionPipeline.from_pretrained(
                 card.folder,

@@ -65,4 +65,4 @@ class SanaFamily(PipelineFamily):
             timestep=timesteps * self.denoiser.config.timestep_scale,
             return_dict=False,
         )[0]
-        return output[:, : self._channels].float()  # drop a learned sigma, where there is one
+        return output[:, : self._channels].float()  # drop a learned sigma, if there is one

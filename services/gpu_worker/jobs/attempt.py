@@ -43,9 +43,9 @@ class AttemptContext:
     """Families by model name; the first one generates misses."""
     engine: EngineThread
     preferred: tuple[str, ...] = ()
-    """Models that should generate what several models may."""
+    """Models to prefer for plans that several models may run."""
     assigned: frozenset[str] | None = None
-    """Models that some worker runs; None: any model may be."""
+    """Models that some worker runs; None: unknown, so any model may have a worker."""
 
     @property
     def card(self) -> ModelCard:
@@ -87,7 +87,7 @@ class Attempt:
         """Timer that publishes the first `Progress`, unless a later event comes before."""
         self._submitted = self._cancelled = self._from_cache = False
         self._steps_run = 0
-        """Steps that an attempt ran which ended without an image."""
+        """Steps run by an attempt that ended without an image."""
 
     # engine events, called on the event loop in order
 

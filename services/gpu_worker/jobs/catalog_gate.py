@@ -55,7 +55,7 @@ class CatalogGate:
         return True
 
     async def close(self) -> None:
-        """Stop pinging. A consumer that stands aside stays aside."""
+        """Stop pinging. A paused consumer stays paused."""
         self._closed = True
         if self._aside is not None:
             self._aside.cancel()

@@ -1,4 +1,4 @@
-"""The rule that fails a job for the crashes of its workers: only where the fleet's own crash rate does not explain
+"""The rule that fails a job for the crashes of its workers: only if the fleet's own crash rate does not explain
 them."""
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def chance(crashes: int, seconds: float, others: Fleet) -> float:
 
 
 def without(job: Job, fleet: Fleet) -> Fleet:
-    """Return the fleet's crashes and busy seconds, less those of workers while they held this job."""
+    """Return the fleet's crashes and busy seconds, minus those of workers while they held this job."""
     return Fleet(max(fleet.crashes - job.crashes, 0), max(fleet.busy_s - job.exposed_s, 0.0))
 
 
 def condemned(job: Job, fleets: Iterable[Fleet]) -> str:
-    """Return the reason why the job fails for its crashes; empty where it does not.
+    """Return the reason why the job fails for its crashes; empty if it does not fail.
 
     fleets: the workers of this deployment in several spans of time; the span with the highest crash rate, which excuses
     the job most, counts.

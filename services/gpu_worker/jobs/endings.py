@@ -22,7 +22,7 @@ from shared.service.dispatch import dispatch
 T = TypeVar("T")
 
 BUSY_RETRY_S = 5.0
-"""Longest delay in seconds before a duplicate of a running job comes back; less where the other worker's lease ends
+"""Longest delay in seconds before a duplicate of a running job comes back; less if the other worker's lease ends
 earlier."""
 RETRY_S = 1.0
 """First delay in seconds after a failure of the task; doubles with each failure."""
@@ -89,7 +89,7 @@ class Endings:
                 log("gpu_worker").warning("cost of a cancelled job not recorded", error=repr(error))
 
     async def _moved(self, attempt: Attempt, plan: Plan, delivery: Delivery) -> None:
-        """Hand the job to the lane of another model, where only that model may run its plan.
+        """Hand the job to the lane of another model, if only that model may run its plan.
 
         The row is written first, then the task is sent: the sweeper sends a task that is not sent here, and of two
         tasks the second loses the claim. The lane is never `refine`, whose only consumer may be this worker.
@@ -167,7 +167,7 @@ class Endings:
             raise
 
     async def duplicate(self, job_id: str, delivery: Delivery, attempt: int = 0) -> Job | None:
-        """End a task whose job is not this worker's; return the row, None where there is none (docs/architecture.md,
+        """End a task whose job is not this worker's; return the row, None if there is none (docs/architecture.md,
         Delivery rules).
 
         The end of a finished job is published again. A task under another worker's live lease waits. A job that an

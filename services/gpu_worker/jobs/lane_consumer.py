@@ -48,14 +48,14 @@ class LaneConsumer:
             await self._shut()
 
     async def stand_aside(self) -> None:
-        """Pause until `come_back`, even where `begin` is called before."""
+        """Pause until `come_back`, even if `begin` is called before."""
         async with self._one_at_a_time:
             self._aside = True
             await self._shut()
 
     async def come_back(self) -> None:
         """Consume again if `begin` was called and `pause` was not. Raises what the bus raises; the consumer then stays
-        aside."""
+        paused."""
         async with self._one_at_a_time:
             if self._wanted:
                 await self._open(self.lanes)

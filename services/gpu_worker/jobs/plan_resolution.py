@@ -1,4 +1,4 @@
-"""Plan resolution at claim: revalidate the recorded plan, choose a loaded model, and take a smaller K where a blob is
+"""Plan resolution at claim: revalidate the recorded plan, choose a loaded model, and take a smaller K if a blob is
 gone."""
 
 from __future__ import annotations
@@ -85,15 +85,14 @@ async def prepare(
     preferred: Collection[str] = (),
     assigned: Collection[str] | None = None,
 ) -> Prepared:
-    """Resolve the job's plan at claim (docs/architecture.md, Delivery rules): other weights are a miss, a missing or
-    corrupt blob is a hole.
+    """Resolve the job's plan at claim (docs/architecture.md, Delivery rules): a plan for other weights becomes a miss,
+    and a missing or corrupt blob is a hole.
 
     Any other failure of the cache costs steps and never the request: a store that is away or slow, a wrong shape, a
     codec that was not asked for. An interrupted job resumes from its own checkpoint.
 
-    families: loaded models by name; preferred: those that should generate what several models may; assigned: models
-    that some worker runs, None where any may be. timeout_s: limit of one read. ahead: a read that was begun before the
-    claim.
+    families: loaded models by name; preferred: models to prefer for plans that several models may run; assigned: models
+    that some worker runs, None if unknown. timeout_s: limit of one read. ahead: a read that was begun before the claim.
     """
     ahead = ahead or ReadAhead(blobs)
     preparation = _Preparation(job, families, blobs, entries, timeout_s, ahead)
@@ -170,7 +169,7 @@ class _Preparation:
                         f"blob {key}: the latent of a {size} request must have shape {needed} (got {found})"
                     )
             case FromPicture():
-                pass  # fitted to the request's size
+                pass  # `start_of` resizes the image to the request's size
             case FromNoise():
                 return start
         if not 0 < start.step < steps:

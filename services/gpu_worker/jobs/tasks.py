@@ -62,12 +62,12 @@ class Tasks:
         await asyncio.gather(self._renewing, return_exceptions=True)
 
     def attempts_at(self, job_id: str) -> list[Attempt]:
-        """Return the attempts at one job: several only where this worker was suspended for longer than a lease and then
+        """Return the attempts at one job: several only if this worker was suspended for longer than a lease and then
         claimed its own job again."""
         return [attempt for attempt in self.attempts.values() if attempt.job.id == job_id]
 
     async def handle(self, delivery: Delivery) -> None:
-        """Carry out one task. Where a port is away or a bug shows, put the task back into its lane."""
+        """Carry out one task. If a backend is away or a bug raises an error, put the task back into its lane."""
         message = delivery.message
         if not isinstance(message, GenerateImage):
             await delivery.bury(f"a generate lane takes GenerateImage only (got {type(message).__name__})")

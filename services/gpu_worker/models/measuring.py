@@ -16,7 +16,7 @@ from shared.models.devices import chosen_device
 from shared.runtime.settings import Settings
 
 STEPS = 4
-"""Steps per measurement. The first is not counted; it warms up the others, whose median counts."""
+"""Steps per measurement. The first step is a warm-up and is dropped; the result is the median of the others."""
 
 
 def load_warm(card: ModelCard, settings: Settings) -> Family:

@@ -10,7 +10,7 @@ from shared.domain.messages import WorkersAssigned, lane_of, refine_lane
 
 @dataclass(frozen=True, slots=True)
 class ModelAssignment:
-    """The worker's model, and the models of the other workers as far as they matter to it."""
+    """The worker's model, and what the worker must know of the other workers' models."""
 
     model: str
     assigned: frozenset[str]
@@ -36,7 +36,7 @@ def lanes(duty: ModelAssignment, served: Sequence[str], here: Collection[str]) -
     """Return the lanes that the worker consumes, in order (docs/architecture.md, Services). served: the large model
     first; here: loaded models.
 
-    The worker's own lane comes first, then `refine` where the worker may refine. Then come the lanes of models that are
+    The worker's own lane comes first, then `refine` if the worker may refine. Then come the lanes of models that are
     loaded here and assigned to no worker, so that a switch never strands their tasks. With one model served there is no
     `refine`: all tasks wait in the model's lane.
     """
@@ -54,10 +54,9 @@ def used(duty: ModelAssignment, served: Sequence[str], here: Collection[str]) ->
 
 
 def preferred(duty: ModelAssignment, served: Sequence[str], here: Collection[str]) -> tuple[str, ...]:
-    """Return the models that generate what several may (image hits), in order of preference.
-
-    Usually the worker's own. In throughput mode, while no worker runs a small model, the small models loaded here come
-    first: a single worker takes both roles.
+    """Return the models that run plans which several models may run (image hits), in order of preference. Usually this
+    is the worker's own model only. In throughput mode, while no worker runs a small model, the small models loaded here
+    come first: a single worker takes both roles.
     """
     alone = duty.mode == "throughput" and duty.model == served[0] and not _small_runs(duty, served)
     return (*(_nobodys(duty, served, here) if alone else ()), duty.model)

@@ -29,7 +29,7 @@ class Resident:
         self._bytes: dict[str, int] = {}
 
     def fits(self, name: str) -> bool:
-        """Return whether the model is loaded, or can be loaded beside all loaded models."""
+        """Return whether the model is loaded, or can be loaded without unloading another one."""
         if name in self.families or not self._limit:
             return True
         needed = self._needed(name)
@@ -68,9 +68,9 @@ def placed_cards(settings: Settings, *, alone: bool) -> dict[str, ModelCard]:
     """Return the cards by name, the large model's first. alone: all services run in this process, and so know this
     device.
 
-    Services in other processes do not know this worker's device. Where `dtype` and `device` are unset, the device may
-    need another dtype than the card's. Those services then look for latents that no worker stores
-    (docs/architecture.md, Nouns), and this function logs a warning.
+    Services in other processes do not know this worker's device. If `dtype` and `device` are unset, the device may need
+    another dtype than the card's. Those services then look for latents that no worker stores (docs/architecture.md,
+    Nouns), and this function logs a warning.
     """
     cards = served_cards(placed(settings))
     if alone:

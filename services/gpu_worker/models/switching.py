@@ -97,7 +97,7 @@ class Assignment:
 
     @property
     def preferred(self) -> tuple[str, ...]:
-        """Models of `families` that generate what several may."""
+        """Models of `families` to prefer for plans that several models may run."""
         return preferred(self.duty, self.served, self._models.families)
 
     def count(self, model: str, rows: int, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Compute a policy's figures on real models: those of the other modes, and CLIP scores, times and failures."""
+"""Compute a policy's figures on real models: the figures of every mode, plus CLIP scores, times and failures."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _differs(answers: list[Answer], plain: Mapping[int, float | None], load: Loa
 
 
 def _precision(counted: tuple[Answer, ...]) -> dict[str, Any] | None:
-    """Return a match predictor's precision (NIRVANA §5.2); None where the predictor refused no request."""
+    """Return a match predictor's precision (NIRVANA §5.2); None if the predictor refused no request."""
     if not any(one.predicted is False for one in counted):
         return None
     let_through = [one for one in counted if one.predicted]

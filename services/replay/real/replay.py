@@ -162,7 +162,7 @@ def _in_force(asked: Asked, base: Settings, card: ModelCard, encoder: Encoder) -
 
 
 def _pictures_can_start(asked: Asked, base: Settings, encoder: Encoder) -> None:
-    """Raise ConfigurationError where a policy starts from images and the services have no table for such starts."""
+    """Raise ConfigurationError if a policy starts from images and the services have no table for such starts."""
     named = [name for name, policy in asked.policies if policy.reuses == "refine"]
     if not named or asyncio.run(pictures_start(NoProfiles(), base, encoder.id)):
         return

@@ -43,8 +43,8 @@ Keep = Callable[[int, bytes], None]
 async def serve(load: Load, stand: ServedPolicy, start: Start, keep: Keep, advance: Callable[[int], None]) -> Sitting:
     """Serve every request of the trace by a temporary Afterimage.
 
-    A failed request becomes an answer with an error. Raises AfterimageError where the services do not start, or no
-    counted request succeeds.
+    A failed request becomes an answer with an error. Raises AfterimageError if the services do not start, or no counted
+    request succeeds.
     """
     clock = ManualClock() if load.one_at_a_time else None
     with _settings(load, stand) as settings:

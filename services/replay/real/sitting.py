@@ -22,7 +22,7 @@ class Load:
     warmup: int
     card: ModelCard
     steps: int = 50
-    """T of every request, where the trace has no T of its own."""
+    """T of every request, if the trace has no T of its own."""
     seed: int = 0
     """Request n has this seed plus n: the same noise under every policy, and no exact repeats."""
     one_at_a_time: bool = False
@@ -82,7 +82,7 @@ class Sitting:
     states: int
     bytes: int
     step_s: float = 0.0
-    """Seconds of each additional step of an image generated alone; 0 where every request has the same T."""
+    """Seconds of each additional step of an image generated alone; 0 if every request has the same T."""
 
 
 def answer_of(number: int, picture: Picture, latency_s: float) -> Answer:

@@ -16,7 +16,7 @@ from shared.domain.errors import ConfigurationError, InvalidRequestError
 
 ROUNDS = 1000
 DECISIONS = "decisions.npz"
-"""File with the start steps of the counted requests by `<states>/<policy>`, their `users`, and their `steps` (T) where
+"""File with the start steps of the counted requests by `<states>/<policy>`, their `users`, and their `steps` (T) if
 each request has its own."""
 OF_REQUESTS = ("users", "steps")
 

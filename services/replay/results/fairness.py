@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 LEAST = 10
-"""Least number of counted requests of a user in these figures."""
+"""Minimum number of counted requests of a user; users with fewer are left out."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 CURVE = 21
-"""Points of the curve of users in rising order of their savings."""
+"""Points of the curve of users, in ascending order of their savings."""
 
 
 def fairness(
@@ -50,7 +50,7 @@ def fairness(
 
 
 def jain(shares: npt.NDArray[np.float64]) -> float | None:
-    """Return Jain's index (Σx)² / (n·Σx²): 1 for equal shares, 1/n where one user has everything; None for Σx = 0.
+    """Return Jain's index (Σx)² / (n·Σx²): 1 for equal shares, 1/n if one user has everything; None for Σx = 0.
 
     Source: Jain, Chiu and Hawe 1984, DEC-TR-301.
     """

@@ -19,7 +19,7 @@ from shared.domain.errors import InvalidRequestError
 AGES_S = (10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14_400, 28_800, 57_600)
 """Edges of the histogram of reuse ages, seconds."""
 PARTS = 10
-"""Number of equal parts of the requests, which show whether the savings last."""
+"""Number of equal parts of the requests; figures per part show whether the savings last."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def predictor(made: Decisions, warmup: int) -> dict[str, float | None]:
 
 
 def auc(scores: npt.NDArray[np.float32], positive: npt.NDArray[np.bool_]) -> float | None:
-    """Return the area under the ROC curve, ties counted half; None where all or none are positive."""
+    """Return the area under the ROC curve, ties counted half; None if all or none are positive."""
     hits = int(positive.sum())
     if hits in (0, len(positive)):
         return None

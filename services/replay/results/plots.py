@@ -114,7 +114,7 @@ def _ages(path: Path, budget: Budget) -> Path:
 
 
 def _fairness(path: Path, budget: Budget) -> Path:
-    """Plot the savings of users in rising order."""
+    """Plot the savings of users in ascending order."""
     figure, axes = _axes()
     for one, look in _looks(budget["policies"]):
         curve = one["fairness"]["curve"]

@@ -81,7 +81,7 @@ def notes(summary: Summary) -> str:
 def sheet(folder: Path, summary: Summary, decisions: Mapping[str, npt.NDArray[Any]]) -> list[Path]:
     """Write pictures.png: requests that hit under some policy, as images of every policy with their K.
 
-    Returns no path where no request hit. Raises ImportError without matplotlib.
+    Returns no path if no request hit. Raises ImportError without matplotlib.
     """
     budget, warmup = summary["budgets"][0], summary["trace"]["warmup"]
     names = list(budget["policies"])[:COLUMNS]

@@ -89,7 +89,7 @@ def _drawn(summary: Summary) -> str:
 
 
 def _how(settings: Mapping[str, Any]) -> str:
-    """Describe virtual time, own T and the surrogate, of those that the replay has."""
+    """Describe virtual time, own T and the surrogate, if the replay uses them."""
     fleet, stand_in = settings["fleet"], settings["surrogate"]
     drawn = (
         f"No image was generated: {fleet['workers']} workers with the measured latency of "
@@ -238,7 +238,7 @@ def _fairness_table(budget: Budget) -> str:
 
 
 def _predictors(budgets: Sequence[Budget]) -> list[str]:
-    """Return the table of match predictors; empty where no policy has one."""
+    """Return the table of match predictors; empty if no policy has one."""
     rows = []
     for budget in budgets:
         for name, policy in budget["policies"].items():

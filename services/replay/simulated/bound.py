@@ -62,7 +62,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Options:
-    """Starts of the counted requests: request (0 … counted − 1, rising), steps saved, bytes × requests held."""
+    """Starts of the counted requests: request (0 … counted − 1, ascending), steps saved, bytes × requests held."""
 
     request: Ints
     k: Floats
@@ -70,9 +70,9 @@ class Options:
     free: Floats
     """(counted,): steps that each request may save without a held state."""
     chain: Ints
-    """State of each option, rising; the options are in order of state and then time."""
+    """State of each option, ascending; the options are in order of state and then time."""
     place: Ints
-    """Place of each option above in that order."""
+    """Position of each option of the fields above in that order."""
 
     def value(self, price: float) -> float:
         """Return Σ_i of the best option at this price; a request without options counts 0."""
@@ -115,7 +115,7 @@ class States(Protocol):
 
 
 class Alike:
-    """States where every request takes the same T; `ks` are the K that a policy may keep."""
+    """States if every request takes the same T; `ks` are the K that a policy may keep."""
 
     def __init__(self, ladder: Ladder, ks: Sequence[int]) -> None:
         self._ladder, self._ks = ladder, ks
@@ -214,7 +214,7 @@ class _Chains:
         before = np.r_[0.0, total[self._starts[1:] - 1]]
         total -= before[self._number]
         most = np.maximum.reduceat(total, self._starts)
-        # the longest of the best prefixes; −1 where no prefix has a positive value
+        # the longest of the best prefixes; −1 if no prefix has a positive value
         ends = np.maximum.reduceat(np.where(total >= most[self._number], self._position, -1), self._starts)
         ends = np.where(most > 0, ends, -1)
         taken = self._position <= ends[self._number]

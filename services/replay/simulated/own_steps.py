@@ -95,7 +95,7 @@ class _AtEveryLevel:
 
 
 class OwnStates:
-    """States for the offline bound where each request has its own T (see `bound.States`)."""
+    """States for the offline bound if each request has its own T (see `bound.States`)."""
 
     def __init__(self, steps: Ints, card: ModelCard, table: KTable, kept: Sequence[int]) -> None:
         """Take T of each request (`steps`, shape (requests,)) and the K of 50 after which a policy may keep a state."""
@@ -125,7 +125,7 @@ class OwnStates:
 def _starts(totals: Sequence[int], card: ModelCard, kept: Sequence[int]) -> Ints:
     """Return starts, shape (levels, T, T'): the step at which a run of T' steps starts from a state of a run of T.
 
-    The start is 0 where the run of T keeps no state at this level, or the run of T' has no such noise level.
+    The start is 0 if the run of T keeps no state at this level, or the run of T' has no such noise level.
     """
     of = [scale_steps(kept, total) for total in totals]
     starts = np.zeros((max(map(len, of), default=0), len(totals), len(totals)), np.int64)

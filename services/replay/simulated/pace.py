@@ -26,7 +26,7 @@ class Profile:
 
     model: str
     rows: tuple[int, ...]
-    """Rows of the measured batches, rising."""
+    """Rows of the measured batches, ascending."""
     step_s: tuple[float, ...]
     decode_s: float = 0.0
 
@@ -52,7 +52,8 @@ def _seconds(measured: tuple[int, ...], step_s: tuple[float, ...], rows: int) ->
 
 
 def read_profile(name: str) -> Profile:
-    """Read `latency.json` beside a model's weights (bundled:NAME, a folder, a hub id), or another .json file like it.
+    """Read `latency.json` beside a model's weights (bundled:NAME, a folder, a hub id), or another .json file of the
+    same form.
 
     Raises ConfigurationError for a missing or wrong file, and ModelError for an unknown model.
     """

@@ -35,7 +35,7 @@ def table_and_neighbours(load: Load, policy: PolicySettings) -> tuple[KTable, Ne
 
 
 def bytes_of_states(load: Load, policy: PolicySettings) -> list[int]:
-    """Return the bytes of one state of each request, or of its image where the policy reuses images."""
+    """Return the bytes of one state of each request, or of its image if the policy reuses images."""
     if policy.reuses != "latent":
         return load.picture_bytes.tolist()
     share = CODEC_SHARE[policy.state_codec]

@@ -19,13 +19,13 @@ class Gate:
     """Decides which requests are looked up, with one predictor for each group of entries that fit each other.
 
     A predictor is dropped with the last entry of its group, as in serving. It receives evicted entries first and new
-    entries second. After either it decides whether enough entries changed for a new fit.
+    entries second. After each step the predictor checks whether enough entries changed for a new fit.
     """
 
     def __init__(
         self, vector_of: Callable[[int], Vector], new: Callable[[], MatchPredictor], refit_requests: int = 0
     ) -> None:
-        """Take the least number of requests between two fits (`refit_requests`; 0: no limit, as in serving)."""
+        """Take the minimum number of requests between two fits (`refit_requests`; 0: no limit, as in serving)."""
         self._predictors: dict[int, MatchPredictor] = {}
         """Predictors by group of requests that fit each other."""
         self._vector_of = vector_of
@@ -68,7 +68,7 @@ class Gate:
 
 
 def gate_of(policy: PolicySettings, vector_of: Callable[[int], Vector], table: KTable) -> Gate | None:
-    """Return the match predictor of a policy; None where every request is looked up."""
+    """Return the match predictor of a policy; None if every request is looked up."""
     match policy.predictor:
         case "svm":
             return Gate(vector_of, OneClassSvm, policy.refit_requests)

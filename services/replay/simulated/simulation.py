@@ -171,7 +171,7 @@ class Replay:
             return Seen(self._repeat(request), ())
         near, cosines, cut = row
         seen = self._weighed(request, zip(near, cosines, strict=True))
-        beyond = cosines[-1] if cosines else 1.0  # upper limit for entries beyond the list; 1 where the list is empty
+        beyond = cosines[-1] if cosines else 1.0  # upper limit for entries beyond the list; 1 if the list is empty
         if cut and seen.ended and self._wished(request, beyond) > (seen.chosen.start_step if seen.chosen else 0):
             self.searched += 1
             limit = max(self._policy.candidates, self._policy.further_candidates)
@@ -179,7 +179,8 @@ class Replay:
         return seen
 
     def _weighed(self, request: int, near: Iterable[tuple[int, float]]) -> Seen:
-        """Weigh the nearest live entries of `near`, most similar first; look at more where they have holes (ADR 10)."""
+        """Weigh the nearest live entries of `near`, most similar first; widen the search if they have holes (ADR
+        10)."""
         limit, further, names = self._policy.candidates, self._policy.further_candidates, self._names
         ladder, present = (self._ladder, self._present) if self._own is None else self._own.of(request)
         left, weighed = iter(near), list[Weighed]()

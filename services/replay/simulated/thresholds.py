@@ -24,8 +24,8 @@ Cosines = npt.NDArray[np.float32]
 def k_table(name: str, encoder: str, alpha: float) -> tuple[KTable, str]:
     """Return the table, and the origin of its thresholds in words.
 
-    `nirvana` is Fig. 10; another name is a k_table_*.json. Empty is the bundled large model's table where its own
-    encoder compares the prompts, else NIRVANA's. Raises ModelError for a missing or wrong file.
+    `nirvana` is Fig. 10; another name is a k_table_*.json. An empty name selects the bundled large model's table if its
+    own encoder compares the prompts, else NIRVANA's. Raises ModelError for a missing or wrong file.
     """
     if name not in ("", "nirvana"):
         path = Path(name)

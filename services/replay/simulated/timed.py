@@ -96,8 +96,8 @@ def _plan(model: str, start_step: int) -> Plan:
 def timed_figures(served: Served, trace: Trace, warmup: int, steps: int, fleet: Fleet) -> dict[str, Any]:
     """Return latency, queueing, throughput and SLOs of the counted requests.
 
-    A request's SLOs are multiples of the latency of an image with its T, generated alone. `slo_s` has their seconds
-    where every request has the same T, and None otherwise.
+    A request's SLOs are multiples of the latency of an image with its T, generated alone. `slo_s` has their seconds if
+    every request has the same T, and None otherwise.
     """
     arrived, done = trace.arrival_s[warmup:], served.done_at[warmup:]
     latency, queued = done - arrived, served.joined_at[warmup:] - arrived

@@ -36,7 +36,7 @@ class Workers:
     Requests join and leave between steps, as in the engine. `on_done` is called with each served request, and
     `on_model` with a worker that changed its model.
 
-    With `in_turns` the requests of the one lane go round the workers with free rows, as a broker pushes messages.
+    With `in_turns` the requests of the one lane go to the workers with free rows in turn, as a broker pushes messages.
     Otherwise workers with free rows take requests themselves, idle workers first, as consumers of several lanes do
     (shared/bus/rabbitmq/receiving.py).
     """

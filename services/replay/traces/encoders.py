@@ -23,7 +23,8 @@ MINILM_TOKENS = 256
 
 
 class TextEncoder(Protocol):
-    """Encoder of texts to unit vectors; vectors are comparable where `hash`, of the weights, is equal."""
+    """Encoder of texts to unit vectors; vectors are comparable if their encoders have an equal `hash` of the
+    weights."""
 
     hash: str
     dim: int
@@ -46,7 +47,7 @@ def open_encoder(name: str) -> TextEncoder:
 def minilm_folder() -> Path:
     """Return the folder of the installed all-MiniLM-L6-v2, without running the package's code.
 
-    Raises ModelError, with the install command, where the package is missing.
+    Raises ModelError, with the install command, if the package is missing.
     """
     found = importlib.util.find_spec(MINILM_PACKAGE)
     folder = Path(found.origin).parent / "model" if found and found.origin else None

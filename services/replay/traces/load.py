@@ -34,11 +34,11 @@ class Load:
     group_of: npt.NDArray[np.int64] | None = None
     """(requests,): group of compatible requests; None: all requests are compatible."""
     steps: int = 50
-    """T of every request, where the trace has no T of its own."""
+    """T of every request, if the trace has no T of its own."""
     pictures: PictureLoad | None = None
     """Surrogate similarities to images; None: no policy uses them."""
     card: ModelCard | None = None
-    """Model whose schedule decides which states fit, where each request has its own T."""
+    """Model whose schedule decides which states fit, if each request has its own T."""
 
 
 class LiveRows:

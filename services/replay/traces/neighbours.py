@@ -27,7 +27,7 @@ Similarities = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Earlier requests of each request: at most `width`, by falling similarity, ties latest first."""
+    """Earlier requests of each request: at most `width`, in descending order of similarity, ties latest first."""
 
     indices: Indices
     """Earlier requests, shape (requests, width); −1 after the last one."""

@@ -38,7 +38,7 @@ class Curve:
     """Map from the similarity of two prompts to the share of the way from unrelated (0) to the own image (1)."""
 
     similarity: tuple[float, ...]
-    """Similarities, rising."""
+    """Similarities, ascending."""
     share: tuple[float, ...]
     spread: tuple[float, ...]
     """Standard deviation of the share."""
@@ -81,7 +81,7 @@ class PictureLoad:
 
 
 def picture_load(curve: Curve, ends: tuple[float, float], text_of: Ints, near: Neighbours) -> PictureLoad:
-    """Turn lists by prompts into lists by images; lists far below the latents' threshold give the best result."""
+    """Turn lists by prompts into lists by images; `near` should reach far below the latents' threshold."""
     listed = near.indices >= 0
     made = np.full(near.similarities.shape, -1.0)
     requests, _ = np.nonzero(listed)

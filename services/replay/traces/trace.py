@@ -36,7 +36,7 @@ class Trace:
     users: npt.NDArray[np.int64]
     """0 … users − 1, in order of their first request."""
     arrival_s: npt.NDArray[np.float64]
-    """Seconds since the first request, never falling."""
+    """Seconds since the first request, ascending."""
     sizes: tuple[Size, ...]
     steps: npt.NDArray[np.int64] | None = None
     """T of each request; None: one T for all."""
@@ -49,7 +49,7 @@ class Trace:
         return Trace(self.prompts[rows], self.users[rows], self.arrival_s[rows], self.sizes[rows], steps)
 
     def asked(self, steps: int) -> npt.NDArray[np.int64]:
-        """Return T of each request, shape (requests,); `steps` where the trace has none."""
+        """Return T of each request, shape (requests,); `steps` if the trace has none."""
         return np.full(len(self), steps, np.int64) if self.steps is None else self.steps
 
     @cached_property

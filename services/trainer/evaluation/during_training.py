@@ -65,7 +65,8 @@ def evaluate(
 def report(run: Run, vae: AutoencoderTiny, sprites: Path, judge: Path) -> None:
     """Log the result of `evaluate` for the plan's number of images as `<name> done`.
 
-    Without the sprites, or without a judge of today's grammar in the folder `judge`, log that nothing was judged."""
+    Without the sprites, or without a judge of the current grammar in the folder `judge`, log that nothing was
+    judged."""
     try:
         renderer, eye = Renderer(sprites), load_reader(judge)
     except (UnavailableError, ValueError, OSError) as error:

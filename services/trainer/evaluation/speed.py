@@ -1,4 +1,4 @@
-"""Timing of exported denoisers in turns, so that other load on the machine meets all of them alike."""
+"""Timing of exported denoisers in turns, so that other load on the machine affects all of them equally."""
 
 from __future__ import annotations
 

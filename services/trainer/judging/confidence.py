@@ -32,11 +32,11 @@ class JudgeThresholds:
     """Values that an image's object must reach to count as right; by default the likeliest object counts."""
 
     margin: Mapping[str, float] = field(default_factory=dict)
-    """Least margin of the templates, by style."""
+    """Minimum margin of the templates, by style."""
     certainty: float = 0.0
-    """Least probability of the object by the classifier."""
+    """Minimum probability of the object by the classifier."""
     sharpness: float = -1.0
-    """Least advantage of the object's rendering over its blur."""
+    """Minimum advantage of the object's rendering over its blur."""
 
     def template(self, found: Match, scene: Scene) -> bool:
         """Return whether the templates accept the object of `scene`."""

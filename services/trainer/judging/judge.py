@@ -114,7 +114,8 @@ def judge_model(
 
 
 def real_pictures(renderer: Renderer, passed: Pass | None = None) -> Draw:
-    """Return renders in place of generated images, to judge the judge; `passed` may encode and decode them."""
+    """Return a `Draw` of real renders, which tests the judge itself. `passed`, if given, encodes and decodes the
+    renders."""
 
     def draw(scenes: Sequence[Scene], size: tuple[int, int]) -> tuple[Pictures, float]:
         began = time.monotonic()

@@ -58,7 +58,7 @@ def _places(
     seen: Counter[tuple[int, str]] = Counter()
 
     def keys(i: int, pair: tuple[str, str]) -> list[tuple[int, str]]:
-        return [(block, value) for value in pair for block in (-1, i // BLOCK)]  # -1 stands for all of them
+        return [(block, value) for value in pair for block in (-1, i // BLOCK)]  # -1 stands for all blocks
 
     for i, pair in enumerate(found):
         seen.update(keys(i, pair))

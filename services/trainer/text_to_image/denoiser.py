@@ -56,7 +56,7 @@ class Denoiser(nn.Module):
     def loss(self, batch: Batch, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the weighted squared error of the velocity, and the plain one; both scalars.
 
-        Noise and timesteps are drawn on the CPU, so that every device gets the same.
+        Noise and timesteps are sampled on the CPU, so that every device gets the same values.
         """
         count, device = batch.latents.shape[0], batch.latents.device
         noise = torch.randn(batch.latents.shape, generator=generator).to(device)

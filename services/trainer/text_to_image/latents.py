@@ -127,7 +127,7 @@ class Latents:
             labels = np.load(folder / f"{info.stem}-labels.npy")
             rows = np.flatnonzero(
                 [not held_out(scene_of(row)[0]) for row in labels]
-            )  # drop rows that today's grammar holds out
+            )  # drop rows that the current grammar holds out
             pair = (np.load(info.with_suffix(".npy"), mmap_mode="r"), labels, rows)
             self._parts.setdefault((described["width"], described["height"]), []).append(pair)
         self.count = sum(len(rows) for parts in self._parts.values() for _, _, rows in parts)

@@ -71,7 +71,7 @@ class Queues:
             await close(channel)
 
     def forget(self, queue: Queue) -> None:
-        """Forget a queue that another program deleted; the next caller declares it again."""
+        """Drop the record of a queue that another program deleted; the next caller declares the queue again."""
         self._declaring.pop(queue.name, None)
 
     async def close(self) -> None:

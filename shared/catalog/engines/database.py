@@ -64,7 +64,7 @@ class Database(Protocol):
     async def ping(self) -> None:
         """Return when the database answers.
 
-        A server is asked over a separate connection, so that a busy pool is not mistaken for an unreachable server.
+        A server is pinged over a separate connection, so that a busy pool is not mistaken for an unreachable server.
         """
         ...
 

@@ -1,4 +1,5 @@
-"""Entries as the index must hold them: each entry's prompt or image, as searchable, and their vectors."""
+"""The part of the entries that the index must hold: what each entry is found by, its prompt or image, and the
+vectors."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ IMAGE = "image"
 """Name of an image's vector; all other vectors belong to the prompt, and so to the latents."""
 
 PROMPT = "prompt"
-"""Stands for all prompt vectors where the ways to find an entry are listed."""
+"""Name for all prompt vectors together, in lists of the ways to find an entry."""
 
 e, s, v = entries.c, states.c, vectors.c
 _HAS_LATENT = sa.exists().where(s.entry_id == e.id, s.step > PICTURE_STEP)
@@ -130,7 +131,7 @@ class Indexed:
         return await self._database.read(_items_of, ids)
 
     async def placed(self, ids: Sequence[str]) -> tuple[list[IndexItem], dict[str, frozenset[str]]]:
-        """Return `items_of` these entries, and `live` of them as read just before."""
+        """Return `items_of(ids)` and `live(ids)`; `live` is read first."""
         return await self._database.read(_placed, ids)
 
     async def live_ids(self, after: str = "", limit: int = 1000) -> list[str]:

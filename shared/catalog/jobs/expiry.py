@@ -31,7 +31,7 @@ _EXPIRABLE = (
 )
 _EXPIRE = (
     sa.delete(jobs)
-    # checked again: a job that was reopened since stays
+    # checked again: a job that was reopened in between must stay
     .where(
         c.id.in_(sa.bindparam("ids", expanding=True)),
         c.state.in_([state.value for state in JobState if state.final]),

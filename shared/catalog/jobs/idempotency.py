@@ -45,8 +45,8 @@ _ACCEPT = Prepared(
 )
 """Insert the key and its job, or neither, in one PostgreSQL statement.
 
-This takes one round trip instead of four (BEGIN, both rows, COMMIT). Two replicas with the same key meet on the key's
-row: the second waits, then finds the key taken.
+This takes one round trip instead of four (BEGIN, both rows, COMMIT). Two replicas with the same key conflict on the
+key's row: the second waits, then finds the key taken.
 """
 _INSERT = Prepared(
     sa.insert(jobs).values(created_at=_NOW, updated_at=_NOW).returning(jobs.c.created_at, jobs.c.updated_at)
@@ -60,7 +60,7 @@ _FORGET = sa.delete(idempotency_keys).where(
         .where(_old.c.expires_at <= sa.bindparam("now", type_=sa.Double))
         .limit(sa.bindparam("at_most", type_=sa.Integer))
     ),
-    # checked again: a key that was taken anew since stays
+    # checked again: a key that was taken anew in between must stay
     idempotency_keys.c.expires_at <= sa.bindparam("now", type_=sa.Double),
 )
 

@@ -126,7 +126,7 @@ def _list(
 
 
 def _claim(connection: sa.Connection, job_id: str, worker: str, lease_s: float, alone: bool) -> Job | None:
-    if was_reported(jobs.name, job_id):  # otherwise each attempt would change a row that stays unreadable
+    if was_reported(jobs.name, job_id):  # else each attempt changes an unreadable row
         with suppress(NotFoundError):
             _get(connection, job_id)
     row = _CLAIM.first(connection, {"job_id": job_id, "by_worker": worker, "lease_s": lease_s, "by_itself": alone})
@@ -200,7 +200,8 @@ class Jobs(Expiry, Lanes, Sweeping):
         """Insert a job; return (job, True), or (first job, False) for a key that this caller used before.
 
         Raise ConflictError if the key's first job had another body. With `durable` False, an embedded catalog syncs the
-        row with its next durable write, which the job's end is. That suffices if no client learns of the job before.
+        row with its next durable write, at the latest with the job's end. That suffices if no client gets the job's id
+        before.
         """
         key = (caller, idempotency_key, body_hash)
         return await self._database.write(_accept, job, *key, key_lifetime_s, durable=durable, row=True)

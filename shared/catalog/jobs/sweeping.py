@@ -132,7 +132,7 @@ def _fleet(connection: sa.Connection, since: float) -> Fleet:
 
 
 class Sweeping:
-    """Recovery of jobs whose worker or broker died, or seemed to.
+    """Recovery of jobs whose worker or broker died, or seemed to die.
 
     A row that only another version can read stays unchanged: queued, or running under its lease.
     """

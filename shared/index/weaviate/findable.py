@@ -1,6 +1,6 @@
 """Finds the entries that searches really find: a killed server keeps objects that its graphs have lost.
 
-The server keeps every object that it confirmed. For objects of the last second, it loses their places in its graphs
+A killed server keeps every object that it confirmed, but loses the graph positions of the objects from its last second
 (measured with 1.35.2). Another add of such an object changes nothing unless the object is removed first.
 """
 

@@ -43,7 +43,8 @@ ATTRIBUTES = tuple(VALUES)
 
 HELD_OUT_SHARE = 0.10
 HELD_OUT_PER_OBJECT = 4
-"""Least number of held-out combinations per object, beside all combinations whose hash is in the lowest share."""
+"""Minimum number of held-out combinations per object. All combinations whose hash is in the lowest share are held out
+too."""
 
 _IRREGULAR = {"fox": "foxes", "butterfly": "butterflies", "fish": "fish", "bus": "buses"}
 _COUNT_WORDS = {2: ("two", "a pair of", "2"), 3: ("three", "a group of three", "3")}
@@ -173,7 +174,7 @@ def never_trained() -> list[tuple[str, str, str]]:
     """Return the held-out combinations that the bundled weights never saw in training: those held out by hash alone.
 
     `HELD_OUT_PER_OBJECT` was added after the training of these weights began, so they saw some of the combinations that
-    it alone holds out. No combination with a tree is left, and one with a fish.
+    it alone holds out. Of the result, no combination has a tree, and one has a fish.
     """
     return [triple for triple in all_held_out() if _place_of(triple) < HELD_OUT_SHARE]
 

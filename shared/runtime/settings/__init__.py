@@ -18,9 +18,9 @@ from shared.runtime.settings.storage import Storage
 from shared.runtime.settings.telemetry import Telemetry
 
 CLUSTER_CHECKPOINT_STEPS = 10
-"""Steps that a killed worker loses at most, where other workers can resume its jobs."""
+"""Maximum number of steps that a killed worker loses, if other workers can resume its jobs."""
 CLUSTER_CHECKPOINT_GAP_S = 1.0
-"""Least seconds between two checkpoints. Faster steps cost less to repeat than a checkpoint costs to write."""
+"""Minimum seconds between two checkpoints. Faster steps cost less to repeat than a checkpoint costs to write."""
 
 
 class Settings(Lookup, Maintenance, Cache, Jobs, Monitor, Models, Telemetry, Network, Storage, BaseSettings):
