@@ -142,7 +142,7 @@ def rounds_of(target: Target, folder: Path, options: argparse.Namespace) -> list
     for number in range(options.rounds):
         closed = measured(target, folder, options, CLOSED, 0.0, 0)
         capacity = closed["goodput_per_s"]
-        print(f"round {number + 1}: capacity {capacity:.2f} pictures a second", flush=True)
+        print(f"round {number + 1}: capacity {capacity:.2f} images a second", flush=True)
         levels = [closed]
         for multiple in options.multiples:
             levels.append(measured(target, folder, options, multiple, multiple * capacity, options.seed + number))
@@ -230,7 +230,7 @@ def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
             [each["asked_per_s"] / capacity for each in open_loop],
             [each["goodput_per_s"] / one["peak_per_s"] for each in open_loop],
             marker="o",
-            label=f"{mode}: peak {one['peak_per_s']:.1f} pictures a second",
+            label=f"{mode}: peak {one['peak_per_s']:.1f} images a second",
         )
         for each in open_loop:
             rounds = [value / one["peak_per_s"] for value in each["goodput_by_round"]]
@@ -287,7 +287,7 @@ def main(given: Sequence[str] | None = None) -> None:
         print("overload: without the cluster; " + "; ".join(said))
         options.modes = [mode for mode in options.modes if mode != "cluster"]
     if options.users >= options.max_rows + options.max_queued:
-        parser.error("--users: fewer than --max-rows and --max-queued together, so that none is refused")
+        parser.error(f"--users: must be below --max-rows + --max-queued, so that none is refused (got {options.users})")
     quiet()
     measure(options)
 

@@ -179,7 +179,7 @@ async def draw(given: argparse.Namespace, rows: Sequence[Prompt], settings: Sett
     """Generate every system's images; systems that another process generates come last, after that process is done."""
     elsewhere = [one for one in chosen(given) if not await _drawn(one, given, rows, settings, encoder, wait=False)]
     for system in elsewhere:
-        print(f"{system.title}: another process draws it; waiting", flush=True)
+        print(f"{system.title}: another process generates its images; waiting", flush=True)
         await _drawn(system, given, rows, settings, encoder, wait=True)
 
 
@@ -241,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--throughput", type=Path, default=RESULTS, help="folder of two_models.json")
     given = parser.parse_args(arguments)
     if not given.draw_only and (lacking := NEEDED - set(given.systems)):
-        parser.error(f"--systems: {', '.join(sorted(lacking))} must be among them, or --draw-only")
+        parser.error(f"--systems: must include {', '.join(sorted(lacking))}, or give --draw-only")
     quiet()
     settings, on = Settings(log_level="error", predictor="always", device="cpu"), machine()
     rows = main_size(make_trace(given.warm + given.count, SHIPPED_SEED))

@@ -53,7 +53,7 @@ def trace(recorded_s: Sequence[float], speed: float = 1.0) -> list[float]:
     """
     _positive("speed", speed)
     if any(later < earlier for earlier, later in pairwise(recorded_s)):
-        raise InvalidRequestError("recorded_s", "must never fall")
+        raise InvalidRequestError("recorded_s", "must be in ascending order")
     return [(time - recorded_s[0]) / speed for time in recorded_s]
 
 
@@ -77,7 +77,7 @@ def offered(
             return ramp(rates[0], rates[1], duration_s, seed)
         case "trace", 0:
             return [time for time in trace(recorded_s, speed) if time < duration_s]
-    raise InvalidRequestError("process", "poisson:RATE, ramp:FROM:TO, or trace", process)
+    raise InvalidRequestError("process", "must be poisson:RATE, ramp:FROM:TO, or trace", process)
 
 
 def _positive(name: str, value: float) -> None:

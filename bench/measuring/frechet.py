@@ -18,7 +18,7 @@ def frechet_distance(one: Features, other: Features) -> float:
     and for rows of different lengths.
     """
     if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1] or min(len(one), len(other)) < 2:
-        raise ValueError(f"two sets of at least two rows of one length are compared (got {one.shape}, {other.shape})")
+        raise ValueError(f"both sets must have at least two rows of one length (got shapes {one.shape}, {other.shape})")
     apart = one.mean(axis=0) - other.mean(axis=0)
     first, second = (np.atleast_2d(np.cov(each, rowvar=False)) for each in (one, other))
     together = np.linalg.svd(_root(first) @ _root(second), compute_uv=False).sum()

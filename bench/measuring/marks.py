@@ -17,6 +17,6 @@ def placed(text: str, blocks: Mapping[str, str], command: str) -> str:
         begin, end = f"<!-- {name}: written by {command} -->", f"<!-- end of {name} -->"
         found = re.search(f"{re.escape(begin)}.*?{re.escape(end)}", text, re.DOTALL)
         if found is None:
-            raise LookupError(f"no place for {name}: {begin} … {end}")
+            raise LookupError(f"the page has no marks for {name}; add {begin} and {end}")
         text = f"{text[: found.start()]}{begin}\n{content}\n\n{end}{text[found.end() :]}"
     return text

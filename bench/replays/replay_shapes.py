@@ -62,7 +62,8 @@ def fig_15(paper: Figures, shape: Shape) -> str:
 
 
 def fig_12(paper: Figures, shape: Shape) -> str:
-    """Tabulate NIRVANA Fig. 12: hits and throughput in tenths of the stream, cost and throughput of all of it."""
+    """Tabulate NIRVANA Fig. 12: hits and throughput in tenths of the stream, cost and throughput of the whole
+    stream."""
     whole = [share(paper["hit_rate"], 0), f"{paper['cost']:.2f}", f"{paper['throughput']:.2f}"]
     rows: list[Sequence[object]] = [["**NIRVANA**", f"{paper['states']:,} states", *("–" for _ in SHOWN), *whole]]
     for budget, name, one in shape.rows():

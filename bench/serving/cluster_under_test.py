@@ -124,7 +124,7 @@ class ClusterUnderTest:
             picture, _ = await self.ask()
             if picture.plan.source is PlanSource.LATENT:
                 return await self.backends.catalog.jobs.get(picture.job.id)
-        raise RuntimeError("no hit in 500 requests; is the cache maintainer well?")
+        raise RuntimeError("no hit in 500 requests; read the log of the cache maintainer")
 
 
 def histogram_mean(before: Counted, after: Counted, histogram: str, **labels: str) -> float:

@@ -1,4 +1,5 @@
-"""Floors of a hit in the cluster mode: each call of its path, made alone, which bounds the path from below.
+"""Floors of a hit in the cluster mode: each call of its path, made alone. Their sum is a lower bound of the path's
+time.
 
 The calls go through the path's own adapters, with the row, the state and the image of an earlier hit. They run one at a
 time, while the stack has no other work.
@@ -40,7 +41,7 @@ class Call:
     """`commit`, `confirm`, `blobs` or `index`, whose sum is the unit of the goal; or `read` and `rpc`."""
     why: str
     times: int = 1
-    """Number of such calls on the path."""
+    """Number of times that the path makes this call."""
     beside: str = ""
     """Name of the call that runs at the same time."""
 
@@ -141,7 +142,8 @@ class Floors:
         await delivery.ack()
 
     def _fresh(self) -> Job:
-        """Return the hit's row before its run, as another job whose image the cache does not take."""
+        """Return a new job with the request and plan of the hit, as before its run; the cache does not take its
+        image."""
         request = replace(self._hit.request, cache=CacheMode.READ)
         return replace(
             self._hit, id=new_id(), request=request, state=JobState.QUEUED, lane=LANE, attempt=0, result=None, worker=""

@@ -261,7 +261,9 @@ def same_work(work: Path, facts: Mapping[str, Any]) -> None:
     before = json.loads(path.read_text())
     if before != told:
         differs = sorted(key for key in {*before, *told} if before.get(key) != told.get(key))
-        raise ConfigurationError(f"{work} was drawn with other {', '.join(differs)}; name another --work or remove it")
+        raise ConfigurationError(
+            f"--work: {work} has images with other {', '.join(differs)}; name another folder, or remove this one"
+        )
 
 
 def main_size(rows: Sequence[Prompt]) -> list[Prompt]:

@@ -105,8 +105,8 @@ def regime(one: Mapping[str, Any]) -> str:
 
 
 def spans(levels: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, float]]:
-    """Return (model, from, to) for runs of rates with one regime, half-way to the next rates; a model may occur
-    twice."""
+    """Return (model, from, to) for each range of rates with one regime. A range ends half-way to the next rate; a model
+    may have two ranges."""
     at = [one["offered_per_min"] for one in levels]
     edges = [at[0], *((one + other) / 2 for one, other in pairwise(at)), at[-1]]
     found: list[tuple[str, float, float]] = []

@@ -415,7 +415,7 @@ class Cache:
 
 
 def _label(step: int) -> str:
-    """Return a metric label for a step, with bounded cardinality whatever the number of steps."""
+    """Return a metric label for a step, with bounded cardinality for any number of steps."""
     if step == PICTURE_STEP:
         return "picture"
     return str(step) if step <= 50 else "above 50"

@@ -38,9 +38,9 @@ class CacheContents:
     def take_in(self, offers: Sequence[Offer], now: float) -> Taken:
         """Decide which states of these offers are kept, and what is evicted: latents for latents, images for images.
 
-        The policy first receives each offer's lookup and user, even for offers with nothing to keep. It receives them
-        once, however often an insertion is retried. The caller puts the states into the stores once their rows exist,
-        then calls `settled` for each entry.
+        The policy first receives each offer's lookup and user, even for offers with nothing to keep. Retries of an
+        insertion do not repeat this. The caller puts the states into the stores once their rows exist, then calls
+        `settled` for each entry.
         """
         kept, count, size = [], 0, 0
         for offer in fitting(offers, self.max_bytes):

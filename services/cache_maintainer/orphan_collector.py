@@ -72,7 +72,7 @@ class Collector:
     async def collect(self, *, confirmed: bool = False, only_look: bool = False) -> Findings:
         """Make one pass over the store: mark unreferenced blobs older than the grace, then delete the due ones.
 
-        `confirmed`: delete them however many they are. `only_look`: mark, and delete nothing.
+        `confirmed`: delete the due blobs, even if they are many. `only_look`: mark, and delete nothing.
         """
         async with self._lock:
             pairing = await compare(self._backends.catalog, self._backends.blobs, self._at)

@@ -46,9 +46,10 @@ def server_of(url: str) -> str:
 async def service_address(service: str, target: str | None, settings: Settings, data_dir: Path | None) -> str:
     """Return the address of a service that clients cannot reach: its own, or inside the process of the gateway.
 
-    The gateway is the one that `generate` calls. Prints the called address on stderr. Empty when no process serves this
-    data directory and nothing listens on `listen`. With `data_dir`, as the user typed it, only a process that works in
-    this directory is used. Raises ConfigurationError when the gateway's process does not run the service.
+    The gateway is that of the command `generate`. Prints the called address on stderr. Returns an empty address if no
+    process serves this data directory and nothing listens on `listen`. With `data_dir`, as the user typed it, only a
+    process that works in this directory is used. Raises ConfigurationError when the gateway's process does not run the
+    service.
     """
     own = "" if data_dir or target else str(getattr(settings, f"{service}_address"))
     facts = None if own or target else found_running(settings.data_dir)

@@ -171,7 +171,7 @@ def remove(name: Annotated[str, typer.Argument(help="Name that `models add` gave
     settings = settings_from(data_dir=data_dir)
     known = added.added(settings.data_dir)
     if name in bundled_cards() and name not in known:
-        raise ModelError(f"name: {name!r} ships with Afterimage and stays; `models add` gave none of that name")
+        raise ModelError(f"name: {name!r} ships with Afterimage and cannot be removed; name one that `models add` gave")
     path = added.remove(settings.data_dir, name)
     out, folder = wide(), Path(path) if Path(path).is_dir() else hub.cached(path) if is_hub_id(path) else None
     others = sorted(other for other, its in known.items() if its == path and other != name)

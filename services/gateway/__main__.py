@@ -1,4 +1,4 @@
-"""`python -m services.gateway`: the gateway alone."""
+"""`python -m services.gateway`: run the gateway alone in its own process."""
 
 from shared.runtime.extras import missing_packages_named
 

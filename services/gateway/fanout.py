@@ -130,8 +130,8 @@ class Fanout:
                 return
 
     def _goes_on_without_us(self, job: Job) -> bool:
-        """Return whether the job goes on after this process: queued jobs do, and jobs on workers of other processes. A
-        worker of this process finishes its running jobs while it drains."""
+        """Return whether the job continues after this process ends: queued jobs do, and jobs on workers of other
+        processes. A worker of this process finishes its running jobs while it drains."""
         return not self._bus.process_local or job.state is JobState.QUEUED
 
     async def _heard(self, fact: Message) -> None:

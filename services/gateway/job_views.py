@@ -58,12 +58,12 @@ class Answers:
     async def picture(self, job: Job, ahead: ReadAhead | None = None) -> bytes:
         """Return the job's PNG. Raises NotFoundError when there is none, or none any more."""
         if job.result is None or not job.result.picture_key:
-            raise NotFoundError(f"job {job.id} is {job.state} and has no image")
+            raise NotFoundError(f"job {job.id} is {job.state} and has no image; only a succeeded job has one")
         try:
             return await (ahead or self._blobs).get(job.result.picture_key, job.result.picture_sha256)
         except BlobMissingError as error:
             raise NotFoundError(
-                f"the image of job {job.id} is gone; results are kept for results_keep_s seconds"
+                f"the image of job {job.id} expired after results_keep_s seconds; send its request again"
             ) from error
 
 

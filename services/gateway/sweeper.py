@@ -96,7 +96,7 @@ class Sweeper:
         for step in (self._sweep, self._reroute):
             try:
                 await step()
-            except AfterimageError as error:  # broker or catalog is away; the sweeper goes on
+            except AfterimageError as error:  # broker or catalog is away; the sweeper continues
                 away = away or str(error)
             except Exception as error:
                 log("gateway").error("sweep failed", error=repr(error), exc_info=error)

@@ -1,4 +1,4 @@
-"""`python -m services.global_monitor`: the global monitor alone in its process."""
+"""`python -m services.global_monitor`: run the global monitor alone in its own process."""
 
 from shared.runtime.extras import missing_packages_named
 

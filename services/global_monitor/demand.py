@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from shared.domain.messages import JobQueued, lane_of
 
 GENERATION = 50
-"""Steps of the paper's full generation, the unit of work whatever T a request asks for."""
+"""Steps of the paper's full generation, the unit of work for requests of any T."""
 Generations = Mapping[str, float]
 """Steps of a full generation by model, if not GENERATION: 10 steps of a Turbo do the work of 50 of a large model."""
 FORGOTTEN_S = 3600.0
@@ -99,7 +99,7 @@ class DemandWindow:
     def queued(self, fact: JobQueued, at: float) -> None:
         left = max(fact.steps - fact.start_step, 0) / self._generations.get(fact.model, GENERATION)
         k = round(fact.start_step * GENERATION / max(fact.steps, 1))
-        # a job that only one model may run is that model's work, whatever its lane
+        # a job that only one model may run is that model's work, in any lane
         lane = lane_of(fact.only) if fact.only else fact.lane
         asked = _Asked(at, (lane, str(fact.modality)), left, k)
         self.ended(fact.job_id)

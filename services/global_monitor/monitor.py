@@ -186,7 +186,7 @@ class GlobalMonitor:
         return Target(now, self._small, self._mode, 0, workers, "the demand is measured for one period first")
 
     def _present_small(self) -> str:
-        """Return the small model that most workers run, else the one decided last."""
+        """Return the small model that most workers run, else the small model of the last decision."""
         counts = Counter(model for model in self._home.values() if model in self.rules.smalls)
         return counts.most_common(1)[0][0] if counts else self._small
 
@@ -224,7 +224,7 @@ class GlobalMonitor:
         self, workers: Sequence[Worker], wanted: dict[str, str], target: Target, work: Workload, at: float
     ) -> tuple[dict[str, str], str]:
         """Return the wanted models; if a switch would not pay back, the present models and the reason. A necessary
-        switch is made whatever it costs."""
+        switch is made at any cost."""
         now, total = self._home, self._count_large(self._home)
         served = {self.rules.large, *self.rules.smalls}
         must = not target.least <= total <= target.most or any(model not in served for model in now.values())
@@ -261,7 +261,7 @@ class GlobalMonitor:
             name: model for name, model in self._away.items() if self._home.get(name, model) != model
         }  # fmt: skip
         self._mode = decision.target.mode
-        if not decision.kept:  # while no worker can run a small model, keep the one wanted last
+        if not decision.kept:  # while no worker can run a small model, keep the last wanted one
             self._small = decision.target.small or self._small
         return self._told(decision, before)
 

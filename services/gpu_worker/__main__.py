@@ -1,4 +1,4 @@
-"""`python -m services.gpu_worker`: the worker alone in its process."""
+"""`python -m services.gpu_worker`: run the worker alone in its own process."""
 
 from shared.runtime.extras import missing_packages_named
 

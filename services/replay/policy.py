@@ -66,7 +66,7 @@ class PolicySettings(BaseModel):
     @model_validator(mode="after")
     def _pictures_leave_as_when_serving(self) -> Self:
         if self.reuses != "latent" and self.evict not in POLICIES:
-            raise ValueError(f"evict: images are evicted by {', '.join(POLICIES)} only (got {self.evict!r})")
+            raise ValueError(f"evict: must be one of {', '.join(POLICIES)} for images (got {self.evict!r})")
         return self
 
     @model_validator(mode="after")
@@ -95,7 +95,7 @@ class PolicySettings(BaseModel):
         least = MODM.lowest_similarity
         if self.compares == "pictures" and self.reuses == "picture" and self.min_similarity < least:
             raise ValueError(
-                f"min_similarity: at least {least:.2f} where images are compared (got {self.min_similarity:g})"
+                f"min_similarity: must be at least {least:.2f} if images are compared (got {self.min_similarity:g})"
             )
         return self
 

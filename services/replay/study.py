@@ -125,7 +125,7 @@ def trace_of(asked: Asked) -> tuple[Trace, str]:
     whole = read_trace(asked.trace, asked.schedule.max_steps if asked.schedule else None)
     trace = whole[asked.skip : asked.skip + asked.limit if asked.limit else None]
     if not len(trace):
-        raise InvalidRequestError("skip", f"below the {len(whole):,} requests of the trace", asked.skip)
+        raise InvalidRequestError("skip", f"must be below the {len(whole):,} requests of the trace", asked.skip)
     if asked.recorded_times:
         return trace, "arrivals as recorded"
     rate = asked.rate_per_s or trace.mean_rate_per_s

@@ -85,9 +85,11 @@ class Study(_Table):
     def _check_together(self) -> Self:
         """Raise InvalidRequestError for keys that exclude each other."""
         if len(self.of_policies) < len(self.policies) or not self.policies:
-            raise InvalidRequestError("policies", "at least one name, each once", ", ".join(self.policies) or None)
+            raise InvalidRequestError(
+                "policies", "must have at least one name, each once", ", ".join(self.policies) or None
+            )
         if len({trace.stem for trace in self.traces}) < len(self.traces):
-            raise InvalidRequestError("traces", "files of different names", ", ".join(map(str, self.traces)))
+            raise InvalidRequestError("traces", "must be files of different names", ", ".join(map(str, self.traces)))
         budgets = [name for name in ("states", "bytes", "entries") if getattr(self, name)]
         if len(budgets) != 1:
             raise InvalidRequestError(

@@ -51,7 +51,7 @@ class BlockingCalls:
         return await asyncio.wrap_future(running)
 
     async def _free_thread(self) -> None:
-        """Wait for a free thread, however many callers wait, as long as the server answers some calls.
+        """Wait for a free thread, with any number of waiting callers, as long as the server answers some calls.
 
         If the server answers none, wait no longer than one call may take without a reply. Many slow uploads at once
         thus end late, but do not fail.

@@ -12,7 +12,7 @@ from shared.domain.messages import lane_of, refine_lane
 from shared.domain.types import Entry, ModelPlan, Plan, PlanSource, Request
 from shared.models.card import ModelCard
 
-DRAWN = "; drawn from noise"
+DRAWN = "; generated from noise"
 """End of a note in `Plan.degraded` that gives the reason why a plan lost its start."""
 
 # ---- new plans ----
@@ -100,7 +100,7 @@ def use_fallback(plan: Plan, assigned: Collection[str] | None) -> Plan:
     """
     if assigned is None or (fallback := _fallback(plan, assigned)) is None:
         return plan
-    why = f"workers: nobody runs {plan.model}, whose latent this would start from"
+    why = f"workers: no worker runs {plan.model}, whose latent this would start from"
     return replace(
         fallback,
         candidates=plan.candidates,
@@ -124,7 +124,7 @@ def hand_over(plan: Plan, assigned: Collection[str] | None) -> Plan:
         return _run_by(plan, one)
     if plan.source is not PlanSource.IMAGE:
         return plan
-    return degrade(plan, f"workers: nobody runs {', '.join(one.model for one in plan.may_run)}{DRAWN}")
+    return degrade(plan, f"workers: no worker runs {', '.join(one.model for one in plan.may_run)}{DRAWN}")
 
 
 def reroute_plan(request: Request, plan: Plan, assigned: Collection[str]) -> Plan | None:

@@ -17,9 +17,9 @@ Places: TypeAlias = npt.NDArray[np.intp]
 def cosines(rows: npt.NDArray[np.float32], query: Vector) -> Cosines:
     """Return the cosines of unit rows, shape (rows, dim), with a unit query, as shape (rows,); none exceeds 1.
 
-    The same two vectors give bit-identical cosines whatever the other rows. vecdot, not @: BLAS would start threads
-    that wait for each other on a busy machine (8 ms against .14 ms at 4,000 rows). Its sums also depend on the number
-    of rows.
+    The same two vectors give bit-identical cosines with any other rows. vecdot, not @: BLAS would start threads that
+    wait for each other on a busy machine (8 ms against .14 ms at 4,000 rows). Its sums also depend on the number of
+    rows.
     """
     scores: Cosines = np.minimum(np.vecdot(rows, query), np.float32(1.0))
     return scores
@@ -28,7 +28,7 @@ def cosines(rows: npt.NDArray[np.float32], query: Vector) -> Cosines:
 def nearest(scores: Cosines, limit: int, names: Callable[[Places], npt.NDArray[Any]]) -> list[int]:
     """Return the positions of the `limit` best scores, best first; among equals, the largest name first.
 
-    Names grow with time. Among images for identical words, the youngest is therefore found, as the retriever prefers
+    Names grow with time. Among images for identical words, the youngest is therefore found, which the retriever prefers
     (retriever/selection.py).
     """
     among = len(scores)

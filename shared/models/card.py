@@ -163,7 +163,7 @@ class ModelCard:
 
         `most_steps` is the service's limit of steps, if it is below the card's."""
         if not self.sizes.allows(size):
-            raise InvalidRequestError("size", f"model {self.name!r} draws {self.sizes}", size)
+            raise InvalidRequestError("size", f"model {self.name!r} generates {self.sizes}", size)
         most = min(self.max_steps, most_steps or self.max_steps)
         if not 1 <= steps <= most:
             raise InvalidRequestError("steps", f"model {self.name!r} takes 1 to {most}", steps)

@@ -71,7 +71,9 @@ def served_cards(settings: Settings) -> dict[str, ModelCard]:
     for name in filter(None, (part.strip() for part in settings.small.split(","))):
         card = replace(card_for(name, settings), role="small")
         if card.name in cards:
-            raise ConfigurationError(f"small: two models served here are called {card.name!r} ({card.path} is one)")
+            raise ConfigurationError(
+                f"small: two served models have the name {card.name!r} (one is {card.path}); rename one"
+            )
         cards[card.name] = card
     return cards
 

@@ -24,7 +24,7 @@ def chosen_device(name: str) -> str:
         raise ConfigurationError(f"device: must be auto, cpu, cuda or cuda:N (got {name!r})") from None
     if device.type == "cuda" and (device.index or 0) >= gpus:
         raise ConfigurationError(
-            f"device: no {name} here, torch {torch.__version__} finds {gpus} GPUs; auto takes what is"
+            f"device: this machine has no {name} (torch {torch.__version__} finds {gpus} GPUs); set auto or cpu"
         )
     return name
 

@@ -54,8 +54,8 @@ def noise_level(sampler: str, config: dict[str, Any], steps: int, step: int) -> 
 def nearest_step(sampler: str, config: dict[str, Any], planned: tuple[int, int], steps: int) -> int:
     """Return the step of a run of `steps` whose noise level is nearest to that of `planned`, (k, T), of the same model.
 
-    Of two equally near levels the one with more noise counts. 0 means that the start of the run is nearest. Levels need
-    not be equal, unlike those of a latent: noise is added to an image for the level of any step.
+    Of two equally near levels, the level with more noise is taken. 0 means that the start of the run is nearest. Levels
+    need not be equal, unlike those of a latent: noise is added to an image for the level of any step.
     """
 
     def level(step: int, of: int) -> Fraction:

@@ -17,7 +17,7 @@ OTHERS = 0o077
 
 
 def private_folder(path: Path | str, mode: int = OWNER_FOLDER, *, tighten: bool = True) -> Path:
-    """Make the folder and its missing parents with this mode, whatever the umask; return its absolute path.
+    """Make the folder and its missing parents with this mode, under any umask; return its absolute path.
 
     tighten: an existing folder of this user that is open to other users gets the mode too. The root, a home directory
     and a sticky folder such as /tmp keep their mode, because they have other uses.

@@ -80,9 +80,9 @@ class Policy(Protocol):
 class Lcbfu:
     """Least Computationally Beneficial and Frequently Used: f·K, uses times the steps that each use saves.
 
-    An image counts with the most steps that it can save, 30 of 50. The paper does not specify the initial f, nor the
-    order among equals. `initial_uses` is added to every f, because with 0 all new states would score 0, whatever their
-    K. Among equals, the longest unused is evicted first.
+    For an image, K is the largest number of steps that an image can save, 30 of 50. The paper does not specify the
+    initial f, nor the order among equals. `initial_uses` is added to every f, because with 0 all new states would score
+    0, for any K. Among equals, the longest unused is evicted first.
     """
 
     name: ClassVar[str] = "lcbfu"

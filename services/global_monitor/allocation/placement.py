@@ -51,9 +51,9 @@ def fleet_of(workers: Sequence[Worker], large: str, smalls: Sequence[str]) -> Fl
 def place(
     of: Sequence[Band], now: Models, total: int, large: str, small: str, work: Workload, *, large_refines: bool
 ) -> dict[str, str]:
-    """Return worker → model with `total` large workers. Among splits that meet the demand, the one with the fewest
-    switches; without such a split, the one that sustains most. If possible, no worker gets a model that it cannot
-    run."""
+    """Return worker → model with `total` large workers. Choose, of the splits that meet the demand, the split with the
+    fewest switches. If no split meets the demand, choose the split that sustains most. If possible, no worker gets a
+    model that it cannot run."""
     groups = [band.group for band in of]
 
     def worth(split: Split) -> tuple[int, bool, float, float, Split]:

@@ -12,7 +12,7 @@ def most_large(groups: Sequence[Group], work: Workload) -> Split | None:
     """Solve eq. 10: the split with the most large workers, at least one, that satisfies eqs. 6–9; None when there is
     none.
 
-    Among splits with equally many, the one that could sustain most.
+    Among splits with equally many large workers, return the split that could sustain most.
     """
     able = [split for split in splits(groups) if sum(split) >= 1 and feasible(capacity(groups, split), work)]
     return max(able, key=lambda split: (sum(split), _spare(groups, split, work), split), default=None)

@@ -56,7 +56,7 @@ def _starving(models: Models, waits: Waits, bound_s: float) -> list[str]:
 
 
 def _stays(one: WorkerSlot, stands: Sequence[WorkerSlot], waits: Waits, bound_s: float, at: float) -> bool:
-    """Return whether a worker's turn goes on."""
+    """Return whether a worker's turn continues."""
     arrived = (other.told for other in stands if other.home == other.told and other.since is not None)
     if one.told not in one.able or one.told in arrived:
         return False
@@ -85,6 +85,6 @@ def _shared(one: WorkerSlot, models: Models) -> bool:
 
 
 def _cost(one: WorkerSlot, models: Models, waits: Waits, large: str) -> tuple[bool, float, bool, str]:
-    """Sort key for leaving home; the least goes first: lane served by others, then shortest wait at home, then small
-    home model."""
+    """Sort key for leaving home; the worker with the smallest key goes first: lane served by others, then shortest wait
+    at home, then small home model."""
     return not _shared(one, models), waits.get(one.home, 0.0), one.home == large, one.name

@@ -16,7 +16,7 @@ ANSWER_S, AGAIN_S = 2.0, 1.0
 
 class CatalogGate:
     """Stop the lane consumer while the catalog is away. Without this gate, the worker would take tasks as fast as the
-    others and hold each until its claim times out. Attempts in hand go on; `Renewal` keeps their leases."""
+    others and hold each until its claim times out. Running attempts continue; `Renewal` keeps their leases."""
 
     def __init__(self, catalog: Catalog, taking: LaneConsumer) -> None:
         self._catalog, self._taking = catalog.within(ANSWER_S), taking

@@ -18,8 +18,8 @@ until its lease runs out, which counts as a crash."""
 
 
 class Claims:
-    """Hand back rows that an unanswered claim made ours and that no attempt runs. Left to its lease, such a row would
-    count as a crash of its worker (docs/architecture.md, Crash accounting).
+    """Hand back rows that an unanswered claim made ours and that no attempt runs. When the lease of such a row runs
+    out, the row counts as a crash of its worker (docs/architecture.md, Crash accounting).
 
     The rows name a holder that is unique to this process: an earlier process with the same host and pid had another
     name.

@@ -222,8 +222,8 @@ class Endings:
             log("gpu_worker").warning("dead letter not noted on the row", job=job.id, error=str(error))
 
     async def patiently(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Write how a job ended, however long the catalog is away or full. Left to its lease, the job would count as a
-        crash, and its image would be generated again."""
+        """Write how a job ended; retry as long as the catalog is away or full. Otherwise the lease would run out, the
+        job would count as a crash, and its image would be generated again."""
         wait_s = RETRY_S
         while True:
             try:

@@ -33,7 +33,7 @@ class LaneConsumer:
         return self._wanted
 
     async def begin(self, lanes: tuple[str, ...]) -> None:
-        """Consume these lanes from now on, or from `come_back` on. Tasks in hand go on to their end. Raises what the
+        """Consume these lanes from now on, or from `come_back` on. Tasks in hand continue to their end. Raises what the
         bus raises."""
         async with self._one_at_a_time:
             if not self._aside:

@@ -52,7 +52,7 @@ def start_of(plan: Plan, blob: bytes | None, size: Size) -> Start:
         case PlanSource.IMAGE:
             return FromPicture(fitted(decode_png(blob), size), plan.start_step)
         case _:
-            raise ModelError(f"the worker runs plans with source noise, latent or image (got {plan.source.value!r})")
+            raise ModelError(f"the plan's source must be noise, latent or image (got {plan.source.value!r})")
 
 
 def task_of(task_id: str, request: Request, plan: Plan, start: Start, **ride: Any) -> Task:
@@ -157,7 +157,7 @@ class _Preparation:
             async with asyncio.timeout(self._timeout_s):
                 return await self._ahead.get(key, sha256)
         except TimeoutError as error:
-            raise UnavailableError(f"blob {key}: no answer in {self._timeout_s:g} s") from error
+            raise UnavailableError(f"blob {key}: the store did not answer within {self._timeout_s:g} s") from error
 
     def _fitting(self, start: Start, plan: Plan, family: Family, key: str) -> Start:
         size, steps = self._job.request.size, plan.run_steps(self._job.request.steps)
@@ -209,7 +209,9 @@ class _Preparation:
             async with asyncio.timeout(self._timeout_s):
                 return await checkpoints.furthest_first(self._blobs, self._job.id)
         except TimeoutError as error:
-            raise UnavailableError(f"checkpoints of {self._job.id}: no answer in {self._timeout_s:g} s") from error
+            raise UnavailableError(
+                f"checkpoints of {self._job.id}: the store did not answer within {self._timeout_s:g} s"
+            ) from error
 
     async def _degraded(self, plan: Plan, family: Family, why: str) -> Prepared:
         entry = await self._entry(plan)

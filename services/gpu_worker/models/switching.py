@@ -61,7 +61,7 @@ class Assignment:
     async def load(self) -> Family:
         """Load and measure every served model, the large one last, so that it is loaded when this returns.
 
-        Raises what loading the large model raises. The worker goes on without a small model that cannot be loaded.
+        Raises what loading the large model raises. The worker continues without a small model that cannot be loaded.
         """
         for name in reversed(self.served[1:]):
             await self._loaded(name)

@@ -54,9 +54,13 @@ def sides(given: Sequence[str]) -> list[Side]:
     """Parse two or more of FOLDER, or two or more of FOLDER:POLICY; raises InvalidRequestError for anything else."""
     read = [_side(text) for text in given]
     if len(read) < 2:
-        raise InvalidRequestError("compare", "two or more of FOLDER, or two or more of FOLDER:POLICY", " ".join(given))
+        raise InvalidRequestError(
+            "compare", "must be two or more of FOLDER, or two or more of FOLDER:POLICY", " ".join(given)
+        )
     if len({bool(side.policy) for side in read}) > 1:
-        raise InvalidRequestError("compare", "a policy with each folder (FOLDER:POLICY), or with none", " ".join(given))
+        raise InvalidRequestError(
+            "compare", "must name a policy with each folder (FOLDER:POLICY), or with none", " ".join(given)
+        )
     return read
 
 

@@ -48,7 +48,7 @@ class Run:
 def counted(warmup: int, trace: Trace) -> int:
     """Return the number of counted requests; raises InvalidRequestError for a warm-up that leaves none."""
     if not 0 <= warmup < len(trace):
-        raise InvalidRequestError("warmup", f"below the {len(trace):,} requests of the trace", warmup)
+        raise InvalidRequestError("warmup", f"must be below the {len(trace):,} requests of the trace", warmup)
     return len(trace) - warmup
 
 

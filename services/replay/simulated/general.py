@@ -196,7 +196,7 @@ _GENERAL: dict[str, Callable[[shelves.Knobs, Iterable[State]], StateStore]] = {
     "wtinylfu": lambda _, states: WTinyLfuStateStore(WTinyLfu(), states),
 }
 SHELVES = (*shelves.SHELVES, *_GENERAL)
-"""Names of the policies that a replay can run: the cache maintainer's and these."""
+"""Names of the policies that a replay can run: those of the cache maintainer and those of this module."""
 
 
 def open_state_store(name: str, knobs: shelves.Knobs, states: Iterable[State] = ()) -> StateStore:

@@ -63,7 +63,9 @@ def read_profile(name: str) -> Profile:
         by_rows = sorted((int(rows), float(seconds)) for rows, seconds in found["step_s"].items())
         decode_s = float(found["decode_s"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"profile {name!r}: no measured latency in {path} ({error!r})") from error
+        raise ConfigurationError(
+            f"profile {name!r}: no measured latency in {path} ({error!r}); `afterimage profile` measures one"
+        ) from error
     if not by_rows or by_rows[0][0] < 1 or min(seconds for _, seconds in by_rows) <= 0 or decode_s < 0:
         raise ConfigurationError(
             f"profile {name!r}: step_s in {path} needs row counts ≥ 1 with times > 0, and decode_s ≥ 0"

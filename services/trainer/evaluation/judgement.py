@@ -37,9 +37,9 @@ def write_judgement(
     steps: int,
     guidance: float | None = None,
 ) -> dict[str, Any]:
-    """Judge each of `names` and write `out/summary.json`, keeping its results for other models.
+    """Judge the models `names` and write `out/summary.json`; results of other models in that file are kept.
 
-    This needs the exported models and the sprites, which are fetched into `work` if missing, and no checkpoint.
+    The function needs the exported models and the sprites, and no checkpoint. Missing sprites are fetched into `work`.
     `guidance` None uses the guidance of each model's card.
     """
     with shown() as bar_of:

@@ -73,7 +73,7 @@ def judge_weights(folder: Path) -> dict[str, torch.Tensor]:
     with safe_open(folder / FILE, framework="pt") as file:
         values = json.loads(file.metadata()["values"])
         if values != {name: list(allowed) for name, allowed in VALUES.items()}:
-            raise ValueError(f"judge in {folder}: values must be the grammar's, not {values}")
+            raise ValueError(f"judge in {folder}: its values must be the grammar's (got {values}); train it again")
         return {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 - not a dict
 
 

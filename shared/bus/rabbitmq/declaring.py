@@ -14,10 +14,10 @@ from shared.bus.rabbitmq.queues import Queue, settling_queue
 SETTLE_S = 3.5
 """Age in seconds from which a quorum queue keeps the messages that it confirmed.
 
-Brokers (3.10 and 4.0 alike) write the names of new queues three seconds late. After a SIGKILL before that, such a queue
-is empty and has no leader (rabbitmq-server #15725). The process that declares a queue first also declares a marker
-queue that expires after this time. A process that finds the queue looks for the marker. Thus every process waits for a
-young queue, and none waits for an old one.
+Brokers (3.10 and 4.0) write the names of new queues three seconds late. After a SIGKILL before that, such a queue is
+empty and has no leader (rabbitmq-server #15725). The process that declares a queue first also declares a marker queue
+that expires after this time. A process that finds the queue looks for the marker. Thus every process waits for a young
+queue, and none waits for an old one.
 """
 
 
@@ -35,7 +35,8 @@ class Queues:
         await asyncio.sleep(self._settled_at.get(queue.name, 0.0) - asyncio.get_running_loop().time())
 
     async def made(self, queue: Queue) -> None:
-        """Declare the queue once, however many callers wait; a cancelled caller does not stop it for the others."""
+        """Declare the queue once for any number of waiting callers; a cancelled caller does not stop it for the
+        others."""
         task = self._declaring.get(queue.name)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._declaring[queue.name] = asyncio.create_task(self._declare(queue))

@@ -96,7 +96,8 @@ class Link:
         """Return the open connection; raise UnavailableError if there is none within `within_s`.
 
         Raise ConfigurationError if the broker rejects the first connection. A broker that accepted this process before
-        and now rejects it counts as unreachable, because its users may be being restored; the link keeps retrying.
+        and now rejects it counts as unreachable, because an operator may be restoring its users; the link keeps
+        retrying.
         """
         try:
             async with asyncio.timeout(within_s):

@@ -37,7 +37,7 @@ _UNCONFIRMED = (
             c.updated_at < _NOW - sa.bindparam("anyhow_s", type_=sa.Double),
         ),
     )
-    # unconfirmed, so that the next sweep tries again if this sending fails too, however large `anyhow_s` is
+    # unconfirmed, so that the next sweep tries again if this sending fails too, for any `anyhow_s`
     .values(updated_at=_NOW, confirmed=False)
     .returning(jobs)
 )
@@ -163,8 +163,8 @@ class Sweeping:
     async def report_worker(self, holder: str, more_s: float, lease_s: float) -> None:
         """Record that the worker is alive and held jobs for `more_s` seconds since its last report.
 
-        Without another report within `lease_s`, the worker counts as crashed. With 0 it holds no job, and its end is no
-        crash.
+        Without another report within `lease_s`, the worker counts as crashed. With `lease_s` 0 the worker holds no job,
+        and its end is no crash.
         """
         await self._database.write(_report, holder, more_s, lease_s, durable=False)
 

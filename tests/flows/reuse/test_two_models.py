@@ -103,7 +103,7 @@ async def test_a_picture_that_vanished_is_a_miss_of_the_large_model_and_a_search
     monkeypatch.setattr(pair.backends.blobs, "get", _without(pair.backends.blobs, entry.picture_key))
     hole = await pair.generate("a fox on the beach", seed=3)
     assert (hole.plan.source, hole.model, hole.steps_run) == (PlanSource.NOISE, "large", 10)
-    assert "drawn from noise" in hole.plan.degraded[0]
+    assert "generated from noise" in hole.plan.degraded[0]
 
 
 async def test_a_small_model_with_a_t_of_its_own_draws_a_hit_in_the_steps_of_its_own_run(
@@ -182,7 +182,7 @@ async def test_a_latent_hit_is_drawn_by_its_image_plan_where_nobody_runs_its_mod
         image = await home.generate(FOX, seed=3, cache="read")
         assert (image.plan.source, image.model, image.plan.entry_id) == (PlanSource.IMAGE, "little", first.job.id)
         assert await lane_of(home, image) == refine_lane()
-        assert image.plan.degraded[0] == "workers: nobody runs big, whose latent this would start from"
+        assert image.plan.degraded[0] == "workers: no worker runs big, whose latent this would start from"
 
 
 async def _measured(home: House) -> None:

@@ -160,7 +160,7 @@ def test_a_name_is_removed_and_nothing_else(sana: Path, shown: io.StringIO, tmp_
     assert added.added(tmp_path) == {"again": str(sana)}
     assert find_card(str(sana)).family == "sana"
     models.add(str(sana), name="mine", data_dir=tmp_path)  # the name is free
-    with pytest.raises(ModelError, match="name: 'large' ships with Afterimage and stays"):
+    with pytest.raises(ModelError, match="name: 'large' ships with Afterimage and cannot be removed"):
         models.remove("large", data_dir=tmp_path)
     with pytest.raises(
         ModelError, match=r"name: 'sdxl' was not given by `models add` in .* \(there are: again, mine\)"

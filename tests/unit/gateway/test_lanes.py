@@ -141,7 +141,7 @@ async def test_a_picture_that_nobody_may_go_on_from_is_a_miss_and_goes_round_no_
         assert await reroute(backends.catalog, backends.bus, PAIR, frozenset({"large"})) == 2
         missed = await jobs.get("passed on")
         assert (missed.lane, missed.plan.source, missed.plan.model) == ("generate.large", PlanSource.NOISE, "large")
-        assert missed.plan.degraded == ("workers: nobody runs small; drawn from noise",)
+        assert missed.plan.degraded == ("workers: no worker runs small; generated from noise",)
         assert (await jobs.get("both")).lane == "generate.refine"  # which the large one refines
         assert (await jobs.get("named")).lane == "generate.small"
         assert await reroute(backends.catalog, backends.bus, PAIR, frozenset({"large"})) == 0

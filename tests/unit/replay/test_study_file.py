@@ -33,7 +33,7 @@ TRACE = str(ROOT / "load" / "traces" / "sessions_1200.jsonl")
         ({"warmup": -1}, "warmup: .*greater than or equal to 0 \\(got '-1'\\)"),
         ({"states": [100, 0]}, "states.1: .*greater than or equal to 1 \\(got '0'\\)"),
         ({"virtual_time": {"workers": 0}}, "virtual_time.workers: .*greater than or equal to 1"),
-        ({"traces": ["a.csv", "b/a.csv"]}, "traces: files of different names"),
+        ({"traces": ["a.csv", "b/a.csv"]}, "traces: must be files of different names"),
         ({"entries": [3]}, "states: give states, bytes or entries, one of them \\(got 'states, entries'\\)"),
     ],
 )

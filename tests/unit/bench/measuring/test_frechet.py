@@ -53,7 +53,7 @@ def test_one_dimension_and_fewer_rows_than_dimensions() -> None:
 
 def test_what_cannot_be_compared() -> None:
     for one, other in ((np.ones((3, 2)), np.ones((3, 4))), (np.ones((1, 2)), np.ones((3, 2)))):
-        with pytest.raises(ValueError, match="two sets"):
+        with pytest.raises(ValueError, match="both sets"):
             frechet_distance(one, other)
 
 

@@ -74,9 +74,9 @@ async def test_corrupt_blobs_all_the_way_down_mean_noise(bench: WorkerBench) -> 
     assert job.result is not None, job.error
     assert job.result.steps_run == STEPS
     assert (job.plan.source, job.plan.start_step, job.plan.fresh_noise) == (PlanSource.NOISE, 0, 0.0)
-    assert job.plan.degraded[0].endswith("drawn from noise")
+    assert job.plan.degraded[0].endswith("generated from noise")
     assert job.plan.reason.startswith("Generated from noise after all: ")
-    assert job.plan.reason.lower().count("from noise") == 1
+    assert job.plan.reason.lower().count("generated from noise") == 1
     lost = [StateLost(entry.id, state.step, state.key) for state in reversed(entry.states)]
     assert await bench.told(StateLost, count=2) == lost
 

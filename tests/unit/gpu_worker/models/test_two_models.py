@@ -125,7 +125,7 @@ async def test_a_miss_of_a_model_that_is_not_here_moves_to_its_lane(pair: Worker
     moved = await pair.jobs.get(job.id)
     assert (moved.state.value, moved.lane, moved.plan.source) == ("queued", "generate.elsewhere", PlanSource.NOISE)
     assert (moved.failures, moved.crashes) == (0, 0)
-    assert moved.plan.degraded[0].endswith("drawn from noise")
+    assert moved.plan.degraded[0].endswith("generated from noise")
 
 
 @pytest.mark.parametrize(("assigned", "drawn"), [(None, False), ({"gone", "large"}, False), ({"large"}, True)])
@@ -139,7 +139,7 @@ async def test_a_picture_for_models_that_are_not_here_moves_to_one_that_runs_els
     if drawn:
         assert prepared.family is families["large"]
         assert (prepared.plan.source, prepared.plan.model) == (PlanSource.NOISE, "large")
-        assert prepared.plan.degraded == ("workers: nobody runs gone; drawn from noise",)
+        assert prepared.plan.degraded == ("workers: no worker runs gone; generated from noise",)
     else:
         assert prepared.family is None
         assert (prepared.plan.source, prepared.plan.model, prepared.plan.start_step) == (PlanSource.IMAGE, "gone", 6)

@@ -62,7 +62,7 @@ def test_a_latent_hit_becomes_its_image_plan_where_nobody_runs_its_model() -> No
     made = use_fallback(replace(LATENT, predicted_hit=True, found=True, looked_up=True), {"small"})
     assert (made.source, made.model, made.start_step) == (PlanSource.IMAGE, "small", 10)
     assert (made.predicted_hit, made.found, made.looked_up) == (True, True, True)
-    assert "nobody runs large" in made.degraded[0]
+    assert "no worker runs large" in made.degraded[0]
     assert made.reason == "seen. Planned from a latent: near."
 
 
@@ -97,7 +97,7 @@ def test_an_image_hit_is_handed_to_a_model_that_runs_and_is_a_miss_only_where_th
     assert hand_over(IMAGE, None) == hand_over(IMAGE, {"small", "large"}) == IMAGE
     miss = hand_over(only, {"large"})
     assert (miss.source, miss.model, miss.state_key, miss.fallback) == (PlanSource.NOISE, "large", "", None)
-    assert miss.degraded == ("workers: nobody runs small; drawn from noise",)
+    assert miss.degraded == ("workers: no worker runs small; generated from noise",)
     assert hand_over(replace(only, miss_model="small"), {"large"}).source is PlanSource.IMAGE
     assert reroute_plan(REQUEST, only, {"large"}) == miss
     assert reroute_plan(REQUEST, replace(only, miss_model="small"), {"large"}) is None

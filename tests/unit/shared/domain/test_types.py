@@ -124,8 +124,8 @@ def test_a_part_that_moves_takes_its_unknown_fields_along() -> None:
     plan = from_json(Plan, b'{"source": "latent", "model": "large", "fallback": ' + fallback + b"}")
     assert plan.unknown is None
     assert plan.fallback is not None
-    moved = json.loads(to_json(replace(plan.fallback, reason="nobody runs large")))
-    assert (moved["upscaler"], moved["reason"]) == ({"by": 2}, "nobody runs large")
+    moved = json.loads(to_json(replace(plan.fallback, reason="no worker runs large")))
+    assert (moved["upscaler"], moved["reason"]) == ({"by": 2}, "no worker runs large")
 
 
 def test_an_unknown_field_excuses_no_malformed_one() -> None:
