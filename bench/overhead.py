@@ -58,8 +58,8 @@ PARTS = (
     ("queue_s", "claim, and wait for the engine (beyond that)"),
     ("fetch_s", "fetch the state"),
     ("between", "between the denoising steps: decide, fold, previews, captures"),
-    ("store_s", "PNG, picture and states written"),
-    ("rest", "the call itself, finishing the row, waking the waiting call, reading the picture"),
+    ("store_s", "PNG encoded, image and states written"),
+    ("rest", "the call itself, finishing the row, waking the waiting call, reading the image"),
 )
 
 

@@ -203,7 +203,7 @@ def report(mode: str, found: dict[str, Any]) -> str:
         ]
         for one in found["levels"]
     ]
-    heads = ["offered", "asked /s", "pictures /s", "of the peak", "of the possible", "refused /s", "picture p50 s",
+    heads = ["offered", "requests /s", "images /s", "of the peak", "of the possible", "refused /s", "image p50 s",
              "p99 s", "refusal p50 / p99 ms", "its delay s", "cores"]  # fmt: skip
     worst = f"worst from 1× on: {found['worst_of_possible']:.1%} of the possible; goal {GOAL:.0%}: "
     failed = [name for one in found["levels"] for name in one["other_failures"]]

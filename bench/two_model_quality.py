@@ -62,8 +62,8 @@ SYSTEMS = (
     *(
         replace(MODM, name=f"modm_{name}", title=f"MoDM, {title}", changes={**MODM.changes, **changes})
         for name, title, changes in (
-            ("large_only", "large pictures only", {"image_tier": "large"}),
-            ("window", "the last 256 pictures", {"picture_max_count": 256}),
+            ("large_only", "images of the large model only", {"image_tier": "large"}),
+            ("window", "the last 256 images", {"picture_max_count": 256}),
             ("lower", "α = .9", {"image_k_table_alpha": 0.9}),
         )
     ),
@@ -75,12 +75,12 @@ NEEDED = frozenset({"reference", "vanilla", "small", "modm"})
 AT_A_TIME = 32
 ASSUMPTIONS = (
     "All at 64×64 and the T of the settings (the fewer-steps baseline apart), batches of up to eight; windows of "
-    "requests drawn together do not see each other's pictures.",
+    "requests generated together cannot start from each other's images.",
     "Equal saving: latents cannot save what a small model saves. Its second row has the savings knob at its end, "
     "`cost` beside each says what was spent: a worker's seconds a request in full batches by the measured latency, "
     "vanilla's = 1.",
-    "The distance is biased by the number of pictures (it is above 0 for two sets of one model), and alike for all: "
-    "every system has the same number, against one reference.",
+    "The distance is biased by the number of images (it is above 0 for two sets of one model). All systems have the "
+    "same bias: the same number of images, against one reference.",
 )
 
 
@@ -120,7 +120,7 @@ def report(figures: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     beside = table(["difference (95 %)", "distance × 1000", "CLIP score", "all attributes"], pairs)
     said = "\n".join(f"{goal}: {'met' if met else 'missed'}" for goal, met in figures["goals"].items())
-    return f"{figures['pictures']} pictures each\n\n{table(heads, rows)}\n\n{beside}\n\nMoDM in throughput mode: {said}"
+    return f"{figures['pictures']} images each\n\n{table(heads, rows)}\n\n{beside}\n\nMoDM in throughput mode: {said}"
 
 
 def _interval(found: tuple[float, float, float] | None, scale: float) -> str:

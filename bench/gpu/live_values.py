@@ -107,7 +107,7 @@ def inputs_of(shape: Shape, rows: int) -> dict[str, Any]:
 
 def main() -> None:
     rows = [(name, row_values(shape) / 1e6, decode_values(shape) / 1e6) for name, shape in SHAPES.items()]
-    print(table(["model, at its default size", "denoiser, 10⁶ per row", "VAE, 10⁶ per picture"], rows))
+    print(table(["model, at its default size", "denoiser, 10⁶ per row", "VAE, 10⁶ per image"], rows))
 
 
 if __name__ == "__main__":

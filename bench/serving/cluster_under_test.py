@@ -27,8 +27,8 @@ PARTS = (
     ("queue_s", "claim, and wait for the engine (beyond that)"),
     ("fetch_s", "fetch the state"),
     ("between", "between the steps: decide, fold, previews, captures"),
-    ("store_s", "PNG, picture and states stored"),
-    ("rest", "finish committed, fact heard, row and picture read, the call itself"),
+    ("store_s", "PNG encoded, image and states stored"),
+    ("rest", "finish committed, event received, row and image read, the call itself"),
 )
 
 

@@ -35,10 +35,10 @@ FLOORS = (
     ("accept", "job row and idempotency key, not synced"),
     ("claim", "the row claimed, not synced"),
     ("hop", "a thread and back: the engine's"),
-    ("put", "picture stored and synced (a thread and back)"),
+    ("put", "image stored and synced (a thread and back)"),
     ("finish", "the row finished and synced (a thread and back)"),
     ("row", "the row read"),
-    ("get", "the picture read"),
+    ("get", "the image read"),
 )
 """Name and reason of each floor, in the order of a request."""
 

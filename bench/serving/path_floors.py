@@ -48,31 +48,29 @@ class Call:
 
 COUNTED = ("commit", "confirm", "blobs", "index")
 CALLS = (
-    Call("rpc", "rpc", "caller to gateway; gateway to embedder, match predictor and retriever: four processes", 4),
-    Call("index search", "index", "which entries are near: the hit itself"),
-    Call(
-        "commit: accept", "commit", "a caller is promised only what a crash cannot lose; the key and the job together"
-    ),
-    Call("confirm: task", "confirm", "a majority of the broker has the task, else the sweeper must send it"),
-    Call("commit: claim", "commit", "one worker draws it: a compare-and-set, and never the same attempt twice"),
+    Call("rpc", "rpc", "client to gateway; gateway to embedder, match predictor and retriever: four processes", 4),
+    Call("index search", "index", "finds the entries near the prompt, and so the hit"),
+    Call("commit: accept", "commit", "accepted jobs survive a crash; job and idempotency key are written together"),
+    Call("confirm: task", "confirm", "a majority of the broker's nodes has the task, or the sweeper sends it again"),
+    Call("commit: claim", "commit", "one worker runs the job: a compare-and-set that never issues an attempt twice"),
     Call(
         "blob: state got",
         "blobs",
-        "what the picture starts from; latents do not travel in the broker",
+        "the start of the image; messages carry no latents",
         beside="commit: claim",
     ),
-    Call("blob: picture put", "blobs", "before the row names it: a row never names what is not there"),
-    Call("commit: finish", "commit", "whoever commits first has drawn it; exactly one result"),
+    Call("blob: picture put", "blobs", "stored before the row names it: a row never names a missing blob"),
+    Call("commit: finish", "commit", "the first commit wins, so a job has exactly one result"),
     Call(
         "fact heard",
         "confirm",
-        "through the broker: wakes the gateway that waits (its confirm is nobody's to wait for)",
+        "the event wakes the waiting gateway; no process waits for its confirm",
     ),
-    Call("row read", "read", "the fact wakes, the row decides: a fact may be lost, late or twice"),
+    Call("row read", "read", "the row decides the answer: events may be lost, late or repeated"),
     Call(
         "blob: picture got",
         "blobs",
-        "the gateway did not draw it, and its hash is checked on the way",
+        "the gateway reads the image and checks its hash",
         beside="row read",
     ),
 )

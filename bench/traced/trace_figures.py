@@ -168,7 +168,7 @@ def report(figures: Mapping[str, Any]) -> str:
 
 def _pairs(other: str, found: Mapping[str, float]) -> str:
     return (
-        f"all attributes, with the cache against {other}, picture by picture: {found['ours_alone']} to "
+        f"all attributes, with the cache against {other}, image by image: {found['ours_alone']} to "
         f"{found['theirs_alone']} of {found['pictures']}, {found['difference']:+.3f} ± {found['half_interval']:.3f} "
         f"(95 %; by chance: p = {found['p']:.2g})"
     )
@@ -211,7 +211,7 @@ def plots(figures: Mapping[str, Any], folder: Path) -> Path:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(8, 3))
     histogram = figures["k_histogram"]
     left.bar(list(histogram), list(histogram.values()), color="#4c72b0")
-    left.set(xlabel="start step K of 50", ylabel="pictures", title="where pictures start")
+    left.set(xlabel="start step K of 50", ylabel="images", title="where images start")
     ks = [k for k in histogram if k in figures["by_k"]]
     right.plot(ks, [figures["by_k"][k]["clip_ratio"] for k in ks], "o-", label="CLIP ratio")
     for name in ("object", "background"):

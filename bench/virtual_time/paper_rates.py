@@ -36,15 +36,15 @@ TITLES = {"vanilla": "vanilla (SD3.5L)", "nirvana": "latents (ours)", "modm": "M
 ASSUMPTIONS = (
     "The paper prints no latencies. SD3.5L's 96 s follow from §7.1: vanilla on 16 MI210 serves at most about 10 a "
     "minute. A step of SDXL and of SANA is taken to cost as much less as they have fewer parameters (§6: 8, 3 and "
-    "1.6 B), 36 and 19.2 s a picture: what a step really costs depends on more (SANA's latent is much smaller), so the "
+    "1.6 B), 36 and 19.2 s an image: what a step really costs depends on more (SANA's latent is much smaller), so the "
     "rates at which regimes change are not the paper's.",
-    "One picture at a time on each worker, T = 50, as in the paper; encoding and decoding are in those seconds, and a "
+    "One image at a time on each worker, T = 50, as in the paper; encoding and decoding are in those seconds, and a "
     "hit takes (T − k)/T of them.",
     "Hits and k are ours on our own session trace, in its order and again: nearly every request is a hit there with a "
-    "small k, where the paper's are fewer with larger ones. Every model may go on after the k that our small model's "
-    "table allows; the paper has one table for all.",
+    "small k, where the paper's are fewer with larger ones. Every model may continue after the k that our small "
+    "model's table allows; the paper has one table for all.",
     "The latents are our own tier, not NIRVANA's settings: they save more than its paper's 20 %.",
-    "All models stay loaded on every worker; a worker that is to switch finishes its picture first.",
+    "All models stay loaded on every worker; a worker that is to switch finishes its image first.",
 )
 
 

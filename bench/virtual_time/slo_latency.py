@@ -33,8 +33,8 @@ TITLES = {"vanilla": "vanilla large", "nirvana": "latents (ours)", "modm": "MoDM
 ASSUMPTIONS = (
     *SHARED[:2],
     "Both models stay loaded everywhere: a worker that is to switch finishes its rows and takes nothing new meanwhile.",
-    "Counted are the requests that arrive after the monitor had time to settle and long enough before the end to be "
-    "served; one that is not served by then counts as late, and with the time that it waited so far.",
+    "Only requests are counted that arrive after the monitor had time to settle, and long enough before the end to be "
+    "served. A request not served by the end is late; its latency is the time that it has waited.",
 )
 
 

@@ -54,16 +54,16 @@ TITLES = {
 ASSUMPTIONS = (
     "A worker steps its rows together and lets requests join and leave between steps; a step's seconds at every batch "
     "size are the measured ones, linear between them; rows of two models are stepped one model after the other. "
-    "Decoding is added, and as much again for bringing a picture into a latent. Nothing else takes time: no planning, "
+    "Decoding is added, and as much again for encoding an image into a latent. Nothing else takes time: no planning, "
     "no embedding, no storing.",
-    "Hits and k are those of bench.trace_plans, in the trace's order and again from its beginning, whatever this run's "
-    "own cache would hold by then; in quality mode as in throughput mode, in which they were decided.",
-    "Throughput counts requests all of whose predecessors are served too, so that hits are not served at the cost of "
-    "misses, after the monitor had time to settle.",
+    "Hits and k are those of bench.trace_plans, in the trace's order and again from its beginning, although this "
+    "run's own cache would hold other entries by then. Quality mode uses the decisions of throughput mode.",
+    "A request counts only if all earlier requests are served, so that hits are not served at the cost of "
+    "misses. Counting begins after the monitor had time to settle.",
     "Both models stay loaded everywhere: a worker that is to switch finishes its rows and takes nothing new meanwhile.",
-    "Retrieval hands out pictures in no time.",
-    "Energy is stated power times the workers' seconds, not measured: a busy worker takes the same watts whatever it "
-    "runs. Nothing beside the workers is counted.",
+    "Retrieval returns images in no time.",
+    "Energy is stated power times the workers' seconds, not measured: a busy worker takes the same watts with "
+    "any model. Nothing besides the workers is counted.",
 )
 
 
