@@ -1,4 +1,4 @@
-"""The all-in-one process: all services of the embedded mode, the same code with the same gRPC calls."""
+"""The all-in-one process: every service in one process, with the code and the gRPC calls of the cluster mode."""
 
 from __future__ import annotations
 

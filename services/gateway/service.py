@@ -31,8 +31,8 @@ from shared.service import Context
 LOCAL_PEERS = ("unix:", "ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D")
 """Prefixes of gRPC peer names of callers on this machine."""
 NOTED_S, LOOK_S = 2.0, 0.02
-"""Seconds that CancelJob waits for the worker's note on the cost of a running job; first delay between reads of the
-row."""
+"""Seconds that CancelJob waits until the worker has recorded the cost of a running job; first delay between reads of
+the row."""
 
 
 class GatewayService(GatewayServiceServicer):
@@ -148,8 +148,8 @@ class GatewayService(GatewayServiceServicer):
         raise NotFoundError(f"job {job_id!r}: no such job; it never existed or its result expired")
 
     async def _noted(self, job: Job) -> Job:
-        """Return a cancelled job with the worker's note on its cost, if a worker had the job and writes the note in
-        time. The job stays cancelled even if the catalog cannot be read again."""
+        """Return a cancelled job with its cost, if a worker had the job and records the cost in time. The job stays
+        cancelled even if the catalog cannot be read again."""
         now, look_s = asyncio.get_running_loop().time, LOOK_S
         end = now() + NOTED_S
         while job.state is JobState.CANCELLED and job.worker and job.result is None and now() < end:

@@ -1,4 +1,4 @@
-"""Dispatch of a job: first its row, then its task, then the row's note that the broker has it.
+"""Dispatch of a job: write its row, send its task, then record on the row that the broker has the task.
 
 Source: docs/architecture.md, Write order.
 """
@@ -14,7 +14,7 @@ from shared.domain.messages import GenerateImage
 from shared.domain.types import Job
 
 Confirm = Callable[[Sequence[str]], Awaitable[None]]
-"""Function that notes on the rows of these jobs that the broker has their tasks, at once or later in a batch."""
+"""Function that records on the rows of these jobs that the broker has their tasks, at once or later in a batch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ LEAST_WORTH = 1.3
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The policy's name. A state's worth depends on the other states, so ExpectedStateStore computes the score."""
+    """Placeholder with the policy's name: ExpectedStateStore computes the score, which depends on other states, too."""
 
     name: ClassVar[str] = "afterimage"
 

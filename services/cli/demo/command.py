@@ -49,7 +49,8 @@ def demo(
     encoder: Annotated[str | None, setting("encoder")] = None,
     device: Annotated[str | None, setting("device")] = None,
     data_dir: Annotated[
-        Path | None, Optional(help="Data directory whose `models add` names are used, and nothing else of it.")
+        Path | None,
+        Optional(help="Data directory whose `models add` names are used; the rest of the directory is ignored."),
     ] = None,
 ) -> None:
     """Generate a short session of prompts, as a user would refine them, with the cache and without it.

@@ -244,7 +244,7 @@ def tightened(
     chains = _Chains(options, room)
     v, price = options.best(first.price), first.price
     scale = first.price
-    """Weight of a step in the price relative to one in v; with it both change the dual about equally."""
+    """Ratio of the step sizes in the price and in v. With this ratio, both steps change the dual about equally."""
     best, aim = (first.steps_saved * asked, price), 0.05
     for number in range(1, rounds + 1):
         advance(1)
