@@ -64,7 +64,7 @@ def test_a_device_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         if there:
             assert [chosen_device(name) for name in ("cuda", "cuda:1")] == ["cuda", "cuda:1"]
         for name in ("cuda:2",) if there else ("cuda", "cuda:1"):
-            with pytest.raises(ConfigurationError, match=rf"^device: no {name} here, torch .* finds {2 * there} GPUs"):
+            with pytest.raises(ConfigurationError, match=rf"device: .* no {name} .* finds {2 * there} GPUs"):
                 chosen_device(name)
     for name in ("gpu", "cuda:one", ""):
         with pytest.raises(ConfigurationError, match=f"device: must be auto, cpu, cuda or cuda:N .got '{name}'"):
