@@ -23,8 +23,8 @@ class Cache(Section):
     )
     eviction_policy: Literal["lcbfu", "lru", "lfu", "fifo", "lrbu", "afterimage"] = Field(
         "afterimage",
-        description="Policy that admits and evicts latents. afterimage learns the steps that each latent saves; lcbfu "
-        "is NIRVANA's (§5.4) and lrbu is FlexCache's. lru, lfu and fifo are for comparison.",
+        description="Policy that admits and evicts latents. The default, afterimage, learns how many steps each latent "
+        "saves. NIRVANA's policy is lcbfu (§5.4), FlexCache's is lrbu; lru, lfu and fifo are for comparison.",
     )
     capture_steps: Steps = Field(
         (5, 10, 15, 20, 25),

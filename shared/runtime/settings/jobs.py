@@ -42,8 +42,8 @@ class Jobs(Section):
     checkpoint_every_steps: int = Field(
         -1,
         ge=-1,
-        description="Denoising steps between two crash checkpoints of a job; 0 writes none. -1 means 10 over a broker, "
-        "and none in one process, where no other worker could resume.",
+        description="Denoising steps between two crash checkpoints of a job; 0 writes none. The default, -1, means 10 "
+        "over a broker, and none in one process, where no other worker could resume.",
     )
     checkpoint_gap_s: float = Field(
         -1.0,

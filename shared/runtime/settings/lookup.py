@@ -52,8 +52,9 @@ class Lookup(Section):
 
     predictor: Literal["sketch", "svm", "always"] = Field(
         "sketch",
-        description="Match predictor, which decides whether to search for latents. sketch compares the prompt with an "
-        "in-memory copy of the cached embeddings, svm is NIRVANA's (§5.2), always searches.",
+        description="Match predictor, which decides whether to search for latents. With sketch, the prompt is compared "
+        "with a copy of the cached embeddings in memory. NIRVANA's predictor is svm (§5.2). With always, every "
+        "request is searched.",
     )
     sample_predicted_misses: Share = Field(
         0.05,

@@ -35,8 +35,9 @@ class Models(Section):
     )
     offload: Literal["none", "model", "sequential"] = Field(
         "none",
-        description="Placement of weights. none: all on the device; model: text encoders, denoiser and VAE take turns "
-        "there; sequential: layer by layer, which needs the least memory and is slowest.",
+        description="Placement of weights. With none, all are on the device. With model, text encoders, denoiser and "
+        "VAE take turns there. With sequential, text encoders and denoiser load layer by layer, which needs the least "
+        "memory and is slowest.",
     )
     torch_threads: int = Field(
         0,
@@ -65,5 +66,5 @@ class Models(Section):
         "0: no limit.",
     )
     workers: int = Field(
-        1, ge=1, le=64, description="Workers in the all-in-one process. Each worker runs one model at a time."
+        1, ge=1, le=64, description="Workers in the all-in-one process. The global monitor assigns a model to each."
     )
