@@ -137,7 +137,7 @@ async def test_without_a_service_pictures_are_drawn_all_the_same(make: Make, ser
     for picture in pictures:
         assert any(note.startswith(f"{service}:") for note in picture.plan.degraded), picture.plan
     # after three failures it is left alone for a second
-    assert "not asked" in pictures[3].plan.degraded[0]
+    assert "failed repeatedly" in pictures[3].plan.degraded[0]
 
 
 class Embedder(EmbedderServiceServicer):
@@ -166,7 +166,7 @@ class Embedder(EmbedderServiceServicer):
 
 @pytest.mark.parametrize(
     ("answer", "delay_s", "said"),
-    [(b"", 0.0, "0 bytes"), (b"\0" * 64, 0.0, "length 0"), (b"\xff" * 64, 0.0, "nan"), (b"", 5.0, "Deadline")],
+    [(b"", 0.0, "0 bytes"), (b"\0" * 64, 0.0, "length 1 (got 0)"), (b"\xff" * 64, 0.0, "nan"), (b"", 5.0, "Deadline")],
     ids=["empty", "zeros", "not-finite", "late"],
 )
 async def test_a_late_or_wrong_embedder_costs_the_hit_only(

@@ -177,8 +177,8 @@ async def test_a_text_waits_for_one_picture_not_for_all(
 async def test_bad_input_names_field_and_rule(settings: Settings, clip_folder: Path) -> None:
     async with house(settings, clip_folder) as (_, stub):
         for texts, field in (
-            ([], "texts: 1 to"),
-            (["x"] * (MAX_TEXTS + 1), "texts: 1 to"),
+            ([], "texts: must have 1 to"),
+            (["x"] * (MAX_TEXTS + 1), "texts: must have 1 to"),
             (["ok", "x" * 101], r"texts\[1\]"),
         ):
             with pytest.raises(InvalidRequestError, match=field):

@@ -108,7 +108,7 @@ def test_a_service_takes_no_arguments_and_says_so(argument: str, code: int) -> N
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == code, done.stderr
     said = done.stdout if code == 0 else done.stderr
-    assert said.startswith("usage: python -m services.match_predictor\n\nDecides whether looking")
+    assert said.startswith("usage: python -m services.match_predictor\n\nDecides whether to look")
     assert "takes no arguments" in said
 
 
