@@ -30,6 +30,8 @@ from services.gpu_worker.engine.rows import (
     Row,
     Stepped,
     Task,
+    carried_noises,
+    generator_of,
 )
 from services.gpu_worker.engine.scheduler import Decision, decide
 from services.gpu_worker.engine.threads import StepThreads
@@ -200,12 +202,12 @@ class Engine:
         if self._clock() - row.told_at >= self._tell_every_s:
             events.append(self._advanced(row, stepped))
         if row.done in task.capture_steps:
-            events.append(LatentCaptured(task.id, row.done, off_device(row.latent)))
+            events.append(LatentCaptured(task.id, row.done, off_device(row.latent), row.noises))
         if not row.left:
             return [*events, self._finish(row)]
         if self._worth_saving(row):
             row.saved_at = self._clock()
-            events.append(Checkpointed(task.id, row.done, off_device(row.latent), row.generator_state))
+            events.append(Checkpointed(task.id, row.done, off_device(row.latent), row.generator_state, row.noises))
         return events
 
     def _worth_saving(self, row: Row) -> bool:
@@ -257,7 +259,7 @@ def make_row(family: Family, task: Task) -> Row:
 
     Raises ModelError when the start does not fit the task (shape, K outside 0 … T−1).
     """
-    generator = torch.Generator().manual_seed(task.seed % 2**63)
+    generator = generator_of(task.seed)
     noise = family.initial_noise(task.size, generator)
     schedule = family.sampler.schedule(task.steps, (noise.shape[-2], noise.shape[-1]))
     latent, done, renew = noise, 0, 0.0
@@ -267,7 +269,7 @@ def make_row(family: Family, task: Task) -> Row:
         case FromState(latent=state, step=step, fresh_noise=fresh, noise_seed=seed):
             latent, done, renew = _on_device(state, family), step, fresh
             if fresh:
-                generator = torch.Generator().manual_seed(seed % 2**63)
+                generator = generator_of(seed)
         case FromPicture(pixels=pixels, step=step):
             latent, done = family.add_noise(family.encode_picture(pixels), noise, schedule, step), step
         case FromCheckpoint(latent=state, step=step, generator_state=saved):
@@ -290,6 +292,7 @@ def make_row(family: Family, task: Task) -> Row:
         negative=family.encode_prompt(task.negative_prompt, negative=True) if guided else None,
         generator=generator,
         renew=renew,
+        noises=carried_noises(task, schedule),
     )
 
 

@@ -36,6 +36,8 @@ class LatentCaptured:
     id: str
     step: int
     latent: Latent
+    noises: tuple[int, ...] = ()
+    """Seeds of the noises that the latent carries; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +48,7 @@ class Checkpointed:
     step: int
     latent: Latent
     generator_state: bytes
+    noises: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

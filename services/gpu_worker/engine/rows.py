@@ -34,6 +34,8 @@ class FromState:
     fresh_noise: float = 0.0
     """Share of the state's noise that the first step replaces by noise of `noise_seed` (Sampler.step)."""
     noise_seed: int = 0
+    noises: tuple[int, ...] = ()
+    """Seeds of the noises that the state carries; empty: unknown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +54,8 @@ class FromCheckpoint:
     latent: Latent
     step: int
     generator_state: bytes
+    noises: tuple[int, ...] = ()
+    """Seeds of the noises that the latent carries; empty: unknown."""
 
 
 Start = FromNoise | FromState | FromPicture | FromCheckpoint
@@ -120,6 +124,8 @@ class Row:
     generator: torch.Generator
     renew: float = 0.0
     """Share of the noise that the next step replaces; 0 again after that step."""
+    noises: tuple[int, ...] = ()
+    """Seeds whose `first_noise` the latent carries; empty: unknown."""
     joined_at: float = 0.0
     told_at: float = 0.0
     saved_at: float = 0.0
@@ -155,6 +161,28 @@ class Stepped:
     latent: Tensor
     clean: Tensor
     """The clean latent that the model predicts, for previews."""
+
+
+def generator_of(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed % 2**63)
+
+
+def first_noise(seed: int, shape: Sequence[int]) -> Tensor:
+    """Draw the first noise of a seed: the noise that starts a run, or the fresh noise of a reused state."""
+    return torch.randn(tuple(shape), generator=generator_of(seed))
+
+
+def carried_noises(task: Task, schedule: Schedule) -> tuple[int, ...]:
+    """Return the seeds of the noises that a task's states carry; empty where a noise is not the first of any seed."""
+    if schedule.renewed.any():
+        return ()
+    match task.start:
+        case FromCheckpoint(noises=known) | FromState(noises=known, fresh_noise=0):
+            return known
+        case FromState(noises=known, fresh_noise=fresh, noise_seed=seed):
+            return (*known, seed % 2**63) if known or fresh == 1 else ()
+        case _:
+            return (task.seed % 2**63,)
 
 
 def fresh_noise(rows: Sequence[Row]) -> Tensor | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from services.gpu_worker.engine.rows import FromCheckpoint, Latent, Pixels
+from services.gpu_worker.jobs.residual import Residual
 from shared.domain.errors import BlobCorruptError, ConfigurationError
 from shared.domain.types import Plan, Size, from_json, to_json
 
@@ -24,15 +25,34 @@ INLINE_BYTES = 64 * 1024
 ms."""
 
 
+class Codec(Protocol):
+    """Conversion of a latent (C, h, w) float32 to bytes and back."""
+
+    def encode(self, latent: Latent, noises: Sequence[int]) -> bytes: ...
+    def decode(self, data: bytes) -> Latent: ...
+    def noises(self, data: bytes) -> tuple[int, ...]:
+        """Return the seeds of the noises that the state carries; empty: unknown."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class Codec:
-    """A pair that turns a latent (C, h, w) float32 into arrays for safetensors and back."""
+class Plain:
+    """A pair that turns a latent into arrays for safetensors and back. The arrays name no seeds."""
 
     pack: Callable[[Latent], Arrays]
     unpack: Callable[[Arrays], Latent]
 
+    def encode(self, latent: Latent, noises: Sequence[int]) -> bytes:
+        return save(self.pack(latent))
 
-def _levels(bits: int) -> Codec:
+    def decode(self, data: bytes) -> Latent:
+        return self.unpack(load(data))
+
+    def noises(self, data: bytes) -> tuple[int, ...]:
+        return ()
+
+
+def _levels(bits: int) -> Plain:
     """Quantise to `bits` bits and compress with zlib. Each channel has its own scale, from its largest absolute value.
     The error is at most half a level."""
     most = 2 ** (bits - 1) - 1
@@ -45,7 +65,7 @@ def _levels(bits: int) -> Codec:
     def unpack(arrays: Arrays) -> Latent:
         return _inflated(arrays["levels"], np.int8).reshape(arrays["shape"]).astype(np.float32) * arrays["scale"]
 
-    return Codec(pack, unpack)
+    return Plain(pack, unpack)
 
 
 def _fp8_values() -> npt.NDArray[np.float32]:
@@ -81,34 +101,40 @@ def _inflated(packed: npt.NDArray[np.uint8], dtype: type[np.generic]) -> npt.NDA
     return np.frombuffer(zlib.decompress(packed.tobytes()), dtype=dtype)
 
 
-CODECS = {
-    "fp16": Codec(
+CODECS: dict[str, Codec] = {
+    "fp16": Plain(
         pack=lambda latent: {"latent": latent.astype(np.float16)},
         unpack=lambda arrays: arrays["latent"].astype(np.float32),
     ),
     # only with fp32 is a resumed run bit-identical to the uninterrupted one
-    "fp32": Codec(
+    "fp32": Plain(
         pack=lambda latent: {"latent": np.ascontiguousarray(latent, dtype=np.float32)},
         unpack=lambda arrays: arrays["latent"].astype(np.float32),
     ),
     "int8": _levels(8),
-    "fp8": Codec(pack=_pack_fp8, unpack=_unpack_fp8),
+    "fp8": Plain(pack=_pack_fp8, unpack=_unpack_fp8),
     "int6": _levels(6),
     "int4": _levels(4),
+    "residual1": Residual(1, bits=2),
+    "residual": Residual(2, bits=3),
+    "residual4": Residual(4, bits=3),
 }
 """Codecs by the name that a State carries."""
 
 
-def encode_state(latent: Latent, codec: str) -> bytes:
-    """Encode (C, h, w) float32 as safetensors. Raises ConfigurationError for an unknown codec."""
-    return save(codec_named(codec).pack(latent))
+def encode_state(latent: Latent, codec: str, noises: Sequence[int] = ()) -> bytes:
+    """Encode (C, h, w) float32. noises: seeds of the noises that the latent carries; empty: unknown.
+
+    Raises ConfigurationError for an unknown codec.
+    """
+    return codec_named(codec).encode(latent, noises)
 
 
 def decode_state(data: bytes, codec: str) -> Latent:
     """Decode the bytes of `encode_state`. Raises BlobCorruptError for other bytes."""
     try:
-        latent = codec_named(codec).unpack(load(data))
-    except (SafetensorError, KeyError, TypeError, ValueError, zlib.error) as error:
+        latent = codec_named(codec).decode(data)
+    except (SafetensorError, IndexError, KeyError, TypeError, ValueError, zlib.error) as error:
         raise BlobCorruptError(f"the blob is not a state in codec {codec!r}: {error}") from error
     if latent.ndim != 3 or not np.isfinite(latent).all():
         raise BlobCorruptError(
@@ -117,13 +143,20 @@ def decode_state(data: bytes, codec: str) -> Latent:
     return latent
 
 
+def noises_of(data: bytes, codec: str) -> tuple[int, ...]:
+    """Return the seeds of the noises that a state's bytes name; empty: unknown."""
+    return codec_named(codec).noises(data)
+
+
 def codec_named(name: str) -> Codec:
     if name not in CODECS:
         raise ConfigurationError(f"codec must be one of {', '.join(CODECS)} (got {name!r})")
     return CODECS[name]
 
 
-def encode_checkpoint(latent: Latent, step: int, generator_state: bytes, plan: Plan) -> bytes:
+def encode_checkpoint(
+    latent: Latent, step: int, generator_state: bytes, plan: Plan, noises: Sequence[int] = ()
+) -> bytes:
     """Encode everything that the rest of a run depends on, lossless, with the plan as run (docs/architecture.md,
     Delivery rules)."""
     arrays = {
@@ -131,6 +164,7 @@ def encode_checkpoint(latent: Latent, step: int, generator_state: bytes, plan: P
         "generator": np.frombuffer(generator_state, dtype=np.uint8),
         "step": np.array([step], dtype=np.int64),
         "plan": np.frombuffer(to_json(plan), dtype=np.uint8),
+        "noises": np.array(noises, dtype=np.int64),
     }
     return save(arrays)
 
@@ -140,7 +174,8 @@ def decode_checkpoint(data: bytes) -> tuple[FromCheckpoint, Plan]:
     try:
         arrays = load(data)
         step, generator = int(arrays["step"][0]), arrays["generator"].tobytes()
-        start = FromCheckpoint(latent=arrays["latent"].astype(np.float32), step=step, generator_state=generator)
+        noises = tuple(arrays["noises"].tolist()) if "noises" in arrays else ()  # older checkpoints name none
+        start = FromCheckpoint(arrays["latent"].astype(np.float32), step, generator, noises)
         return start, from_json(Plan, arrays["plan"].tobytes())
     except (SafetensorError, KeyError, ValueError, IndexError) as error:  # pydantic's error is a ValueError
         raise BlobCorruptError(f"the blob is not a checkpoint: {error}") from error

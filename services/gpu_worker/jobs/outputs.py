@@ -70,7 +70,7 @@ class Outputs:
             log("gpu_worker").warning("blobs left to the collector", job=self._job.id, error=str(error))
 
     async def _capture(self, event: LatentCaptured) -> Captured:
-        data = encode_state(event.latent, self._state_codec)
+        data = encode_state(event.latent, self._state_codec, event.noises)
         key = _STATE_KEY.format(self._job.id, self._job.attempt, event.step)
         sha256 = await self._blobs.put(key, data, durable=False)
         return Captured(event.step, key, len(data), self._state_codec, sha256)
@@ -85,7 +85,7 @@ class Outputs:
         key = checkpoints.key_of(self._job.id, self._job.attempt, event.step)
         old, self._written = self._written, [*self._written, key]
         try:
-            data = encode_checkpoint(event.latent, event.step, event.generator_state, plan)
+            data = encode_checkpoint(event.latent, event.step, event.generator_state, plan, event.noises)
             await self._blobs.put(key, data, durable=False)
             if await self._jobs.checkpoint(self._job.id, self._job.attempt, key, event.step):
                 await self._blobs.delete(old)

@@ -12,7 +12,7 @@ from typing import Any
 from services.gpu_worker.engine.family import Family
 from services.gpu_worker.engine.rows import FromCheckpoint, FromNoise, FromPicture, FromState, Start, Task
 from services.gpu_worker.jobs import checkpoints
-from services.gpu_worker.jobs.codecs import INLINE_BYTES, decode_checkpoint, decode_png, decode_state, fitted
+from services.gpu_worker.jobs.codecs import INLINE_BYTES, decode_checkpoint, decode_png, decode_state, fitted, noises_of
 from shared.blobs import Blobs
 from shared.blobs.ahead import ReadAhead
 from shared.catalog import Entries
@@ -48,7 +48,8 @@ def start_of(plan: Plan, blob: bytes | None, size: Size) -> Start:
     match plan.source:
         case PlanSource.LATENT:
             latent = decode_state(blob, plan.state_codec)
-            return FromState(latent, plan.start_step, plan.fresh_noise, plan.noise_seed)
+            noises = noises_of(blob, plan.state_codec)
+            return FromState(latent, plan.start_step, plan.fresh_noise, plan.noise_seed, noises)
         case PlanSource.IMAGE:
             return FromPicture(fitted(decode_png(blob), size), plan.start_step)
         case _:

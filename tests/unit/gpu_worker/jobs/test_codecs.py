@@ -70,7 +70,7 @@ def test_bytes_that_are_no_state_are_corrupt(codec: str) -> None:
 def test_a_state_that_is_not_finite_is_corrupt() -> None:
     values = latent()
     values[0, 0, 0] = np.inf
-    with pytest.raises(BlobCorruptError, match="finite values"):
+    with pytest.raises(BlobCorruptError, match="with finite values"):
         decode_state(encode_state(values, "fp32"), "fp32")
 
 

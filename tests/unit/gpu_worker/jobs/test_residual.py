@@ -1,0 +1,169 @@
+"""Codec `residual`: bytes, bounds, seeds across generations, and another random generator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.gpu_worker.engine.rows import FromCheckpoint, FromNoise, FromState, Start, carried_noises, first_noise
+from services.gpu_worker.families import Family
+from services.gpu_worker.jobs import residual
+from services.gpu_worker.jobs.codecs import (
+    decode_checkpoint,
+    decode_state,
+    encode_checkpoint,
+    encode_state,
+    noises_of,
+)
+from shared.domain.errors import BlobCorruptError, ConfigurationError, ModelError
+from shared.domain.types import Plan, PlanSource
+from tests.unit.gpu_worker.conftest import LoadFamily
+from tests.unit.gpu_worker.engine.conftest import task
+from tests.unit.gpu_worker.worker import STEPS, running_worker
+
+STORED = bytes.fromhex("0129040606072d6f6e6e6f0080768030136361b04e371b9af0")
+"""The state `mixed((4, 6, 6), {7: 0.75})`, as version 1 wrote it."""
+
+
+def mixed(shape: tuple[int, int, int], weights: dict[int, float]) -> np.ndarray:
+    """Noise of some seeds over a coarse image of 4×4 cells."""
+    drawn = sum(c * first_noise(seed, shape).numpy() for seed, c in weights.items())
+    return (drawn + picture(shape)).astype(np.float32)
+
+
+def picture(shape: tuple[int, int, int]) -> np.ndarray:
+    coarse = np.random.default_rng(3).uniform(-1, 1, (shape[0], 1 + shape[1] // 4, 1 + shape[2] // 4))
+    return coarse.repeat(4, axis=1).repeat(4, axis=2)[:, : shape[1], : shape[2]]
+
+
+def averaged(values: np.ndarray, cell: int) -> np.ndarray:
+    """Averages over cells, the plain way."""
+    _, height, width = values.shape
+    rows = [
+        np.stack([values[:, y : y + cell, x : x + cell].mean(axis=(1, 2)) for x in range(0, width, cell)], axis=-1)
+        for y in range(0, height, cell)
+    ]
+    return np.stack(rows, axis=1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 16), st.integers(4, 40), st.integers(4, 40)),
+    seeds=st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=3, unique=True),
+    scale=st.floats(0.05, 1.0),
+)
+@pytest.mark.parametrize(("codec", "cell"), [("residual1", 1), ("residual", 2), ("residual4", 4)])
+def test_the_noise_comes_back_and_averages_within_half_a_level(
+    codec: str, cell: int, shape: tuple[int, int, int], seeds: list[int], scale: float
+) -> None:
+    state = mixed(shape, dict.fromkeys(seeds, scale))
+    data = encode_state(state, codec, seeds)
+    off = averaged(decode_state(data, codec) - state, cell)
+    weights = residual._Head.read(data).weights
+    noise = mixed(shape, {seed: c / residual.C_UNIT for seed, c in weights.items()}) - picture(shape)
+    rest = averaged(state - noise, cell)
+    peak = np.abs(rest).max(axis=(1, 2), keepdims=True)
+    assert (np.abs(off) <= peak * 2 ** (1 / 8) / (4 if cell == 1 else 8) + 1e-5).all()
+
+
+@pytest.mark.parametrize(("codec", "size"), [("residual1", 271), ("residual", 111), ("residual4", 39)])
+def test_a_small_state_has_the_bytes_that_the_layout_states(codec: str, size: int) -> None:
+    seed = 2**32 - 1
+    data = encode_state(mixed((4, 16, 16), {seed: 0.9}), codec, (seed,))
+    assert len(data) == size
+    assert noises_of(data, codec) == (seed,)
+
+
+def test_a_state_that_version_1_wrote_stays_readable() -> None:
+    state = mixed((4, 6, 6), {7: 0.75})
+    np.testing.assert_allclose(decode_state(STORED, "residual"), state, atol=0.8)
+    assert encode_state(state, "residual", (7,)) == STORED
+    assert residual._Head.read(STORED).weights[7] == pytest.approx(0.75 * residual.C_UNIT, abs=8)
+
+
+def test_weights_of_two_noises_are_found_and_at_most_seven_seeds_stay() -> None:
+    shares = {1: 0.8, 2**62: 0.4}
+    found = residual._Head.read(encode_state(mixed((4, 32, 32), shares), "residual", (*shares, *shares))).weights
+    assert {seed: c / residual.C_UNIT for seed, c in found.items()} == pytest.approx(shares, abs=0.04)
+    many = {seed: 0.1 * seed for seed in range(1, 11)}
+    assert noises_of(encode_state(mixed((4, 32, 32), many), "residual", tuple(many)), "residual") == tuple(range(4, 11))
+
+
+@pytest.mark.parametrize("codec", ["residual", "residual4"])
+def test_without_known_seeds_a_state_is_as_exact_as_int4(codec: str) -> None:
+    state = mixed((4, 17, 23), {5: 1.0})
+    data = encode_state(state, codec)
+    assert noises_of(data, codec) == ()
+    peak = np.abs(state).max(axis=(1, 2), keepdims=True)
+    assert (np.abs(decode_state(data, codec) - state) <= peak / 14).all()
+    assert len(data) < len(encode_state(state, "int4"))
+
+
+def test_other_bytes_are_corrupt() -> None:
+    whole = encode_state(mixed((4, 16, 16), {7: 0.9}), "residual", (7,))
+    bad = [whole[:size] for size in range(len(whole))]
+    bad += [whole + b"\0", bytes([2]) + whole[1:], whole[:2] + b"\0" + whole[3:], b"\x01" + b"\xff" * 40]
+    for data in bad:
+        with pytest.raises(BlobCorruptError, match="codec 'residual'"):
+            decode_state(data, "residual")
+
+
+def test_a_state_that_is_not_finite_is_not_stored() -> None:
+    with pytest.raises(ModelError, match="finite"):
+        encode_state(np.full((4, 8, 8), np.nan, np.float32), "residual")
+
+
+def test_another_random_generator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encode_state(mixed((4, 16, 16), {7: 0.9}), "residual", (7,))
+    monkeypatch.setattr(residual, "first_noise", lambda seed, shape: -first_noise(seed, shape))
+    residual._check_generator.cache_clear()
+    with pytest.raises(ConfigurationError, match="draws other noise"):
+        decode_state(data, "residual")
+    monkeypatch.undo()
+    assert decode_state(data, "residual").shape == (4, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("start", "noises"),
+    [
+        (FromNoise(), (7,)),
+        (FromState(np.zeros(0), 2), ()),
+        (FromState(np.zeros(0), 2, 0.5, noise_seed=9), ()),
+        (FromState(np.zeros(0), 2, 1.0, noise_seed=9), (9,)),
+        (FromState(np.zeros(0), 2, 0.5, noise_seed=9, noises=(1, 2)), (1, 2, 9)),
+        (FromState(np.zeros(0), 2, noises=(1, 2)), (1, 2)),
+        (FromCheckpoint(np.zeros(0), 2, b"", (4, 5)), (4, 5)),
+    ],
+)
+def test_what_noise_a_run_carries(family: Family, start: Start, noises: tuple[int, ...]) -> None:
+    schedule = family.sampler.schedule(STEPS, (16, 16))
+    assert carried_noises(task(start=start), schedule) == noises
+    stochastic = replace(schedule, renewed=torch.full((STEPS,), 0.1))
+    assert carried_noises(task(start=start), stochastic) == ()
+
+
+def test_checkpoints_carry_the_seeds(load: LoadFamily) -> None:
+    plan = Plan(PlanSource.NOISE, "large")
+    latent = np.zeros((4, 4, 4), np.float32)
+    assert decode_checkpoint(encode_checkpoint(latent, 3, b"x", plan, (7, 2**63 - 1)))[0].noises == (7, 2**63 - 1)
+
+
+async def test_seeds_are_inherited_through_two_generations(tiny_folder: Path, tmp_path: Path) -> None:
+    async with running_worker(tmp_path, str(tiny_folder / "large"), state_codec="residual") as bench:
+        job, seeds = await bench.draw(seed=2**40), [2**40]
+        for step, noise_seed in ((2, 98), (4, 99)):
+            plan = bench.hit(await bench.cache(job), step, fresh_noise=0.6, noise_seed=noise_seed)
+            job = await bench.draw(replace(plan, capture_steps=(4, 6)), seed=5)
+            seeds.append(noise_seed)
+            assert job.result is not None, job.error
+            assert job.plan.degraded == ()
+            for state in job.result.captured:
+                data = await bench.blobs.get(state.key, state.sha256)
+                assert state.codec == "residual"
+                assert set(noises_of(data, "residual")) == set(seeds)
