@@ -63,8 +63,8 @@ class Painter:
         while not engine.idle:
             for event in engine.step():
                 match event:
-                    case LatentCaptured(id=name, step=step, latent=latent):
-                        states[name][step] = encode_state(latent, codec)
+                    case LatentCaptured(id=name, step=step, latent=latent, noises=noises):
+                        states[name][step] = encode_state(latent, codec, noises)
                     case Finished(id=name, pixels=pixels, steps_run=steps_run):
                         drawn[name] = Drawing(model[name], encode_png(pixels), states[name], steps_run)
                     case Left(error=error):

@@ -73,8 +73,8 @@ class Profiler:
             yield self._task(self.images_of, _source(pair), pair)
         yield self._task(self.against or self.family, f"{pair.number}/noise", pair)
 
-    def _from_state(self, pair: ScenePair, k: int, state: Latent) -> Task:
-        kept = decode_state(encode_state(state, self.codec), self.codec)  # with the loss of the cache's codec
+    def _from_state(self, pair: ScenePair, k: int, state: Latent, noises: tuple[int, ...]) -> Task:
+        kept = decode_state(encode_state(state, self.codec, noises), self.codec)  # with the loss of the cache's codec
         return self._reuse(pair, k, FromState(kept, k, self.fresh_noise, fresh_seed(pair.after_seed, _source(pair))))
 
     def _reuse(self, pair: ScenePair, k: int, start: Start) -> Task:
@@ -119,8 +119,8 @@ class Profiler:
                 match event:
                     case Advanced():
                         on_step()
-                    case LatentCaptured(id=name, step=step, latent=latent):
-                        engine.submit(self._from_state(sources[name], step, latent))
+                    case LatentCaptured(id=name, step=step, latent=latent, noises=noises):
+                        engine.submit(self._from_state(sources[name], step, latent, noises))
                         if step == max(self.ks):
                             engine.cancel(name)
                     case Finished(id=name, pixels=pixels):
