@@ -1,11 +1,13 @@
 """Quality and bytes of each state codec, on a bundled model.
 
     python -m bench.state_codecs --pairs 100
+    python -m bench.state_codecs --pairs 100 --steps 5 --ks 1 2 3
     python -m bench.state_codecs --bytes-only           (bytes of a state in each format; takes no time)
 
 The second prompt of each scene pair of `afterimage profile` is generated from noise and from every K of the first
 prompt's states, once per format. Pair, seed and K are the same, so only the format differs. Those states belong to
 small images. Replays count (`CODEC_SHARE`) the bytes of a 512×512 image's state of pure noise, the hardest to compress.
+Runs of another T than 50 are recorded beside the others, as `state_codecs_t5.json`.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.measuring.judging import Verdict, judge_pictures, open_encoder
+from bench.measuring.judging import Verdict, judge_pictures, look_against, open_encoder
 from bench.measuring.recording import command_line, machine, record, table
 from services.cli.profiles.pairs import ScenePair, scene_pairs
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Finished, LatentCaptured, Left
-from services.gpu_worker.engine.rows import FromNoise, FromState, Start, Task
+from services.gpu_worker.engine.rows import FromNoise, FromState, Start, Task, first_noise
 from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.jobs.codecs import decode_state, encode_png, encode_state
 from services.retriever.planning import fresh_seed
@@ -32,39 +34,47 @@ from shared.domain.errors import CancelledError
 from shared.models.card_lookup import find_card
 from shared.runtime.progress import Remaining
 
-CODECS = ("fp16", "int8", "fp8", "int6", "int4")
+CODECS = ("fp16", "int8", "fp8", "int6", "int4", "residual1", "residual", "residual4")
 KS = (10, 25)
 STEPS = 50
 AT_ONCE = 12
 """Pairs that share batches."""
 
-NOISE = (4, 64, 64)
-"""Shape of the latent of a 512×512 image."""
+NOISE, SMALL = (4, 64, 64), (4, 16, 16)
+"""Shapes of the latents of a 512×512 image, and of a 64×64 image of the bundled models."""
+SEED = 2**32 - 1
+"""As long as the seeds that the gateway draws."""
 
 Pictures = dict[tuple[int, int, str], bytes]
 """PNG by (pair, K, format); K = 0 from noise."""
 
 
-def draw(family: Family, pairs: Sequence[ScenePair], sizes: dict[tuple[int, str], list[int]]) -> Pictures:
+def draw(
+    family: Family,
+    pairs: Sequence[ScenePair],
+    sizes: dict[tuple[int, str], list[int]],
+    steps: int = STEPS,
+    ks: Sequence[int] = KS,
+) -> Pictures:
     """Generate every image of these pairs; add each state's bytes to `sizes` by (K, format)."""
     engine = Engine({family.card.name: family}, max_rows=8, tell_every_s=0.0)
     pictures: Pictures = {}
     by_number = {str(pair.number): pair for pair in pairs}
     for pair in pairs:
-        engine.submit(_task(family, f"{pair.number}/before", pair.before_text, pair.before_seed, capture=KS))
-        engine.submit(_task(family, f"{pair.number}/0/noise", pair.after_text, pair.after_seed))
+        engine.submit(_task(family, f"{pair.number}/before", pair.before_text, pair.before_seed, steps, capture=ks))
+        engine.submit(_task(family, f"{pair.number}/0/noise", pair.after_text, pair.after_seed, steps))
     while not engine.idle:
         for event in engine.step():
             match event:
-                case LatentCaptured(id=name, step=k, latent=latent):
+                case LatentCaptured(id=name, step=k, latent=latent, noises=noises):
                     pair = by_number[name.split("/")[0]]
                     for codec in CODECS:
-                        data = encode_state(latent, codec)
+                        data = encode_state(latent, codec, noises)
                         sizes[k, codec].append(len(data))
                         start = FromState(decode_state(data, codec), k, 0.0, fresh_seed(pair.after_seed, name))
                         number = f"{pair.number}/{k}/{codec}"
-                        engine.submit(_task(family, number, pair.after_text, pair.after_seed, start))
-                    if k == max(KS):
+                        engine.submit(_task(family, number, pair.after_text, pair.after_seed, steps, start))
+                    if k == max(ks):
                         engine.cancel(name)
                 case Finished(id=name, pixels=pixels):
                     of_pair, of_k, codec = name.split("/")
@@ -75,33 +85,46 @@ def draw(family: Family, pairs: Sequence[ScenePair], sizes: dict[tuple[int, str]
 
 
 def _task(
-    family: Family, name: str, prompt: str, seed: int, start: Start | None = None, capture: tuple[int, ...] = ()
+    family: Family,
+    name: str,
+    prompt: str,
+    seed: int,
+    steps: int,
+    start: Start | None = None,
+    capture: Sequence[int] = (),
 ) -> Task:
     card = family.card
     return Task(
-        name, card.name, prompt, card.default_size, STEPS, card.default_guidance, seed=seed,
-        start=start or FromNoise(), capture_steps=capture,
+        name, card.name, prompt, card.default_size, steps, card.default_guidance, seed=seed,
+        start=start or FromNoise(), capture_steps=tuple(capture),
     )  # fmt: skip
 
 
-def bytes_of_noise() -> dict[str, int]:
-    """Return the bytes by format of a 512×512 image's state before its first step."""
-    latent = np.random.default_rng(0).standard_normal(NOISE).astype(np.float32)
-    return {codec: len(encode_state(latent, codec)) for codec in CODECS}
+def bytes_of_noise(shape: tuple[int, int, int] = NOISE) -> dict[str, int]:
+    """Return the bytes by format of a state before its first step."""
+    latent = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    plain = {codec: len(encode_state(latent, codec)) for codec in CODECS if not codec.startswith("residual")}
+    seeded = first_noise(SEED, shape).numpy()
+    return plain | {codec: len(encode_state(seeded, codec, (SEED,))) for codec in CODECS if codec not in plain}
 
 
-def bytes_table(sizes: Mapping[str, int]) -> str:
-    rows = [[codec, f"{size:,}", f"{size / sizes['fp16']:.3f}"] for codec, size in sizes.items()]
-    return table(["noise of 512×512", "bytes", "of fp16's"], rows)
+def bytes_table(sizes: Mapping[str, int], small: Mapping[str, int]) -> str:
+    both = (sizes, small)
+    rows = [[codec, *(x for one in both for x in (f"{one[codec]:,}", one[codec] / one["fp16"]))] for codec in sizes]
+    return table(["noise", "512×512: bytes", "of fp16's", "64×64: bytes", "of fp16's"], rows)
 
 
 def figures_of(
-    pairs: Sequence[ScenePair], verdicts: dict[tuple[int, int, str], Verdict], sizes: dict[tuple[int, str], list[int]]
+    pairs: Sequence[ScenePair],
+    verdicts: dict[tuple[int, int, str], Verdict],
+    sizes: dict[tuple[int, str], list[int]],
+    pictures: Pictures | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Return one row per K and format: CLIP against noise and fp16 (95 % one-sided bounds), attributes right."""
+    """Return one row per K and format: CLIP against noise and fp16 (95 % one-sided bounds), attributes right, and the
+    look against fp16."""
     numbers = [pair.number for pair in pairs]
     noise = [verdicts[number, 0, "noise"] for number in numbers]
-    for k in KS:
+    for k in sorted({k for k, _ in sizes}):
         plain = [verdicts[number, k, "fp16"] for number in numbers]
         for codec in CODECS:
             own = [verdicts[number, k, codec] for number in numbers]
@@ -120,7 +143,13 @@ def figures_of(
                 "right": _right(own),
                 "right_from_noise": _right(noise),
                 "judged_otherwise_than_fp16": _differ(own, plain),
+                "look_of_fp16": _looks(numbers, pictures or {}, k, codec),
             }
+
+
+def _looks(numbers: Sequence[int], pictures: Pictures, k: int, codec: str) -> dict[str, float]:
+    own, plain = ({n: pictures[n, k, one] for n in numbers if (n, k, one) in pictures} for one in (codec, "fp16"))
+    return look_against(numbers, own, plain)
 
 
 def _right(verdicts: Sequence[Verdict]) -> float:
@@ -140,10 +169,12 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=STEPS, help="T of all runs")
+    parser.add_argument("--ks", type=int, nargs="+", default=KS)
     parser.add_argument("--bytes-only", action="store_true", help="generate nothing, write nothing")
     asked = parser.parse_args(given)
     noise = bytes_of_noise()
-    print(bytes_table(noise))
+    print(bytes_table(noise, bytes_of_noise(SMALL)))
     if asked.bytes_only:
         return
     torch.set_num_threads(asked.threads)
@@ -154,7 +185,7 @@ def main(given: Sequence[str] | None = None) -> None:
     pictures: Pictures = {}
     remaining = Remaining("pairs", len(pairs))
     for first in range(0, len(pairs), AT_ONCE):
-        pictures |= draw(family, pairs[first : first + AT_ONCE], sizes)
+        pictures |= draw(family, pairs[first : first + AT_ONCE], sizes, asked.steps, asked.ks)
         remaining.advance(len(pairs[first : first + AT_ONCE]))
     keys = sorted(pictures)
     places = {pair.number: pair for pair in pairs}
@@ -164,13 +195,14 @@ def main(given: Sequence[str] | None = None) -> None:
         [places[key[0]].after for key in keys],
         open_encoder("bundled:clip"),
     )
-    rows = list(figures_of(pairs, {key: found[place] for place, key in enumerate(keys)}, sizes))
+    rows = list(figures_of(pairs, {key: found[place] for place, key in enumerate(keys)}, sizes, pictures))
     shown = ("k", "codec", "bytes", "bytes_of_fp16", "clip_of_noise", "clip_of_fp16", "right", "right_from_noise")
-    print(table(shown, [[row[name] for name in shown] for row in rows]))
+    edges = [row["look_of_fp16"]["edges"] for row in rows]
+    lines = [[*(row[name] for name in shown), edge] for row, edge in zip(rows, edges, strict=True)]
+    print(table([*shown, "edges of fp16"], lines))
+    name = "state_codecs" if asked.steps == STEPS else f"state_codecs_t{asked.steps}"
     settings = {"model": card.name, "weights_hash": card.weights_hash, "pairs": asked.pairs, "seed": asked.seed}
-    record(
-        "state_codecs", {"rows": rows, "bytes_of_noise": noise}, settings | {"steps": STEPS}, on=on, folder=asked.out
-    )
+    record(name, {"rows": rows, "bytes_of_noise": noise}, settings | {"steps": asked.steps}, on=on, folder=asked.out)
 
 
 if __name__ == "__main__":
