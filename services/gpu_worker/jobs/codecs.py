@@ -115,9 +115,10 @@ CODECS: dict[str, Codec] = {
     "fp8": Plain(pack=_pack_fp8, unpack=_unpack_fp8),
     "int6": _levels(6),
     "int4": _levels(4),
-    "residual1": Residual(1, bits=2),
+    "residual-2bit": Residual(1, bits=2),
+    "residual-1bit": Residual(1, bits=1),
     "residual": Residual(2, bits=3),
-    "residual4": Residual(4, bits=3),
+    "residual-4x4": Residual(4, bits=3),
 }
 """Codecs by the name that a State carries."""
 

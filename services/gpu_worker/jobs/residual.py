@@ -1,8 +1,9 @@
-"""Codecs `residual1`, `residual` and `residual4`: a state as the seeds of its noise and a coarse residual.
+"""Codecs `residual` and `residual-…`: a state as the seeds of its noise and a coarse residual.
 
 A state is mostly noise, and a seed gives that noise again: x_K = Σ cᵢ·εᵢ + residual, where εᵢ is the first draw of seed
-i (`first_noise`). Of the residual, `residual` stores averages over cells of 2×2 in 3 bits and `residual4` averages over
-4×4 in 3 bits; `residual1` stores every value in 2 bits. Averages lose image detail, of which late states have more.
+i (`first_noise`). Of the residual, `residual` stores averages over cells of 2×2 in 3 bits and `residual-4x4` averages
+over 4×4 in 3 bits; `residual-2bit` and `residual-1bit` store every value in 2 bits and in 1 bit. Averages lose image
+detail, of which late states have more.
 
 Least squares over the state gives the cᵢ. The fit needs no schedule, so it serves every sampler, fresh noise and
 inherited seeds, and no other cᵢ leave a smaller residual. For a run from noise it comes close to the noise scale at K:
@@ -18,8 +19,8 @@ Layout, version 1; a varint holds 7 bits a byte, least significant first, and bi
     C bytes      step of each channel's quantiser: 0 for a channel of zeros, else 2 ** ((byte - 128) / 8)
     the rest     level of each average, channel by channel and row by row, most significant bit first
 
-A 4×16×16 state with one 32-bit seed has 15 + 96 bytes as `residual`, 15 + 24 as `residual4` and 15 + 256 as
-`residual1`; fp16 has 2,128.
+A 4×16×16 state with one 32-bit seed has 15 + 96 bytes as `residual` and 15 + 24 as `residual-4x4`, 15 + 256 as
+`residual-2bit` and 15 + 128 as `residual-1bit`; fp16 has 2,128.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ SEED, DRAWN = 2026, (-0.183910, 0.729640, 0.624167, 0.122535)
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """Averages over cells of `cell` × `cell`, each in `bits` bits. A state without known seeds is stored plainly: every
-    value in 4 bits, as precise as int4."""
+    """Averages over cells of `cell` × `cell`, each in `bits` bits. A state without known seeds is stored plainly, every
+    value in 4 bits."""
 
     cell: int
     bits: int
@@ -57,14 +58,12 @@ class Residual:
         weights = _fitted(latent, tuple(dict.fromkeys(noises)))
         cell, bits = (self.cell, self.bits) if weights else (1, 4)
         averages = _averaged(latent - _mixed(weights, latent.shape), cell)
-        most = np.abs(averages).max(axis=(1, 2)).astype(np.float64)
-        exponents = np.ceil(8 * np.log2(np.where(most > 0, most, 1) / 2 ** (bits - 1))) + 128
-        steps = np.where(most > 0, exponents.clip(1, 255), 0).astype(np.uint8)
-        levels = np.floor(averages / np.where(steps == 0, 1, _step(steps))[:, None, None]) + 2 ** (bits - 1)
+        steps = _steps(averages, bits)
+        levels = _levels(averages, _widths(steps), bits).astype(np.uint8)
         head = bytes([VERSION, cell.bit_length() - 1 | bits - 1 << 2 | len(weights) << 5])
         head += b"".join(_varint(side) for side in latent.shape)
         head += b"".join(_varint(seed) + c.to_bytes(1, "big", signed=True) for seed, c in weights.items())
-        return head + steps.tobytes() + _packed(levels.clip(0, 2**bits - 1).astype(np.uint8), bits)
+        return head + steps.tobytes() + _packed(levels, bits)
 
     def decode(self, data: bytes) -> Latent:
         """Raise ValueError or IndexError for bytes that are not such a state."""
@@ -74,10 +73,10 @@ class Residual:
         values = channels * down * across
         if min(head.shape) < 1 or len(data) != head.end + channels + -(-values * head.bits // 8):
             raise ValueError(f"{len(data)} bytes do not hold a latent of shape {head.shape}")
-        steps = _step(np.frombuffer(data, np.uint8, channels, head.end))
+        widths = _widths(np.frombuffer(data, np.uint8, channels, head.end))
         bits = np.unpackbits(np.frombuffer(data, np.uint8, offset=head.end + channels), count=values * head.bits)
         levels = bits.reshape(-1, head.bits) @ (1 << np.arange(head.bits)[::-1])
-        averages = (levels.reshape(channels, down, across) + 0.5 - 2 ** (head.bits - 1)) * steps[:, None, None]
+        averages = _values(levels.reshape(channels, down, across), widths, head.bits)
         coarse = averages.repeat(head.cell, axis=1).repeat(head.cell, axis=2)[:, :height, :width]
         latent: Latent = (coarse + _mixed(head.weights, head.shape)).astype(np.float32)
         return latent
@@ -157,8 +156,34 @@ def _averaged(values: npt.NDArray[Any], cell: int) -> npt.NDArray[Any]:
     return values
 
 
-def _step(steps: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    return np.where(steps == 0, 0, 2 ** ((steps.astype(np.float64) - 128) / 8)).astype(np.float32)
+def _steps(averages: npt.NDArray[Any], bits: int) -> npt.NDArray[np.uint8]:
+    """Return each channel's step, as stored, at which the levels have the energy of the averages.
+
+    A step for the smallest error gives levels with less energy, and images with less detail. The search begins at the
+    step whose last level is the largest value.
+    """
+    energy = (averages.astype(np.float64) ** 2).sum(axis=(1, 2), keepdims=True)
+    widths = np.abs(averages).max(axis=(1, 2), keepdims=True) / (2 ** (bits - 1) - 0.5)
+    for _ in range(8):
+        kept = (_values(_levels(averages, widths, bits), widths, bits) ** 2).sum(axis=(1, 2), keepdims=True)
+        widths = widths * (energy / np.where(kept > 0, kept, 1)) ** 0.5
+    exponents = np.round(8 * np.log2(np.where(widths > 0, widths, 1))) + 128
+    steps: npt.NDArray[np.uint8] = np.where(widths > 0, exponents.clip(1, 255), 0).astype(np.uint8).ravel()
+    return steps
+
+
+def _widths(steps: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+    """Return the widths of the channels' levels, (C, 1, 1)."""
+    return np.where(steps == 0, 0, 2 ** ((steps - 128.0) / 8))[:, None, None]
+
+
+def _levels(averages: npt.NDArray[Any], widths: npt.NDArray[Any], bits: int) -> npt.NDArray[Any]:
+    levels = np.floor(averages / np.where(widths > 0, widths, 1)) + 2 ** (bits - 1)
+    return levels.clip(0, 2**bits - 1)
+
+
+def _values(levels: npt.NDArray[Any], widths: npt.NDArray[Any], bits: int) -> npt.NDArray[Any]:
+    return (levels + 0.5 - 2 ** (bits - 1)) * widths
 
 
 def _packed(levels: npt.NDArray[np.uint8], bits: int) -> bytes:

@@ -81,7 +81,7 @@ def test_ddim_goes_on_from_a_residual_state_nearly_as_from_fp16(start: Start) ->
 def assert_near(family: Any, states: Sequence[LatentCaptured], near: dict[int, float], one: Task) -> None:
     for state in states:
         assert state.noises == (7,)
-        starts = [kept(state, codec, state.noises) for codec in ("fp16", "residual", "residual4")]
+        starts = [kept(state, codec, state.noises) for codec in ("fp16", "residual", "residual-4x4")]
         plain, ours = (drawn(family, replace(one, start=start))["a"].latent for start in starts[:2])
         assert apart(ours, plain) < near[state.step]
         assert apart(starts[1].latent, state.latent) < apart(starts[2].latent, state.latent) < 0.7
