@@ -34,7 +34,7 @@ from shared.domain.errors import CancelledError
 from shared.models.card_lookup import find_card
 from shared.runtime.progress import Remaining
 
-CODECS = ("fp16", "int8", "fp8", "int6", "int4", "residual1", "residual", "residual4")
+CODECS = ("fp16", "int8", "fp8", "int6", "int4", "residual-2bit", "residual-1bit", "residual", "residual-4x4")
 KS = (10, 25)
 STEPS = 50
 AT_ONCE = 12

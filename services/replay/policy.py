@@ -24,7 +24,7 @@ SAME = {"modm-cache-all": "modm"}
 
 CODEC_SHARE = {
     "fp16": 1.0, "int8": 0.455, "fp8": 0.416, "int6": 0.341, "int4": 0.235,
-    "residual1": 0.125, "residual": 0.047, "residual4": 0.012,
+    "residual-2bit": 0.125, "residual-1bit": 0.063, "residual": 0.047, "residual-4x4": 0.012,
 }  # fmt: skip
 """Bytes of a state beside fp16's, measured on the latent of a 512×512 picture that is all noise, the hardest to pack
 (`python -m bench.state_codecs --bytes-only`). What each costs in quality is in bench/results/state_codecs.json."""
@@ -52,7 +52,9 @@ class PolicySettings(BaseModel):
     refit_requests: int = Field(
         0, ge=0, description="Least requests between two fits of the SVM; 0: it alone says when, as when serving."
     )
-    state_codec: Literal["fp16", "int8", "fp8", "int6", "int4", "residual1", "residual", "residual4"] = "fp16"
+    state_codec: Literal[
+        "fp16", "int8", "fp8", "int6", "int4", "residual-2bit", "residual-1bit", "residual", "residual-4x4"
+    ] = "fp16"
     reuses: Literal["latent", "picture", "refine"] = Field(
         "latent", description="States; pictures as they are; or pictures brought to a noise level (MoDM §4.3)."
     )

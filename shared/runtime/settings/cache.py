@@ -31,11 +31,13 @@ class Cache(Section):
         description="Steps K, of T = 50, after which a run's latent is kept; each K is from 1 to 49. More K allow "
         "closer starts and fill the budget sooner. The default is NIRVANA's (§5.3).",
     )
-    state_codec: Literal["fp16", "fp32", "int8", "fp8", "int6", "int4", "residual1", "residual", "residual4"] = Field(
+    state_codec: Literal[
+        "fp16", "fp32", "int8", "fp8", "int6", "int4", "residual-2bit", "residual-1bit", "residual", "residual-4x4"
+    ] = Field(
         "fp16",
         description="Number format of stored latents. A smaller format fits more latents into the budget and stores "
-        "them less exactly. residual stores the seed of the noise, and of the rest 2×2 averages in 3 bits. residual4 "
-        "stores 4×4 averages; residual1 stores every value of the rest, in 2 bits.",
+        "them less exactly. residual stores the seed of the noise, and of the rest 2×2 averages in 3 bits. The other "
+        "residual formats store 4×4 averages (4x4), or every value in 1 or 2 bits (1bit, 2bit).",
     )
     insert_on_hit: bool = Field(True, description="Keep the latents of hits too, at the K after the start step.")
     lcbfu_initial_uses: float = Field(
