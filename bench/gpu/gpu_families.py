@@ -119,7 +119,7 @@ def _batch(subject: Subject, rows: int, steps: int, total: int) -> dict[str, Any
 
 def _timed(family: Family, count: int, steps: int) -> tuple[list[float], float]:
     """Return the seconds of every step after two warm-up steps, and of the second decoded image."""
-    from services.gpu_worker.engine.engine import make_row
+    from services.gpu_worker.engine.row_start import make_row
     from services.gpu_worker.engine.rows import Task
 
     card, taken = family.card, []

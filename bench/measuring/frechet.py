@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,23 +15,21 @@ def frechet_distance(one: Features, other: Features) -> float:
     """Return |μ₁ − μ₂|² + tr(Σ₁ + Σ₂ − 2·(Σ₁Σ₂)^½); 0 for equal sets.
 
     The computation accepts the singular covariances of fewer images than dimensions. Their distance is biased, so
-    compare only equal numbers of images. tr (Σ₁Σ₂)^½ is the sum of the singular values of Σ₁^½·Σ₂^½: only symmetric
-    matrices get a square root, and rounding gives no complex values. Raises ValueError for sets of fewer than two rows,
-    and for rows of different lengths.
+    compare only equal numbers of images. With Σ = RᵀR, tr (Σ₁Σ₂)^½ is the sum of the singular values of R₁R₂ᵀ: rounding
+    gives no complex values. Raises ValueError for sets of fewer than two rows, and for rows of different lengths.
     """
     if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1] or min(len(one), len(other)) < 2:
         raise ValueError(f"both sets must have at least two rows of one length (got shapes {one.shape}, {other.shape})")
     apart = one.mean(axis=0) - other.mean(axis=0)
-    first, second = (np.atleast_2d(np.cov(each, rowvar=False)) for each in (one, other))
-    together = np.linalg.svd(_root(first) @ _root(second), compute_uv=False).sum()
-    return float(max(apart @ apart + np.trace(first) + np.trace(second) - 2 * together, 0.0))
+    first, second = _factor(one), _factor(other)
+    together = np.linalg.svd(first @ second.T, compute_uv=False).sum()
+    return float(max(apart @ apart + (first**2).sum() + (second**2).sum() - 2 * together, 0.0))
 
 
-def _root(covariance: Features) -> Features:
-    """Return the square root of a symmetric matrix; eigenvalues below zero from rounding count as zero."""
-    values, vectors = np.linalg.eigh(covariance)
-    root: Features = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
-    return root
+def _factor(rows: Features) -> Features:
+    """Return R of the rows' covariance RᵀR, without forming the covariance."""
+    factor: Any = np.linalg.qr((rows - rows.mean(axis=0)) / (len(rows) - 1) ** 0.5, mode="r")
+    return np.asarray(factor)
 
 
 def distance_of_halves(one: Features, other: Features, rounds: int = 20, seed: int = 0) -> tuple[float, float]:

@@ -103,7 +103,7 @@ class CachedServing:
             state=JobState.QUEUED,
             vector=vector,
             encoder_hash=self.encoder.hash,
-            exact_key=exact_key(request, large.compat(request.size, request.steps)),
+            exact_key=exact_key(request, large.compat(request.size, request.steps), large.sampler_id),
         )
         await jobs.accept(job, key_lifetime_s=60)
         await jobs.claim(name, "bench", LEASE_S)

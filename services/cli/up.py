@@ -26,6 +26,7 @@ def up(
     encoder: Annotated[str | None, setting("encoder")] = None,
     device: Annotated[str | None, setting("device")] = None,
     dtype: Annotated[str | None, setting("dtype")] = None,
+    sampler: Annotated[str | None, setting("sampler")] = None,
     offload: Annotated[str | None, setting("offload")] = None,
     torch_threads: Annotated[int | None, setting("torch_threads")] = None,
     max_rows: Annotated[int | None, setting("max_rows")] = None,

@@ -186,7 +186,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         request = asked.question.request
         if not (asked.question.request.cache.reads and request.seed_given):
             return None
-        key = exact_key(request, asked.question.compat)
+        key = exact_key(request, asked.question.compat, asked.known.card.sampler_id)
         served = (one.card.weights_hash for one in self._tables.served)
         weights = repeat_weights(request, asked.question.compat.weights_hash, served)
         exact = self._backends.catalog.entries.exact(key, visible_owners(request.tenant, request.user), weights)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from shared.domain.types import CompatKey, Entry, Job, JobState, Plan, PlanSource, Request, Result
 
 
-def exact_key(request: Request, compat: CompatKey) -> str:
+def exact_key(request: Request, compat: CompatKey, sampler: str = "") -> str:
     """Return 32 hex digits over everything in a request that changes its image.
 
     These are prompt, negative prompt, size, frames, seed, guidance, steps, savings, fresh noise, and the weights,
@@ -17,6 +17,9 @@ def exact_key(request: Request, compat: CompatKey) -> str:
     may answer. Cache settings are left out: an image that started from another one answers a repeat too. A request
     whose seed the gateway chose has a key too, because a later request may name that seed. Such a request itself is
     never looked up by its key.
+
+    `sampler` is the id of the sampler. It is part of the key if it differs from the noise process in `compat`, which
+    samplers may share.
     """
     same = [
         request.modality.value,
@@ -29,6 +32,7 @@ def exact_key(request: Request, compat: CompatKey) -> str:
         request.steps,
         float(request.savings),
         float(request.fresh_noise),
+        *([sampler] if sampler not in ("", compat.sampler) else []),
     ]
     return hashlib.sha256(json.dumps(same).encode()).hexdigest()[:32]
 

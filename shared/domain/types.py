@@ -230,7 +230,7 @@ class CompatKey(Stored):
 
     weights_hash: str
     sampler: str
-    """Name and configuration hash of the sampler."""
+    """Name and configuration hash of the noise process: the sampler, or DDIM where it shares DDIM's noise levels."""
     dtype: str
     size: Size
     steps: int

@@ -13,7 +13,7 @@ from shared.domain.errors import InvalidRequestError, ModelError
 from shared.domain.types import CompatKey, Size
 from shared.models import hub
 from shared.models.checkpoint import INDEX, faults, read_json
-from shared.models.schedules import nearest_step, same_noise_level, sampler_id
+from shared.models.schedules import nearest_step, noise_process, same_noise_level, sampler_id
 from shared.models.weights import weights_hash
 
 NOOP_PREFIX = "noop:"
@@ -53,7 +53,7 @@ class ModelCard:
     role: str = "large"
     """`large` generates misses, `small` refines hits (MoDM §4.2)."""
     sampler: str = "ddim"
-    """One of gpu_worker/engine/samplers.py; its configuration is the checkpoint's own scheduler_config.json."""
+    """One of gpu_worker/engine/samplers; its configuration is the checkpoint's own scheduler_config.json."""
     eta: float = 0.0
     """DDIM's η: 0 is deterministic."""
     default_size: Size = field(default_factory=lambda: Size(512, 512))
@@ -120,9 +120,8 @@ class ModelCard:
 
     def compat(self, size: Size, steps: int) -> CompatKey:
         """Return the key that a latent must match to start an image of this model (docs/architecture.md, Equality)."""
-        return CompatKey(
-            weights_hash=self.weights_hash, sampler=self.sampler_id, dtype=self.dtype, size=size, steps=steps
-        )
+        process = noise_process(self.sampler, self.scheduler_config, self.eta)
+        return CompatKey(weights_hash=self.weights_hash, sampler=process, dtype=self.dtype, size=size, steps=steps)
 
     def step_in(self, step: int, of: int, steps: int) -> int:
         """Return the step in a run of `steps` that equals `step` of `of`; 0 if no step has the same noise level."""

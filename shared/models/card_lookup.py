@@ -79,13 +79,15 @@ def served_cards(settings: Settings) -> dict[str, ModelCard]:
 
 
 def card_for(name_or_path: str, settings: Settings) -> ModelCard:
-    """Return the card of a model that these settings name, with their dtype.
+    """Return the card of a model that these settings name, with their dtype and sampler.
 
     `auto` is the card's own dtype, and float32 on a CPU, where half precision is slow or missing. Every service must
     use this function, so that all of them agree on the CompatKey. Configurations of an unknown hub id are fetched."""
     card = find_card(name_or_path, data_dir=settings.data_dir)
     if not card.family:
         card = card_of_weights(hub.configurations(card.path, card.name), card.name, card.path)
+    if settings.sampler not in ("auto", card.sampler):
+        card = replace(card, sampler=settings.sampler, eta=0.0)
     if settings.dtype != "auto":
         return replace(card, dtype=settings.dtype)
     return replace(card, dtype="float32") if settings.device == "cpu" else card

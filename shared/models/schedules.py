@@ -11,13 +11,40 @@ import numpy as np
 
 NOT_HASHED = ("_class_name", "_diffusers_version", "skip_prk_steps")
 """Keys of scheduler_config.json that our samplers do not read."""
+DPM_SOLVER = "dpm++2m"
+_REMAPPED = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas")
+"""Keys that make a DPM-Solver space its noise levels by themselves, from the highest to the lowest trained level."""
 
 
 def sampler_id(name: str, config: dict[str, Any], eta: float = 0.0) -> str:
-    """Return `name:hash`, with a hash over every configuration key that changes a step (used in CompatKey.sampler)."""
+    """Return `name:hash`, with a hash over every configuration key that changes a step (see noise_process)."""
     kept = {key: value for key, value in config.items() if key not in NOT_HASHED} | {"eta": eta}
     digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
     return f"{name}:{digest[:12]}"
+
+
+def noise_process(name: str, config: dict[str, Any], eta: float = 0.0) -> str:
+    """Return CompatKey.sampler: equal for samplers whose states after K of T steps have the same noise and level.
+
+    DDIM and `dpm++2m` share their levels under `trailing` spacing (within one trained timestep where T does not divide
+    the trained range), so a state of one starts a run of the other. The key is DDIM's, as stored before there was
+    another sampler. Every other sampler has its own key.
+    """
+    if name != DPM_SOLVER or config.get("timestep_spacing") != "trailing":
+        return sampler_id(name, config, eta)
+    remapped = any(config.get(key) for key in (*_REMAPPED, "use_flow_sigmas"))
+    return sampler_id(name if remapped else "ddim", config, eta)
+
+
+def dpm_timesteps(config: dict[str, Any], steps: int) -> np.ndarray:
+    """Return the timesteps of a DPM-Solver run over a trained noise schedule, int64 (steps,), highest noise first."""
+    trained = int(config.get("num_train_timesteps", 1000))
+    spacing = config.get("timestep_spacing", "linspace")
+    if spacing == "linspace":
+        return np.linspace(0, trained - 1, steps + 1).round()[:0:-1].astype(np.int64)
+    if spacing == "trailing":
+        return np.round(np.arange(trained, 0, -trained / steps)).astype(np.int64) - 1
+    return np.arange(steps, 0, -1) * (trained // (steps + 1)) + int(config.get("steps_offset", 0))
 
 
 def ddim_timesteps(config: dict[str, Any], steps: int) -> np.ndarray:
@@ -37,6 +64,7 @@ def noise_level(sampler: str, config: dict[str, Any], steps: int, step: int) -> 
 
     DDIM: the timestep whose ᾱ the latent has (-1: no noise left). Flow matching: the position of the unshifted sigma
     between the schedule's ends, spaced like diffusers; shifting is monotone, and equal for every T of a size.
+    DPM-Solver: either of the two, as its configuration says.
     """
     if step == steps:
         return Fraction(-1)
@@ -45,6 +73,10 @@ def noise_level(sampler: str, config: dict[str, Any], steps: int, step: int) -> 
             return Fraction(int(ddim_timesteps(config, steps)[0]))
         stride = int(config.get("num_train_timesteps", 1000)) // steps
         return Fraction(int(ddim_timesteps(config, steps)[step - 1]) - stride)
+    if sampler == DPM_SOLVER and not any(config.get(key) for key in _REMAPPED):
+        if config.get("use_flow_sigmas"):
+            return Fraction(steps - step, steps)
+        return Fraction(int(dpm_timesteps(config, steps)[step]))
     if sampler == "flow_match_euler_even":  # FluxPipeline: 1, (T−1)/T, … 1/T
         return Fraction(steps - step, steps)
     # diffusers spaces sigmas linearly from σ_max to σ_min over T points (both included)

@@ -20,19 +20,8 @@ from services.gpu_worker.engine.events import (
     Left,
 )
 from services.gpu_worker.engine.family import Family
-from services.gpu_worker.engine.rows import (
-    FromCheckpoint,
-    FromNoise,
-    FromPicture,
-    FromState,
-    Latent,
-    Pixels,
-    Row,
-    Stepped,
-    Task,
-    carried_noises,
-    generator_of,
-)
+from services.gpu_worker.engine.row_start import make_row, off_device
+from services.gpu_worker.engine.rows import Pixels, Row, Stepped, Task
 from services.gpu_worker.engine.scheduler import Decision, decide
 from services.gpu_worker.engine.threads import StepThreads
 from shared.domain.errors import CancelledError, DeadlineError, ModelError
@@ -198,6 +187,7 @@ class Engine:
         if isinstance(stepped, Exception):
             return [self._leave(task.id, stepped)]
         row.latent, row.renew, row.done = stepped.latent, 0.0, row.done + 1
+        row.previous = stepped.clean if row.sampler.multistep else None
         events: list[Event] = []
         if self._clock() - row.told_at >= self._tell_every_s:
             events.append(self._advanced(row, stepped))
@@ -207,7 +197,9 @@ class Engine:
             return [*events, self._finish(row)]
         if self._worth_saving(row):
             row.saved_at = self._clock()
-            events.append(Checkpointed(task.id, row.done, off_device(row.latent), row.generator_state, row.noises))
+            history = None if row.previous is None else off_device(row.previous)
+            latent = off_device(row.latent)
+            events.append(Checkpointed(task.id, row.done, latent, row.generator_state, row.noises, history))
         return events
 
     def _worth_saving(self, row: Row) -> bool:
@@ -252,54 +244,3 @@ class Engine:
             denoise_s=denoised - row.joined_at,
             decode_s=self._clock() - denoised,
         )
-
-
-def make_row(family: Family, task: Task) -> Row:
-    """Build a task's row: encoded prompt, schedule, generator, and the latent at its start.
-
-    Raises ModelError when the start does not fit the task (shape, K outside 0 … T−1).
-    """
-    generator = generator_of(task.seed)
-    noise = family.initial_noise(task.size, generator)
-    schedule = family.sampler.schedule(task.steps, (noise.shape[-2], noise.shape[-1]))
-    latent, done, renew = noise, 0, 0.0
-    match task.start:
-        case FromNoise():
-            pass
-        case FromState(latent=state, step=step, fresh_noise=fresh, noise_seed=seed):
-            latent, done, renew = _on_device(state, family), step, fresh
-            if fresh:
-                generator = generator_of(seed)
-        case FromPicture(pixels=pixels, step=step):
-            latent, done = family.add_noise(family.encode_picture(pixels), noise, schedule, step), step
-        case FromCheckpoint(latent=state, step=step, generator_state=saved):
-            latent, done = _on_device(state, family), step
-            generator.set_state(torch.frombuffer(bytearray(saved), dtype=torch.uint8))
-    if latent.shape != noise.shape:
-        rule = f"the latent of a {task.size} task must have shape {tuple(noise.shape)} (got {tuple(latent.shape)})"
-        raise ModelError(f"task {task.id!r} cannot start from {type(task.start).__name__}: {rule}")
-    if not 0 <= done < task.steps or not 0 <= renew <= 1:
-        rule = f"start step must be from 0 to {task.steps - 1}, fresh noise from 0 to 1 (got {done}, {renew})"
-        raise ModelError(f"task {task.id!r}: {rule}")
-    guided = task.guidance > 1 and not family.guidance_embedded
-    return Row(
-        task=task,
-        schedule=schedule,
-        latent=latent,
-        done=done,
-        started=done,
-        encoding=family.encode_prompt(task.prompt),
-        negative=family.encode_prompt(task.negative_prompt, negative=True) if guided else None,
-        generator=generator,
-        renew=renew,
-        noises=carried_noises(task, schedule),
-    )
-
-
-def _on_device(latent: Latent, family: Family) -> torch.Tensor:
-    return torch.from_numpy(np.array(latent, dtype=np.float32)).to(family.device)
-
-
-def off_device(latent: torch.Tensor) -> Latent:
-    """Copy a latent off the device, so that later steps cannot change the copy."""
-    return latent.float().cpu().numpy().copy()

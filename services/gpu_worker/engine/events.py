@@ -49,6 +49,8 @@ class Checkpointed:
     latent: Latent
     generator_state: bytes
     noises: tuple[int, ...] = ()
+    previous: Latent | None = None
+    """History of a multistep sampler, see FromCheckpoint."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,7 @@ class Family(Protocol):
 
     card: ModelCard
     sampler: Sampler
+    """Sampler of the card, for tasks that name none."""
     device: torch.device
 
     @property
@@ -30,6 +31,10 @@ class Family(Protocol):
     @property
     def memory_bytes(self) -> int:
         """Bytes of the weights."""
+        ...
+
+    def sampler_named(self, name: str) -> Sampler:
+        """Return the sampler of this name over the model's own configuration. Raises ModelError if it does not fit."""
         ...
 
     def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptEncoding:

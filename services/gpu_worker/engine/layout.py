@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
 
 from services.gpu_worker.engine.rows import PromptEncoding, Row, Stepped, fresh_noise
-from services.gpu_worker.engine.samplers import Sampler
 
 Forward = Callable[[Tensor, Tensor, Sequence[PromptEncoding], Sequence[Row]], Tensor]
 """(latents (B, C, h, w), timesteps (B,), encodings, rows) → the denoiser's output (B, C, h, w), float32."""
 
 
-def step_by_size(rows: Sequence[Row], forward: Forward, sampler: Sampler, batch_invariant: int = 0) -> list[Stepped]:
+def step_by_size(rows: Sequence[Row], forward: Forward, batch_invariant: int = 0) -> list[Stepped]:
     """Run one step for rows of any sizes, each at its own timestep; results are in the order of the rows."""
     stepped: dict[int, Stepped] = {}
     for members in groups([tuple(row.latent.shape) for row in rows]):
         group = [rows[i] for i in members]
-        stepped.update(zip(members, _step_group(group, forward, sampler, batch_invariant), strict=True))
+        stepped.update(zip(members, _step_group(group, forward, batch_invariant), strict=True))
     return [stepped[i] for i in range(len(rows))]
 
 
-def groups(shapes: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """Return indices of rows with equal latent shape, shapes in order of first appearance."""
-    found: dict[tuple[int, ...], list[int]] = {}
-    for index, shape in enumerate(shapes):
-        found.setdefault(shape, []).append(index)
+def groups(keys: Sequence[Hashable]) -> list[list[int]]:
+    """Return indices of rows with equal key (latent shape, sampler), keys in order of first appearance."""
+    found: dict[Hashable, list[int]] = {}
+    for index, key in enumerate(keys):
+        found.setdefault(key, []).append(index)
     return list(found.values())
 
 
@@ -43,11 +42,18 @@ def chunks(count: int, batch_invariant: int) -> list[list[int]]:
     return [piece + piece[:1] * (batch_invariant - len(piece)) for piece in pieces]
 
 
-def _step_group(rows: Sequence[Row], forward: Forward, sampler: Sampler, batch_invariant: int) -> list[Stepped]:
+def _step_group(rows: Sequence[Row], forward: Forward, batch_invariant: int) -> list[Stepped]:
+    """Run one forward pass for rows of one size, then each sampler's update for its own rows."""
     latents = torch.stack([row.latent for row in rows])
     output = _guided(rows, latents, forward, batch_invariant)
-    moved, clean = sampler.step(latents, output, [row.position for row in rows], fresh_noise(rows))
-    return [Stepped(latent, seen) for latent, seen in zip(moved.unbind(), clean.unbind(), strict=True)]
+    stepped: dict[int, Stepped] = {}
+    for members in groups([id(row.sampler) for row in rows]):
+        own = [rows[i] for i in members]
+        some = slice(None) if len(own) == len(rows) else members  # a list of indices copies
+        positions = [row.position for row in own]
+        moved, clean = own[0].sampler.step(latents[some], output[some], positions, fresh_noise(own))
+        stepped.update(zip(members, map(Stepped, moved.unbind(), clean.unbind()), strict=True))
+    return [stepped[i] for i in range(len(rows))]
 
 
 def _guided(rows: Sequence[Row], latents: Tensor, forward: Forward, batch_invariant: int) -> Tensor:

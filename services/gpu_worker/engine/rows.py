@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.gpu_worker.engine.samplers import Position, Schedule
+from services.gpu_worker.engine.samplers import Position, Sampler, Schedule
 from shared.domain.truncation import of_negative
 from shared.domain.types import Size
 
@@ -56,6 +56,8 @@ class FromCheckpoint:
     generator_state: bytes
     noises: tuple[int, ...] = ()
     """Seeds of the noises that the latent carries; empty: unknown."""
+    previous: Latent | None = None
+    """History of a multistep sampler: the clean latent that the model predicted in the step before."""
 
 
 Start = FromNoise | FromState | FromPicture | FromCheckpoint
@@ -76,6 +78,8 @@ class Task:
     start: Start = field(default_factory=FromNoise)
     capture_steps: tuple[int, ...] = ()
     """Steps of T after which the latent is reported as LatentCaptured."""
+    sampler: str = ""
+    """Name of the sampler, see engine/samplers; empty: the model card's."""
     preview: bool = False
     checkpoint_every: int = 0
     """Steps between checkpoints for crash resume; 0: none."""
@@ -112,6 +116,7 @@ class Row:
     """A task that is in the batch."""
 
     task: Task
+    sampler: Sampler
     schedule: Schedule
     latent: Tensor
     """(channels, height, width) float32 on the engine's device, after `done` steps."""
@@ -126,6 +131,8 @@ class Row:
     """Share of the noise that the next step replaces; 0 again after that step."""
     noises: tuple[int, ...] = ()
     """Seeds whose `first_noise` the latent carries; empty: unknown."""
+    previous: Tensor | None = None
+    """A multistep sampler's history, (channels, height, width); None at the start of a run and in one-step samplers."""
     joined_at: float = 0.0
     told_at: float = 0.0
     saved_at: float = 0.0
@@ -133,7 +140,7 @@ class Row:
 
     @property
     def position(self) -> Position:
-        return Position(self.schedule, self.done, self.renew)
+        return Position(self.schedule, self.done, self.renew, self.previous)
 
     @property
     def left(self) -> int:
@@ -160,7 +167,7 @@ class Stepped:
 
     latent: Tensor
     clean: Tensor
-    """The clean latent that the model predicts, for previews."""
+    """The clean latent that the model predicts, for previews and for the history of multistep samplers."""
 
 
 def generator_of(seed: int) -> torch.Generator:

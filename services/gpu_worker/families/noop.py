@@ -12,7 +12,7 @@ from torch import Tensor
 
 from services.gpu_worker.engine.layout import groups
 from services.gpu_worker.engine.rows import Pixels, PromptEncoding, Row, Stepped
-from services.gpu_worker.engine.samplers import Schedule, make_sampler
+from services.gpu_worker.engine.samplers import Sampler, Schedule, make_sampler
 from shared.domain.errors import ModelError
 from shared.domain.types import Size
 from shared.models import ModelCard
@@ -36,7 +36,7 @@ class NoopFamily:
     def __init__(self, card: ModelCard, device: torch.device, step_s: float, row_s: float) -> None:
         self.card = card
         self.device = device
-        self.sampler = make_sampler(card.sampler, card.scheduler_config)
+        self.sampler = self.sampler_named(card.sampler)
         self._step_s = step_s
         self._row_s = row_s
         self._nothing = PromptEncoding(hidden=torch.zeros(1, 1))
@@ -44,6 +44,9 @@ class NoopFamily:
     @property
     def memory_bytes(self) -> int:
         return 0
+
+    def sampler_named(self, name: str) -> Sampler:
+        return make_sampler(name, self.card.scheduler_config)
 
     def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptEncoding:
         return self._nothing

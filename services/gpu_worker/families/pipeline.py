@@ -6,7 +6,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from services.gpu_worker.engine.layout import step_by_size
 from services.gpu_worker.engine.rows import Pixels, PromptEncoding, Row, Stepped
-from services.gpu_worker.engine.samplers import Schedule, make_sampler
+from services.gpu_worker.engine.samplers import Sampler, Schedule, make_sampler
 from services.gpu_worker.families.offload import Residence
 from services.gpu_worker.families.preview import fit_factors, project
 from shared.domain.errors import ModelError
@@ -87,7 +87,8 @@ class PipelineFamily(ABC):
         self.denoiser = getattr(pipeline, self.denoiser_name)
         # the pipeline corrects outdated scheduler configurations while loading, so its scheduler is the reference
         config = dict(pipeline.scheduler.config)
-        self.sampler = make_sampler(card.sampler, config, eta=card.eta, patch=self._patch)
+        self.sampler_named = cache(partial(self._make_sampler, config))
+        self.sampler = self.sampler_named(card.sampler)
         self._batch_invariant = min(batch_invariant, 1) if self.slots_differ else batch_invariant
         self._encode = lru_cache(maxsize=prompts_kept)(self._encode_prompt)
         # read from the VAE: the card of a hub id is written before the weights are loaded
@@ -132,6 +133,10 @@ class PipelineFamily(ABC):
     def memory_bytes(self) -> int:
         return sum(p.numel() * p.element_size() for module in self._modules.values() for p in module.parameters())
 
+    def _make_sampler(self, config: dict[str, Any], name: str) -> Sampler:
+        eta = self.card.eta if name == self.card.sampler else 0.0
+        return make_sampler(name, config, eta=eta, patch=self._patch)
+
     def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptEncoding:
         return self._encode(prompt, negative)
 
@@ -153,7 +158,7 @@ class PipelineFamily(ABC):
 
     def step(self, rows: Sequence[Row]) -> list[Stepped]:
         self._residence.bring("denoiser")
-        return step_by_size(rows, self._forward, self.sampler, self._batch_invariant)
+        return step_by_size(rows, self._forward, self._batch_invariant)
 
     def decode(self, latent: Tensor) -> Pixels:
         # decode one image at a time, so that its bits do not depend on images that finish in the same step

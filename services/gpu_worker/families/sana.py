@@ -1,10 +1,9 @@
 """SANA: linear attention over latents of a 32× autoencoder; Gemma 2 encodes the prompts, with an instruction before
 each.
 
-SANA checkpoints name DPM-Solver++ as their scheduler. A multistep solver needs outputs of earlier steps: a run cannot
-resume from the latent of step K alone, and rows at different steps cannot share an update. SANA is a flow-matching
-model, so this family takes Euler steps on the checkpoint's own sigmas (same flow_shift), like the authors' flow_euler
-sampler.
+SANA checkpoints name DPM-Solver++ as their scheduler: the sampler `dpm++2m` takes those steps. By default this family
+takes Euler steps along the same flow (same flow_shift), like the authors' flow_euler sampler: Euler runs continue from
+the latent of step K alone.
 """
 
 from __future__ import annotations

@@ -156,10 +156,15 @@ def codec_named(name: str) -> Codec:
 
 
 def encode_checkpoint(
-    latent: Latent, step: int, generator_state: bytes, plan: Plan, noises: Sequence[int] = ()
+    latent: Latent,
+    step: int,
+    generator_state: bytes,
+    plan: Plan,
+    noises: Sequence[int] = (),
+    previous: Latent | None = None,
 ) -> bytes:
     """Encode everything that the rest of a run depends on, lossless, with the plan as run (docs/architecture.md,
-    Delivery rules)."""
+    Delivery rules). previous: the history of a multistep sampler."""
     arrays = {
         "latent": np.ascontiguousarray(latent, dtype=np.float32),
         "generator": np.frombuffer(generator_state, dtype=np.uint8),
@@ -167,6 +172,8 @@ def encode_checkpoint(
         "plan": np.frombuffer(to_json(plan), dtype=np.uint8),
         "noises": np.array(noises, dtype=np.int64),
     }
+    if previous is not None:
+        arrays["previous"] = np.ascontiguousarray(previous, dtype=np.float32)
     return save(arrays)
 
 
@@ -176,7 +183,8 @@ def decode_checkpoint(data: bytes) -> tuple[FromCheckpoint, Plan]:
         arrays = load(data)
         step, generator = int(arrays["step"][0]), arrays["generator"].tobytes()
         noises = tuple(arrays["noises"].tolist()) if "noises" in arrays else ()  # older checkpoints name none
-        start = FromCheckpoint(arrays["latent"].astype(np.float32), step, generator, noises)
+        latent = arrays["latent"].astype(np.float32)
+        start = FromCheckpoint(latent, step, generator, noises, arrays.get("previous"))
         return start, from_json(Plan, arrays["plan"].tobytes())
     except (SafetensorError, KeyError, ValueError, IndexError) as error:  # pydantic's error is a ValueError
         raise BlobCorruptError(f"the blob is not a checkpoint: {error}") from error

@@ -33,6 +33,11 @@ class Models(Section):
         description="Number format of weights and computation; auto takes the format of the model's card, and float32 "
         "on a CPU.",
     )
+    sampler: Literal["auto", "ddim", "dpm++2m", "flow_match_euler", "flow_match_euler_even"] = Field(
+        "auto",
+        description="Sampler of every model; auto takes the sampler of each model's card. dpm++2m needs fewer steps "
+        "than ddim. The two share cached states where the model's timestep_spacing is trailing.",
+    )
     offload: Literal["none", "model", "sequential"] = Field(
         "none",
         description="Placement of weights. With none, all are on the device. With model, text encoders, denoiser and "

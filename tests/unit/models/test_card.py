@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from shared.domain.errors import ConfigurationError, InvalidRequestError, ModelError
-from shared.domain.types import Size
+from shared.domain.exact_repeats import exact_key
+from shared.domain.types import Request, Size
 from shared.models import (
     ModelCard,
     SizeRule,
@@ -190,6 +191,21 @@ def test_compat_keys_tell_weights_sampler_dtype_and_size_apart(folder: Path) -> 
     assert key.sampler.startswith("ddim:")
     assert str(key) != str(card.compat(Size(96, 64), 50))
     assert str(key) == str(card.compat(Size(64, 64), 100))
+
+
+def test_a_sampler_of_the_settings_keeps_the_noise_process_and_changes_exact_repeats(folder: Path) -> None:
+    settings = Settings(large=str(folder / "large"))
+    own, other = (
+        card_for(settings.large, settings.model_copy(update={"sampler": name})) for name in ("auto", "dpm++2m")
+    )
+    assert (own.sampler, other.sampler) == ("ddim", "dpm++2m")
+    key = own.compat(Size(64, 64), 50)
+    assert other.compat(Size(64, 64), 50) == key  # states of one start runs of the other
+    request = Request(prompt="a red fox", size=Size(64, 64), steps=50, guidance=2.5, seed=7)
+    keys = [exact_key(request, key, card.sampler_id) for card in (own, other)]
+    assert keys[0] == exact_key(request, key)  # as stored before there was another sampler
+    assert keys[0] != keys[1]
+    assert [other.step_in(10, 50, steps) for steps in (50, 25, 5, 4)] == [10, 5, 1, 0]
 
 
 def test_where_a_latent_stands_in_another_run(folder: Path) -> None:

@@ -63,6 +63,7 @@ def crowds(draw: st.DrawFn) -> list[tuple[int, Task]]:
             size=size,
             guidance=draw(st.sampled_from([1.0, 2.5, 7.0])),
             seed=draw(st.integers(0, 2**63 - 1)),
+            sampler=draw(st.sampled_from(["", "dpm++2m"])),
             **({"start": start} if hit else {}),
         )
         crowd.append((draw(st.integers(0, 8)), one))

@@ -11,7 +11,7 @@ from torch import Tensor
 from services.gpu_worker.engine.rows import Task
 
 
-def pipeline_of(family: Any, image_to_image: bool = False) -> Any:
+def pipeline_of(family: Any, image_to_image: bool = False, sampler: str = "") -> Any:
     """The family's pipeline, or its image-to-image sister, on the scheduler whose steps ours are."""
     pipeline = family.pipeline
     kind = type(pipeline)
@@ -24,6 +24,8 @@ def pipeline_of(family: Any, image_to_image: bool = False) -> Any:
     if kind.__name__.startswith("Sana"):
         shift = pipeline.scheduler.config.flow_shift
         parts["scheduler"] = diffusers.FlowMatchEulerDiscreteScheduler(shift=shift)
+    if sampler == "dpm++2m":
+        parts["scheduler"] = diffusers.DPMSolverMultistepScheduler.from_config(pipeline.scheduler.config)
     made = kind(**parts)
     made.set_progress_bar_config(disable=True)
     return made
@@ -50,7 +52,7 @@ def said(family: Any, task: Task) -> dict[str, Any]:
 def latent_of(family: Any, task: Task) -> Tensor:
     """(C, h, w) that the pipeline ends with."""
     size = {"width": task.size.width, "height": task.size.height}
-    latents = pipeline_of(family)(**said(family, task), **size, output_type="latent").images
+    latents = pipeline_of(family, sampler=task.sampler)(**said(family, task), **size, output_type="latent").images
     return unpacked(family, task, latents)
 
 
@@ -58,7 +60,9 @@ def latent_from_picture(family: Any, task: Task, clean: Tensor, step: int) -> Te
     """(C, h, w) that the image-to-image pipeline ends with, from a picture's latent, `step` steps left out."""
     strength = {"image": clean[None], "strength": (task.steps - step) / task.steps}
     size = {} if "XL" in type(family.pipeline).__name__ else {"width": task.size.width, "height": task.size.height}
-    latents = pipeline_of(family, True)(**said(family, task), **strength, **size, output_type="latent").images
+    latents = pipeline_of(family, True, task.sampler)(
+        **said(family, task), **strength, **size, output_type="latent"
+    ).images
     return unpacked(family, task, latents)
 
 

@@ -31,6 +31,13 @@ def test_a_whole_run_equals_the_pipeline(tiny_family: LoadTiny, name: str, way: 
     assert ours.steps_run == STEPS
 
 
+@pytest.mark.parametrize("steps", [3, 16])
+@pytest.mark.parametrize("name", ["sdxl", "sana"])
+def test_a_whole_run_with_dpm_solver_equals_the_pipeline(tiny_family: LoadTiny, name: str, steps: int) -> None:
+    family, task = tiny_family(name), a_task(sampler="dpm++2m", steps=steps)
+    np.testing.assert_allclose(drawn(family, task)["a"].latent, latent_of(family, task).numpy(), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", SAVED)
 def test_another_size_and_the_decoded_picture_are_the_pipelines_too(tiny_family: LoadTiny, name: str) -> None:
     family, task = tiny_family(name), a_task(size=Size(96, 64), steps=3)

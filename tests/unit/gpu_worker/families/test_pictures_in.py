@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from services.gpu_worker.engine.engine import make_row
+from services.gpu_worker.engine.row_start import make_row
 from services.gpu_worker.engine.rows import FromPicture
 from tests.unit.gpu_worker.families.conftest import SAVED, LoadTiny, a_picture, a_task, drawn
 from tests.unit.gpu_worker.families.reference import latent_from_picture, pipeline_of

@@ -9,16 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.gpu_worker.engine.events import Checkpointed
+from services.gpu_worker.jobs.codecs import decode_checkpoint, encode_checkpoint
+from services.gpu_worker.jobs.outputs import Outputs
 from shared.domain.types import Job
 from tests.unit.gpu_worker.worker import STEPS, WorkerBench, running_worker
 
 
+@pytest.mark.parametrize("sampler", ["ddim", "dpm++2m"])
 async def test_a_crashed_attempt_resumes_from_its_checkpoint_to_the_bit(
-    tiny_folder: Path, tmp_path: Path, logs: list[Any]
+    tiny_folder: Path, tmp_path: Path, logs: list[Any], sampler: str
 ) -> None:
-    large = str(tiny_folder / "large")
+    large, changes = str(tiny_folder / "large"), {"sampler": sampler, "lease_s": 0.3}
     async with running_worker(
-        tmp_path, large, batch_invariant=4, state_codec="fp32", checkpoint_every_steps=3, lease_s=0.3
+        tmp_path, large, batch_invariant=4, state_codec="fp32", checkpoint_every_steps=3, **changes
     ) as bench:
         whole = await bench.draw()
         await bench.idle()
@@ -45,8 +49,6 @@ async def test_a_crashed_attempt_resumes_from_its_checkpoint_to_the_bit(
 async def _checkpoint_of(bench: WorkerBench, job: Job, *, named: bool = True) -> str:
     """Runs a claimed job as far as its first checkpoint and leaves it there, like a worker that dies."""
     from services.gpu_worker.engine.engine import Engine
-    from services.gpu_worker.engine.events import Checkpointed
-    from services.gpu_worker.jobs.codecs import encode_checkpoint
     from services.gpu_worker.jobs.plan_resolution import prepare, task_of
 
     prepared = await prepare(job, bench.service._place.families, bench.blobs, bench.backends.catalog.entries)
@@ -56,10 +58,26 @@ async def _checkpoint_of(bench: WorkerBench, job: Job, *, named: bool = True) ->
     while not (saved := [event for event in events if isinstance(event, Checkpointed)]):
         events += engine.step()
     key = f"checkpoints/{job.id}-dead"
-    state = encode_checkpoint(saved[0].latent, saved[0].step, saved[0].generator_state, prepared.plan)
+    state = encode_checkpoint(
+        saved[0].latent, saved[0].step, saved[0].generator_state, prepared.plan, previous=saved[0].previous
+    )
     await bench.blobs.put(key, state)
     assert not named or await bench.jobs.checkpoint(job.id, job.attempt, key, saved[0].step)
     return key
+
+
+async def test_a_stored_checkpoint_carries_the_samplers_history(bench: WorkerBench) -> None:
+    job = await bench.accept()
+    claimed = await bench.jobs.claim(job.id, "a", 5.0)
+    assert claimed is not None
+    outputs = Outputs(bench.backends, claimed, "fp32")
+    latent, history = np.zeros((4, 16, 16), np.float32), np.ones((4, 16, 16), np.float32)
+    outputs.checkpoint(Checkpointed(job.id, 3, latent, b"generator", previous=history), claimed.plan)
+    assert outputs._saving is not None
+    await outputs._saving
+    start, _ = decode_checkpoint(await bench.blobs.get((await bench.jobs.get(job.id)).checkpoint_key))
+    assert start.previous is not None
+    assert np.array_equal(start.previous, history)
 
 
 async def test_a_broken_checkpoint_costs_only_the_steps(tiny_folder: Path, tmp_path: Path) -> None:

@@ -86,8 +86,16 @@ def test_checkpoints_are_lossless() -> None:
     assert start.step == 12
     assert np.array_equal(start.latent, latent())
     assert start.generator_state == bytes(range(256)) * 3
+    assert start.previous is None
     with pytest.raises(BlobCorruptError):
         decode_checkpoint(encode_state(latent(), "fp32"))
+
+
+def test_a_checkpoint_carries_the_history_of_a_multistep_sampler() -> None:
+    plan = Plan(source=PlanSource.NOISE, model="large")
+    start, _ = decode_checkpoint(encode_checkpoint(latent(), 12, b"generator", plan, previous=latent(1)))
+    assert start.previous is not None
+    assert np.array_equal(start.previous, latent(1))
 
 
 def test_pictures_survive_png_and_garbage_does_not() -> None:
