@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.measuring.recording import command_line, machine, record, table
+from shared.models.quality import BOUNDS
 from shared.models.scenes import EDITS
 
 
@@ -66,6 +67,23 @@ def rest(measured: Mapping[str, Any], names: Sequence[str] = ("object", "backgro
     return table([f"{' / '.join(names)} right", "from noise", *(f"K = {k}" for k in ks)], rows)
 
 
+def measure(measured: Mapping[str, Any], name: str) -> str:
+    """Return a table, kind of change × K, of one measure of `shared.models.quality`: value, 95 % bound and pairs; empty
+    for a profile of an earlier version."""
+    ks, rows = ks_of(measured), []
+    for kind in _kinds(measured):
+        found = {k: (cell.get("quality") or {}).get(name) for k, cell in measured["kinds"][kind].items()}
+        known = {k: one for k, one in found.items() if one}
+        sign = "≤" if BOUNDS[name].at_most else "≥"
+        shown = {
+            k: f"{one['value']:.2f}" + ("" if one["bound"] is None else f" ({sign} {one['bound']:.2f})")
+            for k, one in known.items()
+        }
+        if known:
+            rows.append([kind, max(one["count"] for one in known.values()), *(shown.get(k, "–") for k in ks)])
+    return table([f"{name} (95 % bound)", "pairs", *(f"K = {k}" for k in ks)], rows) if rows else ""
+
+
 def _kinds(measured: Mapping[str, Any]) -> list[str]:
     return [kind for kind in EDITS if kind in measured["kinds"]]
 
@@ -79,7 +97,8 @@ def main(given: Sequence[str] | None = None) -> None:
     if not (arguments.profile / "quality.json").is_file():
         parser.error(f"--profile: no quality.json in {arguments.profile}; run `afterimage profile` first")
     about, measured = read_profile(arguments.profile)
-    print("\n\n".join([ratios(measured), changed(measured), rest(measured)]))
+    others = [measure(measured, name) for name in BOUNDS if name not in ("fidelity", "attributes")]
+    print("\n\n".join(filter(None, [ratios(measured), changed(measured), rest(measured), *others])))
     record("k_quality", measured, about | {"profile": str(arguments.profile)}, on=machine(), folder=arguments.out)
     plot = arguments.profile / "quality.png"
     if plot.is_file():

@@ -29,9 +29,9 @@ from services.gpu_worker.engine.rows import FromNoise, FromState, Start, Task, f
 from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.jobs.codecs import decode_state, encode_png, encode_state
 from services.retriever.planning import fresh_seed
-from services.retriever.profile import ratio_bounds
 from shared.domain.errors import CancelledError
 from shared.models.card_lookup import find_card
+from shared.models.confidence import ratio_bounds
 from shared.runtime.progress import Remaining
 
 CODECS = ("fp16", "int8", "fp8", "int6", "int4", "residual-2bit", "residual-1bit", "residual", "residual-4x4")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import TypeVar
 
 import numpy as np
@@ -16,13 +17,14 @@ from PIL import Image
 from services.embedder.encoder import Encoder, encoder_folder
 from shared.domain.types import Vector, vector_from
 from shared.models.card_lookup import BUNDLED
+from shared.models.quality import compare, look
 from shared.models.scenes import ATTRIBUTES, Scene
 
 T = TypeVar("T")
 JUDGE = BUNDLED / "judge"
 BATCH = 32
-LOOKS = ("saturation", "contrast", "edges")
-"""Mean saturation (HSV), standard deviation of the luminance, mean difference of neighbouring pixels' luminance."""
+LOOKS = {"saturation": "saturation", "contrast": "contrast", "edges": "sharpness"}
+"""Name in the figures → name in `shared.models.quality.Measures`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +96,11 @@ def look_against(indices: Iterable[int], own: Mapping[int, bytes], noise: Mappin
     both = [index for index in indices if index in own and index in noise]
     if not both:
         return {"pictures": 0}
-    ours, theirs = (np.array([_look(pictures[index]) for index in both]) for pictures in (own, noise))
-    ratios = dict(zip(LOOKS, (ours.mean(axis=0) / theirs.mean(axis=0)).tolist(), strict=True))
-    return {"pictures": len(both), **ratios, "less_contrast": float((ours[:, 1] < theirs[:, 1]).mean())}
-
-
-def _look(data: bytes) -> tuple[float, float, float]:
-    """Return the LOOKS of one PNG."""
-    image = Image.open(io.BytesIO(data)).convert("RGB")
-    luminance = np.asarray(image.convert("L"), np.float64)
-    saturation = np.asarray(image.convert("HSV"), np.float64)[..., 1]
-    steps = [np.abs(np.diff(luminance, axis=axis)).mean() for axis in (0, 1)]
-    return float(saturation.mean()), float(luminance.std()), float(sum(steps) / 2)
+    ours, theirs = ([look(_pixels(pictures[index])) for index in both] for pictures in (own, noise))
+    quality = compare(ours, theirs)
+    ratios = {name: measured.value for name, field in LOOKS.items() if (measured := getattr(quality, field))}
+    paler = fmean((one.contrast or 0.0) < (other.contrast or 0.0) for one, other in zip(ours, theirs, strict=True))
+    return {"pictures": len(both), **ratios, "less_contrast": paler}
 
 
 def accuracy(verdicts: Iterable[Verdict]) -> dict[str, float]:

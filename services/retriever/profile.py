@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from statistics import NormalDist, covariance, fmean, variance
+from dataclasses import dataclass, replace
+from statistics import fmean
 
+from shared.models.confidence import CONFIDENCE, ratio_bounds, share_bounds
 from shared.models.k_table import Cell, KTable, Level
+from shared.models.quality import UNMEASURED, Measures, Quality, compare
 
-CONFIDENCE = 0.95
-"""One-sided confidence level of the bounds."""
 CELL_ROWS = 20
 """Rows in the first part of a similarity band: enough for a bound, few enough to see where quality falls."""
 
@@ -35,6 +35,10 @@ class ProfileRow:
     kind: str = ""
     """The kind of difference between the prompts: paraphrase, style, light, colour, size/position, background, object,
     unrelated."""
+    measures: Measures = UNMEASURED
+    """Look, spread and likeness of the image started at K; score and attribute are above."""
+    measures_from_noise: Measures = UNMEASURED
+    """The same of the image from noise."""
 
     @property
     def judged(self) -> bool:
@@ -117,54 +121,17 @@ def by_kind(rows: Sequence[ProfileRow], *, alpha: float) -> dict[tuple[str, int]
     return {key: _cell([row for row in rows if (row.kind, row.k) == key], alpha) for key in keys}
 
 
-def ratio_bounds(values: Sequence[float], references: Sequence[float]) -> tuple[float, float]:
-    """Return 95 % one-sided lower and upper confidence bounds of Σ values / Σ references for paired data (Fieller
-    1954).
-
-    The lower bound is the largest α for which the mean of the paired differences `value − α·reference` has a
-    non-negative lower bound (Student's t). A reference near 0 weighs little here, while it would ruin a mean of ratios.
-    Returns (−inf, inf) for fewer than three pairs, and where the mean of the references may be 0.
-    """
-    n = len(values)
-    if n < 3:
-        return -math.inf, math.inf
-    mean, reference = fmean(values), fmean(references)
-    c = _student_t(n - 1) ** 2 / n
-    spread = c * variance(references)
-    a = reference * reference - spread
-    if reference <= 0 or a <= 0:
-        return -math.inf, math.inf
-    half = mean * reference - c * covariance(values, references)
-    rest = mean * mean - c * variance(values)
-    root = math.sqrt(max(half * half - a * rest, 0.0))
-    return (half - root) / a, (half + root) / a
-
-
-def share_bounds(kept: Sequence[bool], references: Sequence[bool]) -> tuple[float, float]:
-    """Return the bounds for the share of kept attributes, relative to those kept from noise. Without a single loss the
-    data have no spread.
-
-    One pseudo-row stands for losses not seen yet: for the lower bound a row lost at K and kept from noise, for the
-    upper bound a row kept in both. The intervals of Wilson and of Agresti and Coull do the same.
-    """
-    values, against = [float(one) for one in kept], [float(one) for one in references]
-    return ratio_bounds([*values, 0.0], [*against, 1.0])[0], ratio_bounds([*values, 1.0], [*against, 1.0])[1]
+def quality_of(rows: Sequence[ProfileRow]) -> Quality:
+    """Return fidelity, look, variety and copying of the rows."""
+    return compare(
+        [replace(row.measures, score=row.score, shown=row.kept) for row in rows],
+        [replace(row.measures_from_noise, score=row.score_from_noise, shown=row.kept_from_noise) for row in rows],
+    )
 
 
 def rows_that_prove(alpha: float) -> float:
     """Return how many rows without a loss prove, with 95 % confidence, that a share of at least α is kept: αⁿ ≤ 5 %."""
     return math.ceil(math.log(1 - CONFIDENCE) / math.log(alpha)) if 0 < alpha < 1 else math.inf
-
-
-def _student_t(degrees: int) -> float:
-    """Return the one-sided 95 % quantile by Cornish-Fisher: within .01 of the exact value from 4 degrees on."""
-    z = NormalDist().inv_cdf(CONFIDENCE)
-    return (
-        z
-        + (z**3 + z) / (4 * degrees)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
-    )
 
 
 def _bands(rows: Sequence[ProfileRow], size: int) -> list[list[ProfileRow]]:
@@ -196,6 +163,7 @@ def _cell(rows: Sequence[ProfileRow], alpha: float) -> Cell:
         kept_from_noise=kept_from_noise,
         kept_lower_bound=kept_bound,
         safe=bound >= alpha and (kept_bound is None or (kept_bound >= alpha and len(judged) >= rows_that_prove(alpha))),
+        quality=quality_of(rows) if any(row.measures != UNMEASURED for row in rows) else None,
     )
 
 

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 from pydantic import TypeAdapter
 
+from shared.models.quality import Quality
+
 
 @dataclass(frozen=True, slots=True)
 class Level:
@@ -38,6 +40,8 @@ class Cell:
     kept_lower_bound: float | None = None
     """95 % lower confidence bound of kept / kept_from_noise, from the paired outcomes."""
     safe: bool = False
+    quality: Quality | None = None
+    """Fidelity, look, variety and copying of the band's rows; None in tables of earlier versions."""
 
 
 class EncoderId(NamedTuple):
@@ -152,6 +156,9 @@ def table_file(table: KTable) -> str:
 def table_to_json(table: KTable) -> dict[str, Any]:
     """Return the JSON value stored in the catalog and in `k_table_<alpha>.json`."""
     value: dict[str, Any] = _TABLE.dump_python(table, mode="json")
+    for cell in value["cells"]:
+        if cell["quality"] is None:  # as earlier versions wrote it
+            del cell["quality"]
     return value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -20,12 +20,20 @@ from services.gpu_worker.families import Family
 from services.gpu_worker.jobs.codecs import decode_state, encode_png, encode_state
 from services.retriever.planning import fresh_seed
 from services.retriever.profile import ProfileRow
-from shared.domain.errors import CancelledError
 from shared.domain.types import Vector, vector_from
+from shared.models.quality import Measures, likeness, look, spread
+from shared.models.scenes import EDITS
 
 Judge = Callable[[Any], Mapping[str, Sequence[str]]]
 """Function from images (B, height, width, 3) uint8 to each attribute's B values."""
 OnStep = Callable[[], None]
+Images = Mapping[str, Pixels]
+"""A pair's images: `before`, `noise` and `<K>`; with `+<n>` at the end of the n-th further seed (`varied`)."""
+OnImages = Callable[[ScenePair, Images], None]
+SEEDS = 3
+"""Seeds of a prompt whose variety is measured."""
+VARIED_EVERY = 8
+"""One in so many pairs is measured for variety: 1.4 times the steps of a profile without variety and copying."""
 
 
 @dataclass(frozen=True)
@@ -51,66 +59,87 @@ class Profiler:
     """None: `family` itself."""
 
     @property
-    def steps_per_pair(self) -> int:
-        source = max(self.ks) if self.images_of is None else self._steps_of(self.images_of)
-        return source + self._steps_of(self.against or self.family) + sum(self.steps - k for k in self.ks)
+    def varied_noise(self) -> float:
+        """Return the fresh noise of the images whose variety is measured. Without any, a deterministic sampler has no
+        variety; an image as the start gets the request's own noise anyway."""
+        return 0.0 if self.images_of else self.fresh_noise or 1.0
+
+    def steps_of(self, pair: ScenePair) -> int:
+        """Return the denoising steps of all runs of this pair."""
+        noise = self._steps_of(self.against or self.family)
+        seeds = SEEDS if varied(pair) else 1
+        from_k = len(self._seeds(pair)) * sum(self.steps - k for k in self.ks)
+        return self._steps_of(self.images_of or self.family) + seeds * noise + from_k
+
+    def _seeds(self, pair: ScenePair) -> Sequence[int]:
+        """Return the numbers of the seeds that start at each K: 0 is the measured image, the others are for variety.
+
+        Where the measured image has no fresh noise, it is not one of the images of SEEDS.
+        """
+        apart = self.images_of is None and not self.fresh_noise
+        return range(SEEDS + apart) if varied(pair) else range(1)
 
     def _steps_of(self, family: Family) -> int:
         """Return T of a run by this model; `steps` is the T of the measured model."""
         return self.steps if family is self.family else family.card.steps_for(self.steps, self.family.card)
 
-    def measure(self, pairs: Sequence[ScenePair], on_step: OnStep) -> Iterator[dict[str, Any]]:
+    def measure(self, pairs: Sequence[ScenePair], on_step: OnStep, on_images: OnImages) -> Iterator[dict[str, Any]]:
         """Yield one record per pair and K, in order. The pairs share batches, so several pairs at once are faster."""
-        pictures = self._draw(pairs, on_step)
+        images = self._draw(pairs, on_step)
         for pair in pairs:
-            yield from self._records(pair, pictures)
+            on_images(pair, images[pair.number])
+            yield from self._records(pair, images[pair.number])
 
     def _first(self, pair: ScenePair) -> Iterator[Task]:
-        """Yield the task of the image to start from, and the task of the reference."""
-        if self.images_of is None:
-            yield self._task(self.family, _source(pair), pair, capture_steps=tuple(self.ks))
-        else:
-            yield self._task(self.images_of, _source(pair), pair)
-        yield self._task(self.against or self.family, f"{pair.number}/noise", pair)
+        """Yield the task of the image to start from, and the tasks of the references."""
+        captured = tuple(self.ks) if self.images_of is None else ()
+        yield self._task(self.images_of or self.family, "before", pair, capture_steps=captured)
+        for seed in range(SEEDS if varied(pair) else 1):
+            yield self._task(self.against or self.family, "noise", pair, seed)
 
-    def _from_state(self, pair: ScenePair, k: int, state: Latent, noises: tuple[int, ...]) -> Task:
+    def _from_state(self, pair: ScenePair, k: int, state: Latent, noises: tuple[int, ...]) -> Iterator[Task]:
         kept = decode_state(encode_state(state, self.codec, noises), self.codec)  # with the loss of the cache's codec
-        return self._reuse(pair, k, FromState(kept, k, self.fresh_noise, fresh_seed(pair.after_seed, _source(pair))))
+        for seed in self._seeds(pair):
+            fresh = self.varied_noise if seed else self.fresh_noise
+            noise_seed = fresh_seed(pair.after_seed + seed, f"{pair.number}/before")
+            yield self._task(self.family, str(k), pair, seed, FromState(kept, k, fresh, noise_seed))
 
-    def _reuse(self, pair: ScenePair, k: int, start: Start) -> Task:
-        return self._task(self.family, f"{pair.number}/{k}", pair, start=start)
+    def _from_picture(self, pair: ScenePair, pixels: Pixels) -> Iterator[Task]:
+        for k in self.ks:
+            for seed in self._seeds(pair):
+                yield self._task(self.family, str(k), pair, seed, FromPicture(pixels, k))
 
     def _task(
         self,
         family: Family,
         name: str,
         pair: ScenePair,
+        seed: int = 0,
         start: Start | None = None,
         capture_steps: tuple[int, ...] = (),
     ) -> Task:
-        before = name == _source(pair)
+        before = name == "before"
         return Task(
-            id=name,
+            id=f"{pair.number}/{_image(name, seed)}",
             model=family.card.name,
             prompt=pair.before_text if before else pair.after_text,
             size=self.family.card.default_size,
             steps=self._steps_of(family),
             guidance=family.card.default_guidance,
-            seed=pair.before_seed if before else pair.after_seed,
+            seed=pair.before_seed if before else pair.after_seed + seed,
             start=start or FromNoise(),
             capture_steps=capture_steps,
         )
 
-    def _draw(self, pairs: Sequence[ScenePair], on_step: OnStep) -> dict[str, Pixels]:
-        """Return each pair's images, by `<pair>/before` (where one was finished), `<pair>/noise` and `<pair>/<K>`.
+    def _draw(self, pairs: Sequence[ScenePair], on_step: OnStep) -> dict[int, dict[str, Pixels]]:
+        """Return each pair's images by the pair's number.
 
-        Each run is submitted as soon as its start exists, so the batch is nearly always full. A run of which only
-        latents are needed is cancelled after the last of them.
+        Each run is submitted as soon as its start exists, so the batch is nearly always full.
         """
         families = [family for family in (self.family, self.images_of, self.against) if family is not None]
         engine = Engine({family.card.name: family for family in families}, max_rows=self.max_rows, tell_every_s=0.0)
-        pictures: dict[str, Pixels] = {}
-        sources = {_source(pair): pair for pair in pairs}
+        by_number = {pair.number: pair for pair in pairs}
+        images: dict[int, dict[str, Pixels]] = {pair.number: {} for pair in pairs}
         for pair in pairs:
             for task in self._first(pair):
                 engine.submit(task)
@@ -120,28 +149,28 @@ class Profiler:
                     case Advanced():
                         on_step()
                     case LatentCaptured(id=name, step=step, latent=latent, noises=noises):
-                        engine.submit(self._from_state(sources[name], step, latent, noises))
-                        if step == max(self.ks):
-                            engine.cancel(name)
+                        for task in self._from_state(by_number[_number(name)], step, latent, noises):
+                            engine.submit(task)
                     case Finished(id=name, pixels=pixels):
-                        pictures[name] = pixels
-                        for k in self.ks if name in sources else ():
-                            engine.submit(self._reuse(sources[name], k, FromPicture(pixels, k)))
-                    case Left(error=error) if not isinstance(error, CancelledError):
+                        images[_number(name)][name.partition("/")[2]] = pixels
+                        if self.images_of is not None and name.endswith("/before"):
+                            for task in self._from_picture(by_number[_number(name)], pixels):
+                                engine.submit(task)
+                    case Left(error=error):
                         raise error
-        return pictures
+        return images
 
-    def _records(self, pair: ScenePair, drawn: Mapping[str, Pixels]) -> Iterator[dict[str, Any]]:
+    def _records(self, pair: ScenePair, images: Images) -> Iterator[dict[str, Any]]:
         names = ["noise", *(str(k) for k in self.ks)]
-        pictures = [drawn[f"{pair.number}/{name}"] for name in names]
         text = self._vector_of_text(pair.after_text)
-        scores = [float(vector @ text) for vector in self._vectors_of(pictures)]
+        scores = [float(vector @ text) for vector in self._vectors_of([images[name] for name in names])]
         if self.images_of is None:
             similarity = float(self._vector_of_text(pair.before_text) @ text)
         else:  # retrieval compares with the image's own embedding (MoDM eq. 1)
-            similarity = float(self._vectors_of([drawn[_source(pair)]])[0] @ text)
-        judged = self.judge(np.stack(pictures)) if self.judge else {}
+            similarity = float(self._vectors_of([images["before"]])[0] @ text)
+        judged = self.judge(np.stack([images[name] for name in names])) if self.judge else {}
         correct = [right(pair.after, {name: values[i] for name, values in judged.items()}) for i in range(len(names))]
+        measured = [self._measures(pair, name, images) for name in names]
         for i, k in enumerate(self.ks, 1):
             yield {
                 "pair": pair.number,
@@ -153,7 +182,19 @@ class Profiler:
                 "right": correct[i],
                 "right_from_noise": correct[0],
                 "asked_for": list(asked_for(pair)),
+                "measures": measured[i],
+                "measures_from_noise": measured[0],
+                "variety_noise": self.varied_noise,
             }
+
+    def _measures(self, pair: ScenePair, name: str, images: Images) -> dict[str, float]:
+        """Return look, likeness to the source and, for varied pairs, the spread over seeds of one image."""
+        measures = replace(look(images[name]), likeness=likeness(images[name], images["before"]))
+        if varied(pair):
+            seeds = range(SEEDS) if name == "noise" else self._seeds(pair)[-SEEDS:]
+            vectors = self._vectors_of([images[_image(name, seed)] for seed in seeds])
+            measures = replace(measures, spread=spread(vectors))
+        return {name: value for name, value in asdict(measures).items() if value is not None}
 
     def _vector_of_text(self, text: str) -> Vector:
         return vector_from(self.encoder.texts([text])[0].vector)
@@ -162,8 +203,17 @@ class Profiler:
         return [vector_from(one.vector) for one in self.encoder.images([encode_png(pixels) for pixels in pictures])]
 
 
-def _source(pair: ScenePair) -> str:
-    return f"{pair.number}/before"
+def varied(pair: ScenePair) -> bool:
+    """Return whether the pair is generated at several seeds; every kind of change equally often."""
+    return pair.number // len(EDITS) % VARIED_EVERY == 0
+
+
+def _image(name: str, seed: int) -> str:
+    return f"{name}+{seed}" if seed else name
+
+
+def _number(name: str) -> int:
+    return int(name.partition("/")[0])
 
 
 def profile_row(record: Mapping[str, Any]) -> ProfileRow:
@@ -177,6 +227,8 @@ def profile_row(record: Mapping[str, Any]) -> ProfileRow:
         kept=all(record["right"][name] for name in asked) if asked and judged else None,
         kept_from_noise=all(record["right_from_noise"][name] for name in asked) if asked and judged else None,
         kind=record["kind"],
+        measures=Measures(**record.get("measures", {})),  # records of earlier versions have none
+        measures_from_noise=Measures(**record.get("measures_from_noise", {})),
     )
 
 

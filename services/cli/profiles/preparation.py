@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +22,19 @@ if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is r
 
 def prepared(
     settings: Settings,
-    steps: int,
+    wanted: Sequence[int],
+    starts: Sequence[int],
     fresh_noise: float,
     judge: Path | None,
     images_from: str | None,
     against: str | None,
     console: Console,
-) -> tuple[Profiler, dict[str, Any]]:
-    """Load the models; return the profiler and the properties of its rows. A run resumes only when all are equal."""
+) -> list[tuple[Profiler, dict[str, Any]]]:
+    """Load the models; return for each T the profiler and the properties of its rows.
+
+    wanted: values of T; empty: the model's default. starts: K of 50; empty: the steps that a cache keeps. A run resumes
+    only when all properties are equal.
+    """
     from services.cli.profiles.measure import Profiler
     from services.embedder.encoder import Encoder, encoder_folder
     from services.gpu_worker.families import load_family
@@ -44,17 +50,12 @@ def prepared(
     known = folder.is_dir()
     if not known:
         console.print(Text(f"no judge in {folder}: quality is the CLIP ratio alone", style="yellow"))
-    of_50 = IMAGE_STEPS if pictures else settings.capture_steps
-    ks = list(scale_steps(of_50, steps))
-    if not ks:
-        raise InvalidRequestError("steps", f"must be large enough for one K of {of_50}, scaled from 50", steps)
+    of_50 = starts or (IMAGE_STEPS if pictures else settings.capture_steps)
     about = {
         "model": card.name,
         "weights_hash": card.weights_hash,
         "dtype": card.dtype,
         "encoder_hash": eye.hash,
-        "steps": steps,
-        "ks": ks,
         "codec": settings.state_codec,
         "fresh_noise": fresh_noise,
         "judged": known,
@@ -64,10 +65,16 @@ def prepared(
     if measure:
         about |= _of("against", "against", measure)
     reader = load_judge(folder) if known else None
-    profiler = Profiler(
-        family, eye, reader, ks, steps, settings.state_codec, fresh_noise, settings.max_rows, pictures, measure
-    )
-    return profiler, about
+    found = []
+    for steps in wanted or [card.default_steps]:
+        ks = list(scale_steps(of_50, steps))
+        if not ks:
+            raise InvalidRequestError("steps", f"must be large enough for one K of {of_50}, scaled from 50", steps)
+        profiler = Profiler(
+            family, eye, reader, ks, steps, settings.state_codec, fresh_noise, settings.max_rows, pictures, measure
+        )
+        found.append((profiler, about | {"steps": steps, "ks": ks}))
+    return found
 
 
 def _of(prefix: str, name: str, family: Family) -> dict[str, str]:

@@ -9,13 +9,16 @@ from statistics import fmean
 from typing import Any
 
 from services.retriever.profile import ProfileRow, by_kind
+from shared.models.quality import BOUNDS
 
 
-def quality(records: Sequence[Mapping[str, Any]], rows: Sequence[ProfileRow], alpha: float) -> dict[str, Any]:
-    """Return quality.json.
+def quality(
+    records: Sequence[Mapping[str, Any]], rows: Sequence[ProfileRow], alpha: float, steps: int
+) -> dict[str, Any]:
+    """Return quality.json for T = `steps`.
 
-    `kinds`: kind of change → K → CLIP ratio, bound, and share of images that show the change. `right`: the share of
-    correct images per attribute.
+    `kinds`: kind of change → K → CLIP ratio, bound, share of images that show the change, and the four measures with
+    their bounds (`shared.models.quality`). `right`: the share of correct images per attribute.
     """
     kinds: dict[str, dict[str, Any]] = {}
     for (kind, k), cell in by_kind(rows, alpha=alpha).items():
@@ -28,7 +31,14 @@ def quality(records: Sequence[Mapping[str, Any]], rows: Sequence[ProfileRow], al
             "from_noise": _shares([record["right_from_noise"] for record in those if record["k"] == ks[0]]),
             **{str(k): _shares([record["right"] for record in those if record["k"] == k]) for k in ks},
         }
-    return {"alpha": alpha, "pairs": len({record["pair"] for record in records}), "kinds": kinds, "right": right}
+    return {
+        "alpha": alpha,
+        "steps": steps,
+        "pairs": len({record["pair"] for record in records}),
+        "bounds": {name: asdict(bound) for name, bound in BOUNDS.items()},
+        "kinds": kinds,
+        "right": right,
+    }
 
 
 def _shares(judged: Sequence[Mapping[str, bool]]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -28,20 +29,25 @@ LEAST_SCORE = 0.01
 def measure_records(
     profiler: Profiler, about: dict[str, Any], pairs: int, out: Path, console: Console
 ) -> list[dict[str, Any]]:
-    """Return all pairs' records, those of earlier runs first; each chunk is on disk before the next one starts."""
+    """Return all pairs' records, those of earlier runs first; each chunk is on disk before the next one starts.
+
+    The images of the first pair of each kind are written to `images/`, for the report.
+    """
     from services.cli.profiles.pairs import scene_pairs
+    from services.cli.profiles.report import keep_images
 
     path = out / "rows.jsonl"
     done = _resumed(path, about)
     numbers = {record["pair"] for record in done}
-    missing = (pair for pair in scene_pairs(pairs, about["seed"]) if pair.number not in numbers)
+    wanted = list(scene_pairs(pairs, about["seed"]))
+    missing = (pair for pair in wanted if pair.number not in numbers)
     with shown(console) as bar, path.open("a", encoding="utf-8") as file:
         if not done and not path.stat().st_size:
             file.write(json.dumps(about) + "\n")
-        each = profiler.steps_per_pair
-        advance = bar("denoising steps", pairs * each, len(numbers) * each)
+        steps = {pair.number: profiler.steps_of(pair) for pair in wanted}
+        advance = bar("denoising steps", sum(steps.values()), sum(steps[n] for n in numbers if n in steps))
         for chunk in _chunks(missing):
-            records = list(profiler.measure(chunk, lambda: advance(1)))
+            records = list(profiler.measure(chunk, lambda: advance(1), partial(keep_images, out / "images")))
             file.write("".join(json.dumps(record) + "\n" for record in records))
             file.flush()
             done += records

@@ -1,5 +1,7 @@
+import json
 import math
 import random
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -9,13 +11,13 @@ from services.retriever.profile import (
     build_table,
     by_kind,
     measure,
-    ratio_bounds,
     rows_that_prove,
-    share_bounds,
     threshold,
 )
 from services.retriever.selection import allowed_step
-from shared.models.k_table import table_from_json, table_to_json
+from shared.models.confidence import ratio_bounds, share_bounds
+from shared.models.k_table import KTable, table_from_json, table_to_json
+from shared.models.quality import Measures
 
 
 def rows(k: int, falls_at: float, seed: int = 0, count: int = 800, **more: object) -> list[ProfileRow]:
@@ -162,3 +164,26 @@ def test_by_kind_counts_what_each_change_costs() -> None:
 def test_a_table_survives_json() -> None:
     table = build_table(rows(5, 0.5), alpha=0.95, model="large", weights_hash="w", encoder_hash="e")
     assert table_from_json(table_to_json(table)) == table
+
+
+def test_a_band_holds_the_four_measures_where_its_rows_have_them() -> None:
+    def row(i: int) -> ProfileRow:
+        measures = Measures(contrast=45.0, likeness=0.3 + i / 1000)
+        return ProfileRow(5, 0.9 - i / 1000, 0.3, 0.3, measures=measures, measures_from_noise=Measures(contrast=50.0))
+
+    (cell,) = measure([row(i) for i in range(30)], alpha=0.9, cell_rows=30)
+    assert cell.quality is not None
+    assert cell.quality.contrast is not None
+    assert cell.quality.contrast.value == pytest.approx(0.9)
+    assert cell.quality.contrast.bound == pytest.approx(0.9)
+    assert cell.quality.fidelity is not None
+    assert cell.quality.fidelity.value == pytest.approx(cell.mean_ratio)
+    assert cell.quality.variety is None
+    table = KTable((), cells=(cell, replace(cell, quality=None)))
+    stored = json.loads(json.dumps(table_to_json(table)))
+    assert table_from_json(stored) == table
+    assert "quality" not in stored["cells"][1]  # a cell of an earlier version
+    assert (
+        build_table([row(i) for i in range(30)], alpha=0.9).levels
+        == build_table([ProfileRow(5, 0.9 - i / 1000, 0.3, 0.3) for i in range(30)], alpha=0.9).levels
+    )  # the measures change no level yet

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services.cli.app import app
-from services.cli.profiles.measure import profile_row
+from services.cli.profiles.measure import Profiler, profile_row, varied
 from services.cli.profiles.pairs import ScenePair, scene_pairs
 from services.embedder.encoder import Encoder
 from services.gpu_worker.engine.engine import Engine
@@ -24,6 +26,7 @@ from shared.domain.errors import ConfigurationError, InvalidRequestError
 from shared.domain.types import vector_from
 from shared.models import find_card
 from shared.models.k_table import table_from_json
+from shared.models.scenes import EDITS
 from shared.runtime import progress as remaining
 from tests import tiny
 
@@ -68,15 +71,16 @@ async def test_a_profile_is_measured_resumed_and_stored(
     assert len(lines) == 1 + 4 * 5
     about = json.loads(lines[0])
     assert about.pop("dtype") == "float32"
-    lines[0] = json.dumps(about)  # as runs began before they said it
+    lines[0] = json.dumps(about)  # as earlier versions began a run
+    lines[1:6] = [json.dumps(without_measures(line)) for line in lines[1:6]]  # and as they wrote a pair
     rows.write_text("\n".join(lines[:13]) + "\n" + lines[13][:20])  # killed in the middle of the third pair
     second = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4", "--alphas", "0.5")
     assert second.exit_code == 0, second.output + repr(second.exception)
     said = "".join(second.output.split())  # lines are folded anywhere
     assert "α=0.5:noKissafebythese4pairs" in said
     assert f"Storedforlargein{tmp_path}/data/catalog.sqlite3" in said
-    # as many steps a pair: 5 of the first, 10 from noise, and what is left after each K; two pairs were there
-    each = 5 + 10 + sum(10 - k for k in (1, 2, 3, 4, 5))
+    # steps of a pair: the first prompt, three seeds from noise, and from each K with its seed and three of fresh noise
+    each = 10 + 3 * 10 + 4 * sum(10 - k for k in (1, 2, 3, 4, 5))  # two pairs were there
     lines_said = [line for line in second.output.splitlines() if line.startswith("denoising steps: ")]
     assert lines_said[0].startswith(f"denoising steps: {2 * each + 1} of {4 * each} (")
     assert all(line.endswith(" left") and " a " in line for line in lines_said)
@@ -90,6 +94,18 @@ async def test_a_profile_is_measured_resumed_and_stored(
     assert {"kinds", "right", "pairs", "alpha"} <= json.loads(
         (tmp_path / "profile" / "quality.json").read_text()
     ).keys()
+    measured = table.cells[0].quality
+    assert measured is not None
+    assert measured.contrast is not None
+    assert measured.copying is not None
+    assert measured.variety is not None
+    assert (measured.variety.count, measured.copying.count) == (3, 3)  # the old pair has none
+    assert 0 < measured.variety.value < 3
+    page = (tmp_path / "profile" / "report.html").read_text()
+    assert "T = 10" in page
+    assert page.count("<article>") == 4
+    assert page.count("data:image/jpeg;base64,") == 4 * (1 + 3 + 5 * 4)
+    assert not re.search(r"(src|href)=.?(http|/)", page)
     latency = json.loads((tmp_path / "profile" / "latency.json").read_text())
     assert latency["step_s"]["1"] > 0
     assert (latency["size"], latency["device"]) == ("64x64", "cpu")
@@ -107,6 +123,55 @@ async def test_a_profile_is_measured_resumed_and_stored(
     other = await asyncio.to_thread(profile, models, tmp_path, "--pairs", "4", "--seed", "9")
     assert isinstance(other.exception, ConfigurationError)
     assert "other settings" in str(other.exception)
+
+
+def test_variety_and_copying_cost_at_most_half_of_a_profile_without_them(models: Path) -> None:
+    ks = (5, 10, 15, 20, 25)
+    profiler = Profiler(load_family(find_card(str(models / "large"))), Encoder(models / "clip"), None, ks, steps=50)
+    pairs = list(scene_pairs(400, seed=0))
+    before = len(pairs) * (max(ks) + 50 + sum(50 - k for k in ks))
+    assert sum(map(profiler.steps_of, pairs)) == 141_250 < 1.5 * before  # the number that --help gives
+    assert Counter(pair.kind for pair in pairs if varied(pair)) == dict.fromkeys(EDITS, 5)
+
+
+def without_measures(line: str) -> dict[str, Any]:
+    """The record as earlier versions wrote it."""
+    return {name: value for name, value in json.loads(line).items() if "measures" not in name and "variety" not in name}
+
+
+async def test_every_t_has_rows_and_tables_and_one_page_shows_them_all(models: Path, tmp_path: Path) -> None:
+    more = ["--pairs", "2", "--alphas", "0.5", "--k", "10,30", "--steps", "10,5"]
+    found = await asyncio.to_thread(profile, models, tmp_path, *more)
+    assert found.exit_code == 0, found.output + repr(found.exception)
+    for folder, steps, ks in ((tmp_path / "profile", 10, [2, 6]), (tmp_path / "profile" / "T5", 5, [1, 3])):
+        about, *records = map(json.loads, (folder / "rows.jsonl").read_text().splitlines())
+        assert (about["steps"], about["ks"]) == (steps, ks)
+        assert [record["k"] for record in records] == ks * 2
+        for record in records:
+            own, noise = record["measures"], record["measures_from_noise"]
+            assert own.keys() == noise.keys() == {"contrast", "saturation", "sharpness", "likeness", "spread"}
+            assert -1 <= own["likeness"] <= 1
+            assert noise["spread"] > 0
+        assert table_from_json(json.loads((folder / "k_table_0.5.json").read_text())).steps == steps
+        measured = json.loads((folder / "quality.json").read_text())
+        assert measured["steps"] == steps
+        assert measured["bounds"]["copying"]["at_most"] is True
+        assert measured["kinds"]["paraphrase"][str(ks[0])]["quality"]["copying"]["count"] == 1
+    page = (tmp_path / "profile" / "report.html").read_text()
+    assert "T = 10" in page
+    assert "T = 5" in page
+    catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/data/catalog.sqlite3")
+    stored = await catalog.profiles.get("k_table_0.5", "large", about["weights_hash"])
+    await catalog.close()
+    assert stored is not None
+    assert stored["steps"] == 10  # the first T's
+
+
+@pytest.mark.parametrize("more", [["--steps", "1"], ["--steps", "50,x"], ["--k", "0"]])
+def test_steps_and_k_are_whole_numbers(models: Path, tmp_path: Path, more: list[str]) -> None:
+    found = profile(models, tmp_path, *more)
+    assert isinstance(found.exception, InvalidRequestError)
+    assert f"{more[0][2:]}: must be whole numbers from" in str(found.exception)
 
 
 async def test_a_profile_from_pictures_of_another_model(models: Path, tmp_path: Path) -> None:
