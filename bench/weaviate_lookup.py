@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from bench.measuring.quiet import quiet
 from bench.measuring.recording import command_line, machine, quantile, record, table
-from bench.serving.processes import servers_on_path
+from bench.serving.processes import resident_mib, servers_on_path
 from scripts.stack import weaviate
 from shared.catalog import Catalog, open_catalog
 from shared.domain.ids import new_id
@@ -146,7 +146,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     server = weaviate.start(folder / "weaviate")
     try:
         found = await figures(arguments, server.url, folder)
-        found["server_memory_mib"] = _memory_mib(server.pid)
+        found["server_memory_mib"] = resident_mib(server.pid)
     finally:
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
@@ -188,15 +188,6 @@ async def figures(arguments: argparse.Namespace, url: str, folder: Path) -> dict
     await index.close()
     await catalog.close()
     return found
-
-
-def _memory_mib(pid: int) -> int:
-    """Return the resident memory of a process in MiB; 0 if it cannot be read."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS:")), 0)
 
 
 def report(found: dict[str, Any]) -> str:

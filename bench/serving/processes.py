@@ -37,6 +37,16 @@ def scratch() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def resident_mib(pid: int, *, most: bool = False) -> int:
+    """Return the resident memory of a process in MiB, or the most it ever was; 0 if it cannot be read."""
+    field = "VmHWM:" if most else "VmRSS:"
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) // 1024 for line in lines if line.startswith(field)), 0)
+
+
 def cpu_seconds(pids: Mapping[str, int]) -> dict[str, float]:
     """Return the processor seconds of each process with its descendants; empty without /proc."""
     own, children = _processes()
