@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from shared.domain.errors import ConfigurationError, InvalidRequestError
 from shared.domain.types import Hit, IndexFilter, IndexItem, Vector
+
+_RULE = "must be one row of finite numbers"
 
 
 class Index(Protocol):
@@ -62,11 +65,24 @@ class Hnsw:
 
 def unit(vector: Vector, what: str) -> Vector:
     """Return the vector as float32 of length 1; a zero vector stays zero, and is similar to no vector."""
+    one: Vector = units(one_row(vector, what)[None], what)[0]
+    return one
+
+
+def one_row(vector: Vector, what: str) -> Vector:
+    """Return the vector as float32; raise InvalidRequestError for another shape than one row of numbers."""
     row = np.asarray(vector, np.float32)
-    if row.ndim != 1 or row.size == 0 or not np.isfinite(row).all():
-        raise InvalidRequestError(what, "must be one row of finite numbers", f"shape {row.shape}")
-    length = float(np.linalg.norm(row))
-    return row / np.float32(length) if length > 0 else row
+    if row.ndim != 1 or row.size == 0:
+        raise InvalidRequestError(what, _RULE, f"shape {row.shape}")
+    return row
+
+
+def units(rows: npt.NDArray[np.float32], what: str) -> npt.NDArray[np.float32]:
+    """Return float32 rows scaled to length 1; zero rows stay zero. One row's result does not depend on the others."""
+    if not np.isfinite(rows).all():
+        raise InvalidRequestError(what, _RULE, f"shape {rows.shape[1:]}")
+    lengths = np.sqrt(np.vecdot(rows, rows))[:, None]
+    return rows / np.where(lengths > 0, lengths, np.float32(1.0))
 
 
 async def open_index(url: str, hnsw: Hnsw | None = None) -> Index:

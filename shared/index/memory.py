@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.domain.types import Hit, IndexFilter, IndexItem, Vector
-from shared.index import unit
+from shared.index import one_row, unit, units
 from shared.index.nearest import cosines, nearest
 
 EXACT_UP_TO = 4096
@@ -68,30 +68,36 @@ class _Space:
         self._waiting: dict[int, None] = {}  # slots outside the graph, in order of arrival
 
     def _grow_arrays(self) -> None:
-        more = len(self._rows)
-        self._rows = np.concatenate([self._rows, np.zeros((more, self.dim), np.float32)])
-        self._compat = np.concatenate([self._compat, np.full(more, -1, np.int32)])
-        self._owner = np.concatenate([self._owner, np.zeros(more, np.int32)])
-        self._encoder = np.concatenate([self._encoder, np.zeros(more, np.int32)])
-        self._graph_key = np.concatenate([self._graph_key, np.full(more, -1, np.int64)])
+        for name in ("_rows", "_compat", "_owner", "_encoder", "_graph_key"):
+            before = getattr(self, name)
+            # the new half of a calloc'ed array takes no memory until rows are written to it
+            grown = np.zeros((2 * len(before), *before.shape[1:]), before.dtype)
+            grown[: len(before)] = before
+            if name in ("_compat", "_graph_key"):
+                grown[len(before) :] = -1
+            setattr(self, name, grown)
 
-    def add(self, item: IndexItem, vector: Vector) -> None:
-        self.remove(item.entry_id)
+    def add(self, items: Sequence[IndexItem], vectors: npt.NDArray[np.float32]) -> None:
+        """Add items that are not here, with their unit vectors, shape (items, dim)."""
+        slots = np.array([self._take_slot(item.entry_id) for item in items], np.intp)
+        self._rows[slots] = vectors
+        compat, owner, encoder = self._codes
+        self._compat[slots] = [compat.of(item.compat) for item in items]
+        self._owner[slots] = [owner.of(item.owner) for item in items]
+        self._encoder[slots] = [encoder.of(item.encoder_hash) for item in items]
+        self._waiting.update(dict.fromkeys(slots.tolist()))
+
+    def _take_slot(self, entry_id: str) -> int:
         if self._free:
             slot = self._free.pop()
-            self._ids[slot] = item.entry_id
+            self._ids[slot] = entry_id
         else:
             slot = len(self._ids)
-            self._ids.append(item.entry_id)
+            self._ids.append(entry_id)
             if slot == len(self._rows):
                 self._grow_arrays()
-        self.slots[item.entry_id] = slot
-        self._rows[slot] = vector
-        compat, owner, encoder = self._codes
-        self._compat[slot] = compat.of(item.compat)
-        self._owner[slot] = owner.of(item.owner)
-        self._encoder[slot] = encoder.of(item.encoder_hash)
-        self._waiting[slot] = None
+        self.slots[entry_id] = slot
+        return slot
 
     def remove(self, entry_id: str) -> None:
         slot = self.slots.pop(entry_id, None)
@@ -196,14 +202,18 @@ class MemoryIndex:
         return space.search(query, where, limit) if space is not None and limit > 0 else []
 
     async def add(self, items: Sequence[IndexItem]) -> None:
-        rows = [
-            (item, [(name, unit(vector, f"vectors[{name}]")) for name, vector in item.vectors.items()])
-            for item in items
-        ]
-        for item, named in rows:
+        named: dict[tuple[str, int], tuple[list[IndexItem], list[Vector]]] = {}
+        for item in {item.entry_id: item for item in items}.values():
+            for name, vector in item.vectors.items():
+                row = one_row(vector, f"vectors[{name}]")
+                of_space = named.setdefault((name, len(row)), ([], []))
+                of_space[0].append(item)
+                of_space[1].append(row)
+        checked = {key: (its, units(np.stack(rows), f"vectors[{key[0]}]")) for key, (its, rows) in named.items()}
+        for item in items:
             self._remove(item.entry_id)
-            for name, vector in named:
-                self._spaces.setdefault((name, len(vector)), _Space(len(vector), self._exact_up_to)).add(item, vector)
+        for key, (its, rows) in checked.items():
+            self._spaces.setdefault(key, _Space(key[1], self._exact_up_to)).add(its, rows)
         if self._growing is None and any(space.extend_graph() for space in self._spaces.values()):
             self._growing = asyncio.create_task(self._grow(), name="index graph")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,13 @@ _adding = insert(entries).values(
 )
 _ADD = _adding.on_conflict_do_nothing().returning(e.created_at)
 _ANSWERED = sa.delete(captured).where(captured.c.job_id == sa.bindparam("of_job"))
+_STATES = (
+    sa.select(s.entry_id, s.step, s.key, s.bytes, s.codec, s.sha256, s.uses, s.created_at, s.used_at)
+    .join(entries, e.id == s.entry_id)
+    .where(IS_READABLE)
+    .order_by(s.entry_id, s.step)
+)
+"""The columns are State's fields, in order."""
 _COUNT_ENTRIES = sa.select(sa.func.count()).select_from(entries)
 _COUNT_STATES = sa.select(
     *(
@@ -132,8 +140,16 @@ def _drop_entries(connection: sa.Connection, ids: Sequence[str]) -> list[Entry]:
 
 def _states(connection: sa.Connection) -> list[State]:
     readable(connection.execute(sa.select(entries).where(~IS_READABLE)), lambda row: entry_of(row, ()))
-    query = sa.select(states).join(entries, e.id == s.entry_id).where(IS_READABLE).order_by(s.entry_id, s.step)
-    return [state_of(row) for row in connection.execute(query)]
+    found: list[State] = []
+    entry_id = ""
+    for rows in connection.execute(_STATES).partitions(1000):
+        for own_id, *rest in rows:
+            if own_id != entry_id:
+                entry_id = own_id
+            # one string for all states of an entry, and one for each codec: a start loads hundreds of thousands
+            step, key, size, codec, *others = rest
+            found.append(State(entry_id, step, key, size, sys.intern(codec), *others))
+    return found
 
 
 def _page(connection: sa.Connection, limit: int, after: str) -> tuple[list[Entry], str]:

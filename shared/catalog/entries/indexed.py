@@ -3,15 +3,17 @@ vectors."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
 from shared.catalog.engines.database import Database, chunks
-from shared.catalog.entries.entry_rows import IS_READABLE, compat_of, entry_of, state_of
+from shared.catalog.entries.entry_rows import IS_READABLE, entry_of, state_of
 from shared.catalog.tables import entries, states, vectors
-from shared.domain.types import PICTURE_STEP, Entry, IndexItem, State, Vector, vector_from
+from shared.domain.types import PICTURE_STEP, CompatKey, Entry, IndexItem, Size, State, Vector, vector_from
 from shared.runtime.unreadable import readable, unreadable
 
 IMAGE = "image"
@@ -19,6 +21,13 @@ IMAGE = "image"
 
 PROMPT = "prompt"
 """Name for all prompt vectors together, in lists of the ways to find an entry."""
+
+_FOUND_BY = {
+    (latent, picture): frozenset([PROMPT] * latent + [IMAGE] * picture)
+    for latent in (False, True)
+    for picture in (False, True)
+}
+"""Ways to find an entry, by whether it has a latent and an embedded image."""
 
 e, s, v = entries.c, states.c, vectors.c
 _HAS_LATENT = sa.exists().where(s.entry_id == e.id, s.step > PICTURE_STEP)
@@ -30,7 +39,15 @@ _FOUND = sa.or_(_HAS_LATENT, sa.and_(_HAS_PICTURE, _IS_EMBEDDED))
 _IDS: Any = sa.bindparam("ids", expanding=True)
 BY_IDS = sa.select(entries).where(e.id.in_(_IDS))
 _STATES_OF = sa.select(states).where(s.entry_id.in_(_IDS)).order_by(s.entry_id, s.step)
-_LIVE_OF = sa.select(e.id, _HAS_LATENT, sa.and_(_HAS_PICTURE, _IS_EMBEDDED)).where(e.id.in_(_IDS), _FOUND)
+_IS_FOUND_BY = _HAS_LATENT.label("latent"), sa.and_(_HAS_PICTURE, _IS_EMBEDDED).label("picture")
+_INDEXED: Any = sa.select(
+    e.id, e.owner, e.encoder_hash, e.weights_hash, e.sampler, e.dtype, e.width, e.height, *_IS_FOUND_BY
+)
+_PAGE_OF_ITEMS = (
+    _INDEXED.where(e.id > sa.bindparam("after"), _FOUND).order_by(e.id).limit(sa.bindparam("most", type_=sa.Integer))
+)
+_ITEMS_OF = _INDEXED.where(e.id.in_(_IDS), _FOUND)
+_LIVE_OF = sa.select(e.id, *_IS_FOUND_BY).where(e.id.in_(_IDS), _FOUND)
 _VECTORS_OF = sa.select(vectors).where(v.entry_id.in_(_IDS))
 _ENCODERS_OF = sa.select(e.id, e.encoder_hash).where(e.id.in_(_IDS), _HAS_PICTURE)
 _SET_ENCODER = sa.update(entries).where(e.id.in_(_IDS)).values(encoder_hash=sa.bindparam("by"))
@@ -48,8 +65,7 @@ def with_states(connection: sa.Connection, rows: Sequence[Any]) -> list[Entry]:
 
 
 def _items(connection: sa.Connection, after: str, limit: int) -> list[IndexItem]:
-    rows = connection.execute(sa.select(entries).where(e.id > after, _FOUND).order_by(e.id).limit(limit)).all()
-    return _as_items(connection, rows, _live(connection, [row.id for row in rows]))
+    return _as_items(connection, connection.execute(_PAGE_OF_ITEMS, {"after": after, "most": limit}).all())
 
 
 def _items_of(connection: sa.Connection, ids: Sequence[str]) -> list[IndexItem]:
@@ -62,29 +78,43 @@ def _live_ids(connection: sa.Connection, after: str, limit: int) -> list[str]:
 
 
 def _live(connection: sa.Connection, ids: Sequence[str]) -> dict[str, frozenset[str]]:
-    found: dict[str, frozenset[str]] = {}
-    for some in chunks(ids):
-        for entry_id, latent, picture in connection.execute(_LIVE_OF, {"ids": some}):
-            found[entry_id] = frozenset({PROMPT} if latent else ()) | frozenset({IMAGE} if picture else ())
-    return found
+    return {
+        entry_id: _FOUND_BY[bool(latent), bool(picture)]
+        for some in chunks(ids)
+        for entry_id, latent, picture in connection.execute(_LIVE_OF, {"ids": some}).all()
+    }
 
 
 def _placed(connection: sa.Connection, ids: Sequence[str]) -> tuple[list[IndexItem], dict[str, frozenset[str]]]:
-    live = _live(connection, ids)
-    rows = [row for some in chunks(sorted(live)) for row in connection.execute(BY_IDS, {"ids": some})]
-    return _as_items(connection, rows, live), live
+    rows = [row for some in chunks(sorted(ids)) for row in connection.execute(_ITEMS_OF, {"ids": some}).all()]
+    return _as_items(connection, rows), {row.id: _FOUND_BY[bool(row.latent), bool(row.picture)] for row in rows}
 
 
-def _as_items(connection: sa.Connection, rows: Sequence[Any], live: Mapping[str, frozenset[str]]) -> list[IndexItem]:
-    named: dict[str, dict[str, Any]] = {row.id: {} for row in rows}
+def _as_items(connection: sa.Connection, rows: Sequence[Any]) -> list[IndexItem]:
+    """Return the items of rows of _INDEXED, in the rows' order."""
+    found_by = {row.id: _FOUND_BY[bool(row.latent), bool(row.picture)] for row in rows}
+    named: dict[str, dict[str, Any]] = {id_: {} for id_ in found_by}
     for ids in chunks(named):
-        for row in connection.execute(_VECTORS_OF, {"ids": ids}):
-            if (IMAGE if row.name == IMAGE else PROMPT) in live.get(row.entry_id, ()):
+        for row in connection.execute(_VECTORS_OF, {"ids": ids}).all():
+            if (IMAGE if row.name == IMAGE else PROMPT) in found_by[row.entry_id]:
                 named[row.entry_id] |= _vector_of(row)
     return [
-        IndexItem(row.id, named[row.id], compat=str(compat_of(row)), owner=row.owner, encoder_hash=row.encoder_hash)
+        IndexItem(
+            row.id,
+            named[row.id],
+            compat=_compat(row.weights_hash, row.sampler, row.dtype, row.width, row.height),
+            # one string for all entries of a scope or an encoder: a start loads hundreds of thousands
+            owner=sys.intern(row.owner),
+            encoder_hash=sys.intern(row.encoder_hash),
+        )
         for row in rows
     ]
+
+
+@lru_cache(256)
+def _compat(weights_hash: str, sampler: str, dtype: str, width: int, height: int) -> str:
+    """Return the key that index searches filter by. T is not part of that key."""
+    return str(CompatKey(weights_hash, sampler, dtype, Size(width, height), steps=0))
 
 
 def _vector_of(row: Any) -> dict[str, Vector]:

@@ -227,3 +227,26 @@ async def test_two_replicas_add_the_same_job_once(catalog: Catalog, replica: Cat
     states = await catalog.entries.states()
     assert len(states) == 2
     assert all(isinstance(state, State) for state in states)
+
+
+async def test_a_start_reads_equal_strings_of_states_and_items_once(catalog: Catalog) -> None:
+    """A copy per row costs 100 MiB at 100,000 entries."""
+    for seed in range(2):
+        await add(catalog, an_entry(steps=(5, 10, 15)), seed)
+    states, items = await catalog.entries.states(), await catalog.entries.items()
+    assert [state.step for state in states] == [5, 10, 15] * 2
+    assert len({id(state.entry_id) for state in states}) == 2
+    assert len({id(state.codec) for state in states}) == 1
+    assert len({id(text) for item in items for text in (item.owner, item.compat, item.encoder_hash)}) == 3
+
+
+async def test_items_are_the_same_page_by_page_and_by_id(catalog: Catalog) -> None:
+    ids = sorted([(await add(catalog, an_entry(), seed)).id for seed in range(5)])
+    pages = [await catalog.entries.items(after, 2) for after in ("", ids[1], ids[3])]
+    assert [[item.entry_id for item in page] for page in pages] == [ids[:2], ids[2:4], ids[4:]]
+    of = {item.entry_id: item for item in await catalog.entries.items_of(ids)}
+    for item in (item for page in pages for item in page):
+        same = of[item.entry_id]
+        assert (item.compat, item.owner, item.encoder_hash) == (same.compat, same.owner, same.encoder_hash)
+        assert item.compat == str(COMPAT)
+        assert np.array_equal(item.vectors["whole"], same.vectors["whole"])

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.domain.types import IndexFilter, IndexItem
+from shared.index import unit, units
 from shared.index.memory import MemoryIndex
 from shared.index.nearest import cosines, nearest
 
@@ -37,3 +38,19 @@ async def test_of_pictures_for_the_same_words_the_index_finds_the_youngest() -> 
     await index.remove(["d"])
     found = [hit.entry_id for hit in await index.search("whole", row, IndexFilter(), 2)]
     assert found == ["c", "b"]
+
+
+async def test_rows_of_one_batch_equal_rows_added_alone() -> None:
+    """A rebuilt index must order equal prompts as the index that serving filled."""
+    rows = np.random.default_rng(1).standard_normal((50, 33)).astype(np.float32)
+    rows[7] = 0
+    batch, alone = MemoryIndex(), MemoryIndex()
+    items = [IndexItem(f"{number:02}", {"whole": row}) for number, row in enumerate(rows)]
+    await batch.add(items)
+    for item in items:
+        await alone.add([item])
+    query = unit(rows[3], "query")
+    found = await batch.search("whole", query, IndexFilter(), 50)
+    assert found == await alone.search("whole", query, IndexFilter(), 50)
+    assert np.array_equal(units(rows, "rows"), np.stack([unit(row, "row") for row in rows]))
+    assert not unit(rows[7], "row").any()
