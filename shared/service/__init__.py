@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -100,7 +101,8 @@ async def running(
 ) -> AsyncIterator[Running]:
     """Start the services in this process, yield while they serve, then drain and stop them in reverse order."""
     ports = frozenset[str]().union(*(getattr(service, "ports", PORTS) for service in services))
-    backends = await open_backends(settings, ports)
+    with _uncollected():
+        backends = await open_backends(settings, ports)
     socket_dir = Path(tempfile.mkdtemp(prefix="afterimage-"))
     alone = len(services) == 1
     internal_address = "" if alone else f"unix:{socket_dir}/internal.sock"
@@ -118,9 +120,10 @@ async def running(
             _bind(servers[-1], internal_address, "internal address")
         servers.append(_server(public, settings, health_servicer, needs))
         port = _bind(servers[-1], settings.listen, "listen")
-        for service in reversed(services):  # the gateway is first in the list and opens last
-            await service.start(context)
-            started.append(service)
+        with _uncollected():
+            for service in reversed(services):  # the gateway is named first and opens last
+                await service.start(context)
+                started.append(service)
         for server in servers:
             await server.start()
         for name in ("", *needs):
@@ -142,6 +145,18 @@ async def running(
         await context.close()
         await backends.close()
         shutil.rmtree(socket_dir, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Pause Python's garbage collection: what a start loads stays, and each collection walks all of it."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 async def _carefully(service: str, stage: str, ending: Awaitable[None]) -> None:
