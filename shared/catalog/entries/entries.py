@@ -35,13 +35,7 @@ _adding = insert(entries).values(
 )
 _ADD = _adding.on_conflict_do_nothing().returning(e.created_at)
 _ANSWERED = sa.delete(captured).where(captured.c.job_id == sa.bindparam("of_job"))
-_STATES = (
-    sa.select(s.entry_id, s.step, s.key, s.bytes, s.codec, s.sha256, s.uses, s.created_at, s.used_at)
-    .join(entries, e.id == s.entry_id)
-    .where(IS_READABLE)
-    .order_by(s.entry_id, s.step)
-)
-"""The columns are State's fields, in order."""
+_STATES = sa.select(states).join(entries, e.id == s.entry_id).where(IS_READABLE).order_by(s.entry_id, s.step)
 _COUNT_ENTRIES = sa.select(sa.func.count()).select_from(entries)
 _COUNT_STATES = sa.select(
     *(
@@ -143,11 +137,10 @@ def _states(connection: sa.Connection) -> list[State]:
     found: list[State] = []
     entry_id = ""
     for rows in connection.execute(_STATES).partitions(1000):
-        for own_id, *rest in rows:
+        for own_id, step, key, size, codec, *others in rows:
             if own_id != entry_id:
                 entry_id = own_id
             # one string for all states of an entry, and one for each codec: a start loads hundreds of thousands
-            step, key, size, codec, *others = rest
             found.append(State(entry_id, step, key, size, sys.intern(codec), *others))
     return found
 
@@ -175,9 +168,13 @@ def _totals(connection: sa.Connection) -> Totals:
 
 
 def _referenced(connection: sa.Connection, keys: Sequence[str]) -> set[str]:
-    columns = (e.picture_key, s.key, captured.c.key, jobs.c.picture_key, jobs.c.checkpoint_key)
-    given = [key for key in keys if key]
-    return set().union(*(among(connection, column, given) for column in columns))
+    found, left = set[str](), {key for key in keys if key}
+    # nearly every blob is a state or an image in the cache: the other columns are asked for few keys, or none
+    for column in (s.key, e.picture_key, captured.c.key, jobs.c.picture_key, jobs.c.checkpoint_key):
+        named = among(connection, column, left)
+        found |= named
+        left -= named
+    return found
 
 
 class Entries(Indexed):

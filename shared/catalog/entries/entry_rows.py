@@ -14,17 +14,8 @@ IS_READABLE = entries.c.scope.in_([scope.value for scope in Scope])
 
 
 def state_of(row: Any) -> State:
-    return State(
-        entry_id=row.entry_id,
-        step=row.step,
-        key=row.key,
-        bytes=row.bytes,
-        codec=row.codec,
-        sha256=row.sha256,
-        uses=row.uses,
-        created_at=row.created_at,
-        used_at=row.used_at,
-    )
+    """Return a row of `states` as a State. The table's columns are State's fields, in the same order."""
+    return State(*row)
 
 
 def compat_of(row: Any) -> CompatKey:
