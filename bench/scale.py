@@ -180,6 +180,13 @@ def judged(found: Sequence[dict[str, Any]]) -> list[tuple[str, float, float, boo
     return [(name, goal, measured[name], measured[name] <= goal) for name, goal in GOALS.items()]
 
 
+def shown(value: float | None) -> str:
+    """Return a figure with three digits, or all digits before the point; – for none."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def report(found: Sequence[dict[str, Any]], fits: dict[str, Growth]) -> str:
     """Return the table of all counts with the growth, and the goals."""
     lines = []
@@ -187,14 +194,14 @@ def report(found: Sequence[dict[str, Any]], fits: dict[str, Growth]) -> str:
         values = [figure(one, name) for one in found]
         if any(value is not None for value in values):
             fit = fits.get(name)
-            ahead = [f"{fit.at(MILLION):.3g}", str(fit)] if fit is not None else ["–", "–"]
-            lines.append([words, *("–" if value is None else value for value in values), *ahead])
+            ahead = [shown(fit.at(MILLION)), str(fit)] if fit is not None else ["–", "–"]
+            lines.append([words, *map(shown, values), *ahead])
     headings = ["entries", *(f"{one['entries']:,}" for one in found), "1,000,000 by the growth", "growth"]
     text = table(headings, lines)
     goals = judged(found)
     if not goals:
         return f"\n{text}\n\nThe goals are stated for {GOALS_AT:,} entries: add --count {GOALS_AT}."
-    rows = [[FIGURES[name][0], goal, got, "met" if met else "missed"] for name, goal, got, met in goals]
+    rows = [[FIGURES[name][0], shown(goal), shown(got), "met" if met else "missed"] for name, goal, got, met in goals]
     return f"\n{text}\n\n" + table([f"goal at {GOALS_AT:,} entries", "at most", "measured", ""], rows)
 
 
