@@ -147,7 +147,8 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
             self._shelves[shelf].update({item.entry_id: item.vectors["whole"]}, ())
             self._home[item.entry_id] = shelf
             if time.perf_counter() > until:
-                await asyncio.sleep(0)
+                # as long as the slice: requests of this process come between, while an index fills its graph as well
+                await asyncio.sleep(SLICE_S)
                 until = time.perf_counter() + SLICE_S
 
     def _remove(self, entry_ids: Sequence[str]) -> None:
