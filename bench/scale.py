@@ -39,6 +39,7 @@ from shared.blobs import open_blobs
 from shared.catalog import open_catalog
 from shared.domain.types import IndexFilter, Job, visible_owners
 from shared.index import open_index
+from shared.runtime.progress import Remaining
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import configure_logging
 
@@ -143,11 +144,11 @@ async def in_weaviate(
     folder: Path, settings: Settings, served: Job, queries: Rows, truth: Sequence[str], limit: int
 ) -> dict[str, Any]:
     """Build Weaviate's index from the catalog, and make the same lookups."""
-    print("building the index in Weaviate", flush=True)
     server = await asyncio.to_thread(weaviate.start, folder / "weaviate")
     try:
         catalog, index = await open_catalog(settings.catalog_url), await open_index(server.url)
-        built, seconds = await timed_repair(catalog, index)
+        count = (await catalog.entries.totals()).entries
+        built, seconds = await timed_repair(catalog, index, Remaining("entries indexed in Weaviate", count).advance)
         compat = str(served.result.compat) if served.result else ""
         owners = tuple(visible_owners(served.request.tenant, "asker"))
         where = IndexFilter(compat, owners, served.encoder_hash)

@@ -16,7 +16,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +121,11 @@ def nearest(rows: Rows, queries: Rows, allowed: npt.NDArray[np.bool_]) -> npt.ND
     return found
 
 
-async def timed_repair(catalog: Catalog, index: Index) -> tuple[Repaired, float]:
+async def timed_repair(
+    catalog: Catalog, index: Index, on_checked: Callable[[int], object] = lambda _: None
+) -> tuple[Repaired, float]:
     start = time.monotonic()
-    found = await repair_index(catalog, index, lambda _: None)
+    found = await repair_index(catalog, index, on_checked)
     return found, time.monotonic() - start
 
 

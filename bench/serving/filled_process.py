@@ -38,7 +38,7 @@ from shared.index.memory import MemoryIndex
 from shared.models.k_table import EncoderId
 from shared.runtime import rpc
 from shared.runtime.loop import run as run_on_loop
-from shared.runtime.progress import Remaining
+from shared.runtime.progress import EVERY_S, Remaining
 from shared.runtime.rpc_types import plan_from_proto, request_to_proto
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import configure_logging
@@ -127,9 +127,13 @@ async def settled(process: Running) -> None:
     (predictor,) = (one for one in process.services if isinstance(one, MatchPredictorService))
     index = process.context.backends.index
     assert isinstance(index, MemoryIndex)
-    async with asyncio.timeout(SETTLED_WITHIN_S):
-        await predictor.built.wait()
-        await index.settled()
+    begun = time.monotonic()
+    building = asyncio.gather(predictor.built.wait(), index.settled())
+    while not (await asyncio.wait([building], timeout=EVERY_S))[0]:
+        taken = time.monotonic() - begun
+        print(f"graphs are being built for {taken:.0f} s", flush=True)
+        if taken > SETTLED_WITHIN_S:
+            raise SystemExit(f"filled_process: the graphs are not built within {SETTLED_WITHIN_S:.0f} s")
 
 
 async def whole_requests(client: AsyncClient, prompts: Sequence[str]) -> dict[str, Any]:
@@ -198,7 +202,6 @@ async def measure(folder: Path) -> dict[str, Any]:
         encoder = EncoderId(like.encoder_hash, "")
         lookups = Lookups(process, like, encoder, queries)
         found["early"] = spread(await lookups.many(len(queries), longest_s=EARLY_S))
-        print("waiting until the graphs are built", flush=True)
         await settled(process)
         found["settled_s"] = time.time() - ready_at
         lookups.hits = 0
@@ -208,10 +211,8 @@ async def measure(folder: Path) -> dict[str, Any]:
         found["rss_mib"] = resident_mib(os.getpid())
         where = IndexFilter(str(like.result.compat) if like.result else "", _owners(like), like.encoder_hash)
         found["search"] = await search(process.context.backends.index, queries, task.truth, where, task.limit)
-        print("whole requests", flush=True)
         found["request"] = await whole_requests(client, task.prompts)
         found["insert"] = await insertion(process, like, task, rows)
-        print("one pass of the collector", flush=True)
         found["collector"] = await collection(process, settings, lookups)
         found["rss_end_mib"] = resident_mib(os.getpid())
         found["rss_most_mib"] = resident_mib(os.getpid(), most=True)
@@ -229,6 +230,7 @@ async def collection(process: Running, settings: Settings, lookups: Lookups) -> 
         nonlocal blobs
         blobs = (await collector.collect(only_look=True)).blobs
 
+    print("one pass of the collector", flush=True)
     seconds, taken = await lookups.during(once)
     return {"seconds": seconds, "blobs": blobs, "plan": spread(taken)}
 

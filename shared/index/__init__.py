@@ -82,7 +82,7 @@ def units(rows: npt.NDArray[np.float32], what: str) -> npt.NDArray[np.float32]:
     if not np.isfinite(rows).all():
         raise InvalidRequestError(what, _RULE, f"shape {rows.shape[1:]}")
     lengths = np.sqrt(np.vecdot(rows, rows))[:, None]
-    return rows / np.where(lengths > 0, lengths, np.float32(1.0))
+    return (rows / np.where(lengths > 0, lengths, np.float32(1.0))).astype(np.float32, copy=False)
 
 
 async def open_index(url: str, hnsw: Hnsw | None = None) -> Index:
