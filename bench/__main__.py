@@ -17,6 +17,7 @@ COMMANDS: dict[str, list[str]] = {
     "session_trace": ["bench.session_trace"],
     "blobs_latency": ["bench.blobs_latency"],
     "weaviate_lookup": ["bench.weaviate_lookup"],
+    "scale": ["bench.scale"],
     "cluster_overhead": ["bench.cluster_overhead"],
     "overload": ["bench.overload"],
     "trace_plans": ["bench.trace_plans"],

@@ -44,7 +44,7 @@ from shared.runtime.settings import Settings
 from shared.runtime.telemetry import configure_logging
 
 GOALS_AT = 100_000
-GOALS = {"start_s": 15.0, "plan_p50_ms": 3.0, "rss_mib": 1536.0}
+GOALS = {"start_s": 15.0, "plan_p50_ms": 3.0, "rss_most_mib": 1536.0}
 """Goals at GOALS_AT entries, by the name of the figure; each must not be exceeded."""
 MILLION = 1_000_000
 FIGURES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -56,7 +56,8 @@ FIGURES: dict[str, tuple[str, tuple[str, ...]]] = {
     "request_p50_ms": ("whole request, p50 ms", ("request", "p50_ms")),
     "request_p99_ms": ("whole request, p99 ms", ("request", "p99_ms")),
     "insert_per_s": ("inserted entries a second", ("insert", "per_s")),
-    "rss_mib": ("resident memory, MiB", ("rss_mib",)),
+    "rss_mib": ("resident memory, graphs complete, MiB", ("rss_mib",)),
+    "rss_most_mib": ("most resident memory of the run, MiB", ("rss_most_mib",)),
     "catalog_mib": ("catalog on disk, MiB", ("disk", "catalog_mib")),
     "blobs_mib": ("blobs on disk, MiB", ("disk", "blobs_mib")),
     "files": ("files", ("disk", "files")),
