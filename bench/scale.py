@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.measuring.growth import Growth, fitted
+from bench.measuring.growth import Growth, fitted, short
 from bench.measuring.quiet import quiet
 from bench.measuring.recording import command_line, machine, record, table
 from bench.serving.filled_cache import Rows, around, differences, embedded_prompts, fill, serve_one, widened_encoder
@@ -163,13 +163,13 @@ async def in_weaviate(
 
 
 def growths(found: Sequence[dict[str, Any]]) -> dict[str, Growth]:
-    """Return the growth of each figure over the number of entries; nothing for a single count."""
+    """Return the growth of each figure over the number of entries: of three counts or more, and where one is seen."""
     fits: dict[str, Growth] = {}
     for name in FIGURES:
         points = [(one["entries"], figure(one, name)) for one in found]
         known = [(entries, value) for entries, value in points if value is not None]
-        if len(known) > 1 and name not in NOT_FITTED:
-            fits[name] = fitted(known)
+        if len(known) > 2 and name not in NOT_FITTED and (fit := fitted(known)).slope > 0:
+            fits[name] = fit
     return fits
 
 
@@ -182,13 +182,6 @@ def judged(found: Sequence[dict[str, Any]]) -> list[tuple[str, float, float, boo
     return [(name, goal, measured[name], measured[name] <= goal) for name, goal in GOALS.items()]
 
 
-def shown(value: float | None) -> str:
-    """Return a figure with three digits, or all digits before the point; – for none."""
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
 def report(found: Sequence[dict[str, Any]], fits: dict[str, Growth]) -> str:
     """Return the table of all counts with the growth, and the goals."""
     lines = []
@@ -196,14 +189,14 @@ def report(found: Sequence[dict[str, Any]], fits: dict[str, Growth]) -> str:
         values = [figure(one, name) for one in found]
         if any(value is not None for value in values):
             fit = fits.get(name)
-            ahead = [shown(fit.at(MILLION)), str(fit)] if fit is not None else ["–", "–"]
-            lines.append([words, *map(shown, values), *ahead])
+            ahead = [short(fit.at(MILLION)), str(fit)] if fit is not None else ["–", "–"]
+            lines.append([words, *("–" if value is None else short(value) for value in values), *ahead])
     headings = ["entries", *(f"{one['entries']:,}" for one in found), "1,000,000 by the growth", "growth"]
     text = table(headings, lines)
     goals = judged(found)
     if not goals:
         return f"\n{text}\n\nThe goals are stated for {GOALS_AT:,} entries: add --count {GOALS_AT}."
-    rows = [[FIGURES[name][0], shown(goal), shown(got), "met" if met else "missed"] for name, goal, got, met in goals]
+    rows = [[FIGURES[name][0], short(goal), short(got), "met" if met else "missed"] for name, goal, got, met in goals]
     return f"\n{text}\n\n" + table([f"goal at {GOALS_AT:,} entries", "at most", "measured", ""], rows)
 
 

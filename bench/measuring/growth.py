@@ -26,8 +26,13 @@ class Growth:
 
     def __str__(self) -> str:
         if self.form == "line":
-            return f"{self.base:.3g} + {1000 * self.slope:.3g} per 1,000"
-        return f"{self.base:.3g} + {self.slope:.3g} per factor of 10"
+            return f"{short(self.base)} + {short(1000 * self.slope)} per 1,000"
+        return f"{short(self.base)} + {short(self.slope)} per factor of 10"
+
+
+def short(value: float) -> str:
+    """Return a figure with three digits, or with all digits before the point."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def fitted(points: Sequence[tuple[float, float]]) -> Growth:

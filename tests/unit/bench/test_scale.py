@@ -77,6 +77,18 @@ def test_growth_is_the_form_that_fits() -> None:
     assert fitted([(1_000, 0.0), (10_000, 0.0)]).at(10**6) == 0
 
 
+def test_a_million_is_stated_from_three_counts_where_something_grows() -> None:
+    found = [
+        {"entries": entries, "start_s": 5 + entries / 1e4, "plan": {"p50_ms": 9 - entries / 1e5}}
+        for entries in (1_000, 10_000, 100_000)
+    ]
+    assert scale.growths(found[:2]) == {}
+    assert scale.growths(found).keys() == {"start_s"}
+    assert "| start: process to ready, s | 5.1 | 6 | 15 | 105 | 5 + 0.1 per 1,000 |" in scale.report(
+        found, scale.growths(found)
+    )
+
+
 def test_goals_are_judged_at_their_count_alone() -> None:
     small = {"entries": 1_000, "start_s": 5.0, "plan": {"p50_ms": 1.0}, "rss_most_mib": 600}
     assert scale.judged([small]) == []
