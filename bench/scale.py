@@ -49,6 +49,7 @@ GOALS = {"start_s": 15.0, "plan_p50_ms": 3.0, "rss_most_mib": 1536.0}
 MILLION = 1_000_000
 FIGURES: dict[str, tuple[str, tuple[str, ...]]] = {
     "start_s": ("start: process to ready, s", ("start_s",)),
+    "start_cpu_s": ("… processor time of that, s", ("start_cpu_s",)),
     "settled_s": ("graphs complete after ready, s", ("settled_s",)),
     "early_p50_ms": ("plan right after the start, p50 ms", ("early", "p50_ms")),
     "plan_p50_ms": ("plan, p50 ms", ("plan", "p50_ms")),

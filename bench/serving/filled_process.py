@@ -193,6 +193,7 @@ async def measure(folder: Path) -> dict[str, Any]:
         ready_at = time.time()
         found: dict[str, Any] = {
             "start_s": ready_at - task.begun_at,
+            "start_cpu_s": time.process_time(),
             "imports_s": imported_at - task.begun_at,
             "rss_ready_mib": resident_mib(os.getpid()),
         }

@@ -135,13 +135,16 @@ def _drop_entries(connection: sa.Connection, ids: Sequence[str]) -> list[Entry]:
 def _states(connection: sa.Connection) -> list[State]:
     readable(connection.execute(sa.select(entries).where(~IS_READABLE)), lambda row: entry_of(row, ()))
     found: list[State] = []
-    entry_id = ""
+    entry_id, at = "", 0.0
+    sizes: dict[int, int] = {}
     for rows in connection.execute(_STATES).partitions(1000):
-        for own_id, step, key, size, codec, *others in rows:
-            if own_id != entry_id:
-                entry_id = own_id
-            # one string for all states of an entry, and one for each codec: a start loads hundreds of thousands
-            found.append(State(entry_id, step, key, size, sys.intern(codec), *others))
+        for own_id, step, key, size, codec, sha256, uses, created_at, used_at in rows:
+            # a start loads hundreds of thousands of states: share equal values, which most states of an entry have
+            entry_id = entry_id if own_id == entry_id else own_id
+            at = at if created_at == at else created_at
+            used_at = at if used_at == at else used_at
+            size, codec = sizes.setdefault(size, size), sys.intern(codec)
+            found.append(State(entry_id, step, key, size, codec, sha256, uses, at, used_at))
     return found
 
 
