@@ -141,7 +141,9 @@ async def run(
             before = _forwards(card.name), _embeddings()
             start, cpu = time.monotonic(), time.process_time()
             # no seed: the request is generated, never answered with a stored image
-            picture = await client.generate(row.prompt, width=width, height=height, user=user, steps=row.steps)
+            picture = await client.generate(
+                row.prompt, width=width, height=height, user=user, steps=row.steps, variation="same"
+            )
             total_s, cpu_s = time.monotonic() - start, time.process_time() - cpu
             if number >= 0:
                 hit = picture.plan.source is PlanSource.LATENT

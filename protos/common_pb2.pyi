@@ -28,6 +28,13 @@ class Modality(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODALITY_IMAGE: _ClassVar[Modality]
     MODALITY_VIDEO: _ClassVar[Modality]
 
+class Variation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VARIATION_UNSPECIFIED: _ClassVar[Variation]
+    VARIATION_AUTO: _ClassVar[Variation]
+    VARIATION_SAME: _ClassVar[Variation]
+    VARIATION_NEW: _ClassVar[Variation]
+
 class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     JOB_STATE_UNSPECIFIED: _ClassVar[JobState]
@@ -57,6 +64,10 @@ SCOPE_PUBLIC: Scope
 MODALITY_UNSPECIFIED: Modality
 MODALITY_IMAGE: Modality
 MODALITY_VIDEO: Modality
+VARIATION_UNSPECIFIED: Variation
+VARIATION_AUTO: Variation
+VARIATION_SAME: Variation
+VARIATION_NEW: Variation
 JOB_STATE_UNSPECIFIED: JobState
 JOB_STATE_QUEUED: JobState
 JOB_STATE_RUNNING: JobState
@@ -79,7 +90,7 @@ class Size(_message.Message):
     def __init__(self, width: _Optional[int] = ..., height: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("prompt", "negative_prompt", "width", "height", "frames", "steps", "guidance", "seed", "quality", "modality", "cache", "scope", "priority", "deadline_s", "drop_if_late", "savings", "fresh_noise", "user")
+    __slots__ = ("prompt", "negative_prompt", "width", "height", "frames", "steps", "guidance", "seed", "quality", "modality", "cache", "scope", "priority", "deadline_s", "drop_if_late", "savings", "fresh_noise", "user", "variation")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     NEGATIVE_PROMPT_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +109,7 @@ class Request(_message.Message):
     SAVINGS_FIELD_NUMBER: _ClassVar[int]
     FRESH_NOISE_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
+    VARIATION_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     negative_prompt: str
     width: int
@@ -116,7 +128,8 @@ class Request(_message.Message):
     savings: float
     fresh_noise: float
     user: str
-    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., steps: _Optional[int] = ..., guidance: _Optional[float] = ..., seed: _Optional[int] = ..., quality: _Optional[str] = ..., modality: _Optional[_Union[Modality, str]] = ..., cache: _Optional[_Union[CacheMode, str]] = ..., scope: _Optional[_Union[Scope, str]] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., drop_if_late: bool = ..., savings: _Optional[float] = ..., fresh_noise: _Optional[float] = ..., user: _Optional[str] = ...) -> None: ...
+    variation: Variation
+    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., steps: _Optional[int] = ..., guidance: _Optional[float] = ..., seed: _Optional[int] = ..., quality: _Optional[str] = ..., modality: _Optional[_Union[Modality, str]] = ..., cache: _Optional[_Union[CacheMode, str]] = ..., scope: _Optional[_Union[Scope, str]] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., drop_if_late: bool = ..., savings: _Optional[float] = ..., fresh_noise: _Optional[float] = ..., user: _Optional[str] = ..., variation: _Optional[_Union[Variation, str]] = ...) -> None: ...
 
 class ModelPlan(_message.Message):
     __slots__ = ("model", "start_step", "guidance", "steps")
@@ -131,7 +144,7 @@ class ModelPlan(_message.Message):
     def __init__(self, model: _Optional[str] = ..., start_step: _Optional[int] = ..., guidance: _Optional[float] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("entry_id", "kind", "similarity", "wished_step", "start_step", "prompt", "chosen", "reason", "model")
+    __slots__ = ("entry_id", "kind", "similarity", "wished_step", "start_step", "prompt", "chosen", "reason", "model", "relation")
     ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SIMILARITY_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +154,7 @@ class Candidate(_message.Message):
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    RELATION_FIELD_NUMBER: _ClassVar[int]
     entry_id: str
     kind: str
     similarity: float
@@ -150,10 +164,11 @@ class Candidate(_message.Message):
     chosen: bool
     reason: str
     model: str
-    def __init__(self, entry_id: _Optional[str] = ..., kind: _Optional[str] = ..., similarity: _Optional[float] = ..., wished_step: _Optional[int] = ..., start_step: _Optional[int] = ..., prompt: _Optional[str] = ..., chosen: bool = ..., reason: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+    relation: str
+    def __init__(self, entry_id: _Optional[str] = ..., kind: _Optional[str] = ..., similarity: _Optional[float] = ..., wished_step: _Optional[int] = ..., start_step: _Optional[int] = ..., prompt: _Optional[str] = ..., chosen: bool = ..., reason: _Optional[str] = ..., model: _Optional[str] = ..., relation: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("source", "model", "start_step", "entry_id", "state_key", "similarity", "capture_steps", "may_run", "fresh_noise", "noise_seed", "weights_hash", "candidates", "reason", "degraded", "predicted_hit", "looked_up", "found", "sampled", "state_sha256", "state_codec", "miss_model", "fallback")
+    __slots__ = ("source", "model", "start_step", "entry_id", "state_key", "similarity", "capture_steps", "may_run", "fresh_noise", "noise_seed", "weights_hash", "candidates", "reason", "degraded", "predicted_hit", "looked_up", "found", "sampled", "state_sha256", "state_codec", "miss_model", "fallback", "relation", "root")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +191,8 @@ class Plan(_message.Message):
     STATE_CODEC_FIELD_NUMBER: _ClassVar[int]
     MISS_MODEL_FIELD_NUMBER: _ClassVar[int]
     FALLBACK_FIELD_NUMBER: _ClassVar[int]
+    RELATION_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
     source: PlanSource
     model: str
     start_step: int
@@ -198,7 +215,9 @@ class Plan(_message.Message):
     state_codec: str
     miss_model: str
     fallback: Plan
-    def __init__(self, source: _Optional[_Union[PlanSource, str]] = ..., model: _Optional[str] = ..., start_step: _Optional[int] = ..., entry_id: _Optional[str] = ..., state_key: _Optional[str] = ..., similarity: _Optional[float] = ..., capture_steps: _Optional[_Iterable[int]] = ..., may_run: _Optional[_Iterable[_Union[ModelPlan, _Mapping]]] = ..., fresh_noise: _Optional[float] = ..., noise_seed: _Optional[int] = ..., weights_hash: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., reason: _Optional[str] = ..., degraded: _Optional[_Iterable[str]] = ..., predicted_hit: bool = ..., looked_up: bool = ..., found: bool = ..., sampled: bool = ..., state_sha256: _Optional[str] = ..., state_codec: _Optional[str] = ..., miss_model: _Optional[str] = ..., fallback: _Optional[_Union[Plan, _Mapping]] = ...) -> None: ...
+    relation: str
+    root: str
+    def __init__(self, source: _Optional[_Union[PlanSource, str]] = ..., model: _Optional[str] = ..., start_step: _Optional[int] = ..., entry_id: _Optional[str] = ..., state_key: _Optional[str] = ..., similarity: _Optional[float] = ..., capture_steps: _Optional[_Iterable[int]] = ..., may_run: _Optional[_Iterable[_Union[ModelPlan, _Mapping]]] = ..., fresh_noise: _Optional[float] = ..., noise_seed: _Optional[int] = ..., weights_hash: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., reason: _Optional[str] = ..., degraded: _Optional[_Iterable[str]] = ..., predicted_hit: bool = ..., looked_up: bool = ..., found: bool = ..., sampled: bool = ..., state_sha256: _Optional[str] = ..., state_codec: _Optional[str] = ..., miss_model: _Optional[str] = ..., fallback: _Optional[_Union[Plan, _Mapping]] = ..., relation: _Optional[str] = ..., root: _Optional[str] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("embed_s", "predict_s", "plan_s", "accept_s", "queue_s", "fetch_s", "encode_s", "denoise_s", "decode_s", "store_s", "total_s")

@@ -7,14 +7,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Embedding(_message.Message):
-    __slots__ = ("vector", "unknown_words", "truncated")
+    __slots__ = ("vector", "unknown_words", "truncated", "unknown_share")
     VECTOR_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_WORDS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_SHARE_FIELD_NUMBER: _ClassVar[int]
     vector: bytes
     unknown_words: _containers.RepeatedScalarFieldContainer[str]
     truncated: bool
-    def __init__(self, vector: _Optional[bytes] = ..., unknown_words: _Optional[_Iterable[str]] = ..., truncated: bool = ...) -> None: ...
+    unknown_share: float
+    def __init__(self, vector: _Optional[bytes] = ..., unknown_words: _Optional[_Iterable[str]] = ..., truncated: bool = ..., unknown_share: _Optional[float] = ...) -> None: ...
 
 class EmbedTextRequest(_message.Message):
     __slots__ = ("texts",)

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PlanRequest(_message.Message):
-    __slots__ = ("request", "tenant", "seed_given", "vector", "encoder_hash", "predicted_hit", "model", "encoder_weights")
+    __slots__ = ("request", "tenant", "seed_given", "vector", "encoder_hash", "predicted_hit", "model", "encoder_weights", "unknown_share")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     SEED_GIVEN_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class PlanRequest(_message.Message):
     PREDICTED_HIT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ENCODER_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_SHARE_FIELD_NUMBER: _ClassVar[int]
     request: _common_pb2.Request
     tenant: str
     seed_given: bool
@@ -24,7 +25,8 @@ class PlanRequest(_message.Message):
     predicted_hit: bool
     model: str
     encoder_weights: str
-    def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ..., tenant: _Optional[str] = ..., seed_given: bool = ..., vector: _Optional[bytes] = ..., encoder_hash: _Optional[str] = ..., predicted_hit: bool = ..., model: _Optional[str] = ..., encoder_weights: _Optional[str] = ...) -> None: ...
+    unknown_share: float
+    def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ..., tenant: _Optional[str] = ..., seed_given: bool = ..., vector: _Optional[bytes] = ..., encoder_hash: _Optional[str] = ..., predicted_hit: bool = ..., model: _Optional[str] = ..., encoder_weights: _Optional[str] = ..., unknown_share: _Optional[float] = ...) -> None: ...
 
 class PlanResponse(_message.Message):
     __slots__ = ("plan",)

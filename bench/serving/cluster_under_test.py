@@ -15,6 +15,7 @@ from load.arrivals import poisson
 from load.sessions import MAIN_SIZE, read_trace
 from scripts.stack.stack import Stack
 from shared.client import AsyncClient, Picture
+from shared.client.request_fields import RequestFields
 from shared.domain.errors import AfterimageError
 from shared.domain.types import PlanSource
 from shared.service.backends import Backends
@@ -79,7 +80,14 @@ class ClusterUnderTest:
         """Send the next request of the trace, without a seed, so that it is no exact repeat."""
         row, user = next(self._rows)
         start = time.monotonic()
-        picture = await self.client.generate(row.prompt, width=row.width, height=row.height, user=user, steps=50)
+        asked: RequestFields = {
+            "width": row.width,
+            "height": row.height,
+            "user": user,
+            "steps": 50,
+            "variation": "same",
+        }
+        picture = await self.client.generate(row.prompt, **asked)
         return picture, time.monotonic() - start
 
     async def closed_loop(self, clients: int, *, count: int = 0, seconds: float = 0.0) -> list[tuple[Picture, float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,8 +28,12 @@ from shared.domain.errors import (
 
 Optional = typer.Option
 _SEED = (
-    "Seed of the noise: the same request and seed give the same image. Default: random. On a hit, another seed looks "
-    "much the same, because the image starts from a cached latent: vary it with --fresh-noise, or use --cache write."
+    "Seed of the noise: the same request and seed give the same image. Default: random. Another seed of your own "
+    "prompt starts from noise (see --variation)."
+)
+_VARIATION = (
+    "Images to start from. auto: another seed of your own prompt starts from noise, or from images that you have not "
+    "seen. same: any image that keeps the quality. new: only images that you have not seen."
 )
 _QUALITY = (
     "Model that may run: auto (the plan chooses), large, small (the first model of `afterimage up --small`), or a "
@@ -63,8 +68,9 @@ def generate(
         Optional(help="Quality against steps saved: 0 best quality, 1 most steps saved. Default: 0.5, as profiled."),
     ] = None,
     fresh_noise: Annotated[float | None, Optional(help=_FRESH_NOISE)] = None,
+    variation: Annotated[str, Optional(help=_VARIATION)] = "auto",
     deadline_s: Annotated[float | None, Optional(help="Seconds after which the job is dropped.")] = None,
-    user: Annotated[str, Optional(help="User who owns the image; needed by --scope private.")] = "",
+    user: Annotated[str | None, Optional(help="User who owns the image. Default: your login name.")] = None,
     tenant: Annotated[str, Optional(help="Tenant whose cache to use.")] = "default",
     target: Annotated[str | None, Optional(help="host:port of a running Afterimage.")] = None,
     data_dir: Annotated[
@@ -98,7 +104,8 @@ def generate(
         "fresh_noise": fresh_noise,
         "deadline_s": deadline_s,
         "drop_if_late": deadline_s is not None,
-        "user": user,
+        "variation": _one_of("variation", variation, ("auto", "same", "new")),
+        "user": _login() if user is None else user,
         **_size(size),
     }
     console = wide()
@@ -196,6 +203,14 @@ def _moved(event: Accepted | Step) -> dict[str, Any]:
         return {"description": "queued, next in turn"}
     at = f"{event.step}/{event.steps}"
     return {"description": "generating", "completed": event.step, "total": event.steps, "at": at}
+
+
+def _login() -> str:
+    """Return the login name; empty where the system has none, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return ""
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

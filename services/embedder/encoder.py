@@ -16,7 +16,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 from safetensors import SafetensorError
 
-from services.embedder.vocabulary import read_known_words, unknown_words
+from services.embedder.vocabulary import read_known_words, unknown_share, unknown_words
 from shared.domain.errors import InvalidRequestError, ModelError
 from shared.models.card_lookup import BUNDLED
 from shared.models.k_table import EncoderId
@@ -33,6 +33,8 @@ class Embedded:
     vector: bytes
     unknown_words: tuple[str, ...] = ()
     truncated: bool = False
+    unknown_share: float = 0.0
+    """Share of `unknown_words` among the words that name something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +149,10 @@ class Encoder:
                 cut: dict[str, Any] = {"truncation": True, "max_length": self._max_tokens}
                 tokens = self._tokenizer(list(texts), padding=True, return_tensors="pt", **cut)
             rows = _unit(self._model.get_text_features(**tokens).pooler_output.numpy())
+        unknown = [unknown_words(text, self._knows) for text in texts]
         return [
-            Embedded(row.tobytes(), unknown_words(text, self._knows), length > self._max_tokens)
-            for row, text, length in zip(rows, texts, lengths, strict=True)
+            Embedded(row.tobytes(), words, length > self._max_tokens, unknown_share(text, words))
+            for row, text, words, length in zip(rows, texts, unknown, lengths, strict=True)
         ]
 
     def images(self, images: Sequence[bytes]) -> list[Embedded]:

@@ -114,4 +114,9 @@ def _check_count(field: str, count: int, most: int) -> None:
 
 
 def _message(embedded: Embedded) -> pb.Embedding:
-    return pb.Embedding(vector=embedded.vector, unknown_words=embedded.unknown_words, truncated=embedded.truncated)
+    return pb.Embedding(
+        vector=embedded.vector,
+        unknown_words=embedded.unknown_words,
+        truncated=embedded.truncated,
+        unknown_share=embedded.unknown_share,
+    )

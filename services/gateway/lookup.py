@@ -37,6 +37,7 @@ class Planned:
     vector: bytes = b""
     encoder_hash: str = ""
     encoder_weights: str = ""
+    unknown_share: float = 0.0
     predicted_hit: bool | None = None
     warnings: list[str] = field(default_factory=list)
     degraded: list[str] = field(default_factory=list)
@@ -94,6 +95,7 @@ class Lookup:
         embedding = reply.embeddings[0]
         planned.vector, planned.encoder_hash = check_vector(embedding.vector), reply.encoder_hash
         planned.encoder_weights = reply.encoder_weights
+        planned.unknown_share = embedding.unknown_share
         if embedding.unknown_words:
             words = ", ".join(embedding.unknown_words)
             planned.warnings.append(f"these words are not in the models' training vocabulary: {words}")
@@ -120,6 +122,7 @@ class Lookup:
             vector=planned.vector,
             encoder_hash=planned.encoder_hash,
             encoder_weights=planned.encoder_weights,
+            unknown_share=planned.unknown_share,
             model=planned.card.name,
         )
         if planned.predicted_hit is not None:

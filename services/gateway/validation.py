@@ -15,7 +15,7 @@ from shared.domain.errors import InvalidRequestError
 from shared.domain.ids import is_id
 from shared.domain.types import Modality, Request, Size
 from shared.models.card import ModelCard
-from shared.runtime.rpc_types import cache_from_proto, scope_from_proto
+from shared.runtime.rpc_types import cache_from_proto, scope_from_proto, variation_from_proto
 from shared.runtime.settings import Settings
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -28,7 +28,12 @@ TENANT_METADATA = "tenant"
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _ENUMS = {
     field: {number: name for name, number in kind.items()}
-    for field, kind in (("cache", pb.CacheMode), ("scope", pb.Scope), ("modality", pb.Modality))
+    for field, kind in (
+        ("cache", pb.CacheMode),
+        ("scope", pb.Scope),
+        ("modality", pb.Modality),
+        ("variation", pb.Variation),
+    )
 }
 """Names of the enum values by field and number."""
 _MAX_USER_CHARS = 200
@@ -104,6 +109,7 @@ def validate(message: pb.Request, models: Models, settings: Settings, tenant: st
         fresh_noise=_share(message, "fresh_noise", 0.0),
         cache=cache_from_proto(message.cache),
         scope=scope_from_proto(message.scope),
+        variation=variation_from_proto(message.variation),
     )
     return request, card
 

@@ -209,7 +209,10 @@ class MatchPredictorService(pb_grpc.MatchPredictorServiceServicer):
             return FIG_10.lowest_similarity
         alpha = self._settings.k_table_alpha
         table, _ = latent_table(self._tables, self._card, EncoderId(encoder_hash), alpha, "")
-        return (table or FIG_10).lowest_similarity
+        table = table or FIG_10
+        if self._settings.reuse_rules == "paper":
+            return table.lowest_similarity
+        return max(table.lowest_similarity, self._settings.similarity_floor if table.floor is None else table.floor)
 
     def _new(self, encoder_hash: str) -> MatchPredictor:
         match self._settings.predictor:

@@ -24,6 +24,9 @@ from services.retriever.selection import best
 from shared.domain.types import Candidate, ModelPlan, State
 from shared.models.latency import Latency
 
+SIMILAR = 0.01
+"""Difference of two cosines below which a candidate counts as similar as another one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -79,8 +82,17 @@ def cost_of(pace: Pace, steps: int, start: int, *, picture: bool) -> float:
     return (steps - start) * pace.step + (pace.encode if picture else 0.0)
 
 
-def cheapest(offers: Iterable[Offer]) -> Offer | None:
-    """Return the cheapest offer; None without offers."""
+def cheapest(offers: Iterable[Offer], drawn: float | None = None) -> Offer | None:
+    """Return the cheapest offer; None without offers.
+
+    drawn: a number in [0, 1) that chooses among equals, whose similarities differ by less than SIMILAR; None: the most
+    similar, and then the youngest.
+    """
     able = list(offers)
     least = min((one.rank for one in able), default=None)
-    return best(one for one in able if one.rank == least)
+    first = best(one for one in able if one.rank == least)
+    if drawn is None or first is None:
+        return first
+    near = (first.start_step, first.similarity - SIMILAR)
+    equals = [one for one in able if one.rank == least and (one.start_step, one.similarity) > near]
+    return sorted(equals, key=lambda one: one.entry_id)[int(drawn * len(equals))]

@@ -9,6 +9,8 @@ from shared.runtime.telemetry import METRICS
 def count_plan(plan: Plan, request: Request) -> None:
     steps = plan.run_steps(request.steps)
     METRICS.lookups.labels(plan.source.value, str(round(plan.start_step * 50 / steps))).inc()
+    if plan.relation:
+        METRICS.relations.labels(plan.relation, plan.source.value).inc()
     wished = max((one.allowed_step for one in plan.candidates if one.kind == "latent"), default=0)
     if plan.source in (PlanSource.LATENT, PlanSource.NOISE) and wished > plan.start_step and not plan.sampled:
         METRICS.holes.inc()

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from services.retriever.cost import Offer, Pace, cost_of
 from services.retriever.pictures import WeighedHit
 from services.retriever.question import Question, Rules, StepIn
-from services.retriever.selection import Ladder, Weighed, shifted, weigh
+from services.retriever.selection import Ladder, Weighed, lowest, weigh
 from shared.domain.types import Candidate, Entry, Hit, ModelPlan, Plan, Request, owner_key, visible_owners
 
 
 def nearest_latents(question: Question, rules: Rules, plan: Plan) -> list[Weighed]:
     """Return each latent candidate with the step that its similarity allows, also where its entry cannot be used."""
-    ladder = Ladder(rules.table, question.request.steps, question.request.savings)
+    ladder = Ladder(rules.table, question.request.steps, question.request.savings, rules.table.floor)
     return [
         Weighed(one.start_step, one.similarity, one.entry_id, ladder.wished(one.similarity))
         for one in plan.candidates
@@ -35,7 +35,7 @@ class Scales:
     @classmethod
     def of(cls, question: Question, rules: Rules, step_in: StepIn) -> Scales:
         request = question.request
-        ladder = Ladder(rules.table, request.steps, request.savings)
+        ladder = Ladder(rules.table, request.steps, request.savings, rules.table.floor)
         owners = frozenset(visible_owners(request.tenant, request.user))
         return cls(question, rules, ladder, owners, str(question.compat), step_in)
 
@@ -81,7 +81,7 @@ def too_different(similarity: float, rules: Rules, request: Request) -> str:
     """Return why this similarity allows no step."""
     if not rules.table.levels:
         return f"not usable (similarity {similarity:.3f}): no start kept this model's quality when profiled"
-    lowest = shifted(rules.table.lowest_similarity, request.savings)
-    if similarity > lowest:
+    least = lowest(rules.table, request.savings, rules.table.floor)
+    if similarity > least:
         return f"similar enough ({similarity:.3f}), but {request.steps} steps are too few to skip any"
-    return f"not similar enough: {similarity:.3f} is not above {lowest:.3f}"
+    return f"not similar enough: {similarity:.3f} is not above {least:.3f}"

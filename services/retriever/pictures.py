@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from services.retriever.cost import Offer, Pace, cost_of
-from services.retriever.selection import allowed_step, shifted
+from services.retriever.selection import allowed_step, lowest
 from shared.domain.types import Candidate, Entry, Hit, ModelPlan, Request, owner_key, visible_owners
 from shared.models.tables_in_force import ImageTable
 
@@ -89,9 +89,9 @@ def _start(request: Request, hit: Hit, refiner: Refiner, found: ImageTable) -> t
         return None
     own, table = refiner.own_run, found.table
     if own is None:
-        step = allowed_step(table, hit.similarity, request.steps, request.savings)
+        step = allowed_step(table, hit.similarity, request.steps, request.savings, table.floor)
     else:
-        k = allowed_step(table, hit.similarity, table.steps, request.savings)
+        k = allowed_step(table, hit.similarity, table.steps, request.savings, table.floor)
         step = own.step_near(k, table.steps) if k else 0
     if step == 0:
         return None
@@ -131,11 +131,11 @@ def _too_different(hit: Hit, request: Request, found: Sequence[tuple[Refiner, Im
     tables = [one.table for _, one in found if one.table is not None]
     if not tables:
         return next((one.why_not for _, one in found), "no served model continues from images")
-    lowest = shifted(min(table.lowest_similarity for table in tables), request.savings)
-    if lowest > 1:
+    least = min(lowest(table, request.savings, table.floor) for table in tables)
+    if least > 1:
         return "not usable: no start from such an image kept the quality when profiled"
-    if hit.similarity > lowest and any(one.own_run for one, _ in found):
+    if hit.similarity > least and any(one.own_run for one, _ in found):
         return f"similar enough ({hit.similarity:.3f}), but no start from it takes less than {request.steps} steps do"
-    if hit.similarity > lowest:
+    if hit.similarity > least:
         return f"similar enough ({hit.similarity:.3f}), but {request.steps} steps are too few to skip any"
-    return f"not similar enough: {hit.similarity:.3f} is not above {lowest:.3f}"
+    return f"not similar enough: {hit.similarity:.3f} is not above {least:.3f}"

@@ -10,6 +10,7 @@ from services.retriever.cost import Offer, cheapest
 from services.retriever.latents import Scales, too_different, weigh_latent
 from services.retriever.pictures import WeighedHit, weigh_picture
 from services.retriever.question import Question, Rules, StepIn
+from services.retriever.variety import REFUSED
 from shared.domain.plan_rules import capture_steps, noise_plan
 from shared.domain.types import Candidate, Entry, Hit, Plan, PlanSource, Request
 from shared.models.k_table import KTable
@@ -36,7 +37,7 @@ def fresh_seed(seed: int, source: str) -> int:
 
 def from_noise(question: Question, rules: Rules, reason: str, *, degraded: Sequence[str] = ()) -> Plan:
     """Return a plan of all T steps from noise."""
-    return noise_plan(
+    plan = noise_plan(
         question.request,
         question.model,
         question.compat.weights_hash,
@@ -45,6 +46,7 @@ def from_noise(question: Question, rules: Rules, reason: str, *, degraded: Seque
         degraded=degraded,
         predicted_hit=question.predicted_hit,
     )
+    return replace(plan, relation=_closest(rules))
 
 
 def from_repeat(question: Question, entry: Entry, degraded: Sequence[str] = ()) -> Plan:
@@ -99,16 +101,22 @@ def from_candidates(
     latents = [weigh_latent(scales, hit, entries.get(hit.entry_id)) for hit in found.latents or ()]
     pictures = [weigh_picture(request, rules.refiners, hit, entries.get(hit.entry_id)) for hit in found.pictures or ()]
     doubts = [doubt for one in pictures for doubt in one.doubts]
+    similar = any(one.candidate.allowed_step for one in latents) if found.latents is not None else None
+    if rules.variety is not None:
+        related = rules.variety.related([*latents, *pictures], entries)
+        latents, pictures = related[: len(latents)], related[len(latents) :]
     base = replace(
         from_noise(question, rules, _nothing(latents, pictures, rules, request)),
         degraded=tuple(dict.fromkeys((*degraded, *doubts))),
         candidates=(*(one.candidate for one in latents), *(one.candidate for one in pictures)),
         looked_up=found.latents is not None,
-        found=any(one.candidate.allowed_step for one in latents) if found.latents is not None else None,
+        found=similar,
         sampled=question.sampled,
+        relation=_closest(rules, [one.candidate for one in (*latents, *pictures)]),
     )
     of_pictures = [one.offer for one in pictures if one.offer is not None]
-    best = cheapest([*(one.offer for one in latents if one.offer is not None), *of_pictures])
+    drawn = hash_uniform(request, "tie") if rules.variety is not None and rules.variety.draws else None
+    best = cheapest([*(one.offer for one in latents if one.offer is not None), *of_pictures], drawn)
     if best is None:
         return base
     if hash_uniform(request, "epsilon") < rules.epsilon:
@@ -118,15 +126,15 @@ def from_candidates(
             f"epsilon = {rules.epsilon:g} of hits are generated anew, so that images stay diverse."
         )
         return replace(base, reason=reason, sampled=True)
-    plan = _started(question, rules, base, best)
-    picture = cheapest(of_pictures)
+    plan = _started(question, rules, base, best, entries)
+    picture = cheapest(of_pictures, drawn)
     if best is not picture and picture is not None and not request.names_a_model:
         bare = replace(base, candidates=(), degraded=(), looked_up=False, found=None)
-        plan = replace(plan, fallback=_started(question, rules, bare, picture))
+        plan = replace(plan, fallback=_started(question, rules, bare, picture, entries))
     return replace(plan, candidates=_judged([*latents, *pictures], best, request.steps))
 
 
-def _started(question: Question, rules: Rules, base: Plan, best: Offer) -> Plan:
+def _started(question: Question, rules: Rules, base: Plan, best: Offer, entries: Mapping[str, Entry]) -> Plan:
     """Return the plan that takes this offer."""
     state, first, steps = best.state, best.may_run[0], question.request.steps
     source = PlanSource.IMAGE if state.is_picture else PlanSource.LATENT
@@ -150,8 +158,14 @@ def _started(question: Question, rules: Rules, base: Plan, best: Offer) -> Plan:
         noise_seed=fresh_seed(question.request.seed, best.candidate.entry_id),
         weights_hash=hashes.get(first.model, "") if state.is_picture else base.weights_hash,
         miss_model=question.model,
+        relation=best.candidate.relation,
+        root=entries[best.entry_id].root_id,
         reason=_hit_reason(best, steps, rules.table),
     )
+
+
+def _closest(rules: Rules, candidates: Sequence[Candidate] = ()) -> str:
+    return "" if rules.variety is None else rules.variety.closest(candidates).value
 
 
 def _judged(weighed: Sequence[WeighedHit], best: Offer, steps: int) -> tuple[Candidate, ...]:
@@ -203,6 +217,10 @@ def _nothing(latents: Sequence[WeighedHit], pictures: Sequence[WeighedHit], rule
         if rules.no_table:
             return f"Generated from noise: {rules.no_table}."
         return "Generated from noise: the cache has nothing that fits this model, size and caller."
+    refused = [one.candidate for one in (*latents, *pictures) if one.candidate.reason.startswith(REFUSED)]
+    if refused:  # each of them could have started the image
+        nearest = max(refused, key=lambda one: one.similarity)
+        return f"Generated from noise: the most similar usable entry is {nearest.reason}."
     if not latents:
         nearest = max((one.candidate for one in pictures), key=lambda one: one.similarity)
         return f"Generated from noise; the nearest cached image: {nearest.reason}."

@@ -12,6 +12,8 @@ from shared.models.confidence import CONFIDENCE, ratio_bounds, share_bounds
 from shared.models.k_table import Cell, KTable, Level
 from shared.models.quality import UNMEASURED, Measures, Quality, compare
 
+UNRELATED = "unrelated"
+"""Kind of the pairs whose prompts have nothing in common."""
 CELL_ROWS = 20
 """Rows in the first part of a similarity band: enough for a bound, few enough to see where quality falls."""
 
@@ -66,15 +68,27 @@ def build_table(
         raise ValueError("rows must hold at least one row (got none)")
     levels: list[Level] = []
     cells: list[Cell] = []
-    floor: float | None = -1.0
+    least: float | None = -1.0
     for k in sorted({row.k for row in rows}):
         bands = measure([row for row in rows if row.k == k], alpha=alpha, cell_rows=cell_rows)
         cells += bands
         own = threshold(bands)
-        floor = None if own is None or floor is None else max(floor, own)
-        if floor is not None:
-            levels.append(Level(k, floor))
-    return KTable(tuple(levels), steps, model, weights_hash, encoder_hash, alpha, cells=tuple(cells))
+        least = None if own is None or least is None else max(least, own)
+        if least is not None:
+            levels.append(Level(k, least))
+    return KTable(
+        tuple(levels), steps, model, weights_hash, encoder_hash, alpha, cells=tuple(cells), floor=floor_of(rows)
+    )
+
+
+def floor_of(rows: Iterable[ProfileRow]) -> float | None:
+    """Return the similarity just below the least similar of the related pairs; None without related pairs.
+
+    An unrelated pair keeps its quality too, since the prompt decides the image's content, but nobody would choose to
+    start there. Between the two kinds of pairs nothing was measured (docs/adr/0012-relation.md).
+    """
+    lowest = min((row.similarity for row in rows if row.kind != UNRELATED), default=None)
+    return None if lowest is None else math.nextafter(lowest, -math.inf)
 
 
 def measure(rows: Sequence[ProfileRow], *, alpha: float, cell_rows: int = CELL_ROWS) -> list[Cell]:

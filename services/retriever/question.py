@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.retriever.pictures import Refiner
+from services.retriever.variety import Variety
 from shared.domain.types import CompatKey, Request
 from shared.models.k_table import KTable
 
@@ -41,3 +42,5 @@ class Rules:
     insert_on_hit: bool = True
     refiners: tuple[Refiner, ...] = ()
     """Models that may continue from a finished image: the named model alone, else every served model."""
+    variety: Variety | None = None
+    """None: without relations, as in the papers."""

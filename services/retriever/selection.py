@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
@@ -19,11 +20,19 @@ def shifted(min_similarity: float, savings: float) -> float:
     return 1 - (1 - min_similarity) * 4 ** (savings - 0.5)
 
 
+def lowest(table: KTable, savings: float, floor: float | None = None) -> float:
+    """Return the similarity up to which nothing is reused: that of the lowest level, or the floor, which the knob does
+    not move."""
+    return max(shifted(table.lowest_similarity, savings), -1.0 if floor is None else floor)
+
+
 class Ladder:
     """A K table prepared for one T and one knob, for fast lookups of many similarities."""
 
-    def __init__(self, table: KTable, steps: int, savings: float = 0.5) -> None:
-        levels = sorted((shifted(level.min_similarity, savings), level.k) for level in table.levels)
+    def __init__(self, table: KTable, steps: int, savings: float = 0.5, floor: float | None = None) -> None:
+        """floor: similarity up to which no level counts; None: the papers' rule, levels alone."""
+        least = -math.inf if floor is None else floor
+        levels = sorted((max(shifted(level.min_similarity, savings), least), level.k) for level in table.levels)
         self._above = [similarity for similarity, _ in levels]
         highest, self._k = 0, [0]
         for _, k in levels:
@@ -41,9 +50,9 @@ class Ladder:
         return self._k[bisect_left(self._above, similarity)]
 
 
-def allowed_step(table: KTable, similarity: float, steps: int, savings: float = 0.5) -> int:
+def allowed_step(table: KTable, similarity: float, steps: int, savings: float = 0.5, floor: float | None = None) -> int:
     """Return `Ladder.wished` for one similarity."""
-    return Ladder(table, steps, savings).wished(similarity)
+    return Ladder(table, steps, savings, floor).wished(similarity)
 
 
 def largest_present(present: Iterable[int], wished: int) -> int:

@@ -16,19 +16,20 @@ from protos import retriever_pb2 as pb
 from protos import retriever_pb2_grpc as pb_grpc
 from protos.embedder_pb2_grpc import EmbedderServiceStub
 from services.retriever.asked import Asked, vector_in
+from services.retriever.entry_reader import EntryReader
 from services.retriever.figures import count_plan, outcome
 from services.retriever.latents import nearest_latents
 from services.retriever.planning import Found, from_candidates, from_noise, from_repeat, hash_uniform
 from services.retriever.question import Question, Rules
-from services.retriever.recent_entries import Remembered
 from services.retriever.refiners import refiners_of
 from services.retriever.selection import should_widen_search, trim_candidates
 from services.retriever.tables import Known, Tables
+from services.retriever.variety import Variety
 from shared.bus import Subscription
 from shared.domain.errors import AfterimageError, InvalidRequestError
 from shared.domain.exact_repeats import exact_key, repeat_weights
 from shared.domain.messages import EntriesCached, EntriesEvicted, Message
-from shared.domain.types import Entry, Hit, IndexFilter, Plan, Vector, visible_owners
+from shared.domain.types import Entry, Hit, IndexFilter, Plan, PlanSource, Vector, visible_owners
 from shared.models.k_table import EncoderId, KTable
 from shared.runtime import rpc
 from shared.runtime.rpc_types import plan_to_proto, request_from_proto
@@ -37,10 +38,6 @@ from shared.service import Context
 
 T = TypeVar("T")
 Planned: TypeAlias = Plan  # inside the servicer its rpc hides the name
-PAGE = 200
-"""Entries read at a time while the memory is filled."""
-REMEMBERED_ENTRIES = 10_000
-"""Entries kept in memory, 3 KB each."""
 EMBEDDER_TIMEOUT_S = 30.0
 
 
@@ -52,12 +49,12 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         self._settings, self._backends, self._clock = context.settings, context.backends, context.clock
         self._tables = Tables(context.backends.catalog.profiles, self._settings)
         await self._tables.open()
-        self._entries = Remembered(REMEMBERED_ENTRIES)
+        self._entries = EntryReader(context.backends.catalog)
         self._subscription: Subscription = await context.backends.bus.subscribe(
             [EntriesCached, EntriesEvicted], self.handle, on_gap=self._after_gap
         )
         self._without_table: set[tuple[str, str]] = set()
-        tasks = self._tables.keep_fresh(), self._read_newest(), self._check_tables(context)
+        tasks = self._tables.keep_fresh(), self._entries.read_newest(), self._check_tables(context)
         self._tasks = [asyncio.create_task(task) for task in tasks]
 
     def register(self, server: grpc.aio.Server) -> str:
@@ -75,41 +72,17 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
     async def handle(self, message: Message) -> None:
         match message:
             case EntriesCached(entry_ids=ids):
-                await self._read(ids)  # a user often refines an image just generated
+                await self._entries.read_cached(ids)
             case EntriesEvicted(entry_ids=ids, holes=holes):
-                self._entries.forget((*ids, *holes))
+                self._entries.remembered.forget((*ids, *holes))
             case _:
                 return
 
     async def _after_gap(self) -> None:
-        """Drop all entries in memory, because eviction events were missed; they are read again when needed."""
+        """Drop all entries in memory, because events were missed, and read the newest again."""
         self._entries.forget_all()
-
-    async def _read(self, entry_ids: Sequence[str]) -> dict[str, Entry]:
-        """Return these entries, from memory where possible."""
-        known = self._entries.known(entry_ids)
-        if len(known) < len(entry_ids):
-            mark = self._entries.mark
-            read = await self._backends.catalog.entries.by_ids([one for one in entry_ids if one not in known])
-            self._entries.put(read.values(), mark)
-            known |= read
-        return known
-
-    async def _read_newest(self) -> None:
-        """Fill the memory with the newest entries, in the background."""
-        after, read = "", 0
-        while read < REMEMBERED_ENTRIES:
-            try:
-                mark = self._entries.mark
-                page, after = await self._backends.catalog.entries.page(PAGE, after)
-            except AfterimageError as error:
-                log(self.name).warning("catalog unreachable, entries are read when needed", error=str(error))
-                return
-            self._entries.put([entry for entry in page if entry.states], mark)
-            read += len(page)
-            if not after:
-                return
-            await asyncio.sleep(0.02)  # let requests go first
+        running = [task for task in self._tasks if not task.done()]
+        self._tasks = [*running, asyncio.create_task(self._entries.read_newest())]
 
     async def _check_tables(self, context: Context) -> None:
         """Log at the start which served models have no K table for the encoder. Where the embedder cannot be reached
@@ -139,7 +112,10 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
 
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
         asked = await self._asked(request)
+        self._entries.seen.planning(asked.question.request)
         plan = await self._repeat(asked) or await self._planned(asked)
+        if plan.source is not PlanSource.EXACT:
+            self._entries.seen.planned(asked.question.request, plan)
         count_plan(plan, asked.question.request)
         return pb.PlanResponse(plan=plan_to_proto(plan))
 
@@ -162,7 +138,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         if table is None and vector is not None:
             self._say_missing(known, encoder, notes)
         rules = self._rules(known, question, encoder if vector is not None else None, table, notes)
-        return Asked(question, known, rules, vector, notes)
+        return Asked(question, known, rules, vector, notes, message.unknown_share)
 
     def _rules(
         self, known: Known, question: Question, encoder: EncoderId | None, table: KTable | None, notes: Sequence[str]
@@ -178,6 +154,9 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             refiners_of(known, self._tables.served, question, encoder, settings)
             if encoder and settings.image_tier != "off"
             else (),
+            Variety(
+                question.request, self._entries.seen, settings.root_share, enforced=settings.reuse_rules == "relation"
+            ),
         )
 
     async def _repeat(self, asked: Asked) -> Planned | None:
@@ -199,6 +178,11 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             return noise("Generated from noise: the request does not read the cache.", degraded=asked.degraded)
         if asked.vector is None:
             return noise("Generated from noise: the prompt has no embedding.", degraded=asked.degraded)
+        if self._settings.reuse_rules == "relation" and asked.unknown_share > self._settings.unknown_words_share:
+            return noise(
+                f"Generated from noise: {asked.unknown_share:.0%} of the prompt's words that name something are "
+                "unknown to the encoder, so its similarity to other prompts says little."
+            )
         worth_it = _worth_it(question) and not asked.rules.no_table
         if asked.rules.no_table:
             asked.degraded += asked.notes
@@ -247,7 +231,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
 
     async def _entries_of(self, asked: Asked, *hits: Sequence[Hit] | None) -> Mapping[str, Entry] | None:
         ids = list(dict.fromkeys(hit.entry_id for some in hits for hit in some or ()))
-        return await self._within(asked, "catalog", self._read(ids)) if ids else {}
+        return await self._within(asked, "catalog", self._entries.read(ids)) if ids else {}
 
     def _chosen(self, asked: Asked, found: Found) -> Planned:
         step_in = partial(asked.known.card.step_in, steps=asked.question.request.steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.retriever.pictures import TableOf
 from shared.domain.errors import AfterimageError
@@ -45,14 +45,16 @@ class Known:
     def latent_table(self, encoder: EncoderId, settings: Settings) -> tuple[KTable | None, tuple[str, ...]]:
         """Return the table in force for the model's own latents, and notes about it."""
         command = profile_command(self.given, settings.encoder, settings.k_table_alpha)
-        return latent_table(self.latents, self.card, encoder, settings.k_table_alpha, command)
+        table, notes = latent_table(self.latents, self.card, encoder, settings.k_table_alpha, command)
+        return floored(table, settings, settings.similarity_floor), notes
 
     def table_of(self, encoder: EncoderId, settings: Settings) -> TableOf:
         """Return a lookup of this model's tables for images, by the model that generated them."""
 
         def of(model: str, weights: str) -> ImageTable:
             command = profile_command(self.given, settings.encoder, settings.image_k_table_alpha, model)
-            return image_table(self.pictures, self.card, (model, weights), encoder, command)
+            found = image_table(self.pictures, self.card, (model, weights), encoder, command)
+            return replace(found, table=floored(found.table, settings))
 
         return of
 
@@ -61,6 +63,13 @@ class Known:
         return MODM.fits(encoder) or any(
             table.fits(encoder) for table in measured_on(self.pictures, self.card, sources)
         )
+
+
+def floored(table: KTable | None, settings: Settings, floor: float | None = None) -> KTable | None:
+    """Return the table with the floor in force: its own, else the given one; none where `reuse_rules` is paper."""
+    if table is None or settings.reuse_rules == "paper":
+        return table and replace(table, floor=None)
+    return table if table.floor is not None else replace(table, floor=floor)
 
 
 class Tables:

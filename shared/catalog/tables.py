@@ -141,6 +141,8 @@ entries = sa.Table(
     sa.Column("picture_sha256", sa.Text, nullable=False),
     sa.Column("encoder_hash", sa.Text, nullable=False),
     sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("root", sa.Text, nullable=False, server_default=""),  # entry id; empty: the entry itself
+    sa.Column("seed", sa.Text, nullable=False, server_default=""),  # decimal, up to 2^64 − 1; empty: unknown
     sa.Index(None, "exact_key", "owner", "id"),
 )
 

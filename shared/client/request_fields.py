@@ -9,12 +9,13 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from protos import common_pb2
 from shared.domain.errors import InvalidRequestError
-from shared.domain.types import CacheMode, Modality, Scope
+from shared.domain.types import CacheMode, Modality, Scope, Variation
 
 _ENUMS: Mapping[str, tuple[type[Any], str]] = {
     "cache": (CacheMode, "CACHE_MODE"),
     "scope": (Scope, "SCOPE"),
     "modality": (Modality, "MODALITY"),
+    "variation": (Variation, "VARIATION"),
 }
 _BOUNDS: Mapping[int, tuple[int, int]] = {
     FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
@@ -53,6 +54,9 @@ class RequestFields(TypedDict, total=False):
     fresh_noise: float | None
     """Share of new noise in a reused latent, 0–1."""
     user: str | None
+    variation: Variation | Literal["auto", "same", "new"] | None
+    """`auto`: another seed of the user's own prompt starts from noise, or from images that the user has not seen.
+    `same`: from any image that keeps the quality. `new`: from no image that this user has seen."""
 
 
 def request_message(prompt: str, **fields: Unpack[RequestFields]) -> common_pb2.Request:

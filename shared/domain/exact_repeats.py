@@ -82,4 +82,6 @@ def entry_of(job: Job) -> Entry | None:
         picture_sha256=result.picture_sha256,
         encoder_hash=job.encoder_hash,
         created_at=0.0,  # set by the catalog's clock
+        root="" if job.plan.is_miss else job.plan.root,
+        seed=request.seed,
     )

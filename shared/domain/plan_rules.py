@@ -204,6 +204,7 @@ def degrade(plan: Plan, why: str) -> Plan:
         state_key="",
         state_sha256="",
         state_codec="",
+        root="",
         fresh_noise=0.0,
         weights_hash="",
         degraded=(*plan.degraded, why),

@@ -51,6 +51,23 @@ class Scope(StrEnum):
     PUBLIC = "public"
 
 
+class Variation(StrEnum):
+    """Entries that a request may start from, by what its user has seen (docs/adr/0012-relation.md)."""
+
+    AUTO = "auto"  # a re-roll takes no root that the user has seen; edits may keep their composition
+    SAME = "same"  # any entry that the bounds of quality allow
+    NEW = "new"  # no entry whose root the user has seen
+
+
+class Relation(StrEnum):
+    """Relation of a request to an entry (services/retriever/relation.py)."""
+
+    REROLL = "reroll"  # the same prompt of the same user, with another seed
+    EDIT = "edit"  # near a prompt of the same user
+    TOPIC = "topic"  # another prompt of the same user
+    OTHER = "other"  # another user's, or an unknown user's
+
+
 class PlanSource(StrEnum):
     """Start of an image."""
 
@@ -121,6 +138,7 @@ class Request(Stored):
     """Balance of quality and savings: 0 best quality, 1 most steps saved, 0.5 the profiled K table (NIRVANA §5.3.1)."""
     fresh_noise: float = 0.0
     """Share of a reused state's noise that the request's own noise replaces, 0–1 (NIRVANA §9, image diversity)."""
+    variation: Variation = Variation.AUTO
 
     @property
     def names_a_model(self) -> bool:
@@ -161,6 +179,8 @@ class Candidate(Stored):
     reason: str = ""
     model: str = ""
     """Model that generated the entry."""
+    relation: str = ""
+    """A Relation; empty where the plan was made without relations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +224,10 @@ class Plan(Stored):
     """Model that runs the plan from noise when its start is lost; empty: `model`."""
     fallback: Plan | None = None
     """Image hit that replaces this latent hit when no worker runs its model. Only for requests that name no model."""
+    relation: str = ""
+    """Relation to the entry that the image starts from; from noise, the closest relation to any candidate."""
+    root: str = ""
+    """Root of that entry; empty from noise."""
 
     @property
     def is_miss(self) -> bool:
@@ -385,6 +409,15 @@ class Entry:
     encoder_hash: str
     created_at: float
     states: tuple[State, ...] = ()
+    root: str = ""
+    """Id of the entry whose run began from noise, and from which this entry descends; empty: this entry itself."""
+    seed: int | None = None
+    """Seed of the request; None in entries of versions that did not keep the seed."""
+
+    @property
+    def root_id(self) -> str:
+        """Id of the entry at the start of the chain of hits that led to this entry."""
+        return self.root or self.id
 
     @property
     def latents(self) -> tuple[State, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from shared.models.quality import Quality
 
@@ -74,6 +74,9 @@ class KTable:
     """sha256 of the encoder's weights file, for a published table, which applies to any model with this encoder."""
     assumed: bool = False
     """True: a replay names this table, so the table applies to any weights and encoder; `source` states that."""
+    floor: Annotated[float | None, Field(exclude_if=lambda floor: floor is None)] = None
+    """Similarity up to which serving reuses nothing, whatever the levels say: just below the least similar pair that
+    was profiled and whose prompts have anything in common. None: not stated."""
 
     def fits(self, encoder: EncoderId) -> bool:
         """Return whether the table's similarities belong to this encoder."""

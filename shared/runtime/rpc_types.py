@@ -22,6 +22,7 @@ from shared.domain.types import (
     Scope,
     Size,
     Timings,
+    Variation,
 )
 
 E = TypeVar("E", bound=StrEnum)
@@ -30,6 +31,7 @@ _STATES = {state: getattr(pb, f"JOB_STATE_{state.name}") for state in JobState}
 _SOURCES = {source: getattr(pb, f"PLAN_SOURCE_{source.name}") for source in PlanSource}
 _CACHES = {mode: getattr(pb, f"CACHE_MODE_{mode.name}") for mode in CacheMode}
 _SCOPES = {scope: getattr(pb, f"SCOPE_{scope.name}") for scope in Scope}
+_VARIATIONS = {one: getattr(pb, f"VARIATION_{one.name}") for one in Variation}
 _MODALITIES = {modality: getattr(pb, f"MODALITY_{modality.name}") for modality in Modality}
 
 
@@ -48,6 +50,10 @@ def cache_from_proto(value: int) -> CacheMode:
 
 def scope_from_proto(value: int) -> Scope:
     return _back(_SCOPES, value, Scope.TENANT)
+
+
+def variation_from_proto(value: int) -> Variation:
+    return _back(_VARIATIONS, value, Variation.AUTO)
 
 
 def modality_from_proto(value: int) -> Modality:
@@ -73,6 +79,7 @@ def request_to_proto(request: Request) -> pb.Request:
         savings=request.savings,
         fresh_noise=request.fresh_noise,
         user=request.user,
+        variation=_VARIATIONS[request.variation],
     )
     if request.deadline_s is not None:
         message.deadline_s = request.deadline_s
@@ -101,11 +108,14 @@ def request_from_proto(message: pb.Request, *, tenant: str, seed_given: bool) ->
         fresh_noise=message.fresh_noise,
         tenant=tenant,
         user=message.user,
+        variation=variation_from_proto(message.variation),
     )
 
 
 _PLAN_PLAIN = ("model", "start_step", "entry_id", "state_key", "state_sha256", "state_codec", "similarity")
-_PLAN_MORE = ("fresh_noise", "noise_seed", "weights_hash", "reason", "looked_up", "sampled", "miss_model")
+_PLAN_MORE = (
+    "fresh_noise", "noise_seed", "weights_hash", "reason", "looked_up", "sampled", "miss_model", "relation", "root",
+)  # fmt: skip
 
 
 def plan_to_proto(plan: Plan) -> pb.Plan:

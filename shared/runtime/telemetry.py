@@ -85,6 +85,12 @@ class Metrics:
             "model",
         )
         self.lookups = counter("lookups", "Plans, by source and start step K (of T = 50).", "source", "k")
+        self.relations = counter(
+            "relations",
+            "Plans, by relation to the start's entry and by source. Relations: reroll (same prompt and user, other "
+            "seed), edit, topic (another prompt of the user), other (another or an unknown user).",
+            "relation", "source",
+        )  # fmt: skip
         self.degraded = counter(
             "degraded",
             "Plans made without a service or store that was away, late or wrong. A steady rate means lost hits, never "

@@ -63,7 +63,7 @@ def client_of(stack: Compose, at: int = 0) -> Client:
 
 def generate(stack: Compose, prompt: str, seed: int, **fields: Any) -> Picture:
     with client_of(stack) as client:
-        return client.generate(prompt, seed=seed, timeout_s=LIMIT_S, **{"steps": STEPS, **fields})
+        return client.generate(prompt, seed=seed, timeout_s=LIMIT_S, **{"steps": STEPS, "variation": "same", **fields})
 
 
 def disturbed(client: Client, prompt: str, disturb: Callable[[], object]) -> Picture:

@@ -133,6 +133,7 @@ def asked(form: Form, chance: random.Random, name: str = "key") -> dict[str, dic
                 "height": 32,
                 "cache": chance.choices(("auto", "off"), (4, 1))[0],
                 "fresh_noise": chance.choice((0.0, 0.0, 0.3)),
+                "variation": "same",
             }
         requests[f"{name}-{number}"] = fields
     return requests

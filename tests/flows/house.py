@@ -33,8 +33,9 @@ class House:
         return self.process.context.backends
 
     async def generate(self, prompt: str, **fields: Any) -> Picture:
-        """One picture in ten steps (K ∈ 1…5), and the cache has taken in what it left."""
-        picture = await self.client.generate(prompt, **{"steps": 10, **fields})
+        """One picture in ten steps (K ∈ 1…5) from anything that the bounds allow, and the cache has taken in what it
+        left."""
+        picture = await self.client.generate(prompt, **{"steps": 10, "variation": "same", **fields})
         await self.settled(picture)
         return picture
 

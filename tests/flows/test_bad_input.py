@@ -39,6 +39,7 @@ WRONG: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("modality", {"modality": 77}, "one of image, video"),
     ("cache", {"cache": 77}, "one of auto, read, write, off"),
     ("scope", {"scope": 77}, "one of private, tenant, public"),
+    ("variation", {"variation": 77}, "one of auto, same, new"),
     ("user", {"scope": common_pb2.SCOPE_PRIVATE}, "scope is private"),
     ("user", {"user": "u" * 201}, "at most 200"),
     ("frames", {"frames": 16}, "must be 1"),

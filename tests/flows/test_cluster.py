@@ -165,7 +165,7 @@ async def test_a_miss_a_hit_and_a_repeat_through_different_gateways(
     assert miss.plan.source is PlanSource.NOISE
     assert all(note.startswith("k_table") for note in miss.plan.degraded)
     await _found(backends, miss)
-    hit = await second.generate("a red cube on a table", seed=2, steps=20)
+    hit = await second.generate("a red cube on a table", seed=2, steps=20, variation="same")
     assert (hit.plan.source, hit.plan.entry_id) == (PlanSource.LATENT, miss.job.id)
     assert hit.steps_run == 20 - hit.plan.start_step < 20
     repeat = await second.generate("a red cube on a table", seed=1, steps=20)
@@ -243,7 +243,7 @@ async def test_a_hit_that_is_interrupted_keeps_its_plan(
 ) -> None:
     source = await clients[0].generate("a yellow cylinder", seed=1, steps=LONG)
     await _found(backends, source)
-    waiting = Watched(clients[0], "a yellow cylinder", seed=2, steps=LONG, cache="read")
+    waiting = Watched(clients[0], "a yellow cylinder", seed=2, steps=LONG, cache="read", variation="same")
     await asyncio.wait_for(waiting.accepted.wait(), LIMIT_S)
     planned = (await backends.catalog.jobs.get(waiting.job_id)).plan
     assert planned.source is PlanSource.LATENT
@@ -353,7 +353,7 @@ async def _without_notes(client: AsyncClient, prompt: str) -> Picture:
     """The first picture whose plan lacked nothing: breakers close again within half a minute."""
     async with asyncio.timeout(LIMIT_S):
         while True:
-            picture = await client.generate(prompt, steps=20)
+            picture = await client.generate(prompt, steps=20, variation="same")
             if all(note.startswith("k_table") for note in picture.plan.degraded):
                 return picture
             await asyncio.sleep(0.5)

@@ -65,7 +65,12 @@ def hint(plan: Plan) -> str:
     """Return what to try when a hit's image looks too much like its start; empty for other plans."""
     if plan.source is not PlanSource.LATENT or plan.fresh_noise:
         return ""
-    return "Another seed looks much the same: --fresh-noise 1 varies details, --cache write generates from noise."
+    return "For a more different image: --variation new, or --fresh-noise 1 for other details."
+
+
+def _relation(plan: Plan) -> str:
+    """Return the plan's relation to its start, and the root of that start; empty where neither was recorded."""
+    return ", ".join(filter(None, (plan.relation, plan.root and f"root {plan.root}")))
 
 
 def chosen_prompt(plan: Plan) -> str:
@@ -109,6 +114,7 @@ def candidates_table(plan: Plan, width: int = WIDE) -> Table:
         Column("prompt", least=12),
         Column("by", leave=2),
         Column("kind", leave=1),
+        *([Column("relation", leave=3)] if any(one.relation for one in plan.candidates) else []),
         *(Column(name, right=True) for name in ("similarity", "K allowed", "K there")),
         Column("why", least=12),
     )
@@ -118,6 +124,7 @@ def candidates_table(plan: Plan, width: int = WIDE) -> Table:
             Text(one.prompt or one.entry_id),
             one.model,
             one.kind,
+            *([one.relation] if any(other.relation for other in plan.candidates) else []),
             f"{one.similarity:.3f}",
             str(one.allowed_step or "–"),
             str(one.start_step or "–"),
@@ -176,6 +183,7 @@ def job_sheet(view: JobView) -> Table:
         "size · steps · guidance · seed": f"{request.size} · {request.steps} · {request.guidance:g} · {seed}",
         "model": view.model,
         "plan": f"{plan.source.value}, start after step {plan.start_step}{own}: {plan.reason}",
+        "relation": _relation(plan),
         "degraded": "; ".join(plan.degraded),
         "steps run": f"{view.steps_run}{_resumed(view)}",
         "attempts": str(job.attempt),

@@ -211,7 +211,8 @@ async def _store(
 
 def _k_table(alpha: float, table: KTable) -> Table:
     """Return a table of every measured band, and of the threshold of its K."""
-    shown = Table(title=f"α = {alpha:g}", title_justify="left")
+    floor = "" if table.floor is None else f", nothing starts at similarity {table.floor:.3f} or below"
+    shown = Table(title=f"α = {alpha:g}{floor}", title_justify="left")
     for name in ("K", "starts above", "band", "rows", "CLIP ratio", "95 % bound", "changed kept", "from noise", "safe"):
         shown.add_column(name, justify="right")
     levels = {level.k: level.min_similarity for level in table.levels}

@@ -23,9 +23,9 @@ OWN: dict[str, Any] = {
 
 UNHURRIED: dict[str, Any] = {
     "lookup_timeout_s": 60.0, "call_timeout_s": 60.0, "fetch_timeout_s": 60.0, "results_keep_s": 1e9,
-    "epsilon": 0.0, "sample_predicted_misses": 0.0, "drain_s": 0.5,
+    "epsilon": 0.0, "sample_predicted_misses": 0.0, "drain_s": 0.5, "reuse_rules": "paper",
 }  # fmt: skip
-"""Settings with long timeouts and without random choices, as in the other modes of a replay."""
+"""Settings with long timeouts, without random choices and rules of variety, as in the other modes of a replay."""
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ def entry_of(row: Any, live: Sequence[State]) -> Entry:
         encoder_hash=row.encoder_hash,
         created_at=row.created_at,
         states=tuple(live),
+        root=row.root,
+        seed=int(row.seed) if row.seed else None,
     )
 
 
@@ -66,4 +68,6 @@ def row_of(entry: Entry) -> dict[str, Any]:
         "picture_key": entry.picture_key,
         "picture_sha256": entry.picture_sha256,
         "encoder_hash": entry.encoder_hash,
+        "root": "" if entry.root == entry.id else entry.root,
+        "seed": "" if entry.seed is None else str(entry.seed),
     }

@@ -44,6 +44,28 @@ class Lookup(Section):
         0.0,
         description="Share of hits that are generated from noise anyway, so that images stay diverse (NIRVANA §9).",
     )
+    reuse_rules: Literal["relation", "paper"] = Field(
+        "relation",
+        description="Rules beside the K table. relation: what a user has seen, the share of a root, and the lowest "
+        "similarities bound reuse, and equal candidates are drawn by the seed. paper: the K table alone decides.",
+    )
+    similarity_floor: float = Field(
+        0.3,
+        ge=-1,
+        le=1,
+        description="Cosine of two prompts up to which no latent is reused, where the K table states no floor of its "
+        "own. A larger value reuses less. Tables by `afterimage profile` state theirs.",
+    )
+    unknown_words_share: Share = Field(
+        0.33,
+        description="Largest share of words that the encoder was never shown, among a prompt's words that name "
+        "something. Above it the image starts from noise, since the similarity of such prompts says little.",
+    )
+    root_share: Share = Field(
+        0.05,
+        description="Largest share of recent images, of users other than a root's own, that may descend from this "
+        "root. A larger value saves more steps and makes users' images more alike; 1 sets no limit.",
+    )
     lookup_timeout_s: Seconds = Field(
         0.5,
         description="Seconds that one index search or catalog read may take while planning. After that the plan is "

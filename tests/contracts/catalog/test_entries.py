@@ -41,6 +41,16 @@ async def test_an_entry_is_read_back_whole(catalog: Catalog, replica: Catalog) -
         await catalog.entries.get("nope")
 
 
+async def test_an_entry_keeps_its_root_and_seed(catalog: Catalog, replica: Catalog) -> None:
+    first = await add(catalog, replace(an_entry(), seed=2**64 - 1))
+    own = await add(catalog, replace(an_entry(), root="the-first", seed=0))
+    older = await add(catalog, an_entry())
+    read = await replica.entries.by_ids([first.id, own.id, older.id])
+    assert [(read[one.id].root_id, read[one.id].seed) for one in (first, own, older)] == [
+        (first.id, 2**64 - 1), ("the-first", 0), (older.id, None)
+    ]  # fmt: skip
+
+
 async def test_a_duplicate_of_a_job_adds_nothing(catalog: Catalog) -> None:
     first = await add(catalog, an_entry(job_id="j"))
     assert not await catalog.entries.add(an_entry(job_id="j"), {"whole": b""})

@@ -238,6 +238,7 @@ def as_served(policy: PolicySettings, room: int) -> dict[str, Any]:
         "candidates": policy.candidates,
         "further_candidates": policy.further_candidates,
         "cache_batch_s": 0.0,
+        "reuse_rules": "paper",
     }
     if policy.reuses == "refine":
         of_pictures = {"image_tier": "all", "picture_policy": policy.evict, "picture_max_bytes": room}

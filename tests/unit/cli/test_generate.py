@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from services.cli.display.words import ProgressBars
-from services.cli.generate import Waits, _moved, draw
+from services.cli.generate import Waits, _login, _moved, draw
 from shared.client import Accepted, OnWait, Picture, Progress, Waiting
 from shared.domain.errors import AfterimageError, OverloadedError, StorageFullError, UnavailableError
 from tests.unit.cli.views import picture
@@ -22,6 +22,17 @@ def test_nothing_is_drawn_before_a_step_is_done() -> None:
     gone = "its worker is gone; another worker continues"
     assert _moved(Progress("j1", 20, 50, queue_position=2, waits_again=gone)) == {"description": gone}
     assert _moved(Progress("j1", 20, 50)) == {"description": "generating", "completed": 20, "total": 50, "at": "20/50"}
+
+
+def test_the_user_is_the_login_name_where_the_system_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "ana")
+    assert _login() == "ana"
+
+    def unnamed() -> str:
+        raise KeyError("getpwuid(): uid not found: 1234")
+
+    monkeypatch.setattr("getpass.getuser", unnamed)
+    assert _login() == ""
 
 
 class GoesAway:

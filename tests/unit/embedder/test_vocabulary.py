@@ -3,13 +3,28 @@ from pathlib import Path
 
 import pytest
 
-from services.embedder.vocabulary import KNOWN_WORDS, read_known_words, unknown_words
+from services.embedder.vocabulary import KNOWN_WORDS, read_known_words, unknown_share, unknown_words
 
 
 def test_unknown_words_once_in_their_order() -> None:
     known = {"a", "red", "cube", "sun", "set"}
     text = "A red zyx, a cube; Quux zyx at sun-set 3_x"
     assert unknown_words(text, known.__contains__) == ("zyx", "quux", "at", "3", "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("an astronaut on a horse", 1.0),
+        ("a wizard in the castle, a castle", 0.5),
+        ("a red castle", 0.0),
+        ("on the", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_the_share_of_unknown_words_leaves_out_those_that_name_nothing(text: str, share: float) -> None:
+    known = {"a", "an", "red", "castle"}
+    assert unknown_share(text, unknown_words(text, known.__contains__)) == share
 
 
 @pytest.mark.parametrize(

@@ -198,3 +198,12 @@ def test_no_start_where_the_nearest_noise_level_is_that_of_noise() -> None:
     four = OwnRun(4, partial(find_card("noop:").step_near, steps=4))
     made = plan([replace(TURBO, own_run=four)], pictures=[(0.26, with_picture("a"))])  # k = 5 of 50
     assert made.source is PlanSource.NOISE
+
+
+def test_an_image_below_the_floor_starts_nothing() -> None:
+    floored = replace(SMALL, table_of=lambda model, weights: ImageTable(replace(LOW, floor=0.28)))
+    below = plan([floored], pictures=[(0.2, with_picture("a"))])
+    assert below.source is PlanSource.NOISE
+    assert "0.200 is not above 0.280" in below.reason
+    assert plan([floored], pictures=[(0.29, with_picture("a"))]).start_step == 5
+    assert plan([SMALL], pictures=[(0.2, with_picture("a"))]).start_step == 5

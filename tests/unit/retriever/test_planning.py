@@ -12,7 +12,7 @@ from services.retriever.question import Question, Rules
 from services.retriever.selection import allowed_step
 from shared.domain.types import CacheMode, CompatKey, Entry, Hit, Plan, PlanSource, Request, Scope, Size, State
 from shared.models.card_lookup import find_card
-from shared.models.k_table import FIG_10, KTable
+from shared.models.k_table import FIG_10, KTable, Level
 
 SIZE = Size(64, 64)
 COMPAT = CompatKey("w1", "ddim:abc", "float32", SIZE, 50)
@@ -139,6 +139,14 @@ def test_why_nothing_is_reused_is_said() -> None:
     unsafe = replace(RULES, table=KTable(()))
     assert "no start kept this model's quality" in plan(question(), [(0.99, entry("a"))], unsafe).reason
     assert "too few to skip" in plan(question(steps=1), [(0.99, entry("a"))]).reason
+
+
+def test_an_unrelated_prompt_starts_from_noise_below_the_floor() -> None:
+    table = KTable((Level(15, -0.367),), floor=0.477)
+    made = plan(question(), [(0.107, entry("fox"))], replace(RULES, table=table))
+    assert made.source is PlanSource.NOISE
+    assert "0.107 is not above 0.477" in made.reason
+    assert plan(question(), [(0.48, entry("fox"))], replace(RULES, table=table)).start_step == 15
 
 
 def test_fresh_noise_only_where_a_state_is_reused() -> None:

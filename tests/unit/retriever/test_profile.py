@@ -80,6 +80,17 @@ def test_the_row_at_the_threshold_itself_passes() -> None:
     assert allowed_step(table, 0.799999, 50) == 0
 
 
+def test_the_floor_is_just_below_the_least_similar_related_pair() -> None:
+    related = [ProfileRow(5, 0.5 + i / 100, 0.3, 0.3, kind="object") for i in range(40)]
+    unrelated = [ProfileRow(5, 0.1, 0.3, 0.3, kind="unrelated") for _ in range(40)]
+    table = build_table([*related, *unrelated], alpha=0.9)
+    assert table.floor is not None
+    assert table.levels[0].min_similarity < 0.1  # an unrelated start keeps the quality, too
+    assert allowed_step(table, 0.5, 50, floor=table.floor) == 5
+    assert allowed_step(table, 0.4999, 50, floor=table.floor) == 0
+    assert build_table(unrelated, alpha=0.9).floor is None
+
+
 def judged(count: int, *, lost: float = 0.0, wrong_from_noise: float = 0.0, seed: int = 0) -> list[ProfileRow]:
     """Rows of K = 5 over every similarity: that share of pictures wrong from noise, and lost of what noise kept."""
     rng = random.Random(seed)

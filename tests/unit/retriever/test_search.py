@@ -109,7 +109,7 @@ async def test_two_looks_have_the_time_of_one(noop: Settings, monkeypatch: pytes
             return await search(name, vector, where, limit)
 
         monkeypatch.setattr(home.backends.index, "search", slow)
-        home.service._entries.put((await home.backends.catalog.entries.page(9, ""))[0], 0)
+        home.service._entries.remembered.put((await home.backends.catalog.entries.page(9, ""))[0], 0)
         plan = await home.plan(request("new"), unit(1))
         assert (plan.start_step, plan.candidates[0].prompt) == (5, "early")
         assert plan.degraded == ("index: no answer within 0 s",)

@@ -6,6 +6,7 @@ from services.retriever.selection import (
     allowed_step,
     best,
     largest_present,
+    lowest,
     shifted,
     should_widen_search,
     trim_candidates,
@@ -29,6 +30,15 @@ def test_k_is_scaled_to_the_request_and_rounds_down(steps: int, wished: int) -> 
 
 def test_an_empty_table_allows_nothing() -> None:
     assert allowed_step(KTable(()), 1.0, 50) == 0
+
+
+def test_a_floor_stands_whatever_the_levels_and_the_knob_say() -> None:
+    table = KTable((Level(5, -0.4), Level(10, 0.6)))
+    assert [allowed_step(table, one, 50, floor=0.4) for one in (0.107, 0.4, 0.41, 0.61)] == [0, 0, 5, 10]
+    assert allowed_step(table, 0.107, 50) == 5
+    assert [allowed_step(table, 0.39, 50, savings, floor=0.4) for savings in (0.0, 0.5, 1.0)] == [0, 0, 0]
+    assert lowest(table, 0.5, 0.4) == 0.4
+    assert lowest(FIG_10, 0.5, 0.4) == pytest.approx(0.65)
     assert KTable(()).lowest_similarity > 1
 
 

@@ -7,10 +7,11 @@ import pytest
 from protos import retriever_pb2 as pb
 from shared.domain.errors import InvalidRequestError, ModelError, UnavailableError
 from shared.domain.messages import EntriesCached, EntriesEvicted
-from shared.domain.types import CacheMode, Entry, PlanSource, Scope
+from shared.domain.types import CacheMode, Entry, PlanSource, Scope, Variation
 from shared.runtime import rpc
 from shared.runtime.rpc_types import request_to_proto
 from shared.runtime.settings import Settings
+from shared.runtime.telemetry import METRICS
 from tests.unit.cached import near, request, unit
 from tests.unit.facts import heard
 from tests.unit.retriever.conftest import house
@@ -46,7 +47,13 @@ async def test_an_exact_repeat_only_where_the_client_named_the_seed(noop: Settin
         assert (repeat.source, repeat.entry_id) == (PlanSource.EXACT, entry)
         assert await home.backends.blobs.get(repeat.state_key, repeat.state_sha256)
         assert (await home.plan(request(), unit(1))).source is PlanSource.LATENT
-        changed = request(seed=8), request(guidance=2.0), request(negative_prompt="blue"), request(steps=25)
+        same = Variation.SAME  # another seed would start from noise
+        changed = (
+            request(seed=8, variation=same),
+            request(guidance=2.0),
+            request(negative_prompt="blue"),
+            request(steps=25),
+        )
         for other in (*changed, request(savings=0.6), request(fresh_noise=0.5)):
             assert (await home.plan(other, unit(1), seed_given=True)).source is PlanSource.LATENT
         bob = request(tenant="else")
@@ -77,7 +84,8 @@ async def test_scopes_are_never_crossed(noop: Settings) -> None:
         assert (await home.plan(request("x", user="bob"), unit(1))).candidates == ()
         assert (await home.plan(request("x", user="ada", tenant="else"), unit(1))).candidates == ()
         await home.cache(request("public", scope=Scope.PUBLIC, tenant="far"), unit(2))
-        assert (await home.plan(request("x", tenant="else"), unit(2))).source is PlanSource.LATENT
+        elsewhere = request("x", tenant="else", variation=Variation.SAME)
+        assert (await home.plan(elsewhere, unit(2))).source is PlanSource.LATENT
 
 
 async def test_a_predicted_miss_is_believed_unless_sampled_or_savings_are_wanted(noop: Settings) -> None:
@@ -180,3 +188,36 @@ async def test_after_a_gap_in_the_facts_nothing_is_taken_from_memory(noop: Setti
         await home.backends.catalog.entries.drop_states([(entry, state.step) for state in states])  # nobody says so
         await home.service._after_gap()  # what its subscription is told to call
         assert (await home.plan(request("x"), unit(1))).source is PlanSource.NOISE
+
+
+async def test_too_many_unknown_words_start_from_noise_and_an_exact_repeat_all_the_same(noop: Settings) -> None:
+    async with house(noop) as home:
+        await home.cache(request(), unit(1))
+        asked = request("a gryphon", seed=8)
+        few = await home.plan(asked, unit(1), unknown_share=0.33)
+        assert few.source is PlanSource.LATENT
+        many = await home.plan(asked, unit(1), unknown_share=0.5)
+        assert (many.source, many.looked_up, many.candidates) == (PlanSource.NOISE, False, ())
+        assert "50% of the prompt's words that name something are unknown to the encoder" in many.reason
+        repeat = await home.plan(request(), unit(1), unknown_share=1.0, seed_given=True)
+        assert repeat.source is PlanSource.EXACT
+    async with house(noop.model_copy(update={"reuse_rules": "paper"})) as home:
+        assert (await home.plan(asked, unit(1), unknown_share=1.0)).source is PlanSource.LATENT
+
+
+async def test_a_cached_image_of_another_replica_counts_and_missed_ones_are_read_again(noop: Settings) -> None:
+    async with house(noop) as home:
+        entry = await home.cache(request("a fox"), unit(1))
+        await home.backends.bus.publish(EntriesCached((entry,)))
+        rerolled = request("a fox", seed=8)
+        async with asyncio.timeout(5):
+            while not home.service._entries.seen.rerolls(rerolled):
+                await asyncio.sleep(0.01)
+        counted = METRICS.relations.labels("reroll", "noise")._value
+        before = counted.get()
+        assert (await home.plan(rerolled, unit(1))).relation == "reroll"
+        assert counted.get() == before + 1
+        await home.service._after_gap()
+        async with asyncio.timeout(5):
+            while not home.service._entries.seen.rerolls(rerolled):
+                await asyncio.sleep(0.01)

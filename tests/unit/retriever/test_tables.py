@@ -4,12 +4,17 @@ import asyncio
 import shutil
 from typing import Any
 
+import pytest
+
 from services.embedder.encoder import encoder_hash
 from services.embedder.service import EmbedderService
+from services.retriever.selection import Ladder
 from services.retriever.service import RetrieverService
+from services.retriever.tables import floored
 from shared.domain.types import PlanSource
 from shared.models.card_lookup import BUNDLED, find_card
-from shared.models.k_table import KTable, Level, profile_kind, table_to_json
+from shared.models.k_table import PROFILED, KTable, Level, profile_kind, table_to_json
+from shared.models.tables_in_force import shipped_table
 from shared.runtime.settings import Settings
 from shared.service import running
 from tests.unit.cached import MODEL, near, request, unit
@@ -33,6 +38,38 @@ async def test_a_no_op_model_takes_any_table_and_the_plan_says_so(noop: Settings
         plan = await home.plan(request("x"), near(unit(1), 0.6))
         assert (plan.start_step, plan.degraded) == (10, ())
         assert "taken for a no-op model although it was measured with another encoder" in plan.reason
+
+
+@pytest.mark.parametrize(
+    ("stated", "changes", "expected"),
+    [
+        (0.477, {}, 0.477),
+        (None, {}, 0.3),
+        (None, {"similarity_floor": -1.0}, -1.0),
+        (0.477, {"reuse_rules": "paper"}, None),
+        (None, {"reuse_rules": "paper"}, None),
+    ],
+)
+def test_the_floor_is_the_tables_own_else_the_settings_and_the_papers_have_none(
+    noop: Settings, stated: float | None, changes: dict[str, Any], expected: float | None
+) -> None:
+    table = KTable((Level(5, -0.4),), floor=stated)
+    settings = noop.model_copy(update=changes)
+    found = floored(table, settings, settings.similarity_floor)
+    assert found is not None
+    assert found.floor == expected
+    assert floored(None, settings, 0.3) is None
+
+
+@pytest.mark.parametrize("model", ["large", "small"])
+def test_the_shipped_tables_let_no_unrelated_prompt_start_an_image(model: str) -> None:
+    card = find_card(f"bundled:{model}")
+    for alpha in PROFILED:
+        table = shipped_table(card, alpha)
+        assert table is not None
+        assert table.floor is not None
+        assert 0.17 < table.floor < 0.48  # unrelated pairs, changed objects (bench/k_quality.md)
+        assert not Ladder(table, 50, floor=table.floor).wished(0.107)
 
 
 async def test_without_a_table_for_the_encoder_only_exact_repeats_are_reused(

@@ -65,8 +65,20 @@ def test_an_image_hit_says_whose_picture_it_was_and_who_went_on() -> None:
     assert started(hit.plan, 50) == "from step 10 of 50, from large's image"
 
 
+def test_a_plan_shows_its_relation_and_root_where_they_were_recorded() -> None:
+    hit = picture(source=PlanSource.LATENT, start=20)
+    assert "relation" not in shown(candidates_table(hit.plan), job_sheet(hit))
+    edit = replace(hit.plan, relation="edit", root="e0", candidates=(replace(hit.plan.candidates[0], relation="edit"),))
+    known = replace(hit, job=replace(hit.job, plan=edit))
+    assert re.search(r"relation +edit, root e0", shown(job_sheet(known)))
+    assert re.search(r"→ .* latent .* edit .* 0.910", shown(candidates_table(edit)))
+    noise = replace(picture(), job=replace(picture().job, plan=replace(picture().plan, relation="reroll")))
+    assert re.search(r"relation +reroll *\n", shown(job_sheet(noise)))
+
+
 def test_a_hit_says_what_varies_it() -> None:
     hit = picture(source=PlanSource.LATENT, start=20).plan
+    assert "--variation new" in hint(hit)
     assert "--fresh-noise" in hint(hit)
     assert hint(replace(hit, fresh_noise=0.3)) == ""
     assert hint(picture().plan) == hint(picture(source=PlanSource.EXACT).plan) == ""

@@ -1,0 +1,100 @@
+"""Rules of variety: the entries that a request may start from, by what its user has seen (docs/adr/0012-relation.md).
+
+They are no bounds of quality: an entry that they refuse could start the request as well as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from services.retriever.pictures import WeighedHit
+from services.retriever.relation import normalised, relation
+from services.retriever.seen import Owner, Seen
+from shared.domain.types import Candidate, Entry, Relation, Request, Variation
+
+REFUSED = "refused: "
+"""Start of the reason why the rules refuse a candidate."""
+CLOSEST = (Relation.REROLL, Relation.EDIT, Relation.TOPIC, Relation.OTHER)
+
+
+@dataclass(frozen=True, slots=True)
+class Variety:
+    """The rules as they apply to one request."""
+
+    request: Request
+    seen: Seen
+    root_share: float
+    """Largest share of one root in the recent images of users other than the root's owner."""
+    enforced: bool = True
+    """False: relations are recorded, and refuse nothing."""
+
+    @property
+    def draws(self) -> bool:
+        """True if the request's seed chooses among equal candidates."""
+        return self.enforced and self.request.variation is not Variation.SAME
+
+    def related(self, hits: Iterable[WeighedHit], entries: Mapping[str, Entry]) -> list[WeighedHit]:
+        """Return the hits with their relation; those that the rules refuse without a start, and with the reason."""
+        hits = [self._named(hit, entries.get(hit.candidate.entry_id)) for hit in hits]
+        rerolls = self.rerolls([hit.candidate for hit in hits])
+        return [self._ruled(hit, entries.get(hit.candidate.entry_id), rerolls) for hit in hits]
+
+    def rerolls(self, candidates: Collection[Candidate]) -> bool:
+        """Return whether the request is a re-roll: another seed of a prompt of which the user had an image.
+
+        With the seed of an earlier image it is none: then something else about the request changed.
+        """
+        prompt = normalised(self.request.prompt)
+        if any(one.relation == Relation.EDIT and normalised(one.prompt) == prompt for one in candidates):
+            return False
+        return any(one.relation == Relation.REROLL for one in candidates) or self.seen.rerolls(self.request)
+
+    def closest(self, candidates: Collection[Candidate] = ()) -> Relation:
+        """Return the closest relation to any candidate; without one, the relation to an entry that was not found."""
+        if self.request.user and self.rerolls(candidates):
+            return Relation.REROLL
+        found = [Relation(one.relation) for one in candidates if one.relation]
+        return min(found, key=CLOSEST.index, default=Relation.TOPIC if self.request.user else Relation.OTHER)
+
+    def _named(self, hit: WeighedHit, entry: Entry | None) -> WeighedHit:
+        if entry is None or not hit.candidate.prompt:  # the entry is gone, or not visible to this caller
+            return hit
+        similarity = hit.candidate.similarity if hit.candidate.kind == "latent" else -1.0
+        one = replace(hit.candidate, relation=relation(self.request, entry, similarity).value)
+        return replace(hit, candidate=one, offer=hit.offer and replace(hit.offer, candidate=one))
+
+    def _ruled(self, hit: WeighedHit, entry: Entry | None, rerolls: bool) -> WeighedHit:
+        why = self._refusal(entry, rerolls) if self.enforced and entry is not None and hit.offer is not None else ""
+        if not why:
+            return hit
+        refused = replace(hit.candidate, allowed_step=0, start_step=0, reason=f"{REFUSED}{why}")
+        return replace(hit, candidate=refused, offer=None)
+
+    def _refusal(self, entry: Entry, rerolls: bool) -> str:
+        """Return why the request may not start from this entry; empty when it may."""
+        request, owner = self.request, (self.request.tenant, self.request.user)
+        if request.variation is Variation.SAME:
+            return ""
+        new = request.variation is Variation.NEW
+        if new and not request.user:
+            return "variation is new, and an unknown user may have seen this image"
+        own = (entry.tenant, entry.user) == owner or self.seen.has_seen(owner, entry.root_id)
+        if own and request.user and (new or rerolls):
+            asked = "variation is new" if new else "another seed of the same prompt"
+            return f"{asked}, and the user has seen an image of this root"
+        return self._too_often(entry, owner)
+
+    def _too_often(self, entry: Entry, owner: Owner) -> str:
+        """Return why the entry's root may not be behind one more image; empty when it may, and for its own user."""
+        root = entry.root_id
+        of = (entry.tenant, entry.user) if root == entry.id else self.seen.owner_of(root)
+        if self.request.user and of == owner:
+            return ""
+        behind, images = self.seen.others(self.request.tenant, root, of)
+        if behind + 1 <= self.root_share * (images + 1):
+            return ""
+        return (
+            f"its root is behind {behind} of the {images} recent images of other users; one more would "
+            f"exceed {self.root_share:.0%}"
+        )
