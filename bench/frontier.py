@@ -35,9 +35,9 @@ from services.gpu_worker.engine.events import Advanced, Finished, Left
 from services.gpu_worker.engine.rows import Task
 from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.jobs.codecs import encode_png
-from services.retriever.profile import ratio_bounds
 from shared.domain.types import vector_from
 from shared.models.card_lookup import find_card
+from shared.models.confidence import ratio_bounds
 from shared.models.scenes import Scene, never_trained
 from shared.runtime.progress import Remaining
 

@@ -113,8 +113,8 @@ async def ask_all(
     async def user() -> None:
         for row in waiting:
             asked_at = time.monotonic()
-            given = {"steps": row.steps, "user": str(row.user), "width": row.width, "height": row.height}
-            given |= {"variation": "same", **fields}
+            given: dict[str, Any] = {"steps": row.steps, "user": str(row.user), "width": row.width}
+            given |= {"height": row.height, "variation": "same", **fields}
             picture = await client.generate(row.prompt, timeout_s=3600.0, **given)
             found.append(answer_of(picture, asked_at, time.monotonic()))
             progress.advance()
