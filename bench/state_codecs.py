@@ -43,7 +43,7 @@ AT_ONCE = 12
 NOISE, SMALL = (4, 64, 64), (4, 16, 16)
 """Shapes of the latents of a 512×512 image, and of a 64×64 image of the bundled models."""
 SEED = 2**32 - 1
-"""As long as the seeds that the gateway draws."""
+"""A seed as long as those that the gateway draws."""
 
 Pictures = dict[tuple[int, int, str], bytes]
 """PNG by (pair, K, format); K = 0 from noise."""

@@ -29,7 +29,7 @@ SLICE_S = 0.001
 """Seconds for which the event loop is blocked at a time while vectors move into the graph."""
 
 COPIED = 5
-"""How many times as long it takes to copy a row as to compare it where it is (measured at 100,000 rows)."""
+"""Cost of copying a row, in comparisons of a row in place (measured at 100,000 rows)."""
 
 Slots = npt.NDArray[np.intp]
 
