@@ -70,7 +70,10 @@ def generate(
     fresh_noise: Annotated[float | None, Optional(help=_FRESH_NOISE)] = None,
     variation: Annotated[str, Optional(help=_VARIATION)] = "auto",
     deadline_s: Annotated[float | None, Optional(help="Seconds after which the job is dropped.")] = None,
-    user: Annotated[str | None, Optional(help="User who owns the image. Default: your login name.")] = None,
+    user: Annotated[
+        str | None,
+        Optional(help="User who owns the image. Default: your login name, which people may share in containers."),
+    ] = None,
     tenant: Annotated[str, Optional(help="Tenant whose cache to use.")] = "default",
     target: Annotated[str | None, Optional(help="host:port of a running Afterimage.")] = None,
     data_dir: Annotated[

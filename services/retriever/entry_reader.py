@@ -42,8 +42,8 @@ class EntryReader:
 
     async def read_newest(self) -> None:
         """Fill the memory with the newest entries, in the background."""
-        after, read = "", 0
-        while read < REMEMBERED_ENTRIES:
+        after, read, seen = "", 0, self.seen
+        while read < REMEMBERED_ENTRIES and seen is self.seen:  # after a gap another reader begins anew
             try:
                 mark = self.remembered.mark
                 page, after = await self._catalog.entries.page(PAGE, after)
@@ -51,7 +51,7 @@ class EntryReader:
                 log("retriever").warning("catalog unreachable, entries are read when needed", error=str(error))
                 return
             self.remembered.put([entry for entry in page if entry.states], mark)
-            self.seen.note(page, older=True)
+            seen.note(page, older=True)
             read += len(page)
             if not after:
                 return

@@ -186,6 +186,8 @@ def _beaten(offer: Offer, best: Offer, steps: int) -> str:
     """Return the reason why the best offer was taken instead of this one."""
     if offer.cost <= best.cost:
         same = offer.state.is_picture == best.state.is_picture
+        if same and offer.similarity > best.similarity:
+            return "about as similar as the chosen one, which the seed drew"
         return "less similar than the chosen one" if same else "costs as much as the chosen latent"
     if offer.state.is_picture or best.state.is_picture:
         return f"costs {offer.cost:.3g} steps of {steps}, the chosen one {best.cost:.3g}"

@@ -43,4 +43,4 @@ class Rules:
     refiners: tuple[Refiner, ...] = ()
     """Models that may continue from a finished image: the named model alone, else every served model."""
     variety: Variety | None = None
-    """None: without relations, as in the papers."""
+    """None: plans name no relations. With `reuse_rules=paper` relations are recorded and refuse nothing."""

@@ -181,7 +181,8 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         if self._settings.reuse_rules == "relation" and asked.unknown_share > self._settings.unknown_words_share:
             return noise(
                 f"Generated from noise: {asked.unknown_share:.0%} of the prompt's words that name something are "
-                "unknown to the encoder, so its similarity to other prompts says little."
+                "unknown to the encoder, so its similarity to other prompts says little.",
+                degraded=asked.degraded,
             )
         worth_it = _worth_it(question) and not asked.rules.no_table
         if asked.rules.no_table:

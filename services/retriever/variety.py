@@ -65,7 +65,8 @@ class Variety:
         return replace(hit, candidate=one, offer=hit.offer and replace(hit.offer, candidate=one))
 
     def _ruled(self, hit: WeighedHit, entry: Entry | None, rerolls: bool) -> WeighedHit:
-        why = self._refusal(entry, rerolls) if self.enforced and entry is not None and hit.offer is not None else ""
+        again = rerolls or hit.candidate.relation == Relation.REROLL  # a known seed may start from its own image alone
+        why = self._refusal(entry, again) if self.enforced and entry is not None and hit.offer is not None else ""
         if not why:
             return hit
         refused = replace(hit.candidate, allowed_step=0, start_step=0, reason=f"{REFUSED}{why}")
@@ -88,7 +89,8 @@ class Variety:
     def _too_often(self, entry: Entry, owner: Owner) -> str:
         """Return why the entry's root may not be behind one more image; empty when it may, and for its own user."""
         root = entry.root_id
-        of = (entry.tenant, entry.user) if root == entry.id else self.seen.owner_of(root)
+        # the user of this entry stands in for the owner of a root that is gone
+        of = (root != entry.id and self.seen.owner_of(root)) or (entry.tenant, entry.user)
         if self.request.user and of == owner:
             return ""
         behind, images = self.seen.others(self.request.tenant, root, of)

@@ -82,6 +82,6 @@ def entry_of(job: Job) -> Entry | None:
         picture_sha256=result.picture_sha256,
         encoder_hash=job.encoder_hash,
         created_at=0.0,  # set by the catalog's clock
-        root="" if job.plan.is_miss else job.plan.root,
+        root="" if job.plan.is_miss else job.plan.root or job.plan.entry_id,  # older plans name no root
         seed=request.seed,
     )

@@ -43,7 +43,7 @@ def dpm_timesteps(config: dict[str, Any], steps: int) -> np.ndarray:
     if spacing == "linspace":
         return np.linspace(0, trained - 1, steps + 1).round()[:0:-1].astype(np.int64)
     if spacing == "trailing":
-        return np.round(np.arange(trained, 0, -trained / steps)).astype(np.int64) - 1
+        return np.round(np.arange(trained, 0, -trained / steps))[:steps].astype(np.int64) - 1
     return np.arange(steps, 0, -1) * (trained // (steps + 1)) + int(config.get("steps_offset", 0))
 
 
@@ -55,7 +55,7 @@ def ddim_timesteps(config: dict[str, Any], steps: int) -> np.ndarray:
     if spacing == "linspace":
         return np.linspace(0, trained - 1, steps).round()[::-1].astype(np.int64)
     if spacing == "trailing":
-        return np.round(np.arange(trained, 0, -trained / steps)).astype(np.int64) - 1
+        return np.round(np.arange(trained, 0, -trained / steps))[:steps].astype(np.int64) - 1
     return (np.arange(steps) * (trained // steps))[::-1].astype(np.int64) + int(config.get("steps_offset", 0))
 
 

@@ -60,6 +60,8 @@ def prepared(
         "fresh_noise": fresh_noise,
         "judged": known,
     }
+    if settings.sampler != "auto":  # rows of earlier versions have the card's sampler
+        about["sampler"] = card.sampler_id
     if pictures:
         about |= _of("images", "images_from", pictures)
     if measure:

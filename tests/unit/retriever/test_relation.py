@@ -119,6 +119,21 @@ def test_a_reroll_is_known_although_its_own_entry_was_evicted() -> None:
     assert plan(asked, [(1.0, first)], seen).entry_id == "a"
 
 
+def test_a_known_seed_starts_from_its_own_image_and_from_no_other_seeds() -> None:
+    seventh, eighth = by("ada", "a", "a fox", seed=7), by("ada", "b", "a fox", seed=8)
+    for guidance in range(2, 12):  # the request's seed draws among equals
+        asked = request(prompt="a fox", seed=7, guidance=float(guidance))
+        assert plan(asked, [(1.0, seventh), (1.0, eighth)]).entry_id == "a"
+
+
+def test_a_root_that_is_gone_does_not_keep_its_user_from_the_chain() -> None:
+    seen, asked = Seen(), request(prompt="a fox at dawn")
+    chain = [by("ada", f"e{n}", f"a fox at {n}", root="gone") for n in range(10)]
+    seen.note(chain)
+    assert plan(asked, [(0.9, chain[-1])], seen, share=0.05).entry_id == "e9"
+    assert plan(replace(asked, user="bob"), [(0.9, chain[-1])], seen, share=0.05).source is PlanSource.NOISE
+
+
 def test_edits_keep_their_composition_unless_something_new_is_wanted() -> None:
     own = by("ada", "a", "a fox in the snow")
     edit = request(prompt="a fox in the snow at night")
@@ -251,6 +266,9 @@ def test_an_entry_inherits_the_root_of_its_plan_unless_it_began_from_noise() -> 
     second = replace(second, states=entry("b").states)
     third = plan(request(prompt="a fox at night"), [(0.95, second)])
     assert (third.entry_id, third.root) == ("b", "a")
+    older = entry_of(replace(job, plan=replace(hit, root="")))  # by a version without roots
+    assert older is not None
+    assert older.root_id == hit.entry_id
     lost = entry_of(replace(job, plan=degrade(hit, "blobs: gone")))
     assert lost is not None
     assert lost.root_id == "b"

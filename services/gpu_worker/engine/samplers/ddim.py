@@ -27,6 +27,10 @@ class DDIM:
             raise ModelError(
                 "scheduler_config.json: thresholding must be false (it depends on the whole image; got true)"
             )
+        if "shift" in config or config.get("use_flow_sigmas"):
+            raise ModelError(
+                "sampler ddim needs a trained noise schedule, but scheduler_config.json is of flow matching"
+            )
         if eta < 0 or eta > 1:
             raise ModelError(f"card.json: eta must be between 0 and 1 (got {eta})")
         self._scheduler = DDIMScheduler.from_config(config)
@@ -42,7 +46,7 @@ class DDIM:
     def _make_schedule(self, steps: int) -> Schedule:
         scheduler = self._scheduler
         scheduler.set_timesteps(steps)
-        timesteps = scheduler.timesteps.clone()
+        timesteps = scheduler.timesteps[:steps].clone()  # trailing spacing rounds to T + 1 of them for some T (61)
         bars = scheduler.alphas_cumprod
         before = bars[timesteps]
         # diffusers steps back by a whole stride, not to the next timestep: they differ where T does not divide 1000

@@ -45,9 +45,11 @@ class DPMSolver2M:
     def _make_schedule(self, steps: int) -> Schedule:
         scheduler = self._scheduler
         scheduler.set_timesteps(steps)
-        levels = torch.stack(scheduler._sigma_to_alpha_sigma_t(scheduler.sigmas), dim=1)
+        # trailing spacing rounds to T + 1 timesteps for some T (61); the last one, -1, does not exist
+        sigmas = torch.cat([scheduler.sigmas[:steps], scheduler.sigmas[-1:]])
+        levels = torch.stack(scheduler._sigma_to_alpha_sigma_t(sigmas), dim=1)
         return Schedule(
-            timesteps=scheduler.timesteps.clone(),
+            timesteps=scheduler.timesteps[:steps].clone(),
             level=levels,
             left=levels[1:],
             renewed=torch.zeros(steps),

@@ -25,6 +25,8 @@ class FlowMatchEuler:
         """patch: latent cells per token side, for size-dependent shifting."""
         from diffusers import FlowMatchEulerDiscreteScheduler
 
+        if "beta_schedule" in config and not config.get("use_flow_sigmas"):
+            raise ModelError(f"sampler {self.name} needs flow matching, but scheduler_config.json has a beta_schedule")
         if config.get("invert_sigmas"):
             raise ModelError("scheduler_config.json: invert_sigmas must be false (got true)")
         self._scheduler = FlowMatchEulerDiscreteScheduler.from_config(_euler_config(config))

@@ -180,6 +180,24 @@ def test_config_hash_follows_what_changes_a_step() -> None:
     assert plain != DDIM({"prediction_type": "epsilon"}, eta=0.5).config_hash
 
 
+@pytest.mark.parametrize("name", ["ddim", "dpm++2m"])
+@pytest.mark.parametrize("steps", [61, 103, 121, 122])
+def test_a_trailing_schedule_has_exactly_t_steps(name: str, steps: int) -> None:
+    config = {"timestep_spacing": "trailing"}
+    schedule = make_sampler(name, config).schedule(steps, (6, 5))
+    assert (schedule.steps, len(schedule.level), len(schedule.renewed)) == (steps, steps + 1, steps)
+    assert schedule.timesteps.tolist() == ddim_timesteps(config, steps).tolist()
+    assert schedule.timesteps.min() >= 0  # diffusers' own has one more, -1
+
+
+@pytest.mark.parametrize(
+    ("name", "config"), [("ddim", {"shift": 3.0}), ("flow_match_euler", {"beta_schedule": "scaled_linear"})]
+)
+def test_a_sampler_of_another_kind_of_model_is_refused(name: str, config: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match=name):
+        make_sampler(name, config)
+
+
 @pytest.mark.parametrize("spacing", ["leading", "trailing", "linspace"])
 @pytest.mark.parametrize("steps", [1, 7, 20, 30, 50])
 def test_timesteps_without_torch_are_diffusers_own(spacing: str, steps: int) -> None:
