@@ -162,7 +162,7 @@ async def differences(catalog: Catalog, blobs: Blobs, served: Job, filled_id: st
     found = [
         f"{name}: {one!r} instead of {other!r}"
         for name, one, other in _compared(_plain(ours), _plain(theirs))
-        if name not in ("prompt", "user", "exact_key")
+        if name not in ("prompt", "user", "seed", "exact_key")
     ]
     (item,), (other_item,) = await catalog.entries.items_of([filled_id]), await catalog.entries.items_of([served.id])
     if (item.compat, item.encoder_hash) != (other_item.compat, other_item.encoder_hash):
