@@ -14,7 +14,6 @@ from statistics import fmean
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from shared.models.confidence import mean_bounds, ratio_bounds, share_bounds
 
@@ -105,6 +104,8 @@ BOUNDS: Mapping[str, Bound] = {
 
 def look(pixels: Pixels) -> Measures:
     """Return contrast, saturation and sharpness of one image, which neither CLIP nor the judge measures (ADR 9)."""
+    from PIL import Image  # retriever and match predictor read tables in images without Pillow
+
     image = Image.fromarray(pixels)
     luminance = np.asarray(image.convert("L"), np.float64)
     saturation = np.asarray(image.convert("HSV"), np.float64)[..., 1]

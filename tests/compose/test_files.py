@@ -161,6 +161,16 @@ def test_the_command_line_needs_no_more_than_its_image_installs() -> None:
     assert not done.returncode, done.stderr
 
 
+@pytest.mark.parametrize("name", ["gateway", "match_predictor", "retriever", "cache_maintainer", "global_monitor"])
+def test_a_service_needs_no_more_than_its_image_installs(name: str) -> None:
+    only, brought = _requirements().ONLY, _served()[name]["build"]["args"]["PACKAGES"]
+    away = [MODULES.get(package, package) for kind in set(only) - {brought} for package in only[kind]]
+    assert {"torch", "PIL"} <= set(away)
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({away!r})); import services.{name}.service"
+    done = subprocess.run([sys.executable, "-c", blocked], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+
+
 def test_every_limit_is_named_where_settings_are_looked_up() -> None:
     files = [path.read_text() for path in (ROOT / "compose").glob("*.yaml")]
     limits = {name for text in files for name in re.findall(r"\$\{(\w+_MEMORY):-", text)}
