@@ -14,7 +14,7 @@ from shared.client import Client, Picture, Progress
 from shared.domain.types import PlanSource
 from tests.compose.project import BUILD_S, Compose, inspect, run
 
-PROMPT, STEPS = "a red ball on the grass", 20
+PROMPT, STEPS = "a red fox in the snow", 20
 LONG = 200
 """Steps of a picture in whose middle something is done to it."""
 EVERY = 10
