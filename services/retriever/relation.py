@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from shared.domain.types import Entry, Relation, Request
 
@@ -29,6 +30,7 @@ def relation(request: Request, entry: Entry, similarity: float = -1.0) -> Relati
     return Relation.EDIT if close else Relation.TOPIC
 
 
+@lru_cache(maxsize=4096)  # one plan compares up to 64 entries, most of them of the same few prompts
 def normalised(prompt: str) -> str:
     """Return the prompt's words in lower case, in order, without punctuation; a text without words as it is."""
     return " ".join(_WORD.findall(prompt.casefold())) or prompt.strip()

@@ -217,7 +217,9 @@ class MemoryIndex:
         for item in items:
             self._remove(item.entry_id)
         for key, (its, rows) in checked.items():
-            self._spaces.setdefault(key, _Space(key[1], self._exact_up_to)).add(its, rows)
+            if key not in self._spaces:
+                self._spaces[key] = _Space(key[1], self._exact_up_to)
+            self._spaces[key].add(its, rows)
         if self._growing is None and any(space.extend_graph() for space in self._spaces.values()):
             self._growing = asyncio.create_task(self._grow(), name="index graph")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from services.gpu_worker.engine.rows import Pixels, PromptEncoding, Row, Stepped
-from services.gpu_worker.engine.samplers import Sampler, Schedule
+from services.gpu_worker.engine.samplers import Sampler
 from shared.domain.types import Size
 from shared.models import ModelCard
 
@@ -52,10 +52,6 @@ class Family(Protocol):
 
     def initial_noise(self, size: Size, generator: torch.Generator) -> Tensor:
         """Return the start of a run from noise; it depends only on the generator's state and the size."""
-        ...
-
-    def add_noise(self, latent: Tensor, noise: Tensor, schedule: Schedule, done: int) -> Tensor:
-        """Bring a clean latent to the noise level of a run with `done` steps behind it."""
         ...
 
     def step(self, rows: Sequence[Row]) -> list[Stepped]:

@@ -38,7 +38,7 @@ def make_row(family: Family, task: Task) -> Row:
             if fresh:
                 generator = generator_of(seed)
         case FromPicture(pixels=pixels, step=step):
-            latent, done = family.add_noise(family.encode_picture(pixels), noise, schedule, step), step
+            latent, done = schedule.add_noise(family.encode_picture(pixels), noise, step), step
         case FromCheckpoint(latent=state, step=step, generator_state=saved, previous=history):
             latent, done = _on_device(state, family), step
             previous = None if history is None else _on_device(history, family)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from services.gpu_worker.engine.layout import groups
 from services.gpu_worker.engine.rows import Pixels, PromptEncoding, Row, Stepped
-from services.gpu_worker.engine.samplers import Sampler, Schedule, make_sampler
+from services.gpu_worker.engine.samplers import Sampler, make_sampler
 from shared.domain.errors import ModelError
 from shared.domain.types import Size
 from shared.models import ModelCard
@@ -62,9 +62,6 @@ class NoopFamily:
 
     def initial_noise(self, size: Size, generator: torch.Generator) -> Tensor:
         return torch.randn(self.latent_shape(size), generator=generator)
-
-    def add_noise(self, latent: Tensor, noise: Tensor, schedule: Schedule, done: int) -> Tensor:
-        return self.sampler.add_noise(latent, noise, schedule, done)
 
     def step(self, rows: Sequence[Row]) -> list[Stepped]:
         for members in groups([tuple(row.latent.shape) for row in rows]):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from services.gpu_worker.engine.layout import step_by_size
 from services.gpu_worker.engine.rows import Pixels, PromptEncoding, Row, Stepped
-from services.gpu_worker.engine.samplers import Sampler, Schedule, make_sampler
+from services.gpu_worker.engine.samplers import Sampler, make_sampler
 from services.gpu_worker.families.offload import Residence
 from services.gpu_worker.families.preview import fit_factors, project
 from shared.domain.errors import ModelError
@@ -152,9 +152,6 @@ class PipelineFamily(ABC):
 
     def initial_noise(self, size: Size, generator: torch.Generator) -> Tensor:
         return torch.randn(self.latent_shape(size), generator=generator).to(self.device)
-
-    def add_noise(self, latent: Tensor, noise: Tensor, schedule: Schedule, done: int) -> Tensor:
-        return self.sampler.add_noise(latent, noise, schedule, done)
 
     def step(self, rows: Sequence[Row]) -> list[Stepped]:
         self._residence.bring("denoiser")

@@ -70,7 +70,9 @@ class Outputs:
             log("gpu_worker").warning("blobs left to the collector", job=self._job.id, error=str(error))
 
     async def _capture(self, event: LatentCaptured) -> Captured:
-        data = encode_state(event.latent, self._state_codec, event.noises)
+        given = event.latent, self._state_codec, event.noises
+        inline = event.latent.nbytes <= INLINE_BYTES
+        data = encode_state(*given) if inline else await asyncio.to_thread(encode_state, *given)
         key = _STATE_KEY.format(self._job.id, self._job.attempt, event.step)
         sha256 = await self._blobs.put(key, data, durable=False)
         return Captured(event.step, key, len(data), self._state_codec, sha256)

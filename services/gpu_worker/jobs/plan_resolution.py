@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -146,7 +147,9 @@ class _Preparation:
         try:
             blob = await self._read(plan.state_key, plan.state_sha256)
             size = self._job.request.size
-            large = plan.source is PlanSource.IMAGE and max(len(blob), 3 * size.width * size.height) > INLINE_BYTES
+            image = plan.source is PlanSource.IMAGE
+            decoded = 3 * size.width * size.height if image else 4 * math.prod(family.latent_shape(size))
+            large = max(len(blob), decoded) > INLINE_BYTES
             start = await asyncio.to_thread(start_of, plan, blob, size) if large else start_of(plan, blob, size)
             return self._fitting(start, plan, family, plan.state_key)
         except (BlobMissingError, BlobCorruptError):

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from services.gpu_worker.engine.samplers.schedule import Position, Schedule, columns, renew, wide
 from shared.domain.errors import ModelError
-from shared.models.schedules import sampler_id
 
 
 class DDIM:
@@ -37,7 +36,6 @@ class DDIM:
         self._prediction = str(self._scheduler.config.prediction_type)
         self._clip = float(self._scheduler.config.clip_sample_range) if self._scheduler.config.clip_sample else None
         self._eta = eta
-        self.config_hash = sampler_id(self.name, config, eta)
         self._schedule = lru_cache(maxsize=256)(self._make_schedule)
 
     def schedule(self, steps: int, latent_hw: tuple[int, int]) -> Schedule:
@@ -60,10 +58,6 @@ class DDIM:
             left=torch.stack([after**0.5, (1 - after) ** 0.5], dim=1),
             renewed=(self._eta * variance.clamp(min=0) ** 0.5 / scale).clamp(max=1),
         )
-
-    def add_noise(self, latent: Tensor, noise: Tensor, schedule: Schedule, done: int) -> Tensor:
-        signal, spread = schedule.level[done].tolist()
-        return signal * latent + spread * noise
 
     def step(
         self, latents: Tensor, outputs: Tensor, positions: Sequence[Position], noise: Tensor | None

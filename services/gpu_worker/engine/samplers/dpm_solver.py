@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from services.gpu_worker.engine.samplers.ddim import predicted
 from services.gpu_worker.engine.samplers.schedule import Position, Schedule, columns, renew, wide
 from shared.domain.errors import ModelError
-from shared.models.schedules import DPM_SOLVER, sampler_id
+from shared.models.schedules import DPM_SOLVER
 
 
 class DPMSolver2M:
@@ -36,7 +36,6 @@ class DPMSolver2M:
         _check(config, eta)
         self._scheduler = DPMSolverMultistepScheduler.from_config(config, algorithm_type="dpmsolver++", solver_order=2)
         self._prediction = str(self._scheduler.config.prediction_type)
-        self.config_hash = sampler_id(self.name, config)
         self._schedule = lru_cache(maxsize=256)(self._make_schedule)
 
     def schedule(self, steps: int, latent_hw: tuple[int, int]) -> Schedule:
@@ -71,10 +70,6 @@ class DPMSolver2M:
             bends[-1] = 0
         return bends.float()
 
-    def add_noise(self, latent: Tensor, noise: Tensor, schedule: Schedule, done: int) -> Tensor:
-        signal, spread = schedule.level[done].tolist()
-        return signal * latent + spread * noise
-
     def step(
         self, latents: Tensor, outputs: Tensor, positions: Sequence[Position], noise: Tensor | None
     ) -> tuple[Tensor, Tensor]:
@@ -84,7 +79,7 @@ class DPMSolver2M:
         moved = a_next * clean + b_next * renew(epsilon, shares, noise)
         if all(position.previous is None for position in positions):
             return moved, clean
-        bends = torch.stack([p.schedule.bend[p.done] for p in positions if p.schedule.bend is not None])
+        bends = torch.stack([cast(Tensor, p.schedule.bend)[p.done] for p in positions])
         # a row without history counts its own clean latent as the previous one: the difference is exactly 0
         before = [clean[i] if p.previous is None else p.previous for i, p in enumerate(positions)]
         return moved + wide(bends, latents) * (clean - torch.stack(before)), clean

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from services.gpu_worker.engine.samplers.schedule import Position, Schedule, columns, renew, wide
 from shared.domain.errors import ModelError
-from shared.models.schedules import sampler_id
 
 
 class FlowMatchEuler:
@@ -31,7 +30,6 @@ class FlowMatchEuler:
             raise ModelError("scheduler_config.json: invert_sigmas must be false (got true)")
         self._scheduler = FlowMatchEulerDiscreteScheduler.from_config(_euler_config(config))
         self._patch = patch
-        self.config_hash = sampler_id(self.name, config)
         self._schedule = lru_cache(maxsize=256)(self._make_schedule)
 
     def schedule(self, steps: int, latent_hw: tuple[int, int]) -> Schedule:
@@ -62,11 +60,6 @@ class FlowMatchEuler:
         c = self._scheduler.config
         slope = (c.max_shift - c.base_shift) / (c.max_image_seq_len - c.base_image_seq_len)
         return float(c.base_shift + slope * (tokens - c.base_image_seq_len))
-
-    def add_noise(self, latent: Tensor, noise: Tensor, schedule: Schedule, done: int) -> Tensor:
-        """Compute MoDM eq. 2: σ·ε + (1 − σ)·x."""
-        signal, spread = schedule.level[done].tolist()
-        return signal * latent + spread * noise
 
     def step(
         self, latents: Tensor, outputs: Tensor, positions: Sequence[Position], noise: Tensor | None

@@ -30,6 +30,11 @@ class Schedule:
     def steps(self) -> int:
         return len(self.timesteps)
 
+    def add_noise(self, latent: Tensor, noise: Tensor, done: int) -> Tensor:
+        """Bring a clean latent to the noise level after `done` steps; MoDM eq. 2 for flow matching: σ·ε + (1 − σ)·x."""
+        signal, spread = self.level[done].tolist()
+        return signal * latent + spread * noise
+
 
 @dataclass(frozen=True, eq=False)
 class Position:
@@ -54,17 +59,11 @@ class Position:
 class Sampler(Protocol):
     """A sampler whose step is vectorised over rows; whole runs equal diffusers' own (tested)."""
 
-    config_hash: str
-    """`name:hash` of the sampler and its configuration."""
     multistep: ClassVar[bool]
     """True if a step reads `Position.previous`."""
 
     def schedule(self, steps: int, latent_hw: tuple[int, int]) -> Schedule:
         """Return the schedule of a run of `steps`. Flow matching with dynamic shifting also reads the latent's size."""
-        ...
-
-    def add_noise(self, latent: Tensor, noise: Tensor, schedule: Schedule, done: int) -> Tensor:
-        """Bring a clean latent to the noise level of a run with `done` steps behind it."""
         ...
 
     def step(

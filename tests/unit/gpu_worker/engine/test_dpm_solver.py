@@ -12,14 +12,14 @@ from diffusers import DPMSolverMultistepScheduler
 
 from services.gpu_worker.engine.events import Advanced, Checkpointed, LatentCaptured
 from services.gpu_worker.engine.rows import FromNoise, FromPicture, FromState
-from services.gpu_worker.engine.samplers import DDIM, DPMSolver2M, Position, make_sampler
+from services.gpu_worker.engine.samplers import DPMSolver2M, Position, make_sampler
 from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.families.unet import UNetFamily
 from services.gpu_worker.jobs.codecs import decode_checkpoint, encode_checkpoint
 from shared.domain.errors import ModelError
 from shared.domain.types import Size
 from shared.models import find_card
-from shared.models.schedules import dpm_timesteps, noise_process, same_noise_level
+from shared.models.schedules import dpm_timesteps, noise_process, same_noise_level, sampler_id
 from tests.unit.gpu_worker.conftest import LoadFamily
 from tests.unit.gpu_worker.engine.conftest import PLAN, STEPS, drive, finished, solo, task
 from tests.unit.gpu_worker.engine.test_samplers import denoiser, noise_of
@@ -110,7 +110,7 @@ def test_fresh_noise_of_the_sde_solvers_share_is_its_first_order_step() -> None:
 
 def test_states_of_ddim_have_the_same_noise_where_the_key_is_the_same() -> None:
     config = TRAINED | {"timestep_spacing": "trailing"}
-    assert noise_process(DPM, config) == noise_process("ddim", config) == DDIM(config).config_hash
+    assert noise_process(DPM, config) == noise_process("ddim", config) == sampler_id("ddim", config)
     assert noise_process(DPM, config | {"use_karras_sigmas": True}) != noise_process("ddim", config)
     for spacing in ("leading", "linspace"):
         spaced = config | {"timestep_spacing": spacing}
