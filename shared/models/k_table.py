@@ -77,6 +77,9 @@ class KTable:
     floor: Annotated[float | None, Field(exclude_if=lambda floor: floor is None)] = None
     """Similarity up to which serving reuses nothing, whatever the levels say: just below the least similar pair that
     was profiled and whose prompts have anything in common. None: not stated."""
+    noise: Annotated[Cell | None, Field(exclude_if=lambda noise: noise is None)] = None
+    """Quality of a run of `steps` from noise, as a share of that of the model's default T; its K is 0. None: not
+    measured."""
 
     def fits(self, encoder: EncoderId) -> bool:
         """Return whether the table's similarities belong to this encoder."""
