@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -47,10 +47,12 @@ class Bound(Protocol):
         """Return, for each candidate, the largest K of T = `steps` after which a run may start; 0: none."""
 
     def noise(self, steps: int) -> bool:
-        """Return whether a run of `steps` from noise, by the model asked for, keeps the quality."""
+        """Return whether a run of `steps` from noise, by the model asked for, keeps the quality. The planner asks this
+        only about another T than that of the reference."""
 
-    def why_not(self, near: Near, steps: int) -> str:
-        """Return why the candidate allows no step of T = `steps`, in words for the plan."""
+    def why_not(self, near: Sequence[Near], steps: int) -> str:
+        """Return why no step of T = `steps` is allowed, in words for the plan. near: one candidate, once for each model
+        that could run it."""
 
     def note(self, near: Near) -> str:
         """Return a note for `Plan.degraded` where this candidate was measured under other conditions; else empty."""
@@ -66,9 +68,11 @@ class ImageTables:
     """The K tables of one model for starts from finished images (MoDM §5.2)."""
 
     table_of: TableOf
+    steps: int = 50
+    """T of the model's run for this request: the T that the request names, or the model's own (MoDM §6)."""
     step_near: Callable[[int, int, int], int] | None = None
-    """(k, T of the table, T of the run) → the step of the run with the nearest noise level, for a model whose T is not
-    the request's (MoDM §6). None: k·T/T of the table, rounded down."""
+    """(k, T of the table, T of the run) → the step of the run with the nearest noise level, for a model with its own T.
+    None: k·T/T of the table, rounded down."""
 
 
 class TableBound(Bound):
@@ -79,64 +83,74 @@ class TableBound(Bound):
         latents: Mapping[int, KTable],
         images: Mapping[str, ImageTables] | None = None,
         *,
-        default_steps: int = 50,
+        steps: int = 50,
         savings: float = 0.5,
+        noise: Collection[int] = (),
     ) -> None:
-        """latents: the table measured at each T; a T without a table is scaled from that of `default_steps`, else from
-        the first. images: by the model that would run. savings: the request's knob."""
+        """latents: the tables by the T at which they were measured; the first one is scaled to `steps`, the T that the
+        request names or the model's default. images: tables by the model that would run. savings: the request's knob.
+        noise: the T whose runs from noise were measured to keep the quality."""
         self._latents, self._images = latents, images or {}
-        self._default_steps, self._savings = default_steps, savings
-        self._ladders: dict[tuple[str, Maker, str, int], tuple[Ladder, int]] = {}
+        self._steps, self._savings, self._noise = steps, savings, frozenset(noise)
+        self._ladders: dict[tuple[str, Maker, str, int], Callable[[float], int]] = {}
 
     def latest(self, near: Sequence[Near], steps: int) -> list[int]:
-        return [self._latest(one, steps) for one in near]
+        return [self._allowed(one, steps)(one.similarity) for one in near]
 
     def noise(self, steps: int) -> bool:
-        if steps == self._default_steps:
-            return True  # the reference itself
-        table = self._latents.get(steps)
-        return table is not None and table.noise is not None and table.noise.safe
+        return steps in self._noise
 
-    def why_not(self, near: Near, steps: int) -> str:
-        table = self.table(near, steps)
-        if table is None:
-            images = self._images.get(near.run_by) if near.kind == IMAGE else None
-            return images.table_of(*near.made_by).why_not if images else "this policy does not start from it"
-        least = lowest(table, self._savings, table.floor)
-        if not table.levels and near.kind == IMAGE:
-            return "not usable: no start from such an image kept the quality when profiled"
-        if not table.levels:
-            return f"not usable (similarity {near.similarity:.3f}): no start kept this model's quality when profiled"
-        if near.similarity > least:
-            return f"similar enough ({near.similarity:.3f}), but {steps} steps are too few to skip any"
-        return f"not similar enough: {near.similarity:.3f} is not above {least:.3f}"
+    def why_not(self, near: Sequence[Near], steps: int) -> str:
+        tables = [table for one in near if (table := self._table(one, steps)) is not None]
+        first = near[0]
+        if not tables:
+            unmeasured = f"no K table was measured at T = {steps}"
+            return next((why for one in near if (why := self._image_table(one).why_not)), unmeasured)
+        if not any(table.levels for table in tables):
+            if first.kind == IMAGE:
+                return "not usable: no start from such an image kept the quality when profiled"
+            return f"not usable (similarity {first.similarity:.3f}): no start kept this model's quality when profiled"
+        least = min(lowest(table, self._savings, table.floor) for table in tables)
+        if first.similarity > least:
+            return f"similar enough ({first.similarity:.3f}), but {steps} steps are too few to skip any"
+        return f"not similar enough: {first.similarity:.3f} is not above {least:.3f}"
 
     def note(self, near: Near) -> str:
-        images = self._images.get(near.run_by) if near.kind == IMAGE else None
-        found = images.table_of(*near.made_by) if images else None
-        return found.why_not if found and found.misfit else ""
+        found = self._image_table(near)
+        return found.why_not if found.misfit else ""
 
     def source(self, near: Near) -> str:
-        table = self.table(near, self._default_steps)
-        return f"K table: {table.source}." if table and table.assumed and near.kind == LATENT else ""
+        table = self._table(near, self._steps) if near.kind == LATENT else None
+        return f"K table: {table.source}." if table is not None and table.assumed else ""
 
-    def table(self, near: Near, steps: int) -> KTable | None:
-        """Return the table in force for this candidate and T; None: it allows no start."""
-        if near.kind == IMAGE:
-            images = self._images.get(near.run_by)
-            return images.table_of(*near.made_by).table if images else None
-        tables = self._latents
-        return tables.get(steps) or tables.get(self._default_steps) or next(iter(tables.values()), None)
+    def _image_table(self, near: Near) -> ImageTable:
+        images = self._images.get(near.run_by) if near.kind == IMAGE else None
+        return ImageTable(None) if images is None else images.table_of(*near.made_by)
 
-    def _latest(self, near: Near, steps: int) -> int:
+    def _table(self, near: Near, steps: int) -> KTable | None:
+        """Return the table for this candidate and T; None: it allows no start. Only a run of the T that the request
+        names, or of a model's own T, takes a table of another T."""
+        if near.kind == LATENT:
+            scaled = next(iter(self._latents.values()), None) if steps == self._steps else None
+            return self._latents.get(steps, scaled)
+        table = self._image_table(near).table
+        if table is None or steps not in (table.steps, self._images[near.run_by].steps):
+            return None
+        return table
+
+    def _allowed(self, near: Near, steps: int) -> Callable[[float], int]:
+        """Return the function from similarity to K for candidates like this one."""
         key = near.kind, near.made_by if near.kind == IMAGE else ("", ""), near.run_by, steps
-        found = self._ladders.get(key)
-        if found is None:
-            table = self.table(near, steps) or KTable(())
-            own = near.kind == IMAGE and near.run_by in self._images and self._images[near.run_by].step_near
-            of = table.steps if own else steps
-            found = self._ladders[key] = Ladder(table, of, self._savings, table.floor), of
-        ladder, of = found
-        k = ladder.wished(near.similarity)
-        nearest = self._images[near.run_by].step_near if near.kind == IMAGE and near.run_by in self._images else None
-        return nearest(k, of, steps) if k and nearest is not None else k
+        if (found := self._ladders.get(key)) is None:
+            found = self._ladders[key] = self._ladder(near, steps)
+        return found
+
+    def _ladder(self, near: Near, steps: int) -> Callable[[float], int]:
+        table = self._table(near, steps)
+        if table is None:
+            return lambda similarity: 0
+        nearest = self._images[near.run_by].step_near if near.kind == IMAGE else None
+        ladder = Ladder(table, steps if nearest is None else table.steps, self._savings, table.floor)
+        if nearest is None:
+            return ladder.wished
+        return lambda similarity: nearest(k, table.steps, steps) if (k := ladder.wished(similarity)) else 0
