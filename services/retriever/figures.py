@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from services.retriever.selection import Weighed
 from shared.domain.types import Plan, PlanSource, Request
 from shared.runtime.telemetry import METRICS
 
@@ -16,8 +19,7 @@ def count_plan(plan: Plan, request: Request) -> None:
         METRICS.holes.inc()
 
 
-def outcome(nearest: Plan, wider: Plan) -> str:
+def outcome(nearest: Sequence[Weighed], wider: Sequence[Weighed]) -> str:
     """Return the metric label: whether the wider search found a latent that starts later than the nearest ones do."""
-    latest = [max((one.start_step for one in plan.candidates if one.kind == "latent"), default=0)
-              for plan in (nearest, wider)]  # fmt: skip
+    latest = [max((one.start_step for one in some), default=0) for some in (nearest, wider)]
     return "later_start" if latest[1] > latest[0] else "nothing_better"

@@ -1,19 +1,22 @@
-"""Planning: weigh every candidate, choose one, and record the reason of each choice (NIRVANA §5.3.1, §9; MoDM §5.2)."""
+"""Planning: from the starts that the bound allows to a plan with the reason of its choice (NIRVANA §5.3.1, §9; MoDM
+§5.2)."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from services.retriever.cost import Offer, cheapest
-from services.retriever.latents import Scales, too_different, weigh_latent
-from services.retriever.pictures import WeighedHit, weigh_picture
-from services.retriever.question import Question, Rules, StepIn
+from services.retriever.bounds import LATENT, Near
+from services.retriever.choice import choose, judged
+from services.retriever.question import Question, Rules
+from services.retriever.selection import Weighed
+from services.retriever.starts import Found, Option, Start, starts_images, starts_latents, starts_noise
 from services.retriever.variety import REFUSED
 from shared.domain.plan_rules import capture_steps, noise_plan
-from shared.domain.types import Candidate, Entry, Hit, Plan, PlanSource, Request
-from shared.models.k_table import KTable
+from shared.domain.types import Candidate, Entry, Plan, PlanSource, Request
 
 
 def hash_uniform(request: Request, purpose: str) -> float:
@@ -36,7 +39,7 @@ def fresh_seed(seed: int, source: str) -> int:
 
 
 def from_noise(question: Question, rules: Rules, reason: str, *, degraded: Sequence[str] = ()) -> Plan:
-    """Return a plan of all T steps from noise."""
+    """Return a plan from noise, of the fewest steps that keep the quality."""
     plan = noise_plan(
         question.request,
         question.model,
@@ -80,87 +83,130 @@ def from_repeat(question: Question, entry: Entry, degraded: Sequence[str] = ()) 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Results of the searches; None: that search was not made, or failed."""
+@dataclass(frozen=True)
+class Options:
+    """All starts of one request: from the latents and images that were found, and from noise."""
 
-    latents: Sequence[Hit] | None
-    pictures: Sequence[Hit] | None = None
-    entries: Mapping[str, Entry] = field(default_factory=dict)
+    question: Question
+    rules: Rules
+    latents: list[Option]
+    images: list[Option]
+    similar: bool | None
+    """The bound allows a start from one of the latents; None without a search for latents."""
+
+    @cached_property
+    def noise(self) -> Start:
+        """The cheapest run from noise."""
+        return starts_noise(self.question, self.rules)[0]
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        return [one.candidate for one in (*self.latents, *self.images)]
+
+    def nearest_latents(self) -> list[Weighed]:
+        """Return each latent with the steps that it saves and those that the bound allows to save, beyond what the
+        cheapest run from noise saves."""
+        cost = self.noise.cost
+        return [
+            Weighed(
+                _saved(cost, one.starts[0].cost if one.starts else math.inf),
+                one.candidate.similarity,
+                one.candidate.entry_id,
+                _saved(cost, one.least),
+            )
+            for one in self.latents
+        ]
 
 
-def from_candidates(
-    question: Question, rules: Rules, found: Found, step_in: StepIn, *, degraded: Sequence[str] = ()
-) -> Plan:
-    """Return a plan with the cheapest usable start of all candidates (see services.retriever.cost).
-
-    The plan never uses a K above the one that the candidate's own similarity allows. It never uses a state of another
-    scope or encoder, or a latent of another compatibility key.
-    """
-    request, entries, scales = question.request, found.entries, Scales.of(question, rules, step_in)
-    latents = [weigh_latent(scales, hit, entries.get(hit.entry_id)) for hit in found.latents or ()]
-    pictures = [weigh_picture(request, rules.refiners, hit, entries.get(hit.entry_id)) for hit in found.pictures or ()]
-    doubts = [doubt for one in pictures for doubt in one.doubts]
+def options_of(question: Question, rules: Rules, found: Found) -> Options:
+    """Weigh everything that was found. A start never goes beyond the K that the bound allows for its own candidate. It
+    never uses a state of another scope or encoder, or a latent of another compatibility key."""
+    latents, images = starts_latents(question, rules, found), starts_images(question, rules, found)
     similar = any(one.candidate.allowed_step for one in latents) if found.latents is not None else None
-    if rules.variety is not None:
-        related = rules.variety.related([*latents, *pictures], entries)
-        latents, pictures = related[: len(latents)], related[len(latents) :]
+    if (variety := rules.variety) is not None:
+        rerolls = variety.rerolls([one.candidate for one in (*latents, *images)])
+        latents = [_ruled(rules, one, rerolls) for one in latents]
+        images = [_ruled(rules, one, rerolls) for one in images]
+    return Options(question, rules, latents, images, similar)
+
+
+def plan_of(options: Options, *, degraded: Sequence[str] = ()) -> Plan:
+    """Return a plan with the cheapest start (services.retriever.choice)."""
+    question, rules, request = options.question, options.rules, options.question.request
+    candidates, every = options.candidates, [*options.latents, *options.images]
+    notes = [note for one in every for note in one.notes]
     base = replace(
-        from_noise(question, rules, _nothing(latents, pictures, rules, request)),
-        degraded=tuple(dict.fromkeys((*degraded, *doubts))),
-        candidates=(*(one.candidate for one in latents), *(one.candidate for one in pictures)),
-        looked_up=found.latents is not None,
-        found=similar,
+        from_noise(question, rules, _why_noise(options)),
+        degraded=tuple(dict.fromkeys((*degraded, *notes))),
+        candidates=tuple(candidates),
+        looked_up=options.similar is not None,
+        found=options.similar,
         sampled=question.sampled,
-        relation=_closest(rules, [one.candidate for one in (*latents, *pictures)]),
+        relation=_closest(rules, candidates),
     )
-    of_pictures = [one.offer for one in pictures if one.offer is not None]
     drawn = hash_uniform(request, "tie") if rules.variety is not None and rules.variety.draws else None
-    best = cheapest([*(one.offer for one in latents if one.offer is not None), *of_pictures], drawn)
+    best = choose(every, options.noise, drawn)
     if best is None:
-        return base
+        return replace(base, candidates=judged(every, options.noise, request.steps))
     if hash_uniform(request, "epsilon") < rules.epsilon:
+        first = best.starts[0]
         reason = (
-            f"Generated from noise although it could start after {best.candidate.start_step} "
-            f"of {best.may_run[0].run_steps(request.steps)} steps: "
+            f"Generated from noise although it could start after {first.step} of {first.steps} steps: "
             f"epsilon = {rules.epsilon:g} of hits are generated anew, so that images stay diverse."
         )
         return replace(base, reason=reason, sampled=True)
-    plan = _started(question, rules, base, best, entries)
-    picture = cheapest(of_pictures, drawn)
-    if best is not picture and picture is not None and not request.names_a_model:
+    plan = _started(options, base, best)
+    image = choose(options.images, drawn=drawn)
+    if best is not image and image is not None and not request.names_a_model:
         bare = replace(base, candidates=(), degraded=(), looked_up=False, found=None)
-        plan = replace(plan, fallback=_started(question, rules, bare, picture, entries))
-    return replace(plan, candidates=_judged([*latents, *pictures], best, request.steps))
+        plan = replace(plan, fallback=_started(options, bare, image))
+    return replace(plan, candidates=judged(every, best, request.steps))
 
 
-def _started(question: Question, rules: Rules, base: Plan, best: Offer, entries: Mapping[str, Entry]) -> Plan:
-    """Return the plan that takes this offer."""
-    state, first, steps = best.state, best.may_run[0], question.request.steps
-    source = PlanSource.IMAGE if state.is_picture else PlanSource.LATENT
-    own_latents = first.model == question.model and len(best.may_run) == 1
+def _saved(noise: float, cost: float) -> int:
+    return max(0, math.ceil(noise - cost)) if math.isfinite(cost) else 0
+
+
+def _ruled(rules: Rules, one: Option, rerolls: bool) -> Option:
+    """Return the option without its starts, and with the reason, where the rules of variety refuse them."""
+    if rules.variety is None or one.entry is None or not one.starts:
+        return one
+    why = rules.variety.refuses(one.candidate, one.entry, rerolls)
+    refused = replace(one.candidate, allowed_step=0, start_step=0, reason=why)
+    return replace(one, candidate=refused, starts=()) if why else one
+
+
+def _started(options: Options, base: Plan, best: Option) -> Plan:
+    """Return the plan that takes this option."""
+    question, rules, request = options.question, options.rules, options.question.request
+    first, state, entry = best.starts[0], best.starts[0].state, best.entry
+    assert state is not None
+    assert entry is not None
+    # the bound holds for every start, but one that costs more than noise saves nothing
+    runs = [one for one in best.starts if one.cost < options.noise.cost] or [first]
+    own_latents = first.model == question.model and len(runs) == 1
     # latents of a model that was not asked for would not match later requests like this one
-    kept = capture_steps(rules.capture_steps, steps, first.start_step, insert_on_hit=rules.insert_on_hit)
+    kept = capture_steps(rules.capture_steps, first.steps, first.step, insert_on_hit=rules.insert_on_hit)
     hashes = {one.model: one.weights_hash for one in rules.refiners}
     return replace(
         base,
-        source=source,
+        source=PlanSource.IMAGE if best.is_image else PlanSource.LATENT,
         model=first.model,
-        start_step=first.start_step,
-        entry_id=best.candidate.entry_id,
+        start_step=first.step,
+        entry_id=entry.id,
         state_key=state.key,
         state_sha256=state.sha256,
         state_codec=state.codec,
         similarity=best.candidate.similarity,
-        capture_steps=kept if own_latents and question.request.cache.writes else (),
-        may_run=best.may_run,
-        fresh_noise=0.0 if state.is_picture else question.request.fresh_noise,
-        noise_seed=fresh_seed(question.request.seed, best.candidate.entry_id),
-        weights_hash=hashes.get(first.model, "") if state.is_picture else base.weights_hash,
+        capture_steps=kept if own_latents and request.cache.writes else (),
+        may_run=tuple(one.model_plan(request.steps) for one in runs),
+        fresh_noise=first.fresh_noise,
+        noise_seed=fresh_seed(request.seed, entry.id),
+        weights_hash=hashes.get(first.model, "") if best.is_image else base.weights_hash,
         miss_model=question.model,
         relation=best.candidate.relation,
-        root=entries[best.entry_id].root_id,
-        reason=_hit_reason(best, steps, rules.table),
+        root=entry.root_id,
+        reason=_why_started(options, best, runs),
     )
 
 
@@ -168,65 +214,46 @@ def _closest(rules: Rules, candidates: Sequence[Candidate] = ()) -> str:
     return "" if rules.variety is None else rules.variety.closest(candidates).value
 
 
-def _judged(weighed: Sequence[WeighedHit], best: Offer, steps: int) -> tuple[Candidate, ...]:
-    """Return every candidate with the reason why it was or was not taken."""
-    judged = []
-    for one in weighed:
-        candidate, offer = one.candidate, one.offer
-        if offer is not None and offer is not best:
-            candidate = replace(candidate, reason=f"{candidate.reason}; {_beaten(offer, best, steps)}")
-        elif offer is best:
-            reason = candidate.reason.replace("could start", "starts", 1)
-            candidate = replace(candidate, chosen=True, reason=reason)
-        judged.append(candidate)
-    return tuple(judged)
-
-
-def _beaten(offer: Offer, best: Offer, steps: int) -> str:
-    """Return the reason why the best offer was taken instead of this one."""
-    if offer.cost <= best.cost:
-        same = offer.state.is_picture == best.state.is_picture
-        if same and offer.similarity > best.similarity:
-            return "about as similar as the chosen one, which the seed drew"
-        return "less similar than the chosen one" if same else "costs as much as the chosen latent"
-    if offer.state.is_picture or best.state.is_picture:
-        return f"costs {offer.cost:.3g} steps of {steps}, the chosen one {best.cost:.3g}"
-    return "saves fewer steps than the chosen one"
-
-
-def _hit_reason(best: Offer, steps: int, table: KTable) -> str:
-    one = best.candidate
-    first, *rest = best.may_run
-    if best.state.is_picture:
-        others = "".join(
-            f", {other.model} after {other.start_step}{f' of {other.steps}' if other.steps else ''}" for other in rest
-        )
+def _why_started(options: Options, best: Option, runs: Sequence[Start]) -> str:
+    one, asked = best.candidate, options.question.request.steps
+    first, *rest = runs
+    if best.is_image:
+        others = "".join(f", {other.model} after {other.said(asked)}" for other in rest)
         return (
-            f"Starts after {one.start_step} of {first.run_steps(steps)} steps with {first.model}{others} "
+            f"Starts after {first.step} of {first.steps} steps with {first.model}{others} "
             f"from an image by {one.model} that has similarity {one.similarity:.3f} to the prompt."
         )
     is_hole = one.start_step < one.allowed_step
     hole = f" ({one.allowed_step} are allowed, but that state is not cached)" if is_hole else ""
-    assumed = f" K table: {table.source}." if table.assumed else ""
+    source = options.rules.bound.source(Near(LATENT, one.similarity, run_by=first.model))
     return (
-        f"Starts after {one.start_step} of {steps} steps{hole} from an image whose prompt has similarity "
-        f"{one.similarity:.3f}.{assumed}"
+        f"Starts after {first.step} of {first.steps} steps{hole} from an image whose prompt has similarity "
+        f"{one.similarity:.3f}.{source and f' {source}'}"
     )
 
 
-def _nothing(latents: Sequence[WeighedHit], pictures: Sequence[WeighedHit], rules: Rules, request: Request) -> str:
-    if not latents and not pictures:
-        if rules.no_table:
-            return f"Generated from noise: {rules.no_table}."
-        return "Generated from noise: the cache has nothing that fits this model, size and caller."
-    refused = [one.candidate for one in (*latents, *pictures) if one.candidate.reason.startswith(REFUSED)]
+def _why_noise(options: Options) -> str:
+    """Return why the request is generated from noise, where no start is chosen."""
+    latents, candidates = [one.candidate for one in options.latents], options.candidates
+    if not candidates:
+        why = options.rules.no_latents or "the cache has nothing that fits this model, size and caller"
+        return f"Generated from noise: {why}."
+    if any(one.starts for one in (*options.latents, *options.images)):
+        return f"Generated from noise: no start costs less than {options.noise.steps} steps from noise."
+    refused = [one for one in candidates if one.reason.startswith(REFUSED)]
     if refused:  # each of them could have started the image
         nearest = max(refused, key=lambda one: one.similarity)
         return f"Generated from noise: the most similar usable entry is {nearest.reason}."
     if not latents:
-        nearest = max((one.candidate for one in pictures), key=lambda one: one.similarity)
+        nearest = max(candidates, key=lambda one: one.similarity)
         return f"Generated from noise; the nearest cached image: {nearest.reason}."
-    nearest_prompt = max(one.candidate.similarity for one in latents)
-    if any(one.candidate.allowed_step for one in latents):
-        return f"Generated from noise: similar prompts are cached ({nearest_prompt:.3f}), but without a usable state."
-    return f"Generated from noise: the nearest cached prompt is {too_different(nearest_prompt, rules, request)}."
+    nearest = max(latents, key=lambda one: one.similarity)
+    if any(one.allowed_step for one in latents):
+        return (
+            f"Generated from noise: similar prompts are cached ({nearest.similarity:.3f}), but without a usable state."
+        )
+    question = options.question
+    near = Near(LATENT, nearest.similarity, nearest.relation, nearest.prompt, question.request.prompt,
+                run_by=question.model)  # fmt: skip
+    why = options.rules.bound.why_not([near], question.request.steps)
+    return f"Generated from noise: the nearest cached prompt is {why}."

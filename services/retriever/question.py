@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from services.retriever.pictures import Refiner
+from services.retriever.bounds import Bound
+from services.retriever.cost import Pace
 from services.retriever.variety import Variety
 from shared.domain.types import CompatKey, Request
-from shared.models.k_table import KTable
 
-StepIn = Callable[[int, int], int]
-"""(K, T of a state) → the step of this request's T with exactly that noise level; 0 when there is none."""
+StepIn = Callable[[int, int, int], int]
+"""(K, T of a state, T of a run) → the step of the run with exactly that noise level; 0 when there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,38 @@ class Question:
     predicted_hit: bool | None = None
     sampled: bool = False
     """Looked up although a miss is predicted."""
+    choices: tuple[int, ...] = ()
+    """T that the plan may choose among; empty: the request's alone."""
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """T that the model asked for may run."""
+        return self.choices or (self.request.steps,)
+
+
+@dataclass(frozen=True, slots=True)
+class Refiner:
+    """A model that may continue from an image (MoDM §5.1)."""
+
+    model: str
+    weights_hash: str
+    steps: tuple[int, ...] = (50,)
+    """T that the model may run: the request's, its own (MoDM §6: 10 steps of a Turbo beside 50 of the large model), or
+    several to choose among."""
+    pace: Pace = field(default_factory=Pace)
+    guidance: float | None = None
+    """None: the request's own."""
+    small: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
     """The operator's settings for planning, as they apply to one question."""
 
-    table: KTable
-    """The K table for latents; without levels where none is in force."""
-    no_table: str = ""
-    """The reason why no table is in force for latents."""
+    bound: Bound
+    step_in: StepIn
+    no_latents: str = ""
+    """Reason why no latent may start this request; empty when some may."""
     capture_steps: tuple[int, ...] = (5, 10, 15, 20, 25)
     """K of T = 50."""
     epsilon: float = 0.0

@@ -4,48 +4,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from services.retriever.cost import pace_of
-from services.retriever.pictures import OwnRun, Refiner
-from services.retriever.question import Question
+from services.retriever.question import Question, Refiner
 from services.retriever.tables import Known
 from shared.domain.types import Request
 from shared.models.k_table import EncoderId
-from shared.runtime.settings import Settings
 
 
-def refiners_of(
-    asked: Known, served: Sequence[Known], question: Question, encoder: EncoderId, settings: Settings
-) -> tuple[Refiner, ...]:
+def refiners_of(asked: Known, served: Sequence[Known], question: Question, encoder: EncoderId) -> tuple[Refiner, ...]:
     """Return the model that the request names, else every served model that can generate such a request."""
     request = question.request
     drawers = [one.card for one in (*served, asked)]
     able = [
         one
         for one in ([asked] if request.names_a_model else served)
-        if one.may_refine(encoder, drawers) and one.card.draws(request.size, _steps_of(one, asked, request))
+        if one.may_refine(encoder, drawers) and one.card.draws(request.size, own_steps(one, asked, request))
     ]
     return tuple(
         Refiner(
             one.card.name,
             one.card.weights_hash,
-            one.table_of(encoder, settings),
+            question.steps if one.card.name == asked.card.name else (own_steps(one, asked, request),),
             pace_of(one.latencies, asked.latencies),
             None if one.card.name == asked.card.name else one.card.guidance_for(request.guidance, asked.card),
             small=one.card.role == "small",
-            own_run=_own_run(one, asked, request),
         )
         for one in able
     )
 
 
-def _steps_of(one: Known, asked: Known, request: Request) -> int:
+def own_steps(one: Known, asked: Known, request: Request) -> int:
     """Return T of the model `one` in a request for the model `asked`."""
     return request.steps if one.card.name == asked.card.name else one.card.steps_for(request.steps, asked.card)
-
-
-def _own_run(one: Known, asked: Known, request: Request) -> OwnRun | None:
-    """Return the model's own run; None where the model runs as many steps as the request names."""
-    steps = _steps_of(one, asked, request)
-    return None if steps == request.steps else OwnRun(steps, partial(one.card.step_near, steps=steps))

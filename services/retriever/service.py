@@ -18,11 +18,12 @@ from protos.embedder_pb2_grpc import EmbedderServiceStub
 from services.retriever.asked import Asked, vector_in
 from services.retriever.entry_reader import EntryReader
 from services.retriever.figures import count_plan, outcome
-from services.retriever.latents import nearest_latents
-from services.retriever.planning import Found, from_candidates, from_noise, from_repeat, hash_uniform
+from services.retriever.planning import from_noise, from_repeat, hash_uniform, options_of, plan_of
+from services.retriever.policies import bound_of
 from services.retriever.question import Question, Rules
 from services.retriever.refiners import refiners_of
 from services.retriever.selection import should_widen_search, trim_candidates
+from services.retriever.starts import Found
 from services.retriever.tables import Known, Tables
 from services.retriever.variety import Variety
 from shared.bus import Subscription
@@ -30,7 +31,7 @@ from shared.domain.errors import AfterimageError, InvalidRequestError
 from shared.domain.exact_repeats import exact_key, repeat_weights
 from shared.domain.messages import EntriesCached, EntriesEvicted, Message
 from shared.domain.types import Entry, Hit, IndexFilter, Plan, PlanSource, Vector, visible_owners
-from shared.models.k_table import EncoderId, KTable
+from shared.models.k_table import EncoderId
 from shared.runtime import rpc
 from shared.runtime.rpc_types import plan_to_proto, request_from_proto
 from shared.runtime.telemetry import METRICS, log
@@ -98,8 +99,8 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             return
         encoder = EncoderId(reply.encoder_hash, reply.encoder_weights)
         for known in self._tables.served:
-            table, notes = known.latent_table(encoder, self._settings)
-            if table is None:
+            tables, notes = known.latent_tables(encoder, self._settings)
+            if not tables:
                 self._say_missing(known, encoder, notes)
 
     def _say_missing(self, known: Known, encoder: EncoderId, notes: Sequence[str]) -> None:
@@ -134,30 +135,32 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             sampled=predicted is False and hash_uniform(request, "sample") < self._settings.sample_predicted_misses,
         )
         vector, encoder = vector_in(message.vector), EncoderId(message.encoder_hash, message.encoder_weights)
-        table, notes = known.latent_table(encoder, self._settings)
-        if table is None and vector is not None:
-            self._say_missing(known, encoder, notes)
-        rules = self._rules(known, question, encoder if vector is not None else None, table, notes)
+        rules, notes = self._rules(known, question, encoder, searched=vector is not None)
         return Asked(question, known, rules, vector, notes, message.unknown_share)
 
     def _rules(
-        self, known: Known, question: Question, encoder: EncoderId | None, table: KTable | None, notes: Sequence[str]
-    ) -> Rules:
-        """encoder: None without an embedding."""
-        settings = self._settings
+        self, known: Known, question: Question, encoder: EncoderId, *, searched: bool
+    ) -> tuple[Rules, tuple[str, ...]]:
+        """Return the rules for a question, and notes about the K table for latents. searched: the question has an
+        embedding."""
+        settings, served = self._settings, self._tables.served
+        latents, notes = known.latent_tables(encoder, settings)
+        if not latents and searched:
+            self._say_missing(known, encoder, notes)
+        images = searched and settings.image_tier != "off" and settings.reuse_bound != "nirvana"
+        no_latents = "" if latents else "; ".join(notes)
         return Rules(
-            table or KTable(()),
-            "" if table else "; ".join(notes),
+            bound_of(known, served, question, encoder, latents, settings),
+            known.card.step_in,
+            "reuse_bound is modm, which starts from images alone" if settings.reuse_bound == "modm" else no_latents,
             settings.capture_steps,
             settings.epsilon,
             settings.insert_on_hit,
-            refiners_of(known, self._tables.served, question, encoder, settings)
-            if encoder and settings.image_tier != "off"
-            else (),
+            refiners_of(known, served, question, encoder) if images else (),
             Variety(
                 question.request, self._entries.seen, settings.root_share, enforced=settings.reuse_rules == "relation"
             ),
-        )
+        ), notes  # fmt: skip
 
     async def _repeat(self, asked: Asked) -> Planned | None:
         """Return a plan for the stored image, when the client named the seed and the same request was generated
@@ -184,11 +187,11 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
                 "unknown to the encoder, so its similarity to other prompts says little.",
                 degraded=asked.degraded,
             )
-        worth_it = _worth_it(question) and not asked.rules.no_table
-        if asked.rules.no_table:
+        worth_it = _worth_it(question) and not asked.rules.no_latents
+        if asked.rules.no_latents:
             asked.degraded += asked.notes
         if not worth_it and not asked.rules.refiners:
-            why = asked.rules.no_table or "the match predictor expects nothing similar"
+            why = asked.rules.no_latents or "the match predictor expects nothing similar"
             return noise(f"Generated from noise: {why}.", degraded=asked.degraded)
         return await self._searched(asked, asked.vector, latents=worth_it)
 
@@ -202,14 +205,16 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             return from_noise(asked.question, asked.rules, reason, degraded=asked.degraded)
         if found.latents is not None:
             asked.degraded += asked.notes
-        plan = self._chosen(asked, found)
-        nearest = nearest_latents(asked.question, asked.rules, plan)
+        options = options_of(asked.question, asked.rules, found)
+        nearest = options.nearest_latents()
         if settings.further_candidates > settings.candidates and should_widen_search(nearest, settings.candidates):
             further = await self._further(asked, vector, found)
-            wider = self._chosen(asked, found if further is None else further)
-            METRICS.wider_searches.labels("failed" if further is None else outcome(plan, wider)).inc()
-            return self._in_mind(wider)
-        return plan
+            if further is not None:
+                options = options_of(asked.question, asked.rules, further)
+            done = "failed" if further is None else outcome(nearest, options.nearest_latents())
+            METRICS.wider_searches.labels(done).inc()
+            return self._in_mind(plan_of(options, degraded=asked.degraded))
+        return plan_of(options, degraded=asked.degraded)
 
     async def _found(self, asked: Asked, vector: Vector, *, latents: bool) -> Found | None:
         """Return the nearest entries of both kinds; None when the searches failed."""
@@ -233,10 +238,6 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
     async def _entries_of(self, asked: Asked, *hits: Sequence[Hit] | None) -> Mapping[str, Entry] | None:
         ids = list(dict.fromkeys(hit.entry_id for some in hits for hit in some or ()))
         return await self._within(asked, "catalog", self._entries.read(ids)) if ids else {}
-
-    def _chosen(self, asked: Asked, found: Found) -> Planned:
-        step_in = partial(asked.known.card.step_in, steps=asked.question.request.steps)
-        return from_candidates(asked.question, asked.rules, found, step_in, degraded=asked.degraded)
 
     def _in_mind(self, plan: Planned) -> Planned:
         """Return the plan without those candidates of the wider search that were not chosen."""

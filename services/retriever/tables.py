@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from services.retriever.pictures import TableOf
+from services.retriever.bounds import TableOf
 from shared.domain.errors import AfterimageError
 from shared.models.card import ModelCard
 from shared.models.card_lookup import card_for, served_cards
@@ -42,11 +42,29 @@ class Known:
     latencies: tuple[Latency, ...]
     """Latencies measured here, then shipped ones."""
 
-    def latent_table(self, encoder: EncoderId, settings: Settings) -> tuple[KTable | None, tuple[str, ...]]:
-        """Return the table in force for the model's own latents, and notes about it."""
+    def latent_tables(self, encoder: EncoderId, settings: Settings) -> tuple[dict[int, KTable], tuple[str, ...]]:
+        """Return the tables in force for the model's own latents by their T, and notes about the first one, which is
+        scaled to every T without a table."""
         command = profile_command(self.given, settings.encoder, settings.k_table_alpha)
-        table, notes = latent_table(self.latents, self.card, encoder, settings.k_table_alpha, command)
-        return floored(table, settings, settings.similarity_floor), notes
+        few = {*self.card.auto_steps} - {self.card.default_steps}
+        found: dict[int, KTable] = {}
+        noted: tuple[str, ...] = ()
+        for of in (
+            [table for table in self.latents if table.steps not in few],
+            *([table for table in self.latents if table.steps == steps] for steps in sorted(few)),
+        ):
+            table, notes = latent_table(of, self.card, encoder, settings.k_table_alpha, command) if of else (None, ())
+            table = floored(table, settings, settings.similarity_floor)
+            if table is not None and (found or table.steps not in few):
+                found[table.steps] = table
+            noted = noted or notes
+        return found, noted
+
+    @property
+    def noise(self) -> frozenset[int]:
+        """T whose runs from noise were measured to keep the quality of the default T."""
+        own = [table for table in self.latents if self.card.is_noop or table.weights_hash == self.card.weights_hash]
+        return frozenset(table.steps for table in own if table.noise is not None and table.noise.safe)
 
     def table_of(self, encoder: EncoderId, settings: Settings) -> TableOf:
         """Return a lookup of this model's tables for images, by the model that generated them."""

@@ -5,10 +5,9 @@ They are no bounds of quality: an entry that they refuse could start the request
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 
-from services.retriever.pictures import WeighedHit
 from services.retriever.relation import normalised, relation
 from services.retriever.seen import Owner, Seen
 from shared.domain.types import Candidate, Entry, Relation, Request, Variation
@@ -34,11 +33,16 @@ class Variety:
         """True if the request's seed chooses among equal candidates."""
         return self.enforced and self.request.variation is not Variation.SAME
 
-    def related(self, hits: Iterable[WeighedHit], entries: Mapping[str, Entry]) -> list[WeighedHit]:
-        """Return the hits with their relation; those that the rules refuse without a start, and with the reason."""
-        hits = [self._named(hit, entries.get(hit.candidate.entry_id)) for hit in hits]
-        rerolls = self.rerolls([hit.candidate for hit in hits])
-        return [self._ruled(hit, entries.get(hit.candidate.entry_id), rerolls) for hit in hits]
+    def relation_to(self, entry: Entry, similarity: float) -> str:
+        """Return the relation to this entry. similarity: of the two prompts; −1 where that is unknown."""
+        return relation(self.request, entry, similarity).value
+
+    def refuses(self, candidate: Candidate, entry: Entry, rerolls: bool) -> str:
+        """Return why the request may not start from this entry; empty when it may. rerolls: the request is a
+        re-roll."""
+        again = rerolls or candidate.relation == Relation.REROLL  # a known seed may start from its own image alone
+        why = self._refusal(entry, again) if self.enforced else ""
+        return f"{REFUSED}{why}" if why else ""
 
     def rerolls(self, candidates: Collection[Candidate]) -> bool:
         """Return whether the request is a re-roll: another seed of a prompt of which the user had an image.
@@ -56,21 +60,6 @@ class Variety:
             return Relation.REROLL
         found = [Relation(one.relation) for one in candidates if one.relation]
         return min(found, key=CLOSEST.index, default=Relation.TOPIC if self.request.user else Relation.OTHER)
-
-    def _named(self, hit: WeighedHit, entry: Entry | None) -> WeighedHit:
-        if entry is None or not hit.candidate.prompt:  # the entry is gone, or not visible to this caller
-            return hit
-        similarity = hit.candidate.similarity if hit.candidate.kind == "latent" else -1.0
-        one = replace(hit.candidate, relation=relation(self.request, entry, similarity).value)
-        return replace(hit, candidate=one, offer=hit.offer and replace(hit.offer, candidate=one))
-
-    def _ruled(self, hit: WeighedHit, entry: Entry | None, rerolls: bool) -> WeighedHit:
-        again = rerolls or hit.candidate.relation == Relation.REROLL  # a known seed may start from its own image alone
-        why = self._refusal(entry, again) if self.enforced and entry is not None and hit.offer is not None else ""
-        if not why:
-            return hit
-        refused = replace(hit.candidate, allowed_step=0, start_step=0, reason=f"{REFUSED}{why}")
-        return replace(hit, candidate=refused, offer=None)
 
     def _refusal(self, entry: Entry, rerolls: bool) -> str:
         """Return why the request may not start from this entry; empty when it may."""

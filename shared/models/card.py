@@ -58,6 +58,8 @@ class ModelCard:
     """DDIM's η: 0 is deterministic."""
     default_size: Size = field(default_factory=lambda: Size(512, 512))
     default_steps: int = 50
+    auto_steps: tuple[int, ...] = ()
+    """T that a plan chooses among for a request without `steps`; empty: such a request runs `default_steps`."""
     max_steps: int = 200
     default_guidance: float = 7.5
     guidance_min: float = 1.0

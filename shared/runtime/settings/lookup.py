@@ -44,6 +44,11 @@ class Lookup(Section):
         0.0,
         description="Share of hits that are generated from noise anyway, so that images stay diverse (NIRVANA §9).",
     )
+    reuse_bound: Literal["auto", "nirvana", "modm"] = Field(
+        "auto",
+        description="Policy of reuse: the bound that decides after which step K a request may start. nirvana: K table, "
+        "from latents alone. modm: K tables, from finished images alone. auto: all that was measured for the models.",
+    )
     reuse_rules: Literal["relation", "paper"] = Field(
         "relation",
         description="Rules beside the K table. relation: what a user has seen, the share of a root, and the lowest "

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from services.retriever.cost import Offer, Pace, cheapest, cost_of, pace_of
-from services.retriever.pictures import OwnRun, Refiner, weigh_picture
-from services.retriever.planning import Found, from_candidates
-from services.retriever.question import Question, Rules
+from services.retriever.bounds import ImageTables, TableBound, TableOf
+from services.retriever.choice import choose
+from services.retriever.cost import Pace, cost_of, pace_of
+from services.retriever.planning import options_of, plan_of
+from services.retriever.question import Question, Refiner, Rules
+from services.retriever.starts import Found, Option, Start
 from shared.domain.types import Candidate, Entry, Hit, ModelPlan, Plan, PlanSource, Scope, Size, State
 from shared.models.card_lookup import find_card
 from shared.models.k_table import FIG_10, MODM, KTable, Level
@@ -20,9 +21,25 @@ from shared.models.tables_in_force import ImageTable
 from tests.unit.retriever.test_planning import entry, request
 
 LOW = KTable((Level(5, 0.1), Level(10, 0.3), Level(20, 0.6)), source="measured")
-SMALL = Refiner("small", "w2", lambda model, weights: ImageTable(LOW), Pace(0.3, 0.3, known=True), 1.0, small=True)
-LARGE = Refiner("large", "w1", lambda model, weights: ImageTable(MODM), Pace(1.0, 0.3, known=True))
 CARD = find_card("noop:")
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A model that continues from images, and its tables."""
+
+    model: str
+    weights_hash: str
+    table_of: TableOf
+    pace: Pace = field(default_factory=Pace)
+    guidance: float | None = None
+    small: bool = False
+    own_steps: int | None = None
+    """None: as many steps as the request's."""
+
+
+SMALL = Runner("small", "w2", lambda model, weights: ImageTable(LOW), Pace(0.3, 0.3, known=True), 1.0, small=True)
+LARGE = Runner("large", "w1", lambda model, weights: ImageTable(MODM), Pace(1.0, 0.3, known=True))
 
 
 def with_picture(name: str, **changes: object) -> Entry:
@@ -31,7 +48,7 @@ def with_picture(name: str, **changes: object) -> Entry:
 
 
 def plan(
-    refiners: Sequence[Refiner] = (SMALL, LARGE),
+    runners: Sequence[Runner] = (SMALL, LARGE),
     *,
     latents: Sequence[tuple[float, Entry]] = (),
     pictures: Sequence[tuple[float, Entry]] = (),
@@ -44,8 +61,16 @@ def plan(
         [Hit(one.id, similarity) for similarity, one in pictures],
         {one.id: one for _, one in (*latents, *pictures)},
     )
-    rules = Rules(FIG_10, refiners=tuple(refiners))
-    return from_candidates(question, rules, found, partial(CARD.step_in, steps=asked.steps))
+    steps = {one.model: one.own_steps or asked.steps for one in runners}
+    tables = {
+        one.model: ImageTables(one.table_of, steps[one.model], CARD.step_near if one.own_steps else None)
+        for one in runners
+    }
+    refiners = tuple(
+        Refiner(one.model, one.weights_hash, (steps[one.model],), one.pace, one.guidance, one.small) for one in runners
+    )
+    bound = TableBound({50: FIG_10}, tables, steps=asked.steps, savings=asked.savings)
+    return plan_of(options_of(question, Rules(bound, CARD.step_in, refiners=refiners), found))
 
 
 def test_each_model_has_its_own_k_and_the_cheapest_is_named_first() -> None:
@@ -71,8 +96,8 @@ def test_k_is_scaled_to_the_run_and_rounds_down() -> None:
 
 @pytest.mark.parametrize(("similarity", "k"), [(0.24, 0), (0.25, 5), (0.27, 10), (0.28, 15), (0.29, 25), (0.31, 30)])
 def test_the_published_table_begins_at_its_cosines(similarity: float, k: int) -> None:
-    made = weigh_picture(request(), [LARGE], Hit("a", similarity), with_picture("a"))
-    assert made.candidate.allowed_step == k
+    made = plan([LARGE], pictures=[(similarity, with_picture("a"))])
+    assert made.candidates[0].allowed_step == k
 
 
 def test_the_cheaper_of_latent_and_picture_wins_and_the_other_says_why_not() -> None:
@@ -124,7 +149,6 @@ def test_a_ratio_that_nobody_measured_is_one() -> None:
     assert pace_of([small], [slow]).step == pytest.approx(1 / 9)
     assert cost_of(Pace(0.5, 2.0), 50, 10, picture=True) == 22
     assert cost_of(Pace(0.5, 2.0), 50, 10, picture=False) == 20
-    assert cheapest([]) is None
 
 
 def test_of_equals_the_small_model_is_named_first() -> None:
@@ -164,14 +188,13 @@ def test_named_models_keep_latents_of_what_they_draw_from_a_picture() -> None:
 def test_every_offer_is_weighed_by_cost_before_similarity() -> None:
     state = State("a", 10, "k", 1, "fp16", "s")
     near, cheap = Candidate("a", "latent", 0.99, 10, 10), Candidate("b", "latent", 0.5, 20, 20)
-    offers = [Offer(near, state, (), 40.0), Offer(cheap, state, (), 30.0)]
-    best = cheapest(offers)
+    dear = Option(near, (Start("large", 50, 10, 40.0, state),))
+    best = choose([dear, Option(cheap, (Start("large", 50, 20, 30.0, state),))])
     assert best is not None
     assert best.candidate is cheap
 
 
-TEN = OwnRun(10, partial(CARD.step_near, steps=10))
-TURBO = Refiner("turbo", "w3", lambda model, weights: ImageTable(MODM), Pace(), 1.0, small=True, own_run=TEN)
+TURBO = Runner("turbo", "w3", lambda model, weights: ImageTable(MODM), Pace(), 1.0, small=True, own_steps=10)
 
 
 def test_a_model_with_a_t_of_its_own_starts_at_the_same_noise_level_of_its_own_schedule() -> None:
@@ -191,12 +214,12 @@ def test_steps_of_its_own_are_what_a_start_costs() -> None:
     assert "costs 25 steps of 50, the chosen one 7" in made.candidates[0].reason
     few = plan([TURBO], pictures=[(0.285, one)], steps=6)  # 7 of its own are more than 6 from noise
     assert (few.source, few.model) == (PlanSource.NOISE, "large")
-    assert "no start from it takes less than 6 steps do" in few.candidates[0].reason
+    assert "costs 7 steps of 6, noise 6" in few.candidates[0].reason
+    assert few.reason == "Generated from noise: no start costs less than 6 steps from noise."
 
 
 def test_no_start_where_the_nearest_noise_level_is_that_of_noise() -> None:
-    four = OwnRun(4, partial(find_card("noop:").step_near, steps=4))
-    made = plan([replace(TURBO, own_run=four)], pictures=[(0.26, with_picture("a"))])  # k = 5 of 50
+    made = plan([replace(TURBO, own_steps=4)], pictures=[(0.26, with_picture("a"))])  # k = 5 of 50
     assert made.source is PlanSource.NOISE
 
 

@@ -1,15 +1,17 @@
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.retriever.planning import Found, from_candidates, from_noise, from_repeat, hash_uniform
+from services.retriever.bounds import TableBound
+from services.retriever.planning import from_noise, from_repeat, hash_uniform, options_of, plan_of
 from services.retriever.question import Question, Rules
 from services.retriever.selection import allowed_step
+from services.retriever.starts import Found
 from shared.domain.types import CacheMode, CompatKey, Entry, Hit, Plan, PlanSource, Request, Scope, Size, State
 from shared.models.card_lookup import find_card
 from shared.models.k_table import FIG_10, KTable, Level
@@ -17,7 +19,11 @@ from shared.models.k_table import FIG_10, KTable, Level
 SIZE = Size(64, 64)
 COMPAT = CompatKey("w1", "ddim:abc", "float32", SIZE, 50)
 CARD = find_card("noop:")
-RULES = Rules(FIG_10)
+
+
+def rules(table: KTable = FIG_10, *, steps: int = 50, savings: float = 0.5, **more: Any) -> Rules:
+    """Rules with the bound that this table gives."""
+    return Rules(TableBound({table.steps: table}, steps=steps, savings=savings), CARD.step_in, **more)
 
 
 def request(**changes: object) -> Request:
@@ -50,13 +56,11 @@ def entry(name: str, ks: Sequence[int] = (5, 10, 15, 20, 25), **changes: object)
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
-def plan(
-    asked: Question, found: Sequence[tuple[float, Entry | None]], rules: Rules = RULES, names: Sequence[str] = ()
-) -> Plan:
+def plan(asked: Question, found: Sequence[tuple[float, Entry | None]], *, table: KTable = FIG_10, **more: Any) -> Plan:
     hits = [Hit(one.id if one else f"gone{i}", similarity) for i, (similarity, one) in enumerate(found)]
     entries = {one.id: one for _, one in found if one}
-    step_in = partial(CARD.step_in, steps=asked.request.steps)
-    return from_candidates(asked, rules, Found(hits, entries=entries), step_in)
+    own = rules(table, steps=asked.request.steps, savings=asked.request.savings, **more)
+    return plan_of(options_of(asked, own, Found(hits, entries=entries)))
 
 
 def test_starts_from_the_nearest_prompt() -> None:
@@ -136,17 +140,17 @@ def test_why_nothing_is_reused_is_said() -> None:
     assert "0.500 is not above 0.650" in plan(question(), [(0.5, entry("a"))]).reason
     assert "nothing that fits" in plan(question(), []).reason
     assert "without a usable state" in plan(question(), [(0.99, entry("a", ks=()))]).reason
-    unsafe = replace(RULES, table=KTable(()))
-    assert "no start kept this model's quality" in plan(question(), [(0.99, entry("a"))], unsafe).reason
+    unsafe = plan(question(), [(0.99, entry("a"))], table=KTable(()))
+    assert "no start kept this model's quality" in unsafe.reason
     assert "too few to skip" in plan(question(steps=1), [(0.99, entry("a"))]).reason
 
 
 def test_an_unrelated_prompt_starts_from_noise_below_the_floor() -> None:
     table = KTable((Level(15, -0.367),), floor=0.477)
-    made = plan(question(), [(0.107, entry("fox"))], replace(RULES, table=table))
+    made = plan(question(), [(0.107, entry("fox"))], table=table)
     assert made.source is PlanSource.NOISE
     assert "0.107 is not above 0.477" in made.reason
-    assert plan(question(), [(0.48, entry("fox"))], replace(RULES, table=table)).start_step == 15
+    assert plan(question(), [(0.48, entry("fox"))], table=table).start_step == 15
 
 
 def test_fresh_noise_only_where_a_state_is_reused() -> None:
@@ -155,22 +159,21 @@ def test_fresh_noise_only_where_a_state_is_reused() -> None:
 
 
 def test_epsilon_draws_its_share_from_noise_and_the_same_request_decides_the_same() -> None:
-    rules = replace(RULES, epsilon=0.25)
-    made = [plan(question(seed=seed), [(0.99, entry("a"))], rules) for seed in range(400)]
+    made = [plan(question(seed=seed), [(0.99, entry("a"))], epsilon=0.25) for seed in range(400)]
     noise = [one for one in made if one.source is PlanSource.NOISE]
     assert 70 <= len(noise) <= 130
     assert all(one.sampled and one.found and one.capture_steps for one in noise)
-    again = [plan(question(seed=seed), [(0.99, entry("a"))], rules) for seed in range(400)]
+    again = [plan(question(seed=seed), [(0.99, entry("a"))], epsilon=0.25) for seed in range(400)]
     assert again == made
 
 
 def test_capture_follows_the_cache_mode_and_insert_on_hit() -> None:
     hit = [(0.8, entry("a"))]
     assert plan(question(), hit).capture_steps == (15, 20, 25)
-    assert plan(question(), hit, replace(RULES, insert_on_hit=False)).capture_steps == ()
+    assert plan(question(), hit, insert_on_hit=False).capture_steps == ()
     assert plan(question(cache=CacheMode.READ), hit).capture_steps == ()
-    assert from_noise(question(cache=CacheMode.OFF), RULES, "").capture_steps == ()
-    assert from_noise(question(cache=CacheMode.WRITE), RULES, "").capture_steps == (5, 10, 15, 20, 25)
+    assert from_noise(question(cache=CacheMode.OFF), rules(), "").capture_steps == ()
+    assert from_noise(question(cache=CacheMode.WRITE), rules(), "").capture_steps == (5, 10, 15, 20, 25)
 
 
 def test_an_exact_repeat_names_the_stored_picture() -> None:

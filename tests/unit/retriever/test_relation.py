@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.retriever.planning import Found, from_candidates, from_noise
-from services.retriever.question import Question, Rules
+from services.retriever.planning import from_noise, options_of, plan_of
+from services.retriever.question import Question
 from services.retriever.relation import jaccard, normalised, relation
 from services.retriever.seen import Image, Seen, Window
+from services.retriever.starts import Found
 from services.retriever.variety import Variety
 from shared.domain.exact_repeats import entry_of
 from shared.domain.plan_rules import degrade
@@ -29,11 +29,7 @@ from shared.domain.types import (
     Result,
     Variation,
 )
-from shared.models.card_lookup import find_card
-from shared.models.k_table import FIG_10
-from tests.unit.retriever.test_planning import COMPAT, entry, request
-
-CARD = find_card("noop:")
+from tests.unit.retriever.test_planning import COMPAT, entry, request, rules
 
 
 def by(user: str, name: str, prompt: str, *, root: str = "", seed: int = 1) -> Entry:
@@ -52,12 +48,11 @@ def plan(
     if seen is None:
         seen = Seen()
         seen.note(one for _, one in found)
-    rules = Rules(FIG_10, variety=Variety(asked, seen, share, enforced=on))
+    own = rules(steps=asked.steps, variety=Variety(asked, seen, share, enforced=on))
     hits = [Hit(one.id, similarity) for similarity, one in found]
     entries = {one.id: one for _, one in found}
-    step_in = partial(CARD.step_in, steps=asked.steps)
     question = Question(asked, "large", COMPAT, encoder_hash="e1")
-    return from_candidates(question, rules, Found(hits, entries=entries), step_in)
+    return plan_of(options_of(question, own, Found(hits, entries=entries)))
 
 
 @pytest.mark.parametrize(
@@ -240,12 +235,12 @@ def test_a_plan_from_noise_names_the_relation_that_it_found() -> None:
     asked = request(prompt="a fox", seed=2)
     question = Question(asked, "large", COMPAT, encoder_hash="e1")
     seen = Seen()
-    assert from_noise(question, Rules(FIG_10, variety=Variety(asked, seen, 1.0)), "").relation == "topic"
+    assert from_noise(question, rules(variety=Variety(asked, seen, 1.0)), "").relation == "topic"
     unknown = Variety(replace(asked, user=""), seen, 1.0)
-    assert from_noise(question, Rules(FIG_10, variety=unknown), "").relation == "other"
+    assert from_noise(question, rules(variety=unknown), "").relation == "other"
     seen.note([by("ada", "a", "a fox")])
-    assert from_noise(question, Rules(FIG_10, variety=Variety(asked, seen, 1.0)), "").relation == "reroll"
-    assert from_noise(question, Rules(FIG_10), "").relation == ""
+    assert from_noise(question, rules(variety=Variety(asked, seen, 1.0)), "").relation == "reroll"
+    assert from_noise(question, rules(), "").relation == ""
 
 
 def test_an_entry_inherits_the_root_of_its_plan_unless_it_began_from_noise() -> None:

@@ -1,0 +1,35 @@
+"""Policies: the bound of one question, which is all that differs between them (docs/adr/0013-starts.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.retriever.bounds import ImageTables, TableBound
+from services.retriever.question import Question
+from services.retriever.refiners import own_steps
+from services.retriever.tables import Known
+from shared.models.k_table import EncoderId, KTable
+from shared.runtime.settings import Settings
+
+
+def bound_of(
+    asked: Known,
+    served: Sequence[Known],
+    question: Question,
+    encoder: EncoderId,
+    latents: dict[int, KTable],
+    settings: Settings,
+) -> TableBound:
+    """Return the bound of the policy that `reuse_bound` names. latents: the tables in force for latents.
+
+    nirvana starts from latents alone, modm from images alone, auto from both.
+    """
+    request, policy = question.request, settings.reuse_bound
+    images = {}
+    for one in () if policy == "nirvana" else {known.card.name: known for known in (*served, asked)}.values():
+        steps = own_steps(one, asked, request)
+        own = one.card.step_near if steps != request.steps else None
+        images[one.card.name] = ImageTables(one.table_of(encoder, settings), steps, own)
+    return TableBound(
+        {} if policy == "modm" else latents, images, steps=request.steps, savings=request.savings, noise=asked.noise
+    )
