@@ -90,7 +90,7 @@ class Size(_message.Message):
     def __init__(self, width: _Optional[int] = ..., height: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("prompt", "negative_prompt", "width", "height", "frames", "steps", "guidance", "seed", "quality", "modality", "cache", "scope", "priority", "deadline_s", "drop_if_late", "savings", "fresh_noise", "user", "variation")
+    __slots__ = ("prompt", "negative_prompt", "width", "height", "frames", "steps", "guidance", "seed", "quality", "modality", "cache", "scope", "priority", "deadline_s", "drop_if_late", "savings", "fresh_noise", "user", "variation", "steps_auto")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     NEGATIVE_PROMPT_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,7 @@ class Request(_message.Message):
     FRESH_NOISE_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
     VARIATION_FIELD_NUMBER: _ClassVar[int]
+    STEPS_AUTO_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     negative_prompt: str
     width: int
@@ -129,7 +130,8 @@ class Request(_message.Message):
     fresh_noise: float
     user: str
     variation: Variation
-    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., steps: _Optional[int] = ..., guidance: _Optional[float] = ..., seed: _Optional[int] = ..., quality: _Optional[str] = ..., modality: _Optional[_Union[Modality, str]] = ..., cache: _Optional[_Union[CacheMode, str]] = ..., scope: _Optional[_Union[Scope, str]] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., drop_if_late: bool = ..., savings: _Optional[float] = ..., fresh_noise: _Optional[float] = ..., user: _Optional[str] = ..., variation: _Optional[_Union[Variation, str]] = ...) -> None: ...
+    steps_auto: bool
+    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., steps: _Optional[int] = ..., guidance: _Optional[float] = ..., seed: _Optional[int] = ..., quality: _Optional[str] = ..., modality: _Optional[_Union[Modality, str]] = ..., cache: _Optional[_Union[CacheMode, str]] = ..., scope: _Optional[_Union[Scope, str]] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., drop_if_late: bool = ..., savings: _Optional[float] = ..., fresh_noise: _Optional[float] = ..., user: _Optional[str] = ..., variation: _Optional[_Union[Variation, str]] = ..., steps_auto: bool = ...) -> None: ...
 
 class ModelPlan(_message.Message):
     __slots__ = ("model", "start_step", "guidance", "steps")
@@ -144,7 +146,7 @@ class ModelPlan(_message.Message):
     def __init__(self, model: _Optional[str] = ..., start_step: _Optional[int] = ..., guidance: _Optional[float] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("entry_id", "kind", "similarity", "wished_step", "start_step", "prompt", "chosen", "reason", "model", "relation")
+    __slots__ = ("entry_id", "kind", "similarity", "wished_step", "start_step", "prompt", "chosen", "reason", "model", "relation", "steps")
     ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SIMILARITY_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +157,7 @@ class Candidate(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     RELATION_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     entry_id: str
     kind: str
     similarity: float
@@ -165,10 +168,11 @@ class Candidate(_message.Message):
     reason: str
     model: str
     relation: str
-    def __init__(self, entry_id: _Optional[str] = ..., kind: _Optional[str] = ..., similarity: _Optional[float] = ..., wished_step: _Optional[int] = ..., start_step: _Optional[int] = ..., prompt: _Optional[str] = ..., chosen: bool = ..., reason: _Optional[str] = ..., model: _Optional[str] = ..., relation: _Optional[str] = ...) -> None: ...
+    steps: int
+    def __init__(self, entry_id: _Optional[str] = ..., kind: _Optional[str] = ..., similarity: _Optional[float] = ..., wished_step: _Optional[int] = ..., start_step: _Optional[int] = ..., prompt: _Optional[str] = ..., chosen: bool = ..., reason: _Optional[str] = ..., model: _Optional[str] = ..., relation: _Optional[str] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("source", "model", "start_step", "entry_id", "state_key", "similarity", "capture_steps", "may_run", "fresh_noise", "noise_seed", "weights_hash", "candidates", "reason", "degraded", "predicted_hit", "looked_up", "found", "sampled", "state_sha256", "state_codec", "miss_model", "fallback", "relation", "root")
+    __slots__ = ("source", "model", "start_step", "entry_id", "state_key", "similarity", "capture_steps", "may_run", "fresh_noise", "noise_seed", "weights_hash", "candidates", "reason", "degraded", "predicted_hit", "looked_up", "found", "sampled", "state_sha256", "state_codec", "miss_model", "fallback", "relation", "root", "sources", "miss_steps")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +197,8 @@ class Plan(_message.Message):
     FALLBACK_FIELD_NUMBER: _ClassVar[int]
     RELATION_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    MISS_STEPS_FIELD_NUMBER: _ClassVar[int]
     source: PlanSource
     model: str
     start_step: int
@@ -217,7 +223,21 @@ class Plan(_message.Message):
     fallback: Plan
     relation: str
     root: str
-    def __init__(self, source: _Optional[_Union[PlanSource, str]] = ..., model: _Optional[str] = ..., start_step: _Optional[int] = ..., entry_id: _Optional[str] = ..., state_key: _Optional[str] = ..., similarity: _Optional[float] = ..., capture_steps: _Optional[_Iterable[int]] = ..., may_run: _Optional[_Iterable[_Union[ModelPlan, _Mapping]]] = ..., fresh_noise: _Optional[float] = ..., noise_seed: _Optional[int] = ..., weights_hash: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., reason: _Optional[str] = ..., degraded: _Optional[_Iterable[str]] = ..., predicted_hit: bool = ..., looked_up: bool = ..., found: bool = ..., sampled: bool = ..., state_sha256: _Optional[str] = ..., state_codec: _Optional[str] = ..., miss_model: _Optional[str] = ..., fallback: _Optional[_Union[Plan, _Mapping]] = ..., relation: _Optional[str] = ..., root: _Optional[str] = ...) -> None: ...
+    sources: _containers.RepeatedCompositeFieldContainer[Source]
+    miss_steps: int
+    def __init__(self, source: _Optional[_Union[PlanSource, str]] = ..., model: _Optional[str] = ..., start_step: _Optional[int] = ..., entry_id: _Optional[str] = ..., state_key: _Optional[str] = ..., similarity: _Optional[float] = ..., capture_steps: _Optional[_Iterable[int]] = ..., may_run: _Optional[_Iterable[_Union[ModelPlan, _Mapping]]] = ..., fresh_noise: _Optional[float] = ..., noise_seed: _Optional[int] = ..., weights_hash: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., reason: _Optional[str] = ..., degraded: _Optional[_Iterable[str]] = ..., predicted_hit: bool = ..., looked_up: bool = ..., found: bool = ..., sampled: bool = ..., state_sha256: _Optional[str] = ..., state_codec: _Optional[str] = ..., miss_model: _Optional[str] = ..., fallback: _Optional[_Union[Plan, _Mapping]] = ..., relation: _Optional[str] = ..., root: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., miss_steps: _Optional[int] = ...) -> None: ...
+
+class Source(_message.Message):
+    __slots__ = ("entry_id", "key", "sha256", "codec")
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    entry_id: str
+    key: str
+    sha256: str
+    codec: str
+    def __init__(self, entry_id: _Optional[str] = ..., key: _Optional[str] = ..., sha256: _Optional[str] = ..., codec: _Optional[str] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("embed_s", "predict_s", "plan_s", "accept_s", "queue_s", "fetch_s", "encode_s", "denoise_s", "decode_s", "store_s", "total_s")

@@ -16,7 +16,7 @@ from services.retriever.selection import Weighed
 from services.retriever.starts import Found, Option, Start, starts_images, starts_latents, starts_noise
 from services.retriever.variety import REFUSED
 from shared.domain.plan_rules import capture_steps, noise_plan
-from shared.domain.types import Candidate, Entry, Plan, PlanSource, Request
+from shared.domain.types import Candidate, Entry, Plan, PlanSource, Request, Source
 
 
 def hash_uniform(request: Request, purpose: str) -> float:
@@ -70,9 +70,7 @@ def from_repeat(question: Question, entry: Entry, degraded: Sequence[str] = ()) 
         source=PlanSource.EXACT,
         model=entry.model,
         start_step=question.request.steps,
-        entry_id=entry.id,
-        state_key=entry.picture_key,
-        state_sha256=entry.picture_sha256,
+        sources=(Source(entry.id, entry.picture_key, entry.picture_sha256),),
         similarity=1.0,
         noise_seed=question.request.seed,
         weights_hash=entry.compat.weights_hash,
@@ -193,10 +191,7 @@ def _started(options: Options, base: Plan, best: Option) -> Plan:
         source=PlanSource.IMAGE if best.is_image else PlanSource.LATENT,
         model=first.model,
         start_step=first.step,
-        entry_id=entry.id,
-        state_key=state.key,
-        state_sha256=state.sha256,
-        state_codec=state.codec,
+        sources=(Source(entry.id, state.key, state.sha256, state.codec),),
         similarity=best.candidate.similarity,
         capture_steps=kept if own_latents and request.cache.writes else (),
         may_run=tuple(one.model_plan(request.steps) for one in runs),

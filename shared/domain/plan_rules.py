@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from shared.domain.messages import lane_of, refine_lane
-from shared.domain.types import Entry, ModelPlan, Plan, PlanSource, Request
+from shared.domain.types import Entry, ModelPlan, Plan, PlanSource, Request, Source
 from shared.models.card import ModelCard
 
 DRAWN = "; generated from noise"
@@ -179,9 +179,7 @@ def smaller_starts(plan: Plan, entry: Entry, card: ModelCard, request: Request, 
         yield replace(
             plan,
             start_step=step,
-            state_key=at[step].key,
-            state_sha256=at[step].sha256,
-            state_codec=at[step].codec,
+            sources=(Source(entry.id, at[step].key, at[step].sha256, at[step].codec),),
             degraded=(*plan.degraded, instead),
             reason=f"Saves fewer steps than planned: {instead}. Planned: {plan.reason}",
         )
@@ -200,10 +198,7 @@ def degrade(plan: Plan, why: str) -> Plan:
         may_run=(ModelPlan(model, 0),),
         fallback=None,
         start_step=0,
-        entry_id="",
-        state_key="",
-        state_sha256="",
-        state_codec="",
+        sources=(),
         root="",
         fresh_noise=0.0,
         weights_hash="",

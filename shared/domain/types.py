@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, computed_field, model_validator
 
 from shared.domain.json_values import Stored
 from shared.domain.json_values import from_json as from_json
@@ -139,6 +139,8 @@ class Request(Stored):
     fresh_noise: float = 0.0
     """Share of a reused state's noise that the request's own noise replaces, 0–1 (NIRVANA §9, image diversity)."""
     variation: Variation = Variation.AUTO
+    steps_auto: Annotated[bool, Field(exclude_if=lambda auto: not auto)] = False
+    """The plan chooses T among the model's `auto_steps`; `steps` is then the model's default T."""
 
     @property
     def names_a_model(self) -> bool:
@@ -155,7 +157,7 @@ class ModelPlan(Stored):
     guidance: float | None = None
     """Guidance of the run; None: the request's own, which suits the requested model."""
     steps: int | None = None
-    """T of the run by a model that was not requested (MoDM §6); None: the request's."""
+    """T of the run where it is not the request's: T that the plan chose, or that of another model (MoDM §6)."""
 
     def run_steps(self, asked: int) -> int:
         """Return T of the run. asked: the request's own T."""
@@ -181,6 +183,19 @@ class Candidate(Stored):
     """Model that generated the entry."""
     relation: str = ""
     """A Relation; empty where the plan was made without relations."""
+    steps: int = 0
+    """T of `allowed_step` and `start_step`; 0: the request's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source(Stored):
+    """One cached state or stored image that a plan starts from."""
+
+    entry_id: str
+    key: str = ""
+    """Blob key."""
+    sha256: str = ""
+    codec: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +207,8 @@ class Plan(Stored):
     """Model that runs the plan. For an image hit that several models may run: the first of `may_run` until a claim."""
     start_step: int = 0
     """Steps that the run skips: K of T."""
-    entry_id: str = ""
-    state_key: str = ""
-    """Blob key of the state that the image starts from; for an exact repeat, of the stored image; empty from noise."""
-    state_sha256: str = ""
-    state_codec: str = ""
+    sources: tuple[Source, ...] = ()
+    """States that the image starts from; for an exact repeat, the stored image; empty from noise."""
     similarity: float = 0.0
     capture_steps: tuple[int, ...] = ()
     """Steps of T after which the latent is kept for the cache."""
@@ -222,12 +234,51 @@ class Plan(Stored):
     """Sampled plan: a search despite a predicted miss, to measure recall, or noise despite a hit (`epsilon`)."""
     miss_model: str = ""
     """Model that runs the plan from noise when its start is lost; empty: `model`."""
+    miss_steps: int = 0
+    """T of that run; 0: the request's."""
     fallback: Plan | None = None
     """Image hit that replaces this latent hit when no worker runs its model. Only for requests that name no model."""
     relation: str = ""
     """Relation to the entry that the image starts from; from noise, the closest relation to any candidate."""
     root: str = ""
     """Root of that entry; empty from noise."""
+
+    @property
+    def first_source(self) -> Source:
+        """The first source; an empty one from noise."""
+        return self.sources[0] if self.sources else _NO_SOURCE
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_one_source(cls, data: Any) -> Any:
+        """Read the four fields of earlier versions, whose plans had one source. They are written again beside
+        `sources`, so that a worker of such a version can run the plan."""
+        if isinstance(data, dict) and "state_key" in data:
+            former = {name: data.get(older, "") for name, older in _OF_FIRST.items()}
+            data = {name: value for name, value in data.items() if name not in _OF_FIRST.values()}
+            if any(former.values()):
+                data.setdefault("sources", [former])
+        return data
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def entry_id(self) -> str:
+        return self.first_source.entry_id
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def state_key(self) -> str:
+        return self.first_source.key
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def state_sha256(self) -> str:
+        return self.first_source.sha256
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def state_codec(self) -> str:
+        return self.first_source.codec
 
     @property
     def is_miss(self) -> bool:
@@ -246,6 +297,11 @@ class Plan(Stored):
 
     def _own(self) -> ModelPlan | None:
         return next((one for one in self.may_run if one.model == self.model), None)
+
+
+_NO_SOURCE = Source("")
+_OF_FIRST = {"entry_id": "entry_id", "key": "state_key", "sha256": "state_sha256", "codec": "state_codec"}
+"""Fields of a source, and of the plans of earlier versions, which have one source."""
 
 
 @dataclass(frozen=True, slots=True)

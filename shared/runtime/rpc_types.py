@@ -21,6 +21,7 @@ from shared.domain.types import (
     Request,
     Scope,
     Size,
+    Source,
     Timings,
     Variation,
 )
@@ -80,6 +81,7 @@ def request_to_proto(request: Request) -> pb.Request:
         fresh_noise=request.fresh_noise,
         user=request.user,
         variation=_VARIATIONS[request.variation],
+        steps_auto=request.steps_auto,
     )
     if request.deadline_s is not None:
         message.deadline_s = request.deadline_s
@@ -109,12 +111,16 @@ def request_from_proto(message: pb.Request, *, tenant: str, seed_given: bool) ->
         tenant=tenant,
         user=message.user,
         variation=variation_from_proto(message.variation),
+        steps_auto=message.steps_auto,
     )
 
 
-_PLAN_PLAIN = ("model", "start_step", "entry_id", "state_key", "state_sha256", "state_codec", "similarity")
+_PLAN_PLAIN = ("model", "start_step", "similarity")
+_PLAN_FIRST = ("entry_id", "state_key", "state_sha256", "state_codec")
+"""Fields that name the first source for earlier versions."""
 _PLAN_MORE = (
-    "fresh_noise", "noise_seed", "weights_hash", "reason", "looked_up", "sampled", "miss_model", "relation", "root",
+    "fresh_noise", "noise_seed", "weights_hash", "reason", "looked_up", "sampled", "miss_model", "miss_steps",
+    "relation", "root",
 )  # fmt: skip
 
 
@@ -122,10 +128,11 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
     message = pb.Plan(
         source=_SOURCES[plan.source],
         capture_steps=plan.capture_steps,
+        sources=[_plain(pb.Source, one) for one in plan.sources],
         may_run=[_plain(pb.ModelPlan, one) for one in plan.may_run],
         candidates=[_plain(pb.Candidate, candidate) for candidate in plan.candidates],
         degraded=plan.degraded,
-        **{name: getattr(plan, name) for name in (*_PLAN_PLAIN, *_PLAN_MORE)},
+        **{name: getattr(plan, name) for name in (*_PLAN_PLAIN, *_PLAN_FIRST, *_PLAN_MORE)},
     )
     if plan.predicted_hit is not None:
         message.predicted_hit = plan.predicted_hit
@@ -140,6 +147,7 @@ def plan_from_proto(message: pb.Plan) -> Plan:
     return Plan(
         source=_back(_SOURCES, message.source, PlanSource.NOISE),
         capture_steps=tuple(message.capture_steps),
+        sources=_sources(message),
         may_run=tuple(_model_plan(one) for one in message.may_run),
         candidates=tuple(_value(Candidate, one) for one in message.candidates),
         degraded=tuple(message.degraded),
@@ -148,6 +156,14 @@ def plan_from_proto(message: pb.Plan) -> Plan:
         fallback=plan_from_proto(message.fallback) if message.HasField("fallback") else None,
         **{name: getattr(message, name) for name in (*_PLAN_PLAIN, *_PLAN_MORE)},
     )
+
+
+def _sources(message: pb.Plan) -> tuple[Source, ...]:
+    """Return the sources; those of an earlier version's plan are one or none."""
+    if message.sources:
+        return tuple(_value(Source, one) for one in message.sources)
+    first = Source(*(getattr(message, name) for name in _PLAN_FIRST))
+    return () if first == Source("") else (first,)
 
 
 def _model_plan(message: pb.ModelPlan) -> ModelPlan:

@@ -116,9 +116,9 @@ class Attempt:
         if self._from_cache:
             # report the K of the state's own run, which may have had another T; an image has step 0
             of_picture = self.plan.source is PlanSource.IMAGE
-            step = PICTURE_STEP if of_picture else _step_of(self.plan.state_key, self.plan.start_step)
-            used = StateUsed(self.plan.entry_id, step)
-            self._in_background(self._place.backends.bus.publish(used))
+            for source in self.plan.sources:
+                step = PICTURE_STEP if of_picture else _step_of(source.key, self.plan.start_step)
+                self._in_background(self._place.backends.bus.publish(StateUsed(source.entry_id, step)))
 
     def _on_advanced(self, event: Advanced) -> None:
         if event.step < event.steps:

@@ -10,7 +10,7 @@ import pytest
 
 from shared.catalog import Catalog
 from shared.domain.errors import ConflictError, NotFoundError
-from shared.domain.types import JobState, Plan, PlanSource
+from shared.domain.types import JobState, Plan, PlanSource, Source
 from tests.contracts.nouns import EXPIRED_S, LEASE_S, a_job, a_result, accepted, finished
 
 
@@ -159,7 +159,7 @@ async def test_a_finished_job_keeps_result_and_the_plan_as_run(catalog: Catalog)
     job = await accepted(catalog)
     await catalog.jobs.claim(job.id, "w1", LEASE_S)
     await catalog.jobs.checkpoint(job.id, 1, "checkpoints/x", 20)
-    as_run = Plan(PlanSource.LATENT, "tiny", 10, entry_id="e", similarity=0.9)
+    as_run = Plan(PlanSource.LATENT, "tiny", 10, sources=(Source("e"),), similarity=0.9)
     assert await catalog.jobs.finish(job.id, 1, a_result(job.id), as_run)
     row = await catalog.jobs.get(job.id)
     assert (row.state, row.result, row.plan) == (JobState.SUCCEEDED, a_result(job.id), as_run)

@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 
 from shared.catalog import Catalog
-from shared.domain.types import PICTURE_STEP, Entry, ModelPlan, Plan, PlanSource, State, vector_bytes
+from shared.domain.types import PICTURE_STEP, Entry, ModelPlan, Plan, PlanSource, Source, State, vector_bytes
 from tests.contracts.nouns import LEASE_S, a_result, a_vector, accepted, an_entry
 
-PLAN = Plan(PlanSource.IMAGE, "small", 10, state_key="p", may_run=(ModelPlan("small", 10, 1.0),), miss_model="tiny")
+PLAN = Plan(
+    PlanSource.IMAGE,
+    "small",
+    10,
+    sources=(Source("e", "p"),),
+    may_run=(ModelPlan("small", 10, 1.0),),
+    miss_model="tiny",
+)
 
 
 def with_picture(steps: tuple[int, ...] = (5,), **fields: str) -> Entry:

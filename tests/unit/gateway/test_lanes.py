@@ -10,16 +10,18 @@ from services.gateway import rerouting
 from services.gateway.rerouting import reroute
 from services.gateway.roster import Roster
 from shared.domain.messages import GenerateImage, WorkerReported
-from shared.domain.types import Job, JobState, ModelPlan, Plan, PlanSource, Request, Size
+from shared.domain.types import Job, JobState, ModelPlan, Plan, PlanSource, Request, Size, Source
 from shared.runtime.settings import Settings
 from shared.service.backends import open_backends
 
 REQUEST = Request("a fox", Size(64, 64), 50, 2.5, 7)
 IMAGE = Plan(
-    PlanSource.IMAGE, "small", 10, state_key="p", may_run=(ModelPlan("small", 10), ModelPlan("large", 5)),
+    PlanSource.IMAGE, "small", 10, sources=(Source("e", "p"),), may_run=(ModelPlan("small", 10), ModelPlan("large", 5)),
     miss_model="large",
 )  # fmt: skip
-LATENT = Plan(PlanSource.LATENT, "large", 20, state_key="s", reason="near.", fallback=replace(IMAGE, reason="seen."))
+LATENT = Plan(
+    PlanSource.LATENT, "large", 20, sources=(Source("e", "s"),), reason="near.", fallback=replace(IMAGE, reason="seen.")
+)
 PAIR = ("large", "small")
 
 

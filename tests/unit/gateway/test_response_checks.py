@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from services.gateway.response_checks import NonsenseError, check_plan, check_vector
-from shared.domain.types import ModelPlan, Plan, PlanSource, Request, Size, vector_bytes
+from shared.domain.types import ModelPlan, Plan, PlanSource, Request, Size, Source, vector_bytes
 from shared.models.card import ModelCard
 
 CARD = ModelCard(name="noop", path="noop:")
 REQUEST = Request(prompt="a fox", size=Size(64, 64), steps=25, guidance=2.0, seed=1)
-PLAN = Plan(PlanSource.LATENT, "noop", start_step=5, state_key="states/1", capture_steps=(10,))
+PLAN = Plan(PlanSource.LATENT, "noop", start_step=5, sources=(Source("e", "states/1"),), capture_steps=(10,))
 
 
 def test_unit_vectors_pass_and_others_do_not() -> None:
@@ -31,7 +31,8 @@ def test_plans_that_cannot_be_drawn_are_refused() -> None:
         replace(PLAN, model="other"),
         replace(PLAN, start_step=25),
         replace(PLAN, start_step=-1),
-        replace(PLAN, state_key=""),
+        replace(PLAN, sources=(Source("e"),)),
+        replace(PLAN, sources=()),
         replace(PLAN, start_step=0),
         replace(PLAN, source=PlanSource.NOISE),
         replace(PLAN, source=PlanSource.STITCHED),
@@ -47,7 +48,7 @@ def test_plans_that_cannot_be_drawn_are_refused() -> None:
 
 def test_a_refiner_may_have_a_t_of_its_own_and_the_model_that_was_asked_for_may_not() -> None:
     able = (ModelPlan("turbo", 3, 1.0, 10), ModelPlan("noop", 7))
-    plan = Plan(PlanSource.IMAGE, "turbo", start_step=3, state_key="pictures/1", may_run=able)
+    plan = Plan(PlanSource.IMAGE, "turbo", start_step=3, sources=(Source("e", "pictures/1"),), may_run=able)
     assert check_plan(plan, REQUEST, CARD, ("noop", "turbo")) is plan
     assert check_plan(replace(plan, model="noop", start_step=24), REQUEST, CARD, ("noop", "turbo"))
     for wrong in (
@@ -60,7 +61,7 @@ def test_a_refiner_may_have_a_t_of_its_own_and_the_model_that_was_asked_for_may_
 
 
 def test_a_stored_picture_answers_only_where_it_may() -> None:
-    exact = Plan(PlanSource.EXACT, "noop", start_step=25, state_key="pictures/1")
+    exact = Plan(PlanSource.EXACT, "noop", start_step=25, sources=(Source("e", "pictures/1"),))
     assert check_plan(exact, REQUEST, CARD) is exact
     with pytest.raises(NonsenseError):
         check_plan(exact, REQUEST, CARD, exact=False)  # its picture could not be read a moment ago

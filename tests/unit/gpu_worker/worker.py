@@ -25,7 +25,7 @@ from shared.domain.messages import (
     StateUsed,
     lane_of,
 )
-from shared.domain.types import Entry, Job, JobState, Plan, PlanSource, Request, Scope, Size, State
+from shared.domain.types import Entry, Job, JobState, Plan, PlanSource, Request, Scope, Size, Source, State
 from shared.runtime.clock import SystemClock
 from shared.runtime.settings import Settings
 from shared.service import Context
@@ -134,10 +134,7 @@ class WorkerBench:
             source=PlanSource.LATENT,
             model=self.model,
             start_step=step,
-            entry_id=entry.id,
-            state_key=state.key,
-            state_sha256=state.sha256,
-            state_codec=state.codec,
+            sources=(Source(entry.id, state.key, state.sha256, state.codec),),
             weights_hash=entry.compat.weights_hash,
         )
         return replace(plan, **changes)

@@ -16,7 +16,7 @@ from services.gpu_worker.jobs import plan_resolution as starts
 from services.gpu_worker.jobs.codecs import decode_png, encode_png, encode_state
 from shared.domain.errors import BlobUnavailableError
 from shared.domain.messages import GenerateImage, StateLost, StateUsed
-from shared.domain.types import Job, ModelPlan, Plan, PlanSource, Size
+from shared.domain.types import Job, ModelPlan, Plan, PlanSource, Size, Source
 from tests.redraw import redraw
 from tests.unit.gpu_worker.worker import STEPS, WorkerBench, running_worker
 
@@ -93,7 +93,7 @@ async def test_a_state_of_another_shape_is_a_hole(bench: WorkerBench) -> None:
     entry = await bench.cache(await bench.draw())
     wrong = encode_state(np.zeros((4, 8, 8), np.float32), "fp32")
     sha256 = await bench.blobs.put(entry.states[1].key, wrong)
-    job = await bench.draw(bench.hit(entry, 4, state_sha256=sha256))
+    job = await bench.draw(bench.hit(entry, 4, sources=(Source(entry.id, entry.states[1].key, sha256, "fp16"),)))
     assert job.result is not None, job.error
     assert (job.attempt, job.plan.start_step) == (1, 2)
     assert "(got (4, 8, 8))" in job.plan.degraded[0]
@@ -119,7 +119,7 @@ async def test_a_failing_cache_never_fails_a_request(
 
         match trouble:
             case "codec":
-                plan = replace(plan, state_codec="fp3")
+                plan = replace(plan, sources=(replace(plan.first_source, codec="fp3"),))
             case "store":
                 monkeypatch.setattr(bench.blobs, "get", away)
             case "slow":
@@ -161,7 +161,11 @@ async def test_a_picture_starts_a_picture(bench: WorkerBench) -> None:
     first = await bench.draw()
     assert first.result is not None
     plan = replace(
-        first.plan, source=PlanSource.IMAGE, start_step=6, state_key=first.result.picture_key, capture_steps=()
+        first.plan,
+        source=PlanSource.IMAGE,
+        start_step=6,
+        sources=(Source("e", first.result.picture_key),),
+        capture_steps=(),
     )
     job = await bench.draw(plan)
     assert job.result is not None, job.error
@@ -181,7 +185,7 @@ async def test_a_large_picture_is_decoded_beside_the_event_loop(
     noise = np.random.default_rng(1).integers(0, 256, (256, 256, 3), dtype=np.uint8)
     for key, pixels in (("large", noise), ("small", noise[:64, :64])):
         await bench.blobs.put(key, encode_png(pixels))
-        plan = Plan(PlanSource.IMAGE, bench.model, 6, state_key=key, may_run=(ModelPlan(bench.model, 6),))
+        plan = Plan(PlanSource.IMAGE, bench.model, 6, sources=(Source("e", key),), may_run=(ModelPlan(bench.model, 6),))
         job = await bench.draw(plan)
         assert job.result is not None, job.error
         assert (job.plan.degraded, job.result.steps_run) == ((), STEPS - 6)

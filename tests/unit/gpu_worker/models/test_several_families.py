@@ -12,7 +12,7 @@ import pytest
 
 from services.gpu_worker.jobs.codecs import encode_png
 from shared.domain.messages import GenerateImage, refine_lane
-from shared.domain.types import Job, ModelPlan, Plan, PlanSource, Size
+from shared.domain.types import Job, ModelPlan, Plan, PlanSource, Size, Source
 from tests import tiny, tiny_families
 from tests.redraw import redraw
 from tests.unit.gpu_worker.worker import STEPS, WorkerBench, running_worker
@@ -33,8 +33,9 @@ async def gone_on(bench: WorkerBench, source: Job, model: str, **changes: Any) -
     """A job that `model` draws from another's picture, and that picture."""
     entry = await bench.cache(source)
     plan = Plan(
-        PlanSource.IMAGE, model, start_step=4, entry_id=entry.id, state_key=entry.picture_key,
-        state_sha256=entry.picture_sha256, state_codec="png", may_run=(ModelPlan(model, 4),), miss_model="sd3",
+        PlanSource.IMAGE, model, start_step=4,
+        sources=(Source(entry.id, entry.picture_key, entry.picture_sha256, "png"),), may_run=(ModelPlan(model, 4),),
+        miss_model="sd3",
     )  # fmt: skip
     job = await bench.accept(plan, **changes)
     await bench.backends.bus.send(refine_lane(), GenerateImage(job.id))
@@ -78,8 +79,9 @@ async def test_a_model_with_a_t_of_its_own_goes_on_at_the_same_noise_level_of_it
             assert start == 3
             able = (ModelPlan(name, start, 1.0, 10), ModelPlan("large", 15))
             plan = Plan(
-                PlanSource.IMAGE, name, start_step=start, entry_id=entry.id, state_key=entry.picture_key,
-                state_sha256=entry.picture_sha256, state_codec="png", may_run=able, miss_model="large",
+                PlanSource.IMAGE, name, start_step=start,
+                sources=(Source(entry.id, entry.picture_key, entry.picture_sha256, "png"),), may_run=able,
+                miss_model="large",
             )  # fmt: skip
             job = await bench.accept(plan, steps=50, prompt="a blue fox")
             await bench.backends.bus.send(refine_lane(), GenerateImage(job.id))

@@ -16,7 +16,7 @@ from services.gpu_worker.jobs.codecs import encode_png, fitted
 from services.gpu_worker.jobs.plan_resolution import prepare
 from services.gpu_worker.service import GpuWorkerService
 from shared.domain.messages import GenerateImage, StateLost, StateUsed, lane_of, refine_lane
-from shared.domain.types import Job, JobState, ModelPlan, Plan, PlanSource, Size
+from shared.domain.types import Job, JobState, ModelPlan, Plan, PlanSource, Size, Source
 from tests import tiny
 from tests.redraw import redraw
 from tests.unit.gpu_worker.worker import STEPS, WorkerBench, running_worker
@@ -43,10 +43,7 @@ async def image_hit(bench: WorkerBench, source: Job, **changes: Any) -> Plan:
         source=PlanSource.IMAGE,
         model="tiny-small",
         start_step=6,
-        entry_id=entry.id,
-        state_key=entry.picture_key,
-        state_sha256=entry.picture_sha256,
-        state_codec="png",
+        sources=(Source(entry.id, entry.picture_key, entry.picture_sha256, "png"),),
         may_run=(ModelPlan("tiny-small", 6, 1.0), ModelPlan("large", 3)),
         miss_model="large",
     )
@@ -104,7 +101,8 @@ async def test_without_its_picture_it_is_a_miss_and_the_large_models(pair: Worke
         case "corrupt":
             await pair.blobs.put(plan.state_key, b"garbage")
         case "no picture":
-            plan = replace(plan, state_sha256=await pair.blobs.put(plan.state_key, b"garbage"))
+            garbage = await pair.blobs.put(plan.state_key, b"garbage")
+            plan = replace(plan, sources=(replace(plan.first_source, sha256=garbage),))
     job = await refined(pair, plan)
     assert job.result is not None, job.error
     assert (job.plan.source, job.plan.start_step, job.result.model) == (PlanSource.NOISE, 0, "large")
@@ -157,7 +155,9 @@ async def test_a_picture_is_no_miss_where_that_would_wait_for_the_same_model(pai
 
 async def test_a_latent_hit_of_a_model_that_is_not_here_is_drawn_by_its_image_plan(pair: WorkerBench) -> None:
     image = await image_hit(pair, await pair.draw(), may_run=(ModelPlan("tiny-small", 6, 1.0),))
-    plan = Plan(PlanSource.LATENT, "elsewhere", 4, state_key="states/none", weights_hash="x", fallback=image)
+    plan = Plan(
+        PlanSource.LATENT, "elsewhere", 4, sources=(Source("e", "states/none"),), weights_hash="x", fallback=image
+    )
     job = await refined(pair, plan)
     assert job.result is not None, job.error
     assert (job.plan.source, job.plan.model, job.result.steps_run) == (PlanSource.IMAGE, "tiny-small", STEPS - 6)

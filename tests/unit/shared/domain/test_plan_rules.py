@@ -17,17 +17,19 @@ from shared.domain.plan_rules import (
     scale_steps,
     use_fallback,
 )
-from shared.domain.types import CacheMode, ModelPlan, Plan, PlanSource, Request, Size
+from shared.domain.types import CacheMode, ModelPlan, Plan, PlanSource, Request, Size, Source
 from shared.models.card import ModelCard
 from shared.runtime.settings import Settings
 
 REQUEST = Request("a fox", Size(64, 64), 50, 2.5, 7)
 CARD = ModelCard(name="noop", path="noop:")
 IMAGE = Plan(
-    PlanSource.IMAGE, "small", 10, state_key="p", may_run=(ModelPlan("small", 10), ModelPlan("large", 5)),
+    PlanSource.IMAGE, "small", 10, sources=(Source("e", "p"),), may_run=(ModelPlan("small", 10), ModelPlan("large", 5)),
     miss_model="large",
 )  # fmt: skip
-LATENT = Plan(PlanSource.LATENT, "large", 20, state_key="s", reason="near.", fallback=replace(IMAGE, reason="seen."))
+LATENT = Plan(
+    PlanSource.LATENT, "large", 20, sources=(Source("e", "s"),), reason="near.", fallback=replace(IMAGE, reason="seen.")
+)
 PAIR = ("large", "small")
 
 

@@ -26,6 +26,7 @@ from shared.domain.types import (
     Result,
     Scope,
     Size,
+    Source,
     from_json,
     owner_key,
     to_json,
@@ -46,8 +47,7 @@ plans = st.builds(
     source=st.sampled_from(PlanSource),
     model=texts,
     start_step=steps,
-    entry_id=texts,
-    state_key=texts,
+    sources=st.lists(st.builds(Source, texts.filter(bool), texts, texts, texts), max_size=2).map(tuple),
     similarity=shares,
     capture_steps=st.lists(steps, max_size=4).map(tuple),
     may_run=st.lists(

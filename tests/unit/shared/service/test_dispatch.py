@@ -9,10 +9,10 @@ import pytest
 from shared.bus.inprocess import InProcessBus
 from shared.domain.errors import UnavailableError
 from shared.domain.messages import GenerateImage
-from shared.domain.types import Job, JobState, Plan, PlanSource, Request, Size
+from shared.domain.types import Job, JobState, Plan, PlanSource, Request, Size, Source
 from shared.service.dispatch import dispatch
 
-PLAN = Plan(PlanSource.LATENT, "large", 5, state_key="s", state_sha256="f00d")
+PLAN = Plan(PlanSource.LATENT, "large", 5, sources=(Source("e", "s", "f00d"),))
 JOB = Job("a", Request("a fox", Size(64, 64), 50, 2.5, 7), PLAN, JobState.QUEUED, lane="generate.large")
 
 
