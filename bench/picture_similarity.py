@@ -174,8 +174,8 @@ def retrieval_report(figures: Mapping[str, Any]) -> str:
 
 
 def examples_of(by: Mapping[str, Mapping[str, Floats]]) -> list[int]:
-    """Return the prompts with the largest attribute differences, in both directions in proportion to their
-    frequency."""
+    """Return the indices of the prompts where the two ways differ most in attributes; gains and losses of the second
+    way in the proportion in which they occur."""
     more = by["image"]["attributes"] - by["text"]["attributes"]
     better, worse = int((more > 0).sum()), int((more < 0).sum())
     losses = round(EXAMPLES * worse / max(better + worse, 1))

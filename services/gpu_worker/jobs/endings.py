@@ -171,8 +171,8 @@ class Endings:
         Delivery rules).
 
         The end of a finished job is published again. A task under another worker's live lease waits. A job that an
-        unanswered claim left running is queued again. The task of a failed job is dead-lettered if it was not yet: it
-        comes back to the worker that took over, or to this `attempt`, whose commit lost its answer.
+        unanswered claim left running is queued again. A failed job's task is dead-lettered unless that is done, but
+        only if it was redelivered, or if the job failed in this `attempt`, whose commit got no answer.
         """
         try:
             job = await self._jobs.get(job_id)

@@ -81,7 +81,10 @@ class PictureLoad:
 
 
 def picture_load(curve: Curve, ends: tuple[float, float], text_of: Ints, near: Neighbours) -> PictureLoad:
-    """Turn lists by prompts into lists by images; `near` should reach far below the latents' threshold."""
+    """Turn each request's neighbours by prompt similarity into neighbours by the surrogate similarity to their images.
+
+    The surrogate's random spread can lift distant prompts, so `near` should reach far below the latents' threshold.
+    """
     listed = near.indices >= 0
     made = np.full(near.similarities.shape, -1.0)
     requests, _ = np.nonzero(listed)
