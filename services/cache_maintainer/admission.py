@@ -21,10 +21,11 @@ def admit(job: Job, *, picture: bool = False) -> Entry | None:
     entry, result = entry_of(job), job.result
     if entry is None or result is None:
         return None
+    steps = job.plan.run_steps(job.request.steps)
     states = tuple(
         State(job.id, latent.step, latent.key, latent.bytes, latent.codec, latent.sha256)
         for latent in result.captured
-        if job.vector and 0 < latent.step < job.request.steps
+        if job.vector and 0 < latent.step < steps
     )
     if picture and result.picture_key:
         states += (_picture(job.id, result),)
@@ -46,8 +47,8 @@ def offer_of(entry: Entry, job: Job, at: float) -> Offer:
         tuple(state.step for state in latents),
         tuple(state.bytes for state in latents),
         at,
-        job.request.steps,
-        [one for one in job.plan.candidates if one.kind == "latent"],
+        job.plan.run_steps(job.request.steps),
+        [replace(one, steps=one.steps or job.request.steps) for one in job.plan.candidates if one.kind == "latent"],
         picture.bytes if picture is not None else None,
     )
 

@@ -39,6 +39,10 @@ _QUALITY = (
     "Model that may run: auto (the plan chooses), large, small (the first model of `afterimage up --small`), or a "
     "model's id."
 )
+_STEPS = (
+    "Denoising steps T. auto: where the model lists several T, the plan chooses the cheapest T and start that keep the "
+    "quality; else the model's default."
+)
 _FRESH_NOISE = "Share of new noise in a reused latent, 0–1. With more, details vary more with the seed."
 
 
@@ -51,7 +55,7 @@ def generate(
         ),
     ] = None,
     seed: Annotated[int | None, Optional(help=_SEED)] = None,
-    steps: Annotated[int | None, Optional(help="Denoising steps T. Default: the model's.")] = None,
+    steps: Annotated[str, Optional(help=_STEPS)] = "auto",
     size: Annotated[str | None, Optional(help="WIDTHxHEIGHT in pixels. Default: the model's.")] = None,
     guidance: Annotated[
         float | None,
@@ -98,7 +102,7 @@ def generate(
     fields: dict[str, Any] = {
         "negative_prompt": negative,
         "seed": seed,
-        "steps": steps,
+        "steps": _steps(steps),
         "guidance": guidance,
         "quality": quality,
         "cache": _one_of("cache", cache, ("auto", "read", "write", "off")),
@@ -220,6 +224,14 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise InvalidRequestError(name, f"must be one of {', '.join(allowed)}", value)
     return value
+
+
+def _steps(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdigit():
+        raise InvalidRequestError("steps", "must be auto or a whole number, e.g. 25", text)
+    return int(text)
 
 
 def _size(text: str | None) -> dict[str, int]:

@@ -45,9 +45,19 @@ def check_plan(
     _check_start(plan, request, exact)
     if plan.fallback is not None:
         check_plan(plan.fallback, request, card, served, exact=False)
-    if any(not 0 < step < request.steps for step in plan.capture_steps):
-        raise NonsenseError(f"capture_steps must be between 1 and {request.steps - 1} (got {plan.capture_steps})")
+    _check_steps(plan, request, card)
     return plan
+
+
+def _check_steps(plan: Plan, request: Request, card: ModelCard) -> None:
+    """Check T of each run by the model asked for, and the captured steps."""
+    may = {request.steps, *(card.auto_steps if request.steps_auto else ())}
+    own = [one.run_steps(request.steps) for one in plan.may_run if one.model == card.name]
+    if plan.source is not PlanSource.EXACT and not {*own, plan.miss_steps or request.steps} <= may:
+        raise NonsenseError(f"T of model {card.name!r} must be one of {sorted(may)} (got {own}, {plan.miss_steps})")
+    steps = plan.run_steps(request.steps)
+    if any(not 0 < step < steps for step in plan.capture_steps):
+        raise NonsenseError(f"capture_steps must be between 1 and {steps - 1} (got {plan.capture_steps})")
 
 
 def _check_start(plan: Plan, request: Request, exact: bool) -> None:
@@ -55,7 +65,7 @@ def _check_start(plan: Plan, request: Request, exact: bool) -> None:
         case PlanSource.NOISE:
             first, last = 0, 0
         case PlanSource.EXACT if exact:
-            first, last = 0, request.steps
+            first, last = 0, plan.run_steps(request.steps)
         case PlanSource.LATENT | PlanSource.IMAGE:
             first, last = 1, plan.run_steps(request.steps) - 1
         case _:
@@ -84,5 +94,3 @@ def _check_refiners(plan: Plan, request: Request, card: ModelCard, served: Colle
     if not all(0 < start < steps for start, steps in starts):
         said = ", ".join(f"{start} of {steps}" for start, steps in starts)
         raise NonsenseError(f"start_step must be between 1 and steps − 1 for each model (got {said})")
-    if any(one.model == card.name and one.steps not in (None, request.steps) for one in plan.may_run):
-        raise NonsenseError(f"model {card.name!r} must run the request's {request.steps} steps")

@@ -81,7 +81,9 @@ def validate(message: pb.Request, models: Models, settings: Settings, tenant: st
     _check_enums(message)
     card = models.choose(message.quality)
     size = _size(message, card)
-    steps = message.steps if message.HasField("steps") else card.default_steps
+    auto = bool(card.auto_steps) and (message.steps_auto or not message.HasField("steps"))
+    named = message.HasField("steps") and not message.steps_auto
+    steps = message.steps if named else card.default_steps
     guidance = message.guidance if message.HasField("guidance") else card.default_guidance
     card.check(size, steps, guidance, most_steps=settings.max_steps)
     if message.HasField("frames") and message.frames != 1:
@@ -110,6 +112,7 @@ def validate(message: pb.Request, models: Models, settings: Settings, tenant: st
         cache=cache_from_proto(message.cache),
         scope=scope_from_proto(message.scope),
         variation=variation_from_proto(message.variation),
+        steps_auto=auto,
     )
     return request, card
 

@@ -14,9 +14,10 @@ def count_plan(plan: Plan, request: Request) -> None:
     METRICS.lookups.labels(plan.source.value, str(round(plan.start_step * 50 / steps))).inc()
     if plan.relation:
         METRICS.relations.labels(plan.relation, plan.source.value).inc()
-    wished = max((one.allowed_step for one in plan.candidates if one.kind == "latent"), default=0)
-    if plan.source in (PlanSource.LATENT, PlanSource.NOISE) and wished > plan.start_step and not plan.sampled:
-        METRICS.holes.inc()
+    left = [(one.steps or request.steps) - one.allowed_step
+            for one in plan.candidates if one.kind == "latent" and one.allowed_step]  # fmt: skip
+    if plan.source in (PlanSource.LATENT, PlanSource.NOISE) and not plan.sampled:
+        METRICS.holes.inc(min(left, default=steps) < steps - plan.start_step)
 
 
 def outcome(nearest: Sequence[Weighed], wider: Sequence[Weighed]) -> str:

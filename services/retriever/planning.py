@@ -16,7 +16,7 @@ from services.retriever.selection import Weighed
 from services.retriever.starts import Found, Option, Start, starts_images, starts_latents, starts_noise
 from services.retriever.variety import REFUSED
 from shared.domain.plan_rules import capture_steps, noise_plan
-from shared.domain.types import Candidate, Entry, Plan, PlanSource, Request, Source
+from shared.domain.types import Candidate, Entry, ModelPlan, Plan, PlanSource, Request, Source
 
 
 def hash_uniform(request: Request, purpose: str) -> float:
@@ -48,6 +48,7 @@ def from_noise(question: Question, rules: Rules, reason: str, *, degraded: Seque
         reason,
         degraded=degraded,
         predicted_hit=question.predicted_hit,
+        steps=starts_noise(question, rules)[0].steps if question.choices else None,
     )
     return replace(plan, relation=_closest(rules))
 
@@ -55,12 +56,13 @@ def from_noise(question: Question, rules: Rules, reason: str, *, degraded: Seque
 def from_repeat(question: Question, entry: Entry, degraded: Sequence[str] = ()) -> Plan:
     """Return the stored image of the same request (see shared.domain.exact_repeats). The plan names the model that
     generated the image. Where the request names no model, that may be another model than the one chosen for it."""
+    steps = entry.compat.steps if question.request.steps_auto else question.request.steps
     chosen = Candidate(
         entry_id=entry.id,
         kind="exact",
         similarity=1.0,
-        allowed_step=question.request.steps,
-        start_step=question.request.steps,
+        allowed_step=steps,
+        start_step=steps,
         prompt=entry.prompt,
         chosen=True,
         reason="the same request was generated before",
@@ -69,7 +71,8 @@ def from_repeat(question: Question, entry: Entry, degraded: Sequence[str] = ()) 
     return Plan(
         source=PlanSource.EXACT,
         model=entry.model,
-        start_step=question.request.steps,
+        start_step=steps,
+        may_run=(ModelPlan(entry.model, steps, steps=steps),) if question.request.steps_auto else (),
         sources=(Source(entry.id, entry.picture_key, entry.picture_sha256),),
         similarity=1.0,
         noise_seed=question.request.seed,
@@ -194,11 +197,12 @@ def _started(options: Options, base: Plan, best: Option) -> Plan:
         sources=(Source(entry.id, state.key, state.sha256, state.codec),),
         similarity=best.candidate.similarity,
         capture_steps=kept if own_latents and request.cache.writes else (),
-        may_run=tuple(one.model_plan(request.steps) for one in runs),
+        may_run=tuple(one.model_plan(question.asked) for one in runs),
         fresh_noise=first.fresh_noise,
         noise_seed=fresh_seed(request.seed, entry.id),
         weights_hash=hashes.get(first.model, "") if best.is_image else base.weights_hash,
         miss_model=question.model,
+        miss_steps=options.noise.steps if question.choices else 0,
         relation=best.candidate.relation,
         root=entry.root_id,
         reason=_why_started(options, best, runs),

@@ -9,6 +9,7 @@ from services.retriever.bounds import Bound
 from services.retriever.cost import Pace
 from services.retriever.variety import Variety
 from shared.domain.types import CompatKey, Request
+from shared.models.card import ModelCard
 
 StepIn = Callable[[int, int, int], int]
 """(K, T of a state, T of a run) → the step of the run with exactly that noise level; 0 when there is none."""
@@ -32,6 +33,19 @@ class Question:
     def steps(self) -> tuple[int, ...]:
         """T that the model asked for may run."""
         return self.choices or (self.request.steps,)
+
+    @property
+    def asked(self) -> int:
+        """T that a run has unless its plan states another; 0 where every plan states T."""
+        return 0 if self.choices else self.request.steps
+
+
+def choices_of(card: ModelCard, request: Request, most: int | None = None) -> tuple[int, ...]:
+    """Return the T that the plan of this request may choose among; empty where the request names T. most: the service's
+    limit of steps."""
+    if not request.steps_auto:
+        return ()
+    return tuple(steps for steps in card.auto_steps if steps <= (most or steps)) or (request.steps,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.retriever.cost import pace_of
-from services.retriever.question import Question, Refiner
+from services.retriever.question import Question, Refiner, choices_of
 from services.retriever.tables import Known
 from shared.domain.types import Request
 from shared.models.k_table import EncoderId
 
 
-def refiners_of(asked: Known, served: Sequence[Known], question: Question, encoder: EncoderId) -> tuple[Refiner, ...]:
+def refiners_of(
+    asked: Known, served: Sequence[Known], question: Question, encoder: EncoderId, most_steps: int | None = None
+) -> tuple[Refiner, ...]:
     """Return the model that the request names, else every served model that can generate such a request."""
     request = question.request
     drawers = [one.card for one in (*served, asked)]
@@ -25,7 +27,9 @@ def refiners_of(asked: Known, served: Sequence[Known], question: Question, encod
         Refiner(
             one.card.name,
             one.card.weights_hash,
-            question.steps if one.card.name == asked.card.name else (own_steps(one, asked, request),),
+            question.steps
+            if one.card.name == asked.card.name
+            else choices_of(one.card, request, most_steps) or (own_steps(one, asked, request),),
             pace_of(one.latencies, asked.latencies),
             None if one.card.name == asked.card.name else one.card.guidance_for(request.guidance, asked.card),
             small=one.card.role == "small",

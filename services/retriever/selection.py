@@ -73,6 +73,7 @@ class Weighed(NamedTuple):
     similarity: float
     entry_id: str
     allowed_step: int
+    steps = 0  # as a Candidate has it: both are of the request's T
 
 
 class Startable(Protocol):

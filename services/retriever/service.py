@@ -20,7 +20,7 @@ from services.retriever.entry_reader import EntryReader
 from services.retriever.figures import count_plan, outcome
 from services.retriever.planning import from_noise, from_repeat, hash_uniform, options_of, plan_of
 from services.retriever.policies import bound_of
-from services.retriever.question import Question, Rules
+from services.retriever.question import Question, Rules, choices_of
 from services.retriever.refiners import refiners_of
 from services.retriever.selection import should_widen_search, trim_candidates
 from services.retriever.starts import Found
@@ -132,6 +132,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             compat=known.card.compat(request.size, request.steps),
             encoder_hash=message.encoder_hash,
             predicted_hit=predicted,
+            choices=choices_of(known.card, request, self._settings.max_steps),
             sampled=predicted is False and hash_uniform(request, "sample") < self._settings.sample_predicted_misses,
         )
         vector, encoder = vector_in(message.vector), EncoderId(message.encoder_hash, message.encoder_weights)
@@ -156,7 +157,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             settings.capture_steps,
             settings.epsilon,
             settings.insert_on_hit,
-            refiners_of(known, served, question, encoder) if images else (),
+            refiners_of(known, served, question, encoder, settings.max_steps) if images else (),
             Variety(
                 question.request, self._entries.seen, settings.root_share, enforced=settings.reuse_rules == "relation"
             ),

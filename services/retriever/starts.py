@@ -35,7 +35,7 @@ class Start:
     """None: the request's own."""
 
     def model_plan(self, asked: int) -> ModelPlan:
-        """Return the start as a plan names it. asked: the request's T."""
+        """Return the start as a plan names it. asked: T of a run for which the plan states none."""
         return ModelPlan(self.model, self.step, self.guidance, None if self.steps == asked else self.steps)
 
     def said(self, asked: int) -> str:
@@ -160,10 +160,12 @@ def _near(
     ]
 
 
-def _candidate(near: Near, hit: Hit, entry: Entry, reason: str, allowed: int = 0, start: int = 0) -> Candidate:
+def _candidate(
+    near: Near, hit: Hit, entry: Entry, reason: str, allowed: int = 0, start: int = 0, steps: int = 0
+) -> Candidate:
     return Candidate(
         hit.entry_id, near.kind, hit.similarity, allowed, start, entry.prompt, reason=reason, model=entry.model,
-        relation=near.relation,
+        relation=near.relation, steps=steps,
     )  # fmt: skip
 
 
@@ -199,12 +201,12 @@ def _latent(
     if not starts:
         steps, k = min(allowed.items(), key=lambda pair: (pair[0] - pair[1], pair[0]))
         reason = f"step {_of(k, steps, asked)} is allowed, but no state at or before it is cached"
-        return Option(_candidate(near, hit, entry, reason, k), (), entry, least)
+        return Option(_candidate(near, hit, entry, reason, k, 0, _own(steps, asked)), (), entry, least)
     first = min(starts, key=lambda one: (one.cost, one.steps))
     k = allowed[first.steps]
     hole = f"; the state at {k} is not cached" if first.step < k else ""
     reason = f"could start after step {first.said(asked)}{hole}"
-    return Option(_candidate(near, hit, entry, reason, k, first.step), (first,), entry, least)
+    return Option(_candidate(near, hit, entry, reason, k, first.step, _own(first.steps, asked)), (first,), entry, least)
 
 
 def _image(
@@ -235,7 +237,8 @@ def _image(
     size = entry.compat.size
     resized = "" if size == question.request.size else f", resized from {size}"
     reason = f"{first.model} could start after step {first.said(asked)}{who}{resized}"
-    return Option(_candidate(of, hit, entry, reason, first.step, first.step), tuple(starts), entry, notes=notes)
+    one = _candidate(of, hit, entry, reason, first.step, first.step, _own(first.steps, asked))
+    return Option(one, tuple(starts), entry, notes=notes)
 
 
 def _refined(one: Refiner, entry: Entry, allowed: Mapping[tuple[str, int], int]) -> Start | None:
@@ -246,6 +249,11 @@ def _refined(one: Refiner, entry: Entry, allowed: Mapping[tuple[str, int], int])
         if (k := allowed.get((one.model, steps), 0))
     ]
     return min(starts, key=lambda start: (start.cost, start.steps), default=None)
+
+
+def _own(steps: int, asked: int) -> int:
+    """Return T as a candidate states it: 0 where T is the request's."""
+    return 0 if steps == asked else steps
 
 
 def _of(step: int, steps: int, asked: int) -> str:

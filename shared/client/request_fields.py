@@ -33,8 +33,8 @@ class RequestFields(TypedDict, total=False):
     """Pixels; default: the model's own width."""
     height: int | None
     frames: int | None
-    steps: int | None
-    """Denoising steps T."""
+    steps: int | Literal["auto"] | None
+    """Denoising steps T. `auto`, the default: the plan chooses T where the model lists several, else the model's."""
     guidance: float | None
     seed: int | None
     """Default: a random seed, which the result reports."""
@@ -63,7 +63,7 @@ def request_message(prompt: str, **fields: Unpack[RequestFields]) -> common_pb2.
     """Return the protobuf Request; InvalidRequestError names an unknown field, or one whose value does not fit."""
     message = common_pb2.Request(prompt=prompt)
     for name, value in fields.items():
-        if value is None:
+        if value is None or (name, value) == ("steps", "auto"):
             continue
         if name not in common_pb2.Request.DESCRIPTOR.fields_by_name:
             known = ", ".join(sorted(common_pb2.Request.DESCRIPTOR.fields_by_name))

@@ -27,13 +27,15 @@ def noise_plan(
     *,
     degraded: Sequence[str] = (),
     predicted_hit: bool | None = None,
+    steps: int | None = None,
 ) -> Plan:
-    """Return a plan that runs all T steps of `model` from noise. kept: `settings.capture_steps`, K of 50."""
+    """Return a plan that runs all T steps of `model` from noise. kept: `settings.capture_steps`, K of 50. steps: T;
+    None: the request's."""
     return Plan(
         source=PlanSource.NOISE,
         model=model,
-        capture_steps=capture_steps(kept, request.steps) if request.cache.writes else (),
-        may_run=(ModelPlan(model, 0),),
+        capture_steps=capture_steps(kept, steps or request.steps) if request.cache.writes else (),
+        may_run=(ModelPlan(model, 0, steps=steps),),
         noise_seed=request.seed,
         weights_hash=weights_hash,
         reason=reason,
@@ -173,7 +175,8 @@ def smaller_starts(plan: Plan, entry: Entry, card: ModelCard, request: Request, 
     """Yield plans from the entry's states below the plan's K, largest K first, for a plan whose own state is lost."""
     if str(entry.compat) != str(card.compat(request.size, request.steps)):
         return
-    at = {card.step_in(state.step, entry.compat.steps, request.steps): state for state in entry.states}
+    steps = plan.run_steps(request.steps)
+    at = {card.step_in(state.step, entry.compat.steps, steps): state for state in entry.states}
     for step in sorted((step for step in at if 0 < step < plan.start_step), reverse=True):
         instead = f"{why}; starts after {step} instead of {plan.start_step} steps"
         yield replace(
@@ -190,12 +193,16 @@ def degrade(plan: Plan, why: str) -> Plan:
 
     The worker that runs the miss sets `weights_hash`.
     """
-    model = plan.miss_model or plan.model
+    model, former = plan.miss_model or plan.model, plan.run_steps(0)
+    captured = plan.capture_steps
+    if plan.miss_steps and former:  # T was planned for each start
+        captured = scale_steps(captured, plan.miss_steps, former)
     return replace(
         plan,
         source=PlanSource.NOISE,
         model=model,
-        may_run=(ModelPlan(model, 0),),
+        may_run=(ModelPlan(model, 0, steps=plan.miss_steps or None),),
+        capture_steps=captured,
         fallback=None,
         start_step=0,
         sources=(),

@@ -86,6 +86,12 @@ class ModelCard:
     about: str = ""
     """One sentence for readers."""
 
+    def __post_init__(self) -> None:
+        if self.auto_steps and self.default_steps not in self.auto_steps:
+            raise ValueError(f"auto_steps must contain default_steps, {self.default_steps} (got {self.auto_steps})")
+        if not all(1 <= steps <= self.max_steps for steps in self.auto_steps):
+            raise ValueError(f"auto_steps must be from 1 to max_steps, {self.max_steps} (got {self.auto_steps})")
+
     @property
     def is_noop(self) -> bool:
         return self.path.startswith(NOOP_PREFIX)
@@ -191,13 +197,14 @@ def weights_folder(card: ModelCard) -> Path:
 
 def noop_card(path: str) -> ModelCard:
     """Return the card of a denoiser that only waits: any size, any T."""
-    name = dict(parse_qsl(path.removeprefix(NOOP_PREFIX).lstrip("?"))).get("name", "noop")
+    options = dict(parse_qsl(path.removeprefix(NOOP_PREFIX).lstrip("?")))
     return ModelCard(
-        name=name,
+        name=options.get("name", "noop"),
         path=path,
         family="noop",
         default_size=Size(64, 64),
         default_guidance=1.0,
+        auto_steps=tuple(int(part) for part in options.get("auto_steps", "").split(",") if part),
         max_steps=1000,
         sizes=SizeRule(multiple_of=4, min_px=16),
         vae_scale=4,

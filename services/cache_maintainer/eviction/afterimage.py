@@ -75,9 +75,10 @@ class ExpectedStateStore(StateStore):
     # ---- input ----
 
     def looked_up(self, wishes: Sequence[Wished], at: float, total: int = OF) -> None:
-        if total != OF:
+        if total != OF or any(one.steps not in (0, OF) for one in wishes):
             wishes = [
-                Wish(one.entry_id, of_50(one.allowed_step, total), of_50(one.start_step, total)) for one in wishes
+                Wish(one.entry_id, *(of_50(step, one.steps or total) for step in (one.allowed_step, one.start_step)))
+                for one in wishes
             ]
         if self._counted_at is None:
             self._counted_at = at

@@ -25,6 +25,10 @@ class Wished(Protocol):
     def allowed_step(self) -> int: ...
     @property
     def start_step(self) -> int: ...
+    @property
+    def steps(self) -> int:
+        """T of both; 0: that of the offer's own run."""
+        ...
 
 
 class Wish(NamedTuple):
@@ -33,6 +37,7 @@ class Wish(NamedTuple):
     entry_id: str
     allowed_step: int
     start_step: int
+    steps: int = 0
 
 
 @dataclass(slots=True)

@@ -175,12 +175,13 @@ def job_sheet(view: JobView) -> Table:
     seed = f"{request.seed}" + ("" if request.seed_given else " (random)")
     total = plan.run_steps(request.steps)
     own = "" if total == request.steps else f" of {total}"
+    steps = f"{total} (auto)" if request.steps_auto else f"{request.steps}"
     rows = {
         "job": job.id,
         "state": job.state.value + (f": {job.error}" if job.error else ""),
         "prompt": request.prompt,
         "negative prompt": request.negative_prompt,
-        "size · steps · guidance · seed": f"{request.size} · {request.steps} · {request.guidance:g} · {seed}",
+        "size · steps · guidance · seed": f"{request.size} · {steps} · {request.guidance:g} · {seed}",
         "model": view.model,
         "plan": f"{plan.source.value}, start after step {plan.start_step}{own}: {plan.reason}",
         "relation": _relation(plan),
