@@ -65,6 +65,18 @@ class Progress(_message.Message):
     waits_again: str
     def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., preview: _Optional[bytes] = ..., queue_position: _Optional[int] = ..., waits_again: _Optional[str] = ...) -> None: ...
 
+class PlanRequest(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: _common_pb2.Request
+    def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ...) -> None: ...
+
+class PlanResponse(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.Job]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[_common_pb2.Job, _Mapping]]] = ...) -> None: ...
+
 class GetJobRequest(_message.Message):
     __slots__ = ("job_id", "picture")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]

@@ -44,6 +44,11 @@ class GatewayServiceStub(object):
                 request_serializer=gateway__pb2.GenerateStreamRequest.SerializeToString,
                 response_deserializer=gateway__pb2.GenerateStreamResponse.FromString,
                 _registered_method=True)
+        self.Plan = channel.unary_unary(
+                '/afterimage.gateway.v1.GatewayService/Plan',
+                request_serializer=gateway__pb2.PlanRequest.SerializeToString,
+                response_deserializer=gateway__pb2.PlanResponse.FromString,
+                _registered_method=True)
         self.GetJob = channel.unary_unary(
                 '/afterimage.gateway.v1.GatewayService/GetJob',
                 request_serializer=gateway__pb2.GetJobRequest.SerializeToString,
@@ -78,6 +83,13 @@ class GatewayServiceServicer(object):
 
     def GenerateStream(self, request, context):
         """Generate an image; stream queue position, steps and previews, then the result.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Plan(self, request, context):
+        """Return the plan that a request would get now. Generates nothing, writes nothing and counts nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,6 +136,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=gateway__pb2.GenerateStreamRequest.FromString,
                     response_serializer=gateway__pb2.GenerateStreamResponse.SerializeToString,
+            ),
+            'Plan': grpc.unary_unary_rpc_method_handler(
+                    servicer.Plan,
+                    request_deserializer=gateway__pb2.PlanRequest.FromString,
+                    response_serializer=gateway__pb2.PlanResponse.SerializeToString,
             ),
             'GetJob': grpc.unary_unary_rpc_method_handler(
                     servicer.GetJob,
@@ -200,6 +217,33 @@ class GatewayService(object):
             '/afterimage.gateway.v1.GatewayService/GenerateStream',
             gateway__pb2.GenerateStreamRequest.SerializeToString,
             gateway__pb2.GenerateStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Plan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/afterimage.gateway.v1.GatewayService/Plan',
+            gateway__pb2.PlanRequest.SerializeToString,
+            gateway__pb2.PlanResponse.FromString,
             options,
             channel_credentials,
             insecure,

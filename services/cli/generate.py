@@ -13,9 +13,17 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from services.cli.connection import connected_or_embedded, options
-from services.cli.display.words import ProgressBars, candidates_table, hint, keep_picture, where_it_started, wide
+from services.cli.display.words import (
+    ProgressBars,
+    candidates_table,
+    hint,
+    keep_picture,
+    where_it_started,
+    where_it_would_start,
+    wide,
+)
 from services.cli.embedded import settings_from
-from shared.client import Accepted, AsyncClient, Picture, Waiting
+from shared.client import Accepted, AsyncClient, JobView, Picture, Waiting
 from shared.client import Progress as Step
 from shared.client.image_file import check_writable
 from shared.domain.errors import (
@@ -84,6 +92,9 @@ def generate(
         Path | None, Optional(help="Data directory of the running Afterimage, or of the one started here.")
     ] = None,
     why: Annotated[bool, Optional("--why", help="Show the planner's candidates and the reason of its choice.")] = False,
+    dry_run: Annotated[
+        bool, Optional("--dry-run", help="Show the plan with its candidates, and generate nothing.")
+    ] = False,
 ) -> None:
     """Generate one image and say where it started.
 
@@ -97,6 +108,8 @@ def generate(
       afterimage generate 'a red fox in the snow at night' --seed 7 --why
 
       afterimage generate 'two blue fish under water' --steps 25 --size 96x64 --cache off
+
+      afterimage generate 'a red fox in the snow at dawn' --dry-run
     """
     check_writable(out or Path("<job id>.png"))
     fields: dict[str, Any] = {
@@ -119,23 +132,38 @@ def generate(
     settings = settings_from(data_dir=data_dir)
     where = options(target=target, data_dir=data_dir, tenant=tenant)
 
+    async def planned() -> list[JobView]:
+        async with connected_or_embedded(target, settings, tenant, console, data_dir=data_dir) as client:
+            return await client.plan(prompt, **fields)
+
     async def drawn() -> Picture:
         async with connected_or_embedded(target, settings, tenant, console, data_dir=data_dir) as client:
             return await draw(client, prompt, fields, console, where=where)
 
+    if dry_run:
+        for view in asyncio.run(planned()):
+            _explain(view, where_it_would_start(view), console, why=True)
+            console.print(Text(f"dry run, nothing generated  ({view.job.request.size}, seed {view.job.request.seed})"))
+        return
     picture = asyncio.run(drawn())
     path = out or Path(f"{picture.job.id}.png")
     made = keep_picture(picture, path, where)
-    console.print(Text(where_it_started(picture)))
-    console.print(Text(f"{picture.plan.reason} {hint(picture.plan)}".rstrip(), style="dim"))
-    for note in (*picture.plan.degraded, *picture.job.warnings):
-        console.print(Text(f"note: {note}", style="yellow"))
-    if why and picture.plan.candidates:
-        console.print(candidates_table(picture.plan, console.width))
+    _explain(picture, where_it_started(picture), console, why=why)
     if made:
         console.print(Text(f"created the folder {made}", style="dim"))
     kind = "" if path.suffix else "PNG, "
     console.print(Text(f"{path}  ({kind}{picture.job.request.size}, seed {picture.seed}, job {picture.job.id})"))
+
+
+def _explain(view: JobView, where_from: str, console: Console, *, why: bool) -> None:
+    """Print the start of an image, the reason, notes, and with `why` the candidates."""
+    plan = view.job.plan
+    console.print(Text(where_from))
+    console.print(Text(f"{plan.reason} {hint(plan)}".rstrip(), style="dim"))
+    for note in (*plan.degraded, *view.job.warnings):
+        console.print(Text(f"note: {note}", style="yellow"))
+    if why and plan.candidates:
+        console.print(candidates_table(plan, console.width))
 
 
 async def draw(

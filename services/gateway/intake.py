@@ -25,7 +25,6 @@ from shared.domain.errors import (
     UnavailableError,
 )
 from shared.domain.exact_repeats import exact_key, repeat_result
-from shared.domain.ids import new_id
 from shared.domain.messages import JobQueued, StateLost, StateUsed
 from shared.domain.plan_rules import lane_for, only_model, use_fallback
 from shared.domain.types import Job, JobState, PlanSource, Request, Timings
@@ -105,6 +104,11 @@ class Intake:
         _observe(timings)
         return Accepted(row, timings, picture if created else b"", confirmed)
 
+    async def plan(self, message: pb.Request, caller: Caller) -> list[Job]:
+        """Return the jobs that `accept` would create now, without ids. Writes, sends and counts nothing."""
+        request, card = validate(message, self._models, self._settings, caller.tenant)
+        return [self._job("", await self._lookup.plan(request, card, dry_run=True), b"")]
+
     async def close(self) -> None:
         await self._confirmer.close()
 
@@ -175,7 +179,7 @@ class Intake:
         request = planned.request
         plan = use_fallback(planned.plan, self._roster.models(self._clock.monotonic()))
         return Job(
-            id=job_id or new_id(),
+            id=job_id,
             request=request,
             plan=plan,
             state=JobState.SUCCEEDED if picture else JobState.QUEUED,

@@ -38,6 +38,7 @@ class Planned:
     encoder_hash: str = ""
     encoder_weights: str = ""
     unknown_share: float = 0.0
+    dry_run: bool = False
     predicted_hit: bool | None = None
     warnings: list[str] = field(default_factory=list)
     degraded: list[str] = field(default_factory=list)
@@ -56,9 +57,9 @@ class Lookup:
         self._retriever = RetrieverServiceStub(context.channel("retriever"))
         self._breakers = {name: Breaker() for name in ("embedder", "match_predictor", "retriever")}
 
-    async def plan(self, request: Request, card: ModelCard) -> Planned:
+    async def plan(self, request: Request, card: ModelCard, *, dry_run: bool = False) -> Planned:
         """Return the request with its plan; a failing cache never raises."""
-        planned = Planned(request, card)
+        planned = Planned(request, card, dry_run=dry_run)
         await self._embed(planned)
         await self._predict(planned)
         await self.replan(planned, exact=request.seed_given)
@@ -123,6 +124,7 @@ class Lookup:
             encoder_hash=planned.encoder_hash,
             encoder_weights=planned.encoder_weights,
             unknown_share=planned.unknown_share,
+            dry_run=planned.dry_run,
             model=planned.card.name,
         )
         if planned.predicted_hit is not None:

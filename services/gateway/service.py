@@ -104,6 +104,10 @@ class GatewayService(GatewayServiceServicer):
             async for response in self._calls.stream(call, previews=request.previews):
                 yield response
 
+    async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
+        jobs = await self._intake.plan(request.request, caller_of(context))
+        return pb.PlanResponse(jobs=[self._calls.answers.job(job) for job in jobs])
+
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
         job = await self._own(request.job_id, context)
         picture = await self._calls.answers.picture(job) if request.picture else b""

@@ -113,6 +113,8 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
 
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
         asked = await self._asked(request)
+        if request.dry_run:
+            return pb.PlanResponse(plan=plan_to_proto(await self._repeat(asked) or await self._planned(asked)))
         self._entries.seen.planning(asked.question.request)
         plan = await self._repeat(asked) or await self._planned(asked)
         if plan.source is not PlanSource.EXACT:

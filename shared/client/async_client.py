@@ -130,6 +130,12 @@ class AsyncClient:
                 broken = await rpc.explained(rpc.from_rpc_error(error), self._target)
                 await _wait(broken, patience.pause_s(broken, lasted_s, now() - begun), on_wait)
 
+    async def plan(self, prompt: str, *, timeout_s: float = 10.0, **fields: Unpack[RequestFields]) -> list[JobView]:
+        """Return the job that `generate` would get now, without an id. Nothing is generated, written or counted."""
+        request = gateway_pb2.PlanRequest(request=request_message(prompt, **fields))
+        reply = await self._call(self._stub.Plan, request, timeout_s)
+        return read_reply(reply, lambda: [view_of(job, planned=True) for job in reply.jobs])
+
     async def get_job(self, job_id: str, *, timeout_s: float = 10.0) -> JobView:
         """Return the job's current state; NotFoundError for an unknown id."""
         reply = await self._call(self._stub.GetJob, gateway_pb2.GetJobRequest(job_id=job_id), timeout_s)

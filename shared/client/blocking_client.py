@@ -80,6 +80,10 @@ class Client:
         while (event := self._run(_next(events))) is not None:
             yield event
 
+    def plan(self, prompt: str, **fields: Unpack[RequestFields]) -> list[JobView]:
+        """See AsyncClient.plan."""
+        return self._run(self._client.plan(prompt, **fields))
+
     def get_job(self, job_id: str) -> JobView:
         return self._run(self._client.get_job(job_id))
 

@@ -86,8 +86,8 @@ def read_reply(reply: Any, read: Callable[[], T]) -> T:
     raise ConfigurationError(f"another service, or another version of it, listens there; check the address ({said})")
 
 
-def _fields(message: common_pb2.Job) -> dict[str, Any]:
-    if not message.id:
+def _fields(message: common_pb2.Job, *, planned: bool = False) -> dict[str, Any]:
+    if not (message.id or planned):
         raise ValueError("a job without an id")
     return {
         "job": job_from_proto(message),
@@ -99,8 +99,9 @@ def _fields(message: common_pb2.Job) -> dict[str, Any]:
     }
 
 
-def view_of(message: common_pb2.Job) -> JobView:
-    return JobView(**_fields(message))
+def view_of(message: common_pb2.Job, *, planned: bool = False) -> JobView:
+    """planned: the job of a dry run, which has no id."""
+    return JobView(**_fields(message, planned=planned))
 
 
 def picture_of(message: common_pb2.Job, png: bytes) -> Picture:

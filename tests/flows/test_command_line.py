@@ -55,6 +55,11 @@ def test_generate_starts_an_instance_when_none_runs_and_the_next_one_finds_its_c
     with Image.open(tmp_path / "deep" / "fox.png") as picture:
         assert picture.size == (64, 64)
     again = ("generate", "a red fox!", "--steps", 10, "--seed", 2, "--data-dir", "data", "--variation", "same", "--why")
+    planned = run(*again, "--dry-run")
+    assert re.search(
+        r"Would start after step [1-5] of 10 from “a red fox”.*\n.*Candidates of the plan", planned.output, re.S
+    )
+    assert "dry run, nothing generated  (64x64, seed 2)" in planned.output
     second = run(*again)
     assert re.search(r"Started after step [1-5] of 10 from “a red fox”", second.output)
     assert "Candidates of the plan" in second.output

@@ -39,20 +39,37 @@ class ProgressBars(Progress):
 
 def where_it_started(view: JobView) -> str:
     """Return one sentence: the start of the image, and the steps saved."""
-    plan, steps = view.job.plan, view.job.plan.run_steps(view.job.request.steps)
+    plan = view.job.plan
     seconds = f" in {view.timings.total_s:.2f} s" if view.timings.total_s else ""
     if plan.source is PlanSource.EXACT:
         return f"Exact repeat: the stored image was returned{seconds}, no step run."
     if plan.source is PlanSource.NOISE:
         return f"Started from noise: {counted(view.steps_run, 'step')}{seconds}{_resumed(view)}."
+    return (
+        f"Started after {_start(view)}: "
+        f"{counted(view.steps_run, 'step')}{seconds}, {plan.start_step} saved{_resumed(view)}."
+    )
+
+
+def where_it_would_start(view: JobView) -> str:
+    """Return one sentence about a dry run: the start of the image, and its steps."""
+    plan, steps = view.job.plan, view.job.plan.run_steps(view.job.request.steps)
+    if plan.source is PlanSource.EXACT:
+        return "Would be an exact repeat: the stored image is returned, no step run."
+    if plan.source is PlanSource.NOISE:
+        return f"Would start from noise: {counted(steps, 'step')} with {view.model}."
+    left = counted(steps - plan.start_step, "step")
+    return f"Would start after {_start(view)}: {left} with {view.model}, {plan.start_step} saved."
+
+
+def _start(view: JobView) -> str:
+    """Return the start step of a hit and what it starts from."""
+    plan, steps = view.job.plan, view.job.plan.run_steps(view.job.request.steps)
     source, model = chosen_prompt(plan), chosen_model(plan)
     said = f" from “{source}”" if source else ""
     if plan.source is PlanSource.IMAGE:
         said = f" from {model or 'another model'}'s image{f' of “{source}”' if source else ''}, by {view.model}"
-    return (
-        f"Started after step {plan.start_step} of {steps}{said} (similarity {plan.similarity:.3f}): "
-        f"{counted(view.steps_run, 'step')}{seconds}, {plan.start_step} saved{_resumed(view)}."
-    )
+    return f"step {plan.start_step} of {steps}{said} (similarity {plan.similarity:.3f})"
 
 
 def counted(number: int, what: str) -> str:

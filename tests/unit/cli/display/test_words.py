@@ -21,6 +21,7 @@ from services.cli.display.words import (
     jobs_table,
     keep_picture,
     where_it_started,
+    where_it_would_start,
 )
 from shared.domain.errors import AfterimageError
 from shared.domain.types import JobState, PlanSource
@@ -41,6 +42,15 @@ def test_where_it_started_says_what_it_saved() -> None:
     hit = where_it_started(picture(source=PlanSource.LATENT, start=20))
     assert hit == "Started after step 20 of 50 from “a dog <b>” (similarity 0.910): 30 steps in 1.00 s, 20 saved."
     assert "no step run" in where_it_started(picture(source=PlanSource.EXACT))
+
+
+def test_a_dry_run_says_where_the_image_would_start() -> None:
+    assert where_it_would_start(picture()) == "Would start from noise: 50 steps with large."
+    hit = where_it_would_start(picture(source=PlanSource.LATENT, start=20))
+    assert hit == (
+        "Would start after step 20 of 50 from “a dog <b>” (similarity 0.910): 30 steps with large, 20 saved."
+    )
+    assert "no step run" in where_it_would_start(picture(source=PlanSource.EXACT))
 
 
 def test_where_it_started_says_from_where_it_went_on() -> None:
