@@ -90,7 +90,7 @@ class Size(_message.Message):
     def __init__(self, width: _Optional[int] = ..., height: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("prompt", "negative_prompt", "width", "height", "frames", "steps", "guidance", "seed", "quality", "modality", "cache", "scope", "priority", "deadline_s", "drop_if_late", "savings", "fresh_noise", "user", "variation", "steps_auto")
+    __slots__ = ("prompt", "negative_prompt", "width", "height", "frames", "steps", "guidance", "seed", "quality", "modality", "cache", "scope", "priority", "deadline_s", "drop_if_late", "savings", "fresh_noise", "user", "variation", "steps_auto", "from_job", "strength")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     NEGATIVE_PROMPT_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,8 @@ class Request(_message.Message):
     USER_FIELD_NUMBER: _ClassVar[int]
     VARIATION_FIELD_NUMBER: _ClassVar[int]
     STEPS_AUTO_FIELD_NUMBER: _ClassVar[int]
+    FROM_JOB_FIELD_NUMBER: _ClassVar[int]
+    STRENGTH_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     negative_prompt: str
     width: int
@@ -131,7 +133,9 @@ class Request(_message.Message):
     user: str
     variation: Variation
     steps_auto: bool
-    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., steps: _Optional[int] = ..., guidance: _Optional[float] = ..., seed: _Optional[int] = ..., quality: _Optional[str] = ..., modality: _Optional[_Union[Modality, str]] = ..., cache: _Optional[_Union[CacheMode, str]] = ..., scope: _Optional[_Union[Scope, str]] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., drop_if_late: bool = ..., savings: _Optional[float] = ..., fresh_noise: _Optional[float] = ..., user: _Optional[str] = ..., variation: _Optional[_Union[Variation, str]] = ..., steps_auto: bool = ...) -> None: ...
+    from_job: str
+    strength: float
+    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., steps: _Optional[int] = ..., guidance: _Optional[float] = ..., seed: _Optional[int] = ..., quality: _Optional[str] = ..., modality: _Optional[_Union[Modality, str]] = ..., cache: _Optional[_Union[CacheMode, str]] = ..., scope: _Optional[_Union[Scope, str]] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., drop_if_late: bool = ..., savings: _Optional[float] = ..., fresh_noise: _Optional[float] = ..., user: _Optional[str] = ..., variation: _Optional[_Union[Variation, str]] = ..., steps_auto: bool = ..., from_job: _Optional[str] = ..., strength: _Optional[float] = ...) -> None: ...
 
 class ModelPlan(_message.Message):
     __slots__ = ("model", "start_step", "guidance", "steps")

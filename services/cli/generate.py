@@ -53,6 +53,11 @@ _STEPS = (
 )
 _FRESH_NOISE = "Share of new noise in a reused latent, 0–1. With more, details vary more with the seed."
 
+_FROM = "Id of a finished job whose image to start from (image to image); see --strength."
+_STRENGTH = (
+    "Share of the steps that run after the image of --from, above 0 up to 1: less keeps more of it. Default: 0.8."
+)
+
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text that describes the image.")],
@@ -81,6 +86,8 @@ def generate(
     ] = None,
     fresh_noise: Annotated[float | None, Optional(help=_FRESH_NOISE)] = None,
     variation: Annotated[str, Optional(help=_VARIATION)] = "auto",
+    from_job: Annotated[str | None, Optional("--from", help=_FROM)] = None,
+    strength: Annotated[float | None, Optional(help=_STRENGTH)] = None,
     deadline_s: Annotated[float | None, Optional(help="Seconds after which the job is dropped.")] = None,
     user: Annotated[
         str | None,
@@ -125,6 +132,8 @@ def generate(
         "deadline_s": deadline_s,
         "drop_if_late": deadline_s is not None,
         "variation": _one_of("variation", variation, ("auto", "same", "new")),
+        "from_job": from_job,
+        "strength": strength,
         "user": _login() if user is None else user,
         **_size(size),
     }

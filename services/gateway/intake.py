@@ -20,6 +20,7 @@ from shared.domain.errors import (
     BlobCorruptError,
     BlobMissingError,
     ConfigurationError,
+    NotFoundError,
     OverloadedError,
     StorageFullError,
     UnavailableError,
@@ -80,8 +81,9 @@ class Intake:
         body = body_hash(message) if caller.idempotency_key else ""
         try:
             planned, picture = await self._admitted(request, card)
-        except (OverloadedError, NobodyAbleError):
-            # a retry gets its accepted job, even if the queue or the disk is full or no worker can load the model now
+        except (OverloadedError, UnavailableError, NotFoundError):
+            # a retry gets its accepted job, even if the queue or the disk is full, no worker can load the model now, or
+            # the image that the request starts from has expired
             first = await self._first(caller, body)
             if first is None:
                 raise

@@ -14,7 +14,7 @@ from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
 from protos.retriever_pb2_grpc import RetrieverServiceStub
 from services.gateway.breaker import Breaker
 from services.gateway.response_checks import check_plan, check_vector
-from shared.domain.errors import AfterimageError
+from shared.domain.errors import AfterimageError, UnavailableError
 from shared.domain.plan_rules import noise_plan
 from shared.domain.truncation import UNSEARCHED
 from shared.domain.types import Plan, Request, Timings, visible_owners
@@ -58,7 +58,7 @@ class Lookup:
         self._breakers = {name: Breaker() for name in ("embedder", "match_predictor", "retriever")}
 
     async def plan(self, request: Request, card: ModelCard, *, dry_run: bool = False) -> Planned:
-        """Return the request with its plan; a failing cache never raises."""
+        """Return the request with its plan. A failing cache never raises, unless the request names its start."""
         planned = Planned(request, card, dry_run=dry_run)
         await self._embed(planned)
         await self._predict(planned)
@@ -68,7 +68,10 @@ class Lookup:
     async def replan(self, planned: Planned, *, exact: bool) -> None:
         """Ask the retriever, again if need be. exact: whether a stored image may be the answer."""
         start = self._clock.monotonic()
-        plan = await self._try("retriever", planned, lambda: self._plan(planned, exact))
+        if planned.request.from_job:
+            plan = await self._plan_named(planned, exact)
+        else:
+            plan = await self._try("retriever", planned, lambda: self._plan(planned, exact))
         if plan is None:
             reason = f"Generated from noise: {planned.degraded[-1]}."
             card, kept = planned.card, self._settings.capture_steps
@@ -84,7 +87,7 @@ class Lookup:
         planned.timings = replace(planned.timings, embed_s=self._clock.monotonic() - start)
 
     async def _predict(self, planned: Planned) -> None:
-        if not planned.vector or not planned.request.cache.reads:
+        if not planned.vector or not planned.request.cache.reads or planned.request.from_job:
             return
         start = self._clock.monotonic()
         planned.predicted_hit = await self._try("match_predictor", planned, lambda: self._predict_hit(planned))
@@ -131,6 +134,19 @@ class Lookup:
             message.predicted_hit = planned.predicted_hit
         reply = await self._call(self._retriever.Plan, message)
         return check_plan(plan_from_proto(reply.plan), planned.request, planned.card, self._served, exact=exact)
+
+    async def _plan_named(self, planned: Planned, exact: bool) -> Plan:
+        """Return the plan of a request that names its start.
+
+        Raises NotFoundError for a job without a visible image, and UnavailableError without a retriever: an image from
+        noise would not be what the client asked for.
+        """
+        try:
+            return await self._plan(planned, exact)
+        except TimeoutError as error:
+            limit_s = self._settings.call_timeout_s
+            said = f"retriever: no plan from job {planned.request.from_job!r} within {limit_s:g} s; retry"
+            raise UnavailableError(said, retry_after_s=1.0) from error
 
     async def _call(self, method: Callable[..., Awaitable[Any]], message: Any) -> Any:
         # the timer on this side is for a peer that accepts the call and then hangs

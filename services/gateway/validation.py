@@ -13,6 +13,7 @@ from typing import Any
 from protos import common_pb2 as pb
 from shared.domain.errors import InvalidRequestError
 from shared.domain.ids import is_id
+from shared.domain.plan_rules import steps_at
 from shared.domain.types import Modality, Request, Size
 from shared.models.card import ModelCard
 from shared.runtime.rpc_types import cache_from_proto, scope_from_proto, variation_from_proto
@@ -38,6 +39,8 @@ _ENUMS = {
 """Names of the enum values by field and number."""
 _MAX_USER_CHARS = 200
 _MAX_PRIORITY = 100
+_STRENGTH = 0.8
+"""Strength of a request that names only `from_job`, as in diffusers."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,9 @@ def validate(message: pb.Request, models: Models, settings: Settings, tenant: st
     _check_enums(message)
     card = models.choose(message.quality)
     size = _size(message, card)
-    auto = bool(card.auto_steps) and (message.steps_auto or not message.HasField("steps"))
-    named = message.HasField("steps") and not message.steps_auto
-    steps = message.steps if named else card.default_steps
+    unset = message.steps_auto or not message.HasField("steps")
+    auto = bool(card.auto_steps) and unset and not message.from_job
+    steps = card.default_steps if unset else message.steps
     guidance = message.guidance if message.HasField("guidance") else card.default_guidance
     card.check(size, steps, guidance, most_steps=settings.max_steps)
     if message.HasField("frames") and message.frames != 1:
@@ -113,6 +116,8 @@ def validate(message: pb.Request, models: Models, settings: Settings, tenant: st
         scope=scope_from_proto(message.scope),
         variation=variation_from_proto(message.variation),
         steps_auto=auto,
+        from_job=message.from_job,
+        strength=_strength(message, steps),
     )
     return request, card
 
@@ -187,6 +192,21 @@ def _deadline(message: pb.Request) -> float | None:
     if not (math.isfinite(message.deadline_s) and message.deadline_s > 0):
         raise InvalidRequestError("deadline_s", "must be a number of seconds above 0", message.deadline_s)
     return message.deadline_s
+
+
+def _strength(message: pb.Request, steps: int) -> float:
+    """Return the strength of a start from a job's image; 1 for other requests."""
+    _check_text("from_job", message.from_job, _MAX_USER_CHARS)
+    if not message.from_job:
+        if message.HasField("strength"):
+            raise InvalidRequestError("strength", "needs from_job: the job whose image to start from", message.strength)
+        return 1.0
+    strength = message.strength if message.HasField("strength") else _STRENGTH
+    if not 0.0 < strength <= 1.0:  # also refuses nan
+        raise InvalidRequestError("strength", "must be above 0 and at most 1", strength)
+    if not steps_at(strength, steps):
+        raise InvalidRequestError("strength", f"must run at least 1 of {steps} steps", strength)
+    return strength
 
 
 def _share(message: pb.Request, field: str, default: float) -> float:

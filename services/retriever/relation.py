@@ -15,8 +15,8 @@ attribute have at least .77, and prompts that differ in the object at most .75."
 _WORD = re.compile(r"[^\W_]+")
 
 
-def relation(request: Request, entry: Entry, similarity: float = -1.0) -> Relation:
-    """Return the relation of the request to the entry.
+def relation(request: Request, entry: Entry | Request, similarity: float = -1.0) -> Relation:
+    """Return the relation of the request to the entry, or to an earlier request.
 
     similarity: the cosine of the two prompts; −1 where only the similarity to the entry's image is known. The same
     prompt with the same seed is an edit: something else about the request changed.

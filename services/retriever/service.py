@@ -18,6 +18,7 @@ from protos.embedder_pb2_grpc import EmbedderServiceStub
 from services.retriever.asked import Asked, vector_in
 from services.retriever.entry_reader import EntryReader
 from services.retriever.figures import count_plan, outcome
+from services.retriever.named_start import from_named_job, source_of
 from services.retriever.planning import from_noise, from_repeat, hash_uniform, options_of, plan_of
 from services.retriever.policies import bound_of
 from services.retriever.question import Question, Rules, choices_of
@@ -114,13 +115,23 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
         asked = await self._asked(request)
         if request.dry_run:
-            return pb.PlanResponse(plan=plan_to_proto(await self._repeat(asked) or await self._planned(asked)))
+            return pb.PlanResponse(plan=plan_to_proto(await self._start(asked)))
         self._entries.seen.planning(asked.question.request)
-        plan = await self._repeat(asked) or await self._planned(asked)
+        plan = await self._start(asked)
         if plan.source is not PlanSource.EXACT:
             self._entries.seen.planned(asked.question.request, plan)
-        count_plan(plan, asked.question.request)
+        if not asked.question.request.from_job:
+            count_plan(plan, asked.question.request)
         return pb.PlanResponse(plan=plan_to_proto(plan))
+
+    async def _start(self, asked: Asked) -> Planned:
+        request = asked.question.request
+        source = await source_of(request, self._backends.catalog.jobs) if request.from_job else None
+        if (repeat := await self._repeat(asked)) is not None:
+            return repeat
+        if source is not None:
+            return from_named_job(asked.question, asked.rules, source, asked.vector, asked.degraded)
+        return await self._planned(asked)
 
     async def _asked(self, message: pb.PlanRequest) -> Asked:
         request = request_from_proto(message.request, tenant=message.tenant, seed_given=message.seed_given)

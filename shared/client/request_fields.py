@@ -57,6 +57,10 @@ class RequestFields(TypedDict, total=False):
     variation: Variation | Literal["auto", "same", "new"] | None
     """`auto`: another seed of the user's own prompt starts from noise, or from images that the user has not seen.
     `same`: from any image that keeps the quality. `new`: from no image that this user has seen."""
+    from_job: str | None
+    """Id of a finished job whose image this one starts from (image to image)."""
+    strength: float | None
+    """Share of the steps that run after the image of `from_job`, above 0 up to 1; default: 0.8."""
 
 
 def request_message(prompt: str, **fields: Unpack[RequestFields]) -> common_pb2.Request:

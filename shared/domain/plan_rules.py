@@ -59,6 +59,11 @@ def capture_steps(ks: Iterable[int], steps: int, start: int = 0, *, insert_on_hi
     return tuple(step for step in scale_steps(ks, steps) if step > start)
 
 
+def steps_at(strength: float, steps: int) -> int:
+    """Return how many of T = `steps` run from an image at this strength, as in diffusers' image-to-image pipelines."""
+    return round(strength * steps)
+
+
 # ---- lanes ----
 
 

@@ -141,6 +141,10 @@ class Request(Stored):
     variation: Variation = Variation.AUTO
     steps_auto: Annotated[bool, Field(exclude_if=lambda auto: not auto)] = False
     """The plan chooses T among the model's `auto_steps`; `steps` is then the model's default T."""
+    from_job: str = ""
+    """Id of the job whose image the client chose as the start; empty: the plan chooses."""
+    strength: float = 1.0
+    """Share of the steps that run after the image of `from_job`."""
 
     @property
     def names_a_model(self) -> bool:

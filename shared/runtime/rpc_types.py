@@ -82,6 +82,8 @@ def request_to_proto(request: Request) -> pb.Request:
         user=request.user,
         variation=_VARIATIONS[request.variation],
         steps_auto=request.steps_auto,
+        from_job=request.from_job,
+        strength=request.strength if request.from_job else None,
     )
     if request.deadline_s is not None:
         message.deadline_s = request.deadline_s
@@ -112,6 +114,8 @@ def request_from_proto(message: pb.Request, *, tenant: str, seed_given: bool) ->
         user=message.user,
         variation=variation_from_proto(message.variation),
         steps_auto=message.steps_auto,
+        from_job=message.from_job,
+        strength=message.strength if message.HasField("strength") else 1.0,
     )
 
 

@@ -71,6 +71,12 @@ def test_generate_starts_an_instance_when_none_runs_and_the_next_one_finds_its_c
         assert picture.format == "WEBP"
     ended = run("generate", "a red fox", "--steps", 10, "--seed", 1, "--data-dir", "data", "-o", "fox")
     assert "fox  (PNG, 64x64, seed 1, " in ended.output
+    job = ended.output.strip().removesuffix(")").rpartition(" ")[2]
+    named = ("--from", job, "--strength", 0.4, "--steps", 10, "--cache", "read", "--data-dir", "data", "-o", "wolf.png")
+    assert (
+        f"Started after step 6 of 10 from the image of job {job} (“a red fox”): 4 steps in"
+        in run("generate", "a wolf", *named).output
+    )
 
     stats = run("cache", "stats", "--data-dir", "data")  # nobody runs: the cache is opened for the question
     assert re.match(r"2 entries, \d+ states", stats.stdout)

@@ -45,10 +45,7 @@ def where_it_started(view: JobView) -> str:
         return f"Exact repeat: the stored image was returned{seconds}, no step run."
     if plan.source is PlanSource.NOISE:
         return f"Started from noise: {counted(view.steps_run, 'step')}{seconds}{_resumed(view)}."
-    return (
-        f"Started after {_start(view)}: "
-        f"{counted(view.steps_run, 'step')}{seconds}, {plan.start_step} saved{_resumed(view)}."
-    )
+    return f"Started after {_start(view)}: {counted(view.steps_run, 'step')}{seconds}{_saved(view)}{_resumed(view)}."
 
 
 def where_it_would_start(view: JobView) -> str:
@@ -59,13 +56,20 @@ def where_it_would_start(view: JobView) -> str:
     if plan.source is PlanSource.NOISE:
         return f"Would start from noise: {counted(steps, 'step')} with {view.model}."
     left = counted(steps - plan.start_step, "step")
-    return f"Would start after {_start(view)}: {left} with {view.model}, {plan.start_step} saved."
+    return f"Would start after {_start(view)}: {left} with {view.model}{_saved(view)}."
+
+
+def _saved(view: JobView) -> str:
+    """Return the steps that the cache saved; empty where the client named the start."""
+    return "" if view.job.request.from_job else f", {view.job.plan.start_step} saved"
 
 
 def _start(view: JobView) -> str:
     """Return the start step of a hit and what it starts from."""
     plan, steps = view.job.plan, view.job.plan.run_steps(view.job.request.steps)
     source, model = chosen_prompt(plan), chosen_model(plan)
+    if named := view.job.request.from_job:
+        return f"step {plan.start_step} of {steps} from the image of job {named} (“{source}”)"
     said = f" from “{source}”" if source else ""
     if plan.source is PlanSource.IMAGE:
         said = f" from {model or 'another model'}'s image{f' of “{source}”' if source else ''}, by {view.model}"
@@ -200,6 +204,7 @@ def job_sheet(view: JobView) -> Table:
         "negative prompt": request.negative_prompt,
         "size · steps · guidance · seed": f"{request.size} · {steps} · {request.guidance:g} · {seed}",
         "model": view.model,
+        "from": f"job {request.from_job}, strength {request.strength:g}" if request.from_job else "",
         "plan": f"{plan.source.value}, start after step {plan.start_step}{own}: {plan.reason}",
         "relation": _relation(plan),
         "degraded": "; ".join(plan.degraded),

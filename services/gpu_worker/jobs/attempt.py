@@ -188,7 +188,7 @@ class Attempt:
         if isinstance(task.start, FromCheckpoint):
             log("gpu_worker").info("job resumed", job=self.job.id, attempt=self.job.attempt, step=task.start.step)
         else:
-            self._from_cache = self.plan.source in CACHED
+            self._from_cache = self._cached_start
         limit = self.job.request.deadline_s
         self._submitted = True
         self._place.engine.submit(
@@ -234,7 +234,12 @@ class Attempt:
     @property
     def steps_saved(self) -> int:
         """Steps of this image that a cached state replaced, whether or not a crash came in between."""
-        return self.plan.start_step if self.plan.source in CACHED else 0
+        return self.plan.start_step if self._cached_start else 0
+
+    @property
+    def _cached_start(self) -> bool:
+        """True if the cache gave the start, and not the client, who named an image."""
+        return self.plan.source in CACHED and not self.job.request.from_job
 
     @property
     def plan_as_run(self) -> Plan | None:

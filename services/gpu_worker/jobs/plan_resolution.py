@@ -8,7 +8,7 @@ import contextlib
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from services.gpu_worker.engine.family import Family
 from services.gpu_worker.engine.rows import FromCheckpoint, FromNoise, FromPicture, FromState, Start, Task
@@ -17,7 +17,14 @@ from services.gpu_worker.jobs.codecs import INLINE_BYTES, decode_checkpoint, dec
 from shared.blobs import Blobs
 from shared.blobs.ahead import ReadAhead
 from shared.catalog import Entries
-from shared.domain.errors import AfterimageError, BlobCorruptError, BlobMissingError, ModelError, UnavailableError
+from shared.domain.errors import (
+    AfterimageError,
+    BlobCorruptError,
+    BlobMissingError,
+    ModelError,
+    UnavailableError,
+    passes,
+)
 from shared.domain.messages import StateLost
 from shared.domain.plan_rules import DRAWN, choose_model, degrade, hand_over, revalidate, smaller_starts
 from shared.domain.types import Entry, Job, Plan, PlanSource, Request, Size
@@ -91,7 +98,8 @@ async def prepare(
     and a missing or corrupt blob is a hole.
 
     Any other failure of the cache costs steps and never the request: a store that is away or slow, a wrong shape, a
-    codec that was not asked for. An interrupted job resumes from its own checkpoint.
+    codec that was not asked for. Only a request that names its start fails without it. An interrupted job resumes from
+    its own checkpoint.
 
     families: loaded models by name; preferred: models to prefer for plans that several models may run; assigned: models
     that some worker runs, None if unknown. timeout_s: limit of one read. ahead: a read that was begun before the claim.
@@ -102,6 +110,13 @@ async def prepare(
     if prepared.family is None:
         return prepared
     return replace(prepared, task=task_of(job.id, job.request, prepared.plan, prepared.start))
+
+
+def _raise_unusable(from_job: str, error: AfterimageError) -> NoReturn:
+    """Raise the error itself if the task may wait until it passes, else one that names the lost source."""
+    if passes(error):
+        raise error
+    raise AfterimageError(f"from_job {from_job!r}: its image cannot be used: {error.outside}") from error
 
 
 @dataclass(slots=True)
@@ -132,6 +147,8 @@ class _Preparation:
         try:
             return Prepared(plan, await self._start(plan, family), family)
         except AfterimageError as error:
+            if job.request.from_job:  # an image from noise would not be what the client asked for
+                _raise_unusable(job.request.from_job, error)
             return await self._degraded(plan, family, f"blobs: {error.outside}")
 
     def _unstarted(self, plan: Plan, lost: tuple[StateLost, ...] = ()) -> Prepared:

@@ -39,6 +39,14 @@ def test_zero_is_a_value_and_not_an_unset_field(settings: Settings) -> None:
         checked(settings, steps=0)
 
 
+def test_a_start_from_a_job_takes_diffusers_strength_unless_it_names_one(settings: Settings) -> None:
+    assert (checked(settings).from_job, checked(settings).strength) == ("", 1.0)
+    assert checked(settings, from_job="j1").strength == 0.8
+    assert checked(settings, from_job="j1", strength=0.3).strength == 0.3
+    with pytest.raises(InvalidRequestError, match="control characters"):
+        checked(settings, from_job="j\x00")
+
+
 def test_a_seed_is_drawn_when_none_is_given(settings: Settings) -> None:
     seeds = {checked(settings).seed for _ in range(20)}
     assert len(seeds) == 20
