@@ -41,11 +41,9 @@ class Question:
 
 
 def choices_of(card: ModelCard, request: Request, most: int | None = None) -> tuple[int, ...]:
-    """Return the T that the plan of this request may choose among; empty where the request names T. most: the service's
-    limit of steps."""
-    if not request.steps_auto:
-        return ()
-    return tuple(steps for steps in card.auto_steps if steps <= (most or steps)) or (request.steps,)
+    """Return the T that the plan of this request may choose among for this model; empty where it chooses none. most:
+    the service's limit of steps."""
+    return tuple(steps for steps in card.auto_steps if steps <= (most or steps)) if request.steps_auto else ()
 
 
 @dataclass(frozen=True, slots=True)

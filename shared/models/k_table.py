@@ -137,9 +137,10 @@ class NoProfiles:
         return None
 
 
-def profile_kind(alpha: float, *, images: bool = False) -> str:
-    """Return the catalog's kind for a table of this α: from latents, or from another model's images."""
-    return f"{'image_' if images else ''}k_table_{alpha:g}"
+def profile_kind(alpha: float, *, images: bool = False, steps: int = 0) -> str:
+    """Return the catalog's kind for a table of this α: from latents, or from another model's images. steps: T of a
+    table beside the one of the model's default T; 0: that one."""
+    return f"{'image_' if images else ''}k_table_{alpha:g}{f'_t{steps}' if steps else ''}"
 
 
 def profile_of(table: KTable) -> str:
@@ -153,10 +154,10 @@ def raised(table: KTable, by: float) -> KTable:
     return replace(table, levels=levels) if by else table
 
 
-def table_file(table: KTable) -> str:
-    """Return the table's file name beside the weights."""
+def table_file(table: KTable, steps: int = 0) -> str:
+    """Return the table's file name beside the weights. steps: as in `profile_kind`."""
     start = f"image_k_table_{table.images_from}" if table.images_from else "k_table"
-    return f"{start}_{table.alpha:g}.json"
+    return f"{start}_{table.alpha:g}{f'_t{steps}' if steps else ''}.json"
 
 
 def table_to_json(table: KTable) -> dict[str, Any]:

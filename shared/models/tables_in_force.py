@@ -34,13 +34,15 @@ from shared.runtime.unreadable import unreadable
 async def load_k_tables(profiles: Profiles, card: ModelCard, alpha: float) -> tuple[KTable, ...]:
     """Return the candidate tables for a model's own latents, best first; `latent_table` chooses one.
 
-    They are the table measured here with these weights, the shipped ones, and Fig. 10.
+    They are the tables measured here with these weights, the shipped ones, and Fig. 10. Tables of the model's
+    `auto_steps` follow the table of its default T.
     """
     shipped = await asyncio.to_thread(_shipped_for_latents, card)
-    measured = None
+    measured = []
     if not isinstance(profiles, NoProfiles):  # NoProfiles needs no hash of the weights
-        measured = await _profile(profiles, profile_kind(alpha), card.name, card.weights_hash, alpha)
-    return (*([measured] if measured else []), *_by_alpha(shipped, alpha), FIG_10)
+        kinds = [profile_kind(alpha, steps=steps) for steps in (0, *card.auto_steps) if steps != card.default_steps]
+        measured = [await _profile(profiles, kind, card.name, card.weights_hash, alpha) for kind in kinds]
+    return (*filter(None, measured), *_by_alpha(shipped, alpha), FIG_10)
 
 
 def _measured_here(value: dict[str, Any], source: str) -> KTable:

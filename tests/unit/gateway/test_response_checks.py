@@ -60,6 +60,25 @@ def test_a_refiner_may_have_a_t_of_its_own_and_the_model_that_was_asked_for_may_
             check_plan(wrong, REQUEST, CARD, ("noop", "turbo"))
 
 
+def test_t_is_the_requests_or_one_that_the_card_lists() -> None:
+    card, auto = replace(CARD, auto_steps=(5, 50)), replace(REQUEST, steps=50, steps_auto=True)
+    few = replace(PLAN, start_step=2, capture_steps=(3,), may_run=(ModelPlan("noop", 2, steps=5),), miss_steps=5)
+    noise = Plan(PlanSource.NOISE, "noop", capture_steps=(1, 2), may_run=(ModelPlan("noop", 0, steps=5),))
+    assert check_plan(few, auto, card) is few
+    assert check_plan(noise, auto, card) is noise
+    for wrong in (
+        replace(few, start_step=5),
+        replace(few, capture_steps=(5,)),
+        replace(few, miss_steps=10),
+        replace(few, may_run=(ModelPlan("noop", 2, steps=10),)),
+        replace(noise, may_run=(ModelPlan("noop", 0, steps=1000),)),
+    ):
+        with pytest.raises(NonsenseError):
+            check_plan(wrong, auto, card)
+    with pytest.raises(NonsenseError):
+        check_plan(few, REQUEST, card)
+
+
 def test_a_stored_picture_answers_only_where_it_may() -> None:
     exact = Plan(PlanSource.EXACT, "noop", start_step=25, sources=(Source("e", "pictures/1"),))
     assert check_plan(exact, REQUEST, CARD) is exact

@@ -31,6 +31,22 @@ def test_unset_fields_take_the_models_defaults(settings: Settings) -> None:
     assert (request.savings, request.fresh_noise, request.deadline_s) == (0.5, 0.0, None)
 
 
+def test_steps_are_left_to_the_plan_where_the_card_lists_several(settings: Settings) -> None:
+    several = Models({"large": replace(LARGE, auto_steps=(5, 10, 50))}, large="large")
+
+    def steps(models: Models, **fields: Any) -> tuple[int, bool]:
+        request = validate(pb.Request(prompt="a fox", **fields), models, settings, "acme")[0]
+        return request.steps, request.steps_auto
+
+    assert steps(several) == (50, True)
+    assert steps(several, steps=10) == (10, False)
+    assert steps(several, steps=50, steps_auto=True) == (50, True)  # as an earlier answer had it
+    assert steps(MODELS) == (50, False)
+    assert steps(MODELS, steps=9, steps_auto=True) == (50, False)
+    with pytest.raises(ValueError, match="auto_steps must contain default_steps, 50"):
+        replace(LARGE, auto_steps=(5, 10))
+
+
 def test_zero_is_a_value_and_not_an_unset_field(settings: Settings) -> None:
     assert checked(settings, savings=0.0).savings == 0.0
     assert checked(settings, seed=0).seed == 0
