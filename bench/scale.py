@@ -164,7 +164,8 @@ async def in_weaviate(
 
 
 def growths(found: Sequence[dict[str, Any]]) -> dict[str, Growth]:
-    """Return the growth of each figure over the number of entries: of three counts or more, and where one is seen."""
+    """Fit how each figure grows with the number of entries; those with fewer than three values, and those that do not
+    grow, are left out."""
     fits: dict[str, Growth] = {}
     for name in FIGURES:
         points = [(one["entries"], figure(one, name)) for one in found]

@@ -116,7 +116,8 @@ class GlobalMonitor:
         return replace(self._last, models=models, demand=demand, work=self._work(demand), workers=workers)
 
     def look(self, at: float) -> None:
-        """Update the workers between two decisions: drop silent ones, and compare their claims with finished jobs."""
+        """Update the workers between two decisions: drop those that stopped reporting, and compare the speeds that the
+        others report with the jobs that they finished."""
         self.urgent |= bool(self._roster.lapse(at))
         self._forget_gone()
         before, self._busy = self._busy, self._lack_nothing()

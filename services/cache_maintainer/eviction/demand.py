@@ -5,8 +5,8 @@ start. Two things are counted per kind and silence bin: the seconds that entries
 would have started from one of them. Each request is counted with its wished K and with the K that the rest of the cache
 offered.
 
-Their quotient is a rate of steps saved per second. The worth of one state follows from the rate: the steps lost without
-that state, given the entry's other states.
+Requests divided by seconds are a rate for each wished K and offered K. The worth of one state, in steps per second, is
+this rate times the steps that are lost without the state, given the entry's other states.
 """
 
 from __future__ import annotations

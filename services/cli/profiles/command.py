@@ -210,7 +210,7 @@ async def _store(
 
 
 def _k_table(alpha: float, table: KTable) -> Table:
-    """Return a table of every measured band, and of the threshold of its K."""
+    """Return a table with one row per K and measured band of similarity; the first row of each K has its threshold."""
     floor = "" if table.floor is None else f", nothing starts at similarity {table.floor:.3f} or below"
     shown = Table(title=f"α = {alpha:g}{floor}", title_justify="left")
     for name in ("K", "starts above", "band", "rows", "CLIP ratio", "95 % bound", "changed kept", "from noise", "safe"):

@@ -17,7 +17,7 @@ UNLIKELY = 1e-5
 each crash: 1e-4 would condemn one healthy job in 20,000 of three workers that are killed every five seconds (simulated
 in the tests)."""
 QUIET = Fleet(crashes=0, busy_s=2 * 86400.0)
-"""Prior for every fleet, added to its history: two days of work without a crash."""
+"""A record assumed for every deployment beside the measured ones: two days of work without a crash."""
 
 
 def chance(crashes: int, seconds: float, others: Fleet) -> float:
