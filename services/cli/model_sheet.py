@@ -31,7 +31,7 @@ def model_sheet(card: ModelCard, folder: Path | None, settings: Settings) -> Tab
         "family": f"{card.family}: supported",
         "sampler": card.sampler,
         "size · latent": f"{card.default_size} (generates {card.sizes}) · {latent_shape(card)}",
-        "T · guidance": f"{card.default_steps} · {guidance}",
+        "T · guidance": f"{card.default_steps}{_planned(card)} · {guidance}",
         "dtype": card.dtype,
         "parameters": memory.parameters_said(card),
         "memory": memory.breakdown(card, need, settings.offload),
@@ -44,6 +44,10 @@ def model_sheet(card: ModelCard, folder: Path | None, settings: Settings) -> Tab
     for name, value in rows.items():
         table.add_row(name, Text(value or "nothing"))
     return table
+
+
+def _planned(card: ModelCard) -> str:
+    return f", or planned among {', '.join(map(str, card.auto_steps))}" if card.auto_steps else ""
 
 
 def _reuse(card: ModelCard, settings: Settings) -> str:

@@ -35,6 +35,8 @@ class RequestFields(TypedDict, total=False):
     frames: int | None
     steps: int | Literal["auto"] | None
     """Denoising steps T. `auto`, the default: the plan chooses T where the model lists several, else the model's."""
+    steps_auto: bool | None
+    """As a job states it: the plan chooses T, whatever `steps` says."""
     guidance: float | None
     seed: int | None
     """Default: a random seed, which the result reports."""

@@ -9,9 +9,15 @@ import pytest
 from rich.console import Console
 
 from services.cli.display.words import ProgressBars
-from services.cli.generate import Waits, _login, _moved, draw
+from services.cli.generate import Waits, _login, _moved, _steps, draw
 from shared.client import Accepted, OnWait, Picture, Progress, Waiting
-from shared.domain.errors import AfterimageError, OverloadedError, StorageFullError, UnavailableError
+from shared.domain.errors import (
+    AfterimageError,
+    InvalidRequestError,
+    OverloadedError,
+    StorageFullError,
+    UnavailableError,
+)
 from tests.unit.cli.views import picture
 
 
@@ -33,6 +39,13 @@ def test_the_user_is_the_login_name_where_the_system_has_one(monkeypatch: pytest
 
     monkeypatch.setattr("getpass.getuser", unnamed)
     assert _login() == ""
+
+
+def test_steps_are_a_number_or_left_to_the_plan() -> None:
+    assert (_steps("auto"), _steps("25")) == (None, 25)
+    for text in ("fast", "-5", "2.5", ""):
+        with pytest.raises(InvalidRequestError, match="steps: must be auto or a whole number"):
+            _steps(text)
 
 
 class GoesAway:

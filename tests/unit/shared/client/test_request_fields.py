@@ -39,6 +39,7 @@ def test_what_cannot_be_sent_names_its_field_and_rule(field: str, value: object,
 
 def test_what_can_be_sent_is() -> None:
     message = request_message("a fox", seed=2**64 - 1, steps=50, cache="off", guidance=None)
+    assert not request_message("a fox", steps="auto").HasField("steps")
     assert (message.seed, message.steps, message.cache) == (2**64 - 1, 50, common_pb2.CACHE_MODE_OFF)
     assert not message.HasField("guidance")
     assert request_message("a fox", cache=CacheMode.OFF).cache == message.cache

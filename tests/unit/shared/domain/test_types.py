@@ -64,6 +64,7 @@ plans = st.builds(
 )
 requests = st.builds(
     Request,
+    steps_auto=st.booleans(),
     prompt=texts,
     size=st.builds(Size, st.integers(1, 4096), st.integers(1, 4096)),
     steps=st.integers(1, 1000),

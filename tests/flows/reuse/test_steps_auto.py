@@ -1,0 +1,79 @@
+"""A model whose card lists several T: the plan chooses T, and every service and display names it."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from PIL import Image
+
+from services.cli.display.words import where_it_started
+from shared.client import Picture
+from shared.client.image_file import write
+from shared.client.views import Progress
+from shared.domain.types import PlanSource
+from shared.models.card_lookup import read_card
+from shared.models.k_table import Cell, KTable, Level, named_table, table_file, table_to_json
+from shared.runtime.settings import Settings
+from tests.flows.conftest import Make
+from tests.flows.house import House, house
+
+OF_FIVE = KTable((Level(1, -1.0), Level(2, 0.999)), steps=5, noise=Cell(0, -1.0, 1.0, 400, 1.0, 0.99, safe=True))
+
+
+def listing(make: Make, tiny: Path, folder: Path) -> Settings:
+    """Settings on a copy of the tiny model whose card lists 5 and 50, and whose 5 steps keep the quality of 50."""
+    shutil.copytree(tiny / "large", folder)
+    (folder / "card.json").write_text(json.dumps({"name": "few", "auto_steps": [5, 50]}))
+    table = replace(named_table(OF_FIVE), weights_hash=read_card(folder / "card.json").weights_hash)
+    (folder / table_file(table, 5)).write_text(json.dumps(table_to_json(table)))
+    return make(
+        large=str(folder), image_tier="off", predictor="always", reuse_rules="paper", capture_steps=(10, 20, 25)
+    )
+
+
+async def ask(it: House, prompt: str, **fields: object) -> tuple[Picture, list[int]]:
+    """The picture, and every T that its progress stated."""
+    stated = []
+    async for event in it.client.generate_stream(prompt, user="ada", previews=True, **fields):  # type: ignore[arg-type]
+        if isinstance(event, Progress):
+            stated.append(event.steps)
+        elif isinstance(event, Picture):
+            await it.settled(event)
+            return event, stated
+    raise AssertionError("the stream ended without a picture")
+
+
+async def test_the_plan_chooses_t_and_everyone_states_it(make: Make, tiny: Path, tmp_path: Path) -> None:
+    async with house(listing(make, tiny, tmp_path / "few")) as it:
+        first, stated = await ask(it, "a red fox", seed=1)
+        assert (first.plan.source, first.steps_run, {*stated}) == (PlanSource.NOISE, 5, {5})
+        assert (first.job.request.steps, first.job.request.steps_auto) == (50, True)
+        entry = await it.backends.catalog.entries.get(first.job.id)
+        assert (entry.compat.steps, [state.step for state in entry.latents]) == (5, [1, 2])
+
+        hit, stated = await ask(it, "a red fox", seed=2)
+        assert (hit.plan.source, hit.plan.start_step, hit.steps_run, {*stated}) == (PlanSource.LATENT, 2, 3, {5})
+        assert where_it_started(hit).startswith("Started after step 2 of 5")
+        write(tmp_path / "hit.png", hit.png, hit.job, hit.model)
+        with Image.open(io.BytesIO((tmp_path / "hit.png").read_bytes())) as image:
+            assert image.info["steps"] == "5"
+
+        named, _ = await ask(it, "a red fox", seed=3, steps=50)
+        assert (named.plan.start_step, named.steps_run) == (20, 30)  # the state after 2 of 5
+        repeat, _ = await ask(it, "a red fox", seed=2)
+        assert (repeat.plan.source, repeat.steps_run, repeat.plan.run_steps(50)) == (PlanSource.EXACT, 0, 5)
+
+        await it.backends.blobs.delete([state.key for state in entry.latents])
+        keys = [state.key for one in (hit, named) for state in (await entry_of(it, one))]
+        await it.backends.blobs.delete(keys)
+        lost, _ = await ask(it, "a red fox", seed=4)
+        assert (lost.plan.source, lost.steps_run) == (PlanSource.NOISE, 5)
+        assert lost.plan.degraded
+
+
+async def entry_of(it: House, picture: Picture) -> tuple[object, ...]:
+    return (await it.backends.catalog.entries.get(picture.job.id)).latents  # type: ignore[no-any-return]
