@@ -8,36 +8,58 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request",)
+    __slots__ = ("request", "n")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
     request: _common_pb2.Request
-    def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ...) -> None: ...
+    n: int
+    def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ..., n: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("job", "picture")
+    __slots__ = ("job", "picture", "images")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PICTURE_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     job: _common_pb2.Job
     picture: bytes
-    def __init__(self, job: _Optional[_Union[_common_pb2.Job, _Mapping]] = ..., picture: _Optional[bytes] = ...) -> None: ...
+    images: _containers.RepeatedCompositeFieldContainer[Image]
+    def __init__(self, job: _Optional[_Union[_common_pb2.Job, _Mapping]] = ..., picture: _Optional[bytes] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ...) -> None: ...
+
+class Image(_message.Message):
+    __slots__ = ("job", "picture", "code", "error")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PICTURE_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    job: _common_pb2.Job
+    picture: bytes
+    code: str
+    error: str
+    def __init__(self, job: _Optional[_Union[_common_pb2.Job, _Mapping]] = ..., picture: _Optional[bytes] = ..., code: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class GenerateStreamRequest(_message.Message):
-    __slots__ = ("request", "previews")
+    __slots__ = ("request", "previews", "n")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PREVIEWS_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
     request: _common_pb2.Request
     previews: bool
-    def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ..., previews: bool = ...) -> None: ...
+    n: int
+    def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ..., previews: bool = ..., n: _Optional[int] = ...) -> None: ...
 
 class GenerateStreamResponse(_message.Message):
-    __slots__ = ("accepted", "progress", "result")
+    __slots__ = ("accepted", "progress", "result", "failed", "index")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     accepted: Accepted
     progress: Progress
     result: GenerateResponse
-    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., result: _Optional[_Union[GenerateResponse, _Mapping]] = ...) -> None: ...
+    failed: Image
+    index: int
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., result: _Optional[_Union[GenerateResponse, _Mapping]] = ..., failed: _Optional[_Union[Image, _Mapping]] = ..., index: _Optional[int] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("job_id", "queue_position", "plan")
@@ -66,10 +88,12 @@ class Progress(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., preview: _Optional[bytes] = ..., queue_position: _Optional[int] = ..., waits_again: _Optional[str] = ...) -> None: ...
 
 class PlanRequest(_message.Message):
-    __slots__ = ("request",)
+    __slots__ = ("request", "n")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
     request: _common_pb2.Request
-    def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ...) -> None: ...
+    n: int
+    def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ..., n: _Optional[int] = ...) -> None: ...
 
 class PlanResponse(_message.Message):
     __slots__ = ("jobs",)

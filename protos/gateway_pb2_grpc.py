@@ -75,14 +75,14 @@ class GatewayServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Generate an image and return it. With the metadata `idempotency-key` a retry is safe.
+        """Generate one image or several and return them. With the metadata `idempotency-key` a retry is safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """Generate an image; stream queue position, steps and previews, then the result.
+        """Generate one image or several; stream queue position, steps and previews of each, then its result.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,13 +1,14 @@
 from protos import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PlanRequest(_message.Message):
-    __slots__ = ("request", "tenant", "seed_given", "vector", "encoder_hash", "predicted_hit", "model", "encoder_weights", "unknown_share", "dry_run")
+    __slots__ = ("request", "tenant", "seed_given", "vector", "encoder_hash", "predicted_hit", "model", "encoder_weights", "unknown_share", "dry_run", "further_image", "taken_roots", "taken_seeds")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     SEED_GIVEN_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +19,9 @@ class PlanRequest(_message.Message):
     ENCODER_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_SHARE_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    FURTHER_IMAGE_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_ROOTS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_SEEDS_FIELD_NUMBER: _ClassVar[int]
     request: _common_pb2.Request
     tenant: str
     seed_given: bool
@@ -28,7 +32,10 @@ class PlanRequest(_message.Message):
     encoder_weights: str
     unknown_share: float
     dry_run: bool
-    def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ..., tenant: _Optional[str] = ..., seed_given: bool = ..., vector: _Optional[bytes] = ..., encoder_hash: _Optional[str] = ..., predicted_hit: bool = ..., model: _Optional[str] = ..., encoder_weights: _Optional[str] = ..., unknown_share: _Optional[float] = ..., dry_run: bool = ...) -> None: ...
+    further_image: bool
+    taken_roots: _containers.RepeatedScalarFieldContainer[str]
+    taken_seeds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request: _Optional[_Union[_common_pb2.Request, _Mapping]] = ..., tenant: _Optional[str] = ..., seed_given: bool = ..., vector: _Optional[bytes] = ..., encoder_hash: _Optional[str] = ..., predicted_hit: bool = ..., model: _Optional[str] = ..., encoder_weights: _Optional[str] = ..., unknown_share: _Optional[float] = ..., dry_run: bool = ..., further_image: bool = ..., taken_roots: _Optional[_Iterable[str]] = ..., taken_seeds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PlanResponse(_message.Message):
     __slots__ = ("plan",)

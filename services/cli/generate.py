@@ -1,4 +1,4 @@
-"""`afterimage generate`: generate one image, show its progress, and say where it started."""
+"""`afterimage generate`: generate images, show their progress, and say where each started."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from services.cli.connection import connected_or_embedded, options
 from services.cli.display.words import (
-    ProgressBars,
     candidates_table,
     hint,
     keep_picture,
@@ -23,16 +21,10 @@ from services.cli.display.words import (
     wide,
 )
 from services.cli.embedded import settings_from
-from shared.client import Accepted, AsyncClient, JobView, Picture, Waiting
-from shared.client import Progress as Step
+from services.cli.following import draw
+from shared.client import ImagesFailedError, JobView, Picture
 from shared.client.image_file import check_writable
-from shared.domain.errors import (
-    AfterimageError,
-    InvalidRequestError,
-    OverloadedError,
-    StorageFullError,
-    UnavailableError,
-)
+from shared.domain.errors import InvalidRequestError
 
 Optional = typer.Option
 _SEED = (
@@ -53,6 +45,9 @@ _STEPS = (
 )
 _FRESH_NOISE = "Share of new noise in a reused latent, 0–1. With more, details vary more with the seed."
 
+_N = (
+    "Images, of the seeds seed, seed + 1, …; no two start from the same root. -o fox.png writes fox-1.png, fox-2.png, …"
+)
 _FROM = "Id of a finished job whose image to start from (image to image); see --strength."
 _STRENGTH = (
     "Share of the steps that run after the image of --from, above 0 up to 1: less keeps more of it. Default: 0.8."
@@ -69,6 +64,7 @@ def generate(
     ] = None,
     seed: Annotated[int | None, Optional(help=_SEED)] = None,
     steps: Annotated[str, Optional(help=_STEPS)] = "auto",
+    n: Annotated[int, Optional("-n", min=1, help=_N)] = 1,
     size: Annotated[str | None, Optional(help="WIDTHxHEIGHT in pixels. Default: the model's.")] = None,
     guidance: Annotated[
         float | None,
@@ -103,7 +99,7 @@ def generate(
         bool, Optional("--dry-run", help="Show the plan with its candidates, and generate nothing.")
     ] = False,
 ) -> None:
-    """Generate one image and say where it started.
+    """Generate one image, or several, and say where each started.
 
     Uses the running Afterimage (see [bold]afterimage up[/bold]). When none runs, starts one in this process for this
     image. Generate a similar image next: it starts from the first image's latents and needs fewer steps.
@@ -117,8 +113,11 @@ def generate(
       afterimage generate 'two blue fish under water' --steps 25 --size 96x64 --cache off
 
       afterimage generate 'a red fox in the snow at dawn' --dry-run
+
+      afterimage generate 'a red fox in the snow' -n 4 -o fox.png
     """
-    check_writable(out or Path("<job id>.png"))
+    for index in range(n):
+        check_writable(_path(out, "<job id>", index, n))
     fields: dict[str, Any] = {
         "negative_prompt": negative,
         "seed": seed,
@@ -143,25 +142,39 @@ def generate(
 
     async def planned() -> list[JobView]:
         async with connected_or_embedded(target, settings, tenant, console, data_dir=data_dir) as client:
-            return await client.plan(prompt, **fields)
+            return await client.plan(prompt, n=n, **fields)
 
-    async def drawn() -> Picture:
+    async def drawn() -> list[Picture]:
         async with connected_or_embedded(target, settings, tenant, console, data_dir=data_dir) as client:
-            return await draw(client, prompt, fields, console, where=where)
+            return await draw(client, prompt, fields, console, n=n, where=where)
 
     if dry_run:
         for view in asyncio.run(planned()):
             _explain(view, where_it_would_start(view), console, why=True)
             console.print(Text(f"dry run, nothing generated  ({view.job.request.size}, seed {view.job.request.seed})"))
         return
-    picture = asyncio.run(drawn())
-    path = out or Path(f"{picture.job.id}.png")
-    made = keep_picture(picture, path, where)
-    _explain(picture, where_it_started(picture), console, why=why)
-    if made:
-        console.print(Text(f"created the folder {made}", style="dim"))
-    kind = "" if path.suffix else "PNG, "
-    console.print(Text(f"{path}  ({kind}{picture.job.request.size}, seed {picture.seed}, job {picture.job.id})"))
+    failed: ImagesFailedError | None = None
+    try:
+        pictures = asyncio.run(drawn())
+    except ImagesFailedError as error:
+        pictures, failed = error.pictures, error
+    for picture in pictures:
+        path = _path(out, picture.job.id, picture.index, n)
+        made = keep_picture(picture, path, where)
+        _explain(picture, where_it_started(picture), console, why=why)
+        if made:
+            console.print(Text(f"created the folder {made}", style="dim"))
+        kind = "" if path.suffix else "PNG, "
+        console.print(Text(f"{path}  ({kind}{picture.job.request.size}, seed {picture.seed}, job {picture.job.id})"))
+    if failed is not None:
+        raise failed
+
+
+def _path(out: Path | None, job_id: str, index: int, n: int) -> Path:
+    """Return the file of an image: numbered if there are several, and named by its job without `out`."""
+    if out is None:
+        return Path(f"{job_id}.png")
+    return out if n == 1 else out.with_name(f"{out.stem}-{index + 1}{out.suffix}")
 
 
 def _explain(view: JobView, where_from: str, console: Console, *, why: bool) -> None:
@@ -173,80 +186,6 @@ def _explain(view: JobView, where_from: str, console: Console, *, why: bool) -> 
         console.print(Text(f"note: {note}", style="yellow"))
     if why and plan.candidates:
         console.print(candidates_table(plan, console.width))
-
-
-async def draw(
-    client: AsyncClient, prompt: str, fields: dict[str, Any], console: Console, *, where: str = ""
-) -> Picture:
-    """Generate the image, with a progress bar of denoising steps that begins at the start step.
-
-    An interrupt cancels the job, since no one else waits for it. Once the job is accepted, UnavailableError names the
-    command that fetches the image later. where: the options that find the job.
-    """
-    bar = ProgressBars(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[at]}"),
-        TimeElapsedColumn(),
-        console=console,
-    )
-    job_id = ""
-    with bar:
-        task = bar.add_task("sending", total=None, at="")
-        try:
-            async for event in client.generate_stream(prompt, on_wait=Waits(bar, task), **fields):
-                if isinstance(event, Picture):
-                    return event
-                job_id = event.job_id
-                bar.update(task, **_moved(event))
-        except asyncio.CancelledError:
-            if job_id:
-                await client.cancel(job_id)
-            raise
-        except UnavailableError as error:
-            if not job_id:
-                raise
-            again = f"afterimage jobs show {job_id} -o FILE{where}"
-            raise UnavailableError(f"{error}; job {job_id} was accepted, fetch its image later: {again}") from error
-    raise AfterimageError("internal error: the stream ended without an image; please report it")
-
-
-class Waits:
-    """Show why the client waits and when it tries again: in the bar, or without a bar once per reason on stderr."""
-
-    def __init__(self, bar: ProgressBars, task: TaskID) -> None:
-        self._bar, self._task = bar, task
-        self._told: set[str] = set()
-
-    def __call__(self, waiting: Waiting) -> None:
-        why = _why(waiting.error)
-        soon = f"{waiting.delay_s:.0f} s" if waiting.delay_s >= 1 else "a moment"
-        said = f"{why}: trying again in {soon}"
-        self._bar.update(self._task, description=said)
-        if not self._bar.console.is_interactive and why not in self._told:
-            self._told.add(why)
-            typer.echo(f"{said} ({waiting.error})", err=True)
-
-
-def _why(error: AfterimageError) -> str:
-    """Return the reason in a few words, for a bar."""
-    if isinstance(error, StorageFullError):
-        return "the disk is full"
-    # an error without a delay is gRPC's own, for example of a message that is too large
-    if isinstance(error, OverloadedError) and error.retry_after_s is not None:
-        return "the queue is full"
-    return "not available for now"
-
-
-def _moved(event: Accepted | Step) -> dict[str, Any]:
-    if isinstance(event, Step) and event.waits_again:
-        return {"description": event.waits_again}
-    if event.queue_position:
-        return {"description": f"{event.queue_position} ahead in the queue"}
-    if isinstance(event, Accepted):
-        return {"description": "queued, next in turn"}
-    at = f"{event.step}/{event.steps}"
-    return {"description": "generating", "completed": event.step, "total": event.steps, "at": at}
 
 
 def _login() -> str:

@@ -61,11 +61,14 @@ class RetryAfter:
         return delay_s
 
 
-def check_queue(queued: int, max_queued: int, finished_per_s: float, sent_away: RetryAfter, now: float) -> None:
-    """Raise OverloadedError with a retry delay when the queue is full."""
-    if queued >= max_queued:
-        delay = sent_away.delay_s(queued, max_queued, finished_per_s, now)
-        message = f"{queued} jobs are waiting and max_queued is {max_queued}; retry in {delay:.1f} s"
+def check_queue(
+    queued: int, max_queued: int, finished_per_s: float, sent_away: RetryAfter, now: float, places: int = 1
+) -> None:
+    """Raise OverloadedError with a retry delay when the queue lacks `places` for the images of a request."""
+    if queued + places > max_queued:
+        delay = sent_away.delay_s(queued + places - 1, max_queued, finished_per_s, now)
+        asked = f", this request asks for {places}" if places > 1 else ""
+        message = f"{queued} jobs are waiting and max_queued is {max_queued}{asked}; retry in {delay:.1f} s"
         raise OverloadedError(message, retry_after_s=delay)
 
 
@@ -93,20 +96,20 @@ class QueueLength:
     def length(self) -> int:
         return self._counted + self._since + self._arriving
 
-    def stale(self, now: float, limit: int) -> bool:
+    def stale(self, now: float, limit: int, places: int = 1) -> bool:
         """Return whether to count again before the next admission; always when the next request would be refused."""
         good_for_s = self._relaxed_s if self.length * 2 < limit else self._stale_after_s
-        return now - self._counted_at > good_for_s or self.length >= limit
+        return now - self._counted_at > good_for_s or self.length + places > limit
 
     def counted(self, queued: int, now: float) -> None:
         self._counted, self._since, self._counted_at = queued, 0, now
 
-    def arriving(self) -> None:
-        """Count an admitted request; its row is not written yet."""
-        self._arriving += 1
+    def arriving(self, jobs: int = 1) -> None:
+        """Count the jobs of an admitted request; their rows are not written yet."""
+        self._arriving += jobs
 
-    def arrived(self) -> None:
-        """Count the row of an admitted request as written. If the request failed, the next count corrects the
+    def arrived(self, jobs: int = 1) -> None:
+        """Count the rows of an admitted request as written. If the request failed, the next count corrects the
         number."""
-        self._arriving -= 1
-        self._since += 1
+        self._arriving -= jobs
+        self._since += jobs

@@ -6,14 +6,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from protos import common_pb2 as pb
 from services.gateway.admission import FinishRate, QueueLength, RetryAfter, check_disk, check_queue
 from services.gateway.lookup import Lookup, Planned
 from services.gateway.roster import Roster
 from services.gateway.sweeper import Confirmer
-from services.gateway.validation import Caller, Models, validate
+from services.gateway.validation import Caller, Models, seeds_of, validate
 from shared.bus.hints import Hints
 from shared.domain.errors import (
     AfterimageError,
@@ -68,75 +70,95 @@ class Intake:
         self.rate = FinishRate()
 
     async def accept(
-        self, message: pb.Request, caller: Caller, job_id: str, *, durable: bool, previews: bool = False
-    ) -> Accepted:
-        """Return the job of this request: a new one with id `job_id`, or the job that the caller's idempotency key
-        names already.
+        self, message: pb.Request, caller: Caller, job_ids: Sequence[str], *, durable: bool, previews: bool = False
+    ) -> list[Accepted]:
+        """Return the jobs of this request, one per image: new ones with these ids, or the jobs that the caller's
+        idempotency key names already.
 
-        durable: the job is on disk when this returns. Otherwise the job is on disk only when it ends; the client waits
+        durable: the jobs are on disk when this returns. Otherwise each is on disk only when it ends; the client waits
         for that anyway.
         """
         start = self._clock.monotonic()
-        request, card = validate(message, self._models, self._settings, caller.tenant)
-        body = body_hash(message) if caller.idempotency_key else ""
+        requests, card = self._requests(message, caller, len(job_ids))
+        body = body_hash(message, len(job_ids)) if caller.idempotency_key else ""
         try:
-            planned, picture = await self._admitted(request, card)
+            images = await self._admitted(requests, card)
         except (OverloadedError, UnavailableError, NotFoundError):
             # a retry gets its accepted job, even if the queue or the disk is full, no worker can load the model now, or
             # the image that the request starts from has expired
-            first = await self._first(caller, body)
-            if first is None:
+            first = await self._first(caller, body, len(job_ids))
+            if not first:
                 raise
-            return Accepted(first, Timings(), confirmed=first.promised)
+            return [Accepted(job, Timings(), confirmed=job.promised) for job in first]
         try:
             planning_s = self._clock.monotonic() - start
-            row, created = await self._backends.catalog.jobs.accept(
-                self._job(job_id, planned, picture),
-                idempotency_key=caller.idempotency_key,
-                caller=caller.tenant,
-                body_hash=body,
-                key_lifetime_s=self._settings.idempotency_keep_s,
-                durable=durable or bool(picture),
-            )
+            jobs = [self._job(job_id, *image) for job_id, image in zip(job_ids, images, strict=True)]
+            durable = durable or any(picture for _, picture in images)
+            rows, created = await self._written(jobs, caller, body, durable=durable)
         finally:
-            self._queue.arrived()
-        confirmed = await self._announce(row, previews) if created else row.promised
+            self._queue.arrived(len(job_ids))
+        confirmed = [await self._announce(row, previews) if created else row.promised for row in rows]
         accept_s = self._clock.monotonic() - start - planning_s
-        timings = replace(planned.timings, accept_s=accept_s)
-        _observe(timings)
-        return Accepted(row, timings, picture if created else b"", confirmed)
+        accepted = []
+        for row, (planned, picture), sent in zip(rows, images, confirmed, strict=True):
+            timings = replace(planned.timings, accept_s=accept_s)
+            _observe(timings)
+            accepted.append(Accepted(row, timings, picture if created else b"", sent))
+        return accepted
 
-    async def plan(self, message: pb.Request, caller: Caller) -> list[Job]:
+    async def plan(self, message: pb.Request, caller: Caller, count: int = 1) -> list[Job]:
         """Return the jobs that `accept` would create now, without ids. Writes, sends and counts nothing."""
-        request, card = validate(message, self._models, self._settings, caller.tenant)
-        return [self._job("", await self._lookup.plan(request, card, dry_run=True), b"")]
+        requests, card = self._requests(message, caller, count)
+        return [self._job("", one, b"") for one in await self._lookup.plan(requests, card, dry_run=True)]
 
     async def close(self) -> None:
         await self._confirmer.close()
 
-    async def _first(self, caller: Caller, body: str) -> Job | None:
-        """Return the job that the caller's idempotency key already names."""
-        if not caller.idempotency_key:
-            return None
-        return await self._backends.catalog.jobs.first(caller.tenant, caller.idempotency_key, body)
+    def _requests(self, message: pb.Request, caller: Caller, count: int) -> tuple[list[Request], ModelCard]:
+        """Return the request of each image, and the card of their model. Raises InvalidRequestError."""
+        request, card = validate(message, self._models, self._settings, caller.tenant)
+        return seeds_of(request, count), card
 
-    async def _admitted(self, request: Request, card: ModelCard) -> tuple[Planned, bytes]:
-        """Admit and plan a request; return its plan, and its image if it is an exact repeat, which needs neither disk
-        space nor a worker. The caller must write the job's row and call `_queue.arrived`. Raises OverloadedError and
-        NobodyAbleError."""
+    async def _first(self, caller: Caller, body: str, count: int) -> list[Job]:
+        """Return the jobs that the caller's idempotency key already names."""
+        if not caller.idempotency_key:
+            return []
+        return await self._backends.catalog.jobs.first_all(caller.tenant, caller.idempotency_key, body, count)
+
+    async def _written(
+        self, jobs: Sequence[Job], caller: Caller, body: str, *, durable: bool
+    ) -> tuple[list[Job], bool]:
+        """Write the rows of all images, or of none; see `Jobs.accept`."""
+        rows = self._backends.catalog.jobs
+        key: dict[str, Any] = {
+            "idempotency_key": caller.idempotency_key,
+            "caller": caller.tenant,
+            "body_hash": body,
+            "key_lifetime_s": self._settings.idempotency_keep_s,
+            "durable": durable,
+        }
+        if len(jobs) > 1:
+            return await rows.accept_all(jobs, **key)
+        row, created = await rows.accept(jobs[0], **key)
+        return [row], created
+
+    async def _admitted(self, requests: Sequence[Request], card: ModelCard) -> list[tuple[Planned, bytes]]:
+        """Admit and plan the images of a request; return each plan, and the image of each exact repeat, which needs
+        neither disk space nor a worker. The caller must write the jobs' rows and call `_queue.arrived`. Raises
+        OverloadedError and NobodyAbleError."""
         undrawable = self._undrawable(card)
-        if undrawable is not None and not _may_repeat(request):
+        if undrawable is not None and not _may_repeat(requests[0]):
             raise undrawable
-        await self._admit()
+        await self._admit(len(requests))
         try:
-            planned = await self._lookup.plan(request, card)
-            picture = await self._stored_picture(planned)
-            if undrawable is not None and not picture:
+            planned = await self._lookup.plan(requests, card)
+            pictures = [await self._stored_picture(one) for one in planned]
+            if undrawable is not None and not all(pictures):
                 raise undrawable
         except BaseException:
-            self._queue.arrived()
+            self._queue.arrived(len(requests))
             raise
-        return planned, picture
+        return list(zip(planned, pictures, strict=True))
 
     def _undrawable(self, card: ModelCard) -> NobodyAbleError | StorageFullError | None:
         """Return the reason why no image of this model can be generated now; None when there is none."""
@@ -150,13 +172,13 @@ class Intake:
             return error
         return None
 
-    async def _admit(self) -> None:
+    async def _admit(self, places: int) -> None:
         """Raise OverloadedError when the queue is full. A request is never refused on an old count."""
         now, limit = self._clock.monotonic(), self._settings.max_queued
-        if self._queue.stale(now, limit):
+        if self._queue.stale(now, limit, places):
             self._queue.counted(await self._backends.catalog.jobs.queued(), now)
-        check_queue(self._queue.length, limit, self.rate.per_s(now), self._sent_away, now)
-        self._queue.arriving()
+        check_queue(self._queue.length, limit, self.rate.per_s(now), self._sent_away, now, places)
+        self._queue.arriving(places)
 
     async def _stored_picture(self, planned: Planned) -> bytes:
         """Return the image of an exact repeat. A request whose image cannot be read in time is planned again, without
@@ -215,9 +237,10 @@ class Intake:
         return False
 
 
-def body_hash(message: pb.Request) -> str:
-    """Return the sha256 of the request as the client sent it, before defaults and a random seed."""
-    return hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest()
+def body_hash(message: pb.Request, count: int = 1) -> str:
+    """Return the sha256 of the request as the client sent it, before defaults and a random seed. count: its images."""
+    several = f" n={count}".encode() if count > 1 else b""
+    return hashlib.sha256(message.SerializeToString(deterministic=True) + several).hexdigest()
 
 
 def _may_repeat(request: Request) -> bool:

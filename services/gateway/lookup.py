@@ -4,7 +4,7 @@ the hit."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -43,6 +43,13 @@ class Planned:
     warnings: list[str] = field(default_factory=list)
     degraded: list[str] = field(default_factory=list)
     timings: Timings = field(default_factory=Timings)
+    images: Sequence[Planned] = field(default=(), repr=False, compare=False)
+    """All images of the request, this one included."""
+
+    @property
+    def others(self) -> list[Plan]:
+        """The plans of the request's other images, as far as they are made."""
+        return [one.plan for one in self.images if one is not self and one.plan is not None]
 
 
 class Lookup:
@@ -57,13 +64,23 @@ class Lookup:
         self._retriever = RetrieverServiceStub(context.channel("retriever"))
         self._breakers = {name: Breaker() for name in ("embedder", "match_predictor", "retriever")}
 
-    async def plan(self, request: Request, card: ModelCard, *, dry_run: bool = False) -> Planned:
-        """Return the request with its plan. A failing cache never raises, unless the request names its start."""
-        planned = Planned(request, card, dry_run=dry_run)
-        await self._embed(planned)
-        await self._predict(planned)
-        await self.replan(planned, exact=request.seed_given)
-        return planned
+    async def plan(self, requests: Sequence[Request], card: ModelCard, *, dry_run: bool = False) -> list[Planned]:
+        """Return the images of a request with their plans, which start from different roots. A failing cache never
+        raises, unless the request names its start.
+
+        requests: the same request with the seed of each image.
+        """
+        first = Planned(requests[0], card, dry_run=dry_run)
+        await self._embed(first)
+        await self._predict(first)
+        noted = [(list(first.warnings), list(first.degraded)) for _ in requests[1:]]
+        images = [first]
+        for request, (warnings, degraded) in zip(requests[1:], noted, strict=True):
+            images.append(replace(first, request=request, warnings=warnings, degraded=degraded, timings=Timings()))
+        for image in images:
+            image.images = images
+            await self.replan(image, exact=image.request.seed_given)
+        return images
 
     async def replan(self, planned: Planned, *, exact: bool) -> None:
         """Ask the retriever, again if need be. exact: whether a stored image may be the answer."""
@@ -128,6 +145,9 @@ class Lookup:
             encoder_weights=planned.encoder_weights,
             unknown_share=planned.unknown_share,
             dry_run=planned.dry_run,
+            further_image=bool(planned.others),
+            taken_roots=sorted({root for plan in planned.others for root in _roots(plan)}),
+            taken_seeds=[one.request.seed for one in planned.images if one is not planned],
             model=planned.card.name,
         )
         if planned.predicted_hit is not None:
@@ -174,6 +194,12 @@ class Lookup:
         planned.degraded.append(f"{service}: {what}")
         METRICS.degraded.labels(service).inc()
         log("gateway").warning("planned without a service", service=service, error=logged or what)
+
+
+def _roots(plan: Plan) -> set[str]:
+    """Return the roots that a plan and its fallback start from; a plan without a root names its entry."""
+    both = (plan, plan.fallback) if plan.fallback is not None else (plan,)
+    return {one.root or one.entry_id for one in both} - {""}
 
 
 def _said(error: Exception) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,13 @@ from protos import common_pb2
 from protos import gateway_pb2 as pb
 from services.gateway.deadlines import DropTimers, outcome_error
 from services.gateway.fanout import Fanout, Watch
-from services.gateway.intake import Intake
+from services.gateway.intake import Accepted, Intake
 from services.gateway.job_views import Answers, FinishedLog, accepted_event, progress_event, waiting_event
+from services.gateway.merging import merged
 from services.gateway.validation import caller_of
 from shared.blobs.ahead import ReadAhead
 from shared.bus.hints import Hints
-from shared.domain.errors import AfterimageError, UnavailableError
+from shared.domain.errors import AfterimageError, UnavailableError, passes
 from shared.domain.ids import new_id
 from shared.domain.messages import JobCancelled, JobSucceeded, PreviewsRequested, Progress
 from shared.domain.types import Job, JobState
@@ -63,34 +64,49 @@ class Calls:
         await self.fanout.stop()
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[PendingCall]:
-        """Watch a job before it exists. When the caller leaves early, its job is dropped if `drop_if_late` is set."""
+    def open(self, count: int) -> Iterator[list[PendingCall]]:
+        """Watch the jobs of a request, one per image, before they exist. When the caller leaves early, they are dropped
+        if `drop_if_late` is set."""
         if self.fanout.draining:
             raise UnavailableError(
                 "this gateway is shutting down; retry in 2 s, or ask another replica", retry_after_s=2.0
             )
-        with contextlib.ExitStack() as after, self.fanout.watch(new_id()) as watch:
-            call = PendingCall(watch, self._clock.monotonic())
-            after.callback(self._unwatched, call)
+        with contextlib.ExitStack() as after, contextlib.ExitStack() as watching:
+            now, ids = self._clock.monotonic(), sorted(new_id() for _ in range(count))
+            calls = [PendingCall(watching.enter_context(self.fanout.watch(job_id)), now) for job_id in ids]
+            for call in calls:
+                after.callback(self._unwatched, call)
             try:
-                yield call
+                yield calls
             except (asyncio.CancelledError, GeneratorExit):
                 if not self.fanout.draining:  # while draining, the gateway ended the call, not the client
-                    self._left(call)
+                    for call in calls:
+                        self._left(call)
                 raise
             finally:
-                call.close()
+                for call in calls:
+                    call.close()
 
     async def accept(
-        self, call: PendingCall, request: common_pb2.Request, context: Any, *, durable: bool, previews: bool = False
-    ) -> Job:
+        self,
+        calls: Sequence[PendingCall],
+        request: common_pb2.Request,
+        context: Any,
+        *,
+        durable: bool,
+        previews: bool = False,
+    ) -> None:
         try:
             accepted = await self._intake.accept(
-                request, caller_of(context), call.watch.job_id, durable=durable, previews=previews
+                request, caller_of(context), [call.watch.job_id for call in calls], durable=durable, previews=previews
             )
         except AfterimageError as error:
             METRICS.refused.labels(type(error).__name__).inc()
             raise
+        for call, one in zip(calls, accepted, strict=True):
+            self._begin(call, one)
+
+    def _begin(self, call: PendingCall, accepted: Accepted) -> None:
         job = call.job = accepted.job
         call.picture, call.confirmed = accepted.picture, accepted.confirmed
         if job.id != call.watch.job_id:  # a retry: the first job of this idempotency key
@@ -101,10 +117,13 @@ class Calls:
             self._finished.accepted(job.id)
             self.answers.timed(job.id, accepted.timings)
             self._arm(job)
-        return job
 
-    async def result(self, call: PendingCall) -> pb.GenerateResponse:
-        """Return the answer once the job's row is final. Raises the error that the job ended with."""
+    async def result(self, calls: Sequence[PendingCall]) -> pb.GenerateResponse:
+        """Return the answer once the jobs' rows are final. Raises the error that the job of one image ended with; of
+        several images the answer names those that failed."""
+        if len(calls) > 1:
+            return pb.GenerateResponse(images=await self._images(calls))
+        (call,) = calls
         assert call.job is not None
         job = call.job
         async for event in self._follow(call, job):
@@ -112,7 +131,38 @@ class Calls:
                 job = event
         return await self._answer(job, call)  # its final row, the last event
 
-    async def stream(self, call: PendingCall, *, previews: bool) -> AsyncIterator[pb.GenerateStreamResponse]:
+    async def stream(self, calls: Sequence[PendingCall], *, previews: bool) -> AsyncIterator[pb.GenerateStreamResponse]:
+        """Yield the events of all images, each with the number of its image."""
+        if len(calls) == 1:
+            async for response in self._events(calls[0], previews=previews):
+                yield response
+            return
+        async for number, response in merged([self._one_of_several(call, previews=previews) for call in calls]):
+            response.index = number
+            yield response
+
+    async def _images(self, calls: Sequence[PendingCall]) -> list[pb.Image]:
+        images: dict[int, pb.Image] = {}
+        async for event in self.stream(calls, previews=False):
+            if event.HasField("result"):
+                images[event.index] = pb.Image(job=event.result.job, picture=event.result.picture)
+            elif event.HasField("failed"):
+                images[event.index] = event.failed
+        return [images[number] for number in sorted(images)]
+
+    async def _one_of_several(self, call: PendingCall, *, previews: bool) -> AsyncIterator[pb.GenerateStreamResponse]:
+        """Yield the events of one image, and its failure as the last one. An error that passes ends the whole call: the
+        client asks again."""
+        try:
+            async for response in self._events(call, previews=previews):
+                yield response
+        except AfterimageError as error:
+            if call.job is None or passes(error):
+                raise
+            failed = pb.Image(job=self.answers.job(call.job), code=error.code, error=error.outside)
+            yield pb.GenerateStreamResponse(failed=failed)
+
+    async def _events(self, call: PendingCall, *, previews: bool) -> AsyncIterator[pb.GenerateStreamResponse]:
         """Yield the acceptance once the broker has the task, then progress, then the result."""
         assert call.job is not None
         job, ask_at = call.job, 0.0
@@ -132,6 +182,7 @@ class Calls:
                     ask_at = now + PREVIEWS_AGAIN_S
                 yield progress_event(event, preview)
             elif event.state.final:
+                call.job = event
                 yield pb.GenerateStreamResponse(result=await self._answer(event, call))
             elif event.state is JobState.QUEUED:
                 yield waiting_event(event, await self._jobs.position(event.id))

@@ -17,7 +17,7 @@ from services.gateway.pending_calls import Calls
 from services.gateway.rerouting import reroute
 from services.gateway.roster import Roster
 from services.gateway.sweeper import Sweeper
-from services.gateway.validation import Models, caller_of, page_size, page_token
+from services.gateway.validation import Models, caller_of, image_count, page_size, page_token
 from shared.bus.hints import Hints
 from shared.domain.errors import AfterimageError, NotFoundError, UnreadableRowError
 from shared.domain.messages import Message, WorkerReported
@@ -92,20 +92,21 @@ class GatewayService(GatewayServiceServicer):
     # ---- handlers ----
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
-        with self._calls.open() as call:
-            await self._calls.accept(call, request.request, context, durable=False)
-            return await self._calls.result(call)
+        with self._calls.open(image_count(request.n, self._context.settings)) as calls:
+            await self._calls.accept(calls, request.request, context, durable=False)
+            return await self._calls.result(calls)
 
     async def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: Any
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
-        with self._calls.open() as call:
-            await self._calls.accept(call, request.request, context, durable=True, previews=request.previews)
-            async for response in self._calls.stream(call, previews=request.previews):
+        with self._calls.open(image_count(request.n, self._context.settings)) as calls:
+            await self._calls.accept(calls, request.request, context, durable=True, previews=request.previews)
+            async for response in self._calls.stream(calls, previews=request.previews):
                 yield response
 
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
-        jobs = await self._intake.plan(request.request, caller_of(context))
+        count = image_count(request.n, self._context.settings)
+        jobs = await self._intake.plan(request.request, caller_of(context), count)
         return pb.PlanResponse(jobs=[self._calls.answers.job(job) for job in jobs])
 
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:

@@ -7,7 +7,7 @@ import math
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from protos import common_pb2 as pb
@@ -120,6 +120,21 @@ def validate(message: pb.Request, models: Models, settings: Settings, tenant: st
         strength=_strength(message, steps),
     )
     return request, card
+
+
+def image_count(n: int, settings: Settings) -> int:
+    """Return the number of images of a request, which leaves out `n` for one."""
+    most = min(settings.max_images, settings.max_queued)
+    if n > most:
+        raise InvalidRequestError("n", f"must be from 1 to {most} (max_images)", n)
+    return n or 1
+
+
+def seeds_of(request: Request, count: int) -> list[Request]:
+    """Return the request once per image, each with the next seed."""
+    if request.seed + count > 2**64:
+        raise InvalidRequestError("seed", f"must leave room for {count} seeds below 2^64", request.seed)
+    return [replace(request, seed=request.seed + number) for number in range(count)]
 
 
 def caller_of(context: Any) -> Caller:

@@ -79,6 +79,7 @@ def from_repeat(question: Question, entry: Entry, degraded: Sequence[str] = ()) 
         weights_hash=entry.compat.weights_hash,
         candidates=(chosen,),
         reason="The same request with the same seed was generated before: its image is returned.",
+        root=entry.root_id,
         degraded=tuple(degraded),
         predicted_hit=question.predicted_hit,
     )

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from services.retriever.bounds import Bound
 from services.retriever.cost import Pace
+from services.retriever.seen import Seen
 from services.retriever.variety import Variety
 from shared.domain.types import CompatKey, Request
 from shared.models.card import ModelCard
+from shared.runtime.settings import Settings
 
 StepIn = Callable[[int, int, int], int]
 """(K, T of a state, T of a run) → the step of the run with exactly that noise level; 0 when there is none."""
@@ -28,6 +30,12 @@ class Question:
     """Looked up although a miss is predicted."""
     choices: tuple[int, ...] = ()
     """T that the plan may choose among; empty: the request's alone."""
+    further: bool = False
+    """A later image of a request for several."""
+    taken_roots: frozenset[str] = frozenset()
+    """Roots that other images of the request start from."""
+    taken_seeds: frozenset[int] = frozenset()
+    """Seeds of the request's other images."""
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -38,6 +46,18 @@ class Question:
     def asked(self) -> int:
         """T that a run has unless its plan states another; 0 where every plan states T."""
         return 0 if self.choices else self.request.steps
+
+    def variety(self, seen: Seen, settings: Settings) -> Variety:
+        """Return the rules of variety for this question."""
+        return Variety(
+            self.request,
+            seen,
+            settings.root_share,
+            enforced=settings.reuse_rules == "relation",
+            further=self.further,
+            taken_roots=self.taken_roots,
+            taken_seeds=self.taken_seeds,
+        )
 
 
 def choices_of(card: ModelCard, request: Request, most: int | None = None) -> tuple[int, ...]:

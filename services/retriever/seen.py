@@ -131,6 +131,11 @@ class Seen:
         found = self._long.get(root)
         return None if found is None else found.owner
 
+    def seed_of(self, root: str) -> int | None:
+        """Return the seed of a root entry; None when the entry is not among the recent images."""
+        found = self._long.get(root)
+        return None if found is None else found.seed
+
     def others(self, tenant: str, root: str, owner: Owner | None) -> tuple[int, int]:
         """Return how many recent images of a tenant descend from the root, and how many there are in all.
 

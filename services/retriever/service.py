@@ -26,7 +26,6 @@ from services.retriever.refiners import refiners_of
 from services.retriever.selection import should_widen_search, trim_candidates
 from services.retriever.starts import Found
 from services.retriever.tables import Known, Tables
-from services.retriever.variety import Variety
 from shared.bus import Subscription
 from shared.domain.errors import AfterimageError, InvalidRequestError
 from shared.domain.exact_repeats import exact_key, repeat_weights
@@ -147,6 +146,9 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             predicted_hit=predicted,
             choices=choices_of(known.card, request, self._settings.max_steps),
             sampled=predicted is False and hash_uniform(request, "sample") < self._settings.sample_predicted_misses,
+            further=message.further_image,
+            taken_roots=frozenset(message.taken_roots),
+            taken_seeds=frozenset(message.taken_seeds),
         )
         vector, encoder = vector_in(message.vector), EncoderId(message.encoder_hash, message.encoder_weights)
         rules, notes = self._rules(known, question, encoder, searched=vector is not None)
@@ -171,10 +173,8 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             settings.epsilon,
             settings.insert_on_hit,
             refiners_of(known, served, question, encoder, settings.max_steps) if images else (),
-            Variety(
-                question.request, self._entries.seen, settings.root_share, enforced=settings.reuse_rules == "relation"
-            ),
-        ), notes  # fmt: skip
+            question.variety(self._entries.seen, settings),
+        ), notes
 
     async def _repeat(self, asked: Asked) -> Planned | None:
         """Return a plan for the stored image, when the client named the seed and the same request was generated
@@ -187,7 +187,9 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         weights = repeat_weights(request, asked.question.compat.weights_hash, served)
         exact = self._backends.catalog.entries.exact(key, visible_owners(request.tenant, request.user), weights)
         entry = await self._within(asked, "catalog", exact)
-        return None if entry is None else from_repeat(asked.question, entry, asked.degraded)
+        if entry is None or (asked.rules.variety is not None and asked.rules.variety.clash(entry)):
+            return None
+        return from_repeat(asked.question, entry, asked.degraded)
 
     async def _planned(self, asked: Asked) -> Planned:
         question, noise = asked.question, partial(from_noise, asked.question, asked.rules)

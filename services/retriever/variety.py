@@ -26,7 +26,13 @@ class Variety:
     root_share: float
     """Largest share of one root in the recent images of users other than the root's owner."""
     enforced: bool = True
-    """False: relations are recorded, and refuse nothing."""
+    """False: relations are recorded, and refuse nothing. Images of one request differ all the same."""
+    further: bool = False
+    """The request is for several images, and this is not the first: another seed of the same prompt."""
+    taken_roots: frozenset[str] = frozenset()
+    """Roots that other images of the request start from."""
+    taken_seeds: frozenset[int] = frozenset()
+    """Seeds of the request's other images."""
 
     @property
     def draws(self) -> bool:
@@ -41,7 +47,7 @@ class Variety:
         """Return why the request may not start from this entry; empty when it may. rerolls: the request is a
         re-roll."""
         again = rerolls or candidate.relation == Relation.REROLL  # a known seed may start from its own image alone
-        why = self._refusal(entry, again) if self.enforced else ""
+        why = self.clash(entry) or (self._refusal(entry, again) if self.enforced else "")
         return f"{REFUSED}{why}" if why else ""
 
     def rerolls(self, candidates: Collection[Candidate]) -> bool:
@@ -52,7 +58,8 @@ class Variety:
         prompt = normalised(self.request.prompt)
         if any(one.relation == Relation.EDIT and normalised(one.prompt) == prompt for one in candidates):
             return False
-        return any(one.relation == Relation.REROLL for one in candidates) or self.seen.rerolls(self.request)
+        rerolls = any(one.relation == Relation.REROLL for one in candidates) or self.seen.rerolls(self.request)
+        return rerolls or self.further
 
     def closest(self, candidates: Collection[Candidate] = ()) -> Relation:
         """Return the closest relation to any candidate; without one, the relation to an entry that was not found."""
@@ -60,6 +67,17 @@ class Variety:
             return Relation.REROLL
         found = [Relation(one.relation) for one in candidates if one.relation]
         return min(found, key=CLOSEST.index, default=Relation.TOPIC if self.request.user else Relation.OTHER)
+
+    def clash(self, entry: Entry) -> str:
+        """Return why an image from this entry would resemble another image of the same request; empty otherwise.
+
+        Runs of one noise resemble each other, whatever their T: a root is refused to one image if another image has
+        its seed.
+        """
+        if entry.root_id in self.taken_roots:
+            return "another image of this request starts from this root"
+        seed = entry.seed if entry.root_id == entry.id else self.seen.seed_of(entry.root_id)
+        return "its root began from the noise of another image of this request" if seed in self.taken_seeds else ""
 
     def _refusal(self, entry: Entry, rerolls: bool) -> str:
         """Return why the request may not start from this entry; empty when it may."""

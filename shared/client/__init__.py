@@ -2,7 +2,7 @@
 
 from shared.client.async_client import IDEMPOTENCY_KEY, MAX_MESSAGE_BYTES, AsyncClient, OnWait, Waiting
 from shared.client.blocking_client import Client
-from shared.client.views import Accepted, Event, JobView, Picture, Progress
+from shared.client.views import Accepted, Event, ImagesFailedError, JobView, Picture, Progress
 
 __all__ = [
     "IDEMPOTENCY_KEY",
@@ -11,6 +11,7 @@ __all__ = [
     "AsyncClient",
     "Client",
     "Event",
+    "ImagesFailedError",
     "JobView",
     "OnWait",
     "Picture",

@@ -15,9 +15,22 @@ import grpc
 
 from protos import gateway_pb2
 from protos.gateway_pb2_grpc import GatewayServiceStub
-from shared.client.request_fields import RequestFields, request_message
+from shared.client.request_fields import RequestFields, checked_count, request_message
 from shared.client.retry import Patience, countdown
-from shared.client.views import Accepted, Event, JobView, Picture, event_of, picture_of, read_reply, view_of
+from shared.client.views import (
+    Accepted,
+    Event,
+    Failed,
+    ImagesFailedError,
+    JobView,
+    Picture,
+    Progress,
+    event_of,
+    images_of,
+    picture_of,
+    read_reply,
+    view_of,
+)
 from shared.domain.errors import AfterimageError
 from shared.domain.types import JobState
 from shared.runtime import rpc
@@ -94,10 +107,33 @@ class AsyncClient:
         )
         return read_reply(reply, lambda: picture_of(reply.job, reply.picture))
 
+    async def generate_images(
+        self,
+        prompt: str,
+        n: int,
+        *,
+        timeout_s: float = 600.0,
+        idempotency_key: str = "",
+        on_wait: OnWait | None = None,
+        **fields: Unpack[RequestFields],
+    ) -> list[Picture]:
+        """Return `n` images of `prompt`, of the seeds seed, seed + 1, …; no two start from the same root.
+
+        The idempotency key covers all images. Raises ImagesFailedError, with the finished images, when some failed.
+        """
+        request = gateway_pb2.GenerateRequest(request=request_message(prompt, **fields), n=checked_count(n))
+        metadata = self._metadata(idempotency_key or uuid.uuid4().hex)
+        left_s = countdown(timeout_s)
+        reply = await self._retried(
+            lambda: _unary(self._stub.Generate, request, timeout_s=left_s(), metadata=metadata), on_wait
+        )
+        return read_reply(reply, lambda: images_of(reply))
+
     async def generate_stream(
         self,
         prompt: str,
         *,
+        n: int = 1,
         previews: bool = False,
         timeout_s: float = 600.0,
         idempotency_key: str = "",
@@ -106,33 +142,54 @@ class AsyncClient:
     ) -> AsyncGenerator[Event, None]:
         """Yield Accepted, then Progress events, then the Picture. A broken stream resumes at the job's current state.
 
+        With `n` images, the events of all come as they happen, each with the `index` of its image. When some images
+        failed, the stream ends with ImagesFailedError.
+
         async for event in client.generate_stream("a red fox in the snow"):
             match event:
                 case Progress(): print(event.step, "of", event.steps)
                 case Picture(): event.save("fox.png")
         """
-        request = gateway_pb2.GenerateStreamRequest(request=request_message(prompt, **fields), previews=previews)
+        request = gateway_pb2.GenerateStreamRequest(
+            request=request_message(prompt, **fields), previews=previews, n=checked_count(n)
+        )
         metadata = self._metadata(idempotency_key or uuid.uuid4().hex)
-        patience, accepted, now = self._patience(), False, asyncio.get_running_loop().time
+        patience, now = self._patience(), asyncio.get_running_loop().time
+        told = set[tuple[bool, int]]()
+        """Images that were accepted (False) or ended (True)."""
+        pictures, failed = list[Picture](), list[Failed]()
         left_s = countdown(timeout_s)
         while True:
             begun = now()
             try:
                 async for message in self._stub.GenerateStream(request, timeout=left_s(), metadata=metadata):
                     event = read_reply(message, partial(event_of, message))
-                    if not (accepted and isinstance(event, Accepted)):
-                        patience.renew()
-                        yield event
-                    accepted = accepted or isinstance(event, Accepted)
+                    if not isinstance(event, Progress):
+                        kind = (not isinstance(event, Accepted), event.index)
+                        if kind in told:  # by the stream before, which broke
+                            continue
+                        told.add(kind)
+                    patience.renew()
+                    if isinstance(event, Failed):
+                        failed.append(event)
+                        continue
+                    if isinstance(event, Picture):
+                        pictures.append(event)
+                    yield event
+                if failed:
+                    raise ImagesFailedError(pictures, failed)
                 return
             except grpc.RpcError as error:
                 lasted_s, begun = now() - begun, now()
                 broken = await rpc.explained(rpc.from_rpc_error(error), self._target)
                 await _wait(broken, patience.pause_s(broken, lasted_s, now() - begun), on_wait)
 
-    async def plan(self, prompt: str, *, timeout_s: float = 10.0, **fields: Unpack[RequestFields]) -> list[JobView]:
-        """Return the job that `generate` would get now, without an id. Nothing is generated, written or counted."""
-        request = gateway_pb2.PlanRequest(request=request_message(prompt, **fields))
+    async def plan(
+        self, prompt: str, *, n: int = 1, timeout_s: float = 10.0, **fields: Unpack[RequestFields]
+    ) -> list[JobView]:
+        """Return the job that each of `n` images would get now, without an id. Nothing is generated, written or
+        counted."""
+        request = gateway_pb2.PlanRequest(request=request_message(prompt, **fields), n=checked_count(n))
         reply = await self._call(self._stub.Plan, request, timeout_s)
         return read_reply(reply, lambda: [view_of(job, planned=True) for job in reply.jobs])
 

@@ -58,10 +58,27 @@ class Client:
         )
         return self._run(drawn)
 
+    def generate_images(
+        self,
+        prompt: str,
+        n: int,
+        *,
+        timeout_s: float = 600.0,
+        idempotency_key: str = "",
+        on_wait: OnWait | None = None,
+        **fields: Unpack[RequestFields],
+    ) -> list[Picture]:
+        """See AsyncClient.generate_images."""
+        made = self._client.generate_images(
+            prompt, n, timeout_s=timeout_s, idempotency_key=idempotency_key, on_wait=on_wait, **fields
+        )
+        return self._run(made)
+
     def generate_stream(
         self,
         prompt: str,
         *,
+        n: int = 1,
         previews: bool = False,
         timeout_s: float = 600.0,
         idempotency_key: str = "",
@@ -71,6 +88,7 @@ class Client:
         """See AsyncClient.generate_stream."""
         events = self._client.generate_stream(
             prompt,
+            n=n,
             previews=previews,
             timeout_s=timeout_s,
             idempotency_key=idempotency_key,
@@ -80,9 +98,9 @@ class Client:
         while (event := self._run(_next(events))) is not None:
             yield event
 
-    def plan(self, prompt: str, **fields: Unpack[RequestFields]) -> list[JobView]:
+    def plan(self, prompt: str, *, n: int = 1, **fields: Unpack[RequestFields]) -> list[JobView]:
         """See AsyncClient.plan."""
-        return self._run(self._client.plan(prompt, **fields))
+        return self._run(self._client.plan(prompt, n=n, **fields))
 
     def get_job(self, job_id: str) -> JobView:
         return self._run(self._client.get_job(job_id))

@@ -82,6 +82,13 @@ def request_message(prompt: str, **fields: Unpack[RequestFields]) -> common_pb2.
     return message
 
 
+def checked_count(n: int) -> int:
+    """Return the number of images to ask for; InvalidRequestError for a number that cannot be sent."""
+    if not 1 <= n < 2**32:
+        raise InvalidRequestError("n", "must be at least 1", n)
+    return n
+
+
 def _check_range(name: str, value: object) -> None:
     """Raise InvalidRequestError for a whole number that does not fit its type; the gateway checks all other rules."""
     bounds = _BOUNDS.get(common_pb2.Request.DESCRIPTOR.fields_by_name[name].cpp_type)

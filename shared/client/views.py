@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from protos import common_pb2, gateway_pb2
 from shared.client.image_file import write
-from shared.domain.errors import ConfigurationError
+from shared.domain.errors import AfterimageError, ConfigurationError
 from shared.domain.types import Job, Plan, Timings
+from shared.runtime.rpc import error_named
 from shared.runtime.rpc_types import job_from_proto, plan_from_proto, timings_from_proto
 
 T = TypeVar("T")
@@ -33,6 +34,8 @@ class Picture(JobView):
     """A finished job with its image."""
 
     png: bytes = b""
+    index: int = 0
+    """Number of the image among the images of its request: 0 for the seed, 1 for seed + 1, …"""
 
     @property
     def plan(self) -> Plan:
@@ -56,6 +59,8 @@ class Accepted:
     job_id: str
     queue_position: int
     plan: Plan
+    index: int = 0
+    """Number of the image among the images of its request."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +75,34 @@ class Progress:
     queue_position: int = 0
     waits_again: str = ""
     """Why a job that had started waits again, for example because its worker is gone."""
+    index: int = 0
+    """Number of the image among the images of its request."""
 
 
 Event = Accepted | Progress | Picture
+
+
+@dataclass(frozen=True)
+class Failed:
+    """One of several images that its request does not get."""
+
+    index: int
+    job_id: str
+    error: AfterimageError
+
+
+class ImagesFailedError(AfterimageError):
+    """Some images of a request for several failed. The others are finished.
+
+    Take the finished images from `pictures`. `errors` holds the error of each other image by its number, from 0.
+    """
+
+    def __init__(self, pictures: Sequence[Picture], failed: Sequence[Failed]) -> None:
+        self.pictures = sorted(pictures, key=lambda one: one.index)
+        self.errors = {one.index: one.error for one in failed}
+        count = len(pictures) + len(failed)
+        said = "; ".join(f"image {one.index + 1}: {one.error}" for one in sorted(failed, key=lambda one: one.index))
+        super().__init__(f"{len(failed)} of {count} images failed: {said}")
 
 
 def read_reply(reply: Any, read: Callable[[], T]) -> T:
@@ -104,19 +134,40 @@ def view_of(message: common_pb2.Job, *, planned: bool = False) -> JobView:
     return JobView(**_fields(message, planned=planned))
 
 
-def picture_of(message: common_pb2.Job, png: bytes) -> Picture:
-    return Picture(**_fields(message), png=png)
+def picture_of(message: common_pb2.Job, png: bytes, index: int = 0) -> Picture:
+    return Picture(**_fields(message), png=png, index=index)
 
 
-def event_of(message: gateway_pb2.GenerateStreamResponse) -> Event:
+def image_of(message: gateway_pb2.Image, index: int) -> Picture | Failed:
+    """Return one of several images."""
+    if message.code:
+        return Failed(index, message.job.id, error_named(message.code, message.error))
+    return picture_of(message.job, message.picture, index)
+
+
+def images_of(message: gateway_pb2.GenerateResponse) -> list[Picture]:
+    """Return all images of a request; ImagesFailedError when some failed."""
+    if not message.images:
+        return [picture_of(message.job, message.picture)]
+    images = [image_of(image, index) for index, image in enumerate(message.images)]
+    pictures = [one for one in images if isinstance(one, Picture)]
+    if len(pictures) < len(images):
+        raise ImagesFailedError(pictures, [one for one in images if isinstance(one, Failed)])
+    return pictures
+
+
+def event_of(message: gateway_pb2.GenerateStreamResponse) -> Event | Failed:
     match message.WhichOneof("event"):
         case "accepted":
             it = message.accepted
-            return Accepted(it.job_id, it.queue_position, plan_from_proto(it.plan))
+            return Accepted(it.job_id, it.queue_position, plan_from_proto(it.plan), message.index)
         case "progress":
-            step = message.progress
-            return Progress(step.job_id, step.step, step.steps, step.preview, step.queue_position, step.waits_again)
+            step, known = message.progress, message.index
+            waits = step.waits_again
+            return Progress(step.job_id, step.step, step.steps, step.preview, step.queue_position, waits, known)
         case "result":
-            return picture_of(message.result.job, message.result.picture)
+            return picture_of(message.result.job, message.result.picture, message.index)
+        case "failed":
+            return image_of(message.failed, message.index)
         case _:
             raise ValueError("an event that this version does not know")

@@ -125,6 +125,11 @@ def from_rpc_error(error: grpc.RpcError) -> AfterimageError:
     return kind(error.details() or error.code().name, retry_after_s=retry_after_s, outside=away)
 
 
+def error_named(code: str, message: str) -> AfterimageError:
+    """Return the error behind a status that a message holds, for example of one of several images."""
+    return JobFailedError(message) if code == JobFailedError.code else _BY_CODE.get(code, AfterimageError)(message)
+
+
 async def explained(error: AfterimageError, target: str) -> AfterimageError:
     """Return the reason why gRPC could not connect to `target`; any other error unchanged.
 

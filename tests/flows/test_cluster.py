@@ -196,6 +196,25 @@ async def test_the_monitor_knows_the_workers_and_takes_back_one_that_was_killed(
     assert {one.running for one in (await until(2)).assignments} == {"large"}
 
 
+async def test_several_images_one_key_and_two_gateways(
+    clients: list[AsyncClient], backends: Backends, family: Family
+) -> None:
+    prompt, key = "three blue cones", new_id()
+    planned = await clients[0].plan(prompt, n=3, seed=30, steps=20, cache="off")
+    assert [view.job.request.seed for view in planned] == [30, 31, 32]
+    assert all(job.request.prompt != prompt for job in (await backends.catalog.jobs.list(limit=100))[0])
+    both = await asyncio.gather(
+        *(one.generate_images(prompt, 3, seed=30, steps=20, cache="off", idempotency_key=key) for one in clients)
+    )
+    assert [one.job.id for one in both[0]] == [one.job.id for one in both[1]]
+    assert [one.seed for one in both[0]] == [30, 31, 32]
+    assert sum(job.request.prompt == prompt for job in (await backends.catalog.jobs.list(limit=100))[0]) == 3
+    named = await clients[1].generate("a green cone", steps=20, from_job=both[0][2].job.id, strength=0.5)
+    assert (named.plan.source, named.steps_run, named.plan.root) == (PlanSource.IMAGE, 10, both[0][2].job.id)
+    for picture in (*both[0], named):
+        assert await _as_planned(picture, family, backends) == picture.png
+
+
 async def test_one_key_at_two_gateways_is_one_job(clients: list[AsyncClient], backends: Backends) -> None:
     key = new_id()
     asked = [client.generate("a blue ball", seed=1, steps=10, idempotency_key=key) for client in (*clients, *clients)]

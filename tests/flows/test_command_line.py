@@ -21,7 +21,7 @@ from protos import gateway_pb2
 from services.cli.app import app
 from services.cli.demo import command as demo
 from services.cli.embedded import announced
-from services.cli.generate import draw
+from services.cli.following import draw
 from services.gateway.service import GatewayService
 from shared.domain.errors import ConfigurationError
 from shared.domain.types import JobState
@@ -77,6 +77,10 @@ def test_generate_starts_an_instance_when_none_runs_and_the_next_one_finds_its_c
         f"Started after step 6 of 10 from the image of job {job} (“a red fox”): 4 steps in"
         in run("generate", "a wolf", *named).output
     )
+
+    several = run("generate", "a boat", "-n", 2, "--steps", 2, "--cache", "off", "--data-dir", "data", "-o", "boat.jpg")
+    assert re.search(r"boat-1.jpg  \(.*\n.*\n.*\n.*boat-2.jpg  \(64x64", several.output)
+    assert {path.name for path in tmp_path.glob("boat*")} == {"boat-1.jpg", "boat-2.jpg"}
 
     stats = run("cache", "stats", "--data-dir", "data")  # nobody runs: the cache is opened for the question
     assert re.match(r"2 entries, \d+ states", stats.stdout)

@@ -15,6 +15,7 @@ from shared.catalog.engines.database import Database, chunks
 from shared.catalog.engines.prepared import Prepared
 from shared.catalog.jobs.expiry import Expiry
 from shared.catalog.jobs.exposure import CRASHED, FORGIVEN, HANDED_BACK, SEEN, claimed
+from shared.catalog.jobs.groups import Groups
 from shared.catalog.jobs.idempotency import insert_job, job_of_key, named_by
 from shared.catalog.jobs.job_rows import job_of, jobs_of, update_one
 from shared.catalog.jobs.lanes import Lanes
@@ -181,7 +182,7 @@ def _drop_captured(connection: sa.Connection, job_ids: Sequence[str]) -> list[st
     return sorted(key for key in keys if not key.startswith(_NO_LATENTS))
 
 
-class Jobs(Expiry, Lanes, Sweeping):
+class Jobs(Expiry, Groups, Lanes, Sweeping):
     """The jobs of a catalog. `attempt` is a fencing token: it only grows, and only the newest attempt may write."""
 
     def __init__(self, database: Database) -> None:

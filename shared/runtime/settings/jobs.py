@@ -16,6 +16,9 @@ class Jobs(Section):
     max_steps: int = Field(
         1000, ge=1, description="Largest number of denoising steps T of a request. A model's card may allow fewer."
     )
+    max_images: int = Field(
+        8, ge=1, le=64, description="Images that one request may ask for (`n`). Each takes a place in the queue."
+    )
     max_queued: int = Field(
         256, ge=1, description="Jobs that may wait. Above this number the gateway refuses new jobs with a retry delay."
     )

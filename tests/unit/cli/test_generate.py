@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from services.cli.display.words import ProgressBars
-from services.cli.generate import Waits, _login, _moved, _steps, draw
+from services.cli.following import Waits, _moved, draw
+from services.cli.generate import _login, _steps
 from shared.client import Accepted, OnWait, Picture, Progress, Waiting
 from shared.domain.errors import (
     AfterimageError,
@@ -91,7 +92,8 @@ class Full:
 
 async def test_without_a_terminal_each_reason_to_wait_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     full: Any = Full()
-    assert (await draw(full, "a fox", {}, Console(force_terminal=False))).png
+    (drawn,) = await draw(full, "a fox", {}, Console(force_terminal=False))
+    assert drawn.png
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [

@@ -17,6 +17,9 @@ from shared.domain.errors import OverloadedError, StorageFullError
 
 def test_one_below_the_limit_is_let_in_and_the_limit_is_not() -> None:
     check_queue(9, 10, 1.0, RetryAfter(), now=0.0)
+    check_queue(6, 10, 1.0, RetryAfter(), now=0.0, places=4)
+    with pytest.raises(OverloadedError, match="7 jobs are waiting and max_queued is 10, this request asks for 4"):
+        check_queue(7, 10, 1.0, RetryAfter(), now=0.0, places=4)
     with pytest.raises(OverloadedError, match="10 jobs are waiting and max_queued is 10") as caught:
         check_queue(10, 10, 2.0, RetryAfter(), now=0.0)
     assert caught.value.retry_after_s == 0.5  # one place, two jobs a second

@@ -15,6 +15,8 @@ def test_every_field_of_the_body_counts() -> None:
     assert body_hash(base) == body_hash(pb.Request(seed=1, prompt="a fox"))
     for other in (pb.Request(prompt="a fox"), pb.Request(prompt="a fox", seed=1, steps=50), pb.Request(seed=1)):
         assert body_hash(other) != body_hash(base)
+    assert len({body_hash(base), body_hash(base, 2), body_hash(base, 3)}) == 3
+    assert body_hash(base, 1) == body_hash(base)  # as stored before requests had a number of images
 
 
 def test_keys_are_printable_and_short() -> None:
