@@ -73,7 +73,11 @@ class Weighed(NamedTuple):
     similarity: float
     entry_id: str
     allowed_step: int
-    steps = 0  # as a Candidate has it: both are of the request's T
+
+    @property
+    def steps(self) -> int:
+        """T of both steps as a Candidate has it: 0, the request's."""
+        return 0
 
 
 class Startable(Protocol):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 from services.retriever.bounds import IMAGE, LATENT, Near
 from services.retriever.cost import cost_of
@@ -83,6 +84,7 @@ def starts_latents(question: Question, rules: Rules, found: Found) -> list[Optio
     entries = [found.entries.get(hit.entry_id) for hit in hits]
     near = _near(question, rules, LATENT, hits, entries)
     allowed = {steps: rules.bound.latest(near, steps) for steps in question.steps} if near else {}
+    rules = replace(rules, step_in=cache(rules.step_in))  # most entries hold states of the same few steps
     seen = _Visible(question)
     return [
         _latent(question, rules, seen, near[i], hit, entry, {steps: ks[i] for steps, ks in allowed.items() if ks[i]})

@@ -68,12 +68,14 @@ async def test_the_plan_chooses_t_and_everyone_states_it(make: Make, tiny: Path,
         assert (repeat.plan.source, repeat.steps_run, repeat.plan.run_steps(50)) == (PlanSource.EXACT, 0, 5)
 
         await it.backends.blobs.delete([state.key for state in entry.latents])
-        keys = [state.key for one in (hit, named) for state in (await entry_of(it, one))]
+        keys = [key for one in (hit, named) for key in await latents_of(it, one)]
         await it.backends.blobs.delete(keys)
         lost, _ = await ask(it, "a red fox", seed=4)
         assert (lost.plan.source, lost.steps_run) == (PlanSource.NOISE, 5)
         assert lost.plan.degraded
 
 
-async def entry_of(it: House, picture: Picture) -> tuple[object, ...]:
-    return (await it.backends.catalog.entries.get(picture.job.id)).latents  # type: ignore[no-any-return]
+async def latents_of(it: House, picture: Picture) -> list[str]:
+    """The keys of the latents that the picture left."""
+    entry = await it.backends.catalog.entries.get(picture.job.id)
+    return [state.key for state in entry.latents]
