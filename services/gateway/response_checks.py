@@ -77,7 +77,7 @@ def _check_start(plan: Plan, request: Request, exact: bool) -> None:
             f"start_step of a plan from {plan.source} must be between {first} and {last} (got {plan.start_step})"
         )
     if plan.source is not PlanSource.NOISE and not (plan.sources and all(one.key for one in plan.sources)):
-        raise NonsenseError(f"a plan with source {plan.source} must name the state_key of each source (got none)")
+        raise NonsenseError(f"a plan with source {plan.source} must name its state_key (got none)")
     if not 0 <= plan.fresh_noise <= 1:  # also refuses nan
         raise NonsenseError(f"fresh_noise must be between 0 and 1 (got {plan.fresh_noise})")
     if not all(one.guidance is None or 0 <= one.guidance < inf for one in plan.may_run):
