@@ -22,8 +22,8 @@ from services.cli.display.words import (
 )
 from services.cli.embedded import settings_from
 from services.cli.following import draw
-from shared.client import ImagesFailedError, JobView, Picture
-from shared.client.image_file import check_writable
+from shared.client import AsyncClient, ImagesFailedError, JobView, Picture
+from shared.client.image_file import check_writable, job_named_in, same_pixels
 from shared.domain.errors import InvalidRequestError
 
 Optional = typer.Option
@@ -48,7 +48,10 @@ _FRESH_NOISE = "Share of new noise in a reused latent, 0–1. With more, details
 _N = (
     "Images, of the seeds seed, seed + 1, …; no two start from the same root. -o fox.png writes fox-1.png, fox-2.png, …"
 )
-_FROM = "Id of a finished job whose image to start from (image to image); see --strength."
+_FROM = (
+    "Image to start from (image to image), see --strength: the id of a finished job, or a PNG file that this command "
+    "wrote, while its job is kept."
+)
 _STRENGTH = (
     "Share of the steps that run after the image of --from, above 0 up to 1: less keeps more of it. Default: 0.8."
 )
@@ -118,6 +121,7 @@ def generate(
     """
     for index in range(n):
         check_writable(_path(out, "<job id>", index, n))
+    file = Path(from_job) if from_job and Path(from_job).suffix else None
     fields: dict[str, Any] = {
         "negative_prompt": negative,
         "seed": seed,
@@ -131,7 +135,7 @@ def generate(
         "deadline_s": deadline_s,
         "drop_if_late": deadline_s is not None,
         "variation": _one_of("variation", variation, ("auto", "same", "new")),
-        "from_job": from_job,
+        "from_job": job_named_in(file) if file else from_job,
         "strength": strength,
         "user": _login() if user is None else user,
         **_size(size),
@@ -142,10 +146,12 @@ def generate(
 
     async def planned() -> list[JobView]:
         async with connected_or_embedded(target, settings, tenant, console, data_dir=data_dir) as client:
+            await _check_unchanged(file, fields["from_job"], client)
             return await client.plan(prompt, n=n, **fields)
 
     async def drawn() -> list[Picture]:
         async with connected_or_embedded(target, settings, tenant, console, data_dir=data_dir) as client:
+            await _check_unchanged(file, fields["from_job"], client)
             return await draw(client, prompt, fields, console, n=n, where=where)
 
     if dry_run:
@@ -168,6 +174,13 @@ def generate(
         console.print(Text(f"{path}  ({kind}{picture.job.request.size}, seed {picture.seed}, job {picture.job.id})"))
     if failed is not None:
         raise failed
+
+
+async def _check_unchanged(file: Path | None, job_id: str, client: AsyncClient) -> None:
+    """Raise InvalidRequestError if the file of --from, where one was given, holds another image than its job."""
+    if file is not None and not same_pixels(file, (await client.get_picture(job_id)).png):
+        rule = f"must be an unchanged image; to start from the image as it was generated: --from {job_id}"
+        raise InvalidRequestError("from", rule, file)
 
 
 def _path(out: Path | None, job_id: str, index: int, n: int) -> Path:

@@ -87,7 +87,7 @@ class Lookup:
         start = self._clock.monotonic()
         plan: Plan | None
         if planned.request.from_job:
-            plan = await self._plan_named(planned, exact)
+            plan: Plan | None = await self._plan_named(planned, exact)
         else:
             plan = await self._try("retriever", planned, lambda: self._plan(planned, exact))
         if plan is None:

@@ -49,6 +49,29 @@ def write(path: Path, png: bytes, job: Job, model: str) -> None:
     path.write_bytes(encoded(png, {name: fact for name, fact in facts.items() if fact}, format_of(path)))
 
 
+def job_named_in(path: Path) -> str:
+    """Return the id of the job whose image this PNG file holds; raise InvalidRequestError for any other file."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            job = image.info.get("job") if image.format == "PNG" else None
+    except OSError as error:
+        raise InvalidRequestError("from", f"cannot be read ({error})", path) from error
+    if not isinstance(job, str):
+        raise InvalidRequestError("from", "must be the id of a job, or a PNG file that Afterimage wrote", path)
+    return job
+
+
+def same_pixels(path: Path, png: bytes) -> bool:
+    """Return whether the file holds exactly this image."""
+    from PIL import Image, ImageChops
+
+    with Image.open(path) as one, Image.open(io.BytesIO(png)) as other:
+        alike = one.size == other.size and one.mode == other.mode
+        return alike and ImageChops.difference(one, other).getbbox() is None
+
+
 def encoded(png: bytes, facts: Mapping[str, str], format_name: str) -> bytes:
     """Return the image in another format, JPEG and WebP at QUALITY, with `facts` as metadata.
 

@@ -77,6 +77,11 @@ def test_generate_starts_an_instance_when_none_runs_and_the_next_one_finds_its_c
         f"Started after step 6 of 10 from the image of job {job} (“a red fox”): 4 steps in"
         in run("generate", "a wolf", *named).output
     )
+    of_file = run("generate", "a wolf", "--from", "deep/fox.png", *named[2:], "--dry-run").output
+    assert re.search(r"Would start after step 6 of 10 from the image of job \w+ \(“a red fox”\)", of_file)
+    Image.new("RGB", (64, 64)).save("blank.png")
+    refused = CliRunner().invoke(app, ["generate", "a wolf", "--from", "blank.png", "--data-dir", "data"])
+    assert "a PNG file that Afterimage wrote" in str(refused.exception)
 
     several = run("generate", "a boat", "-n", 2, "--steps", 2, "--cache", "off", "--data-dir", "data", "-o", "boat.jpg")
     assert re.search(r"boat-1.jpg  \(.*\n.*\n.*\n.*boat-2.jpg  \(64x64", several.output)

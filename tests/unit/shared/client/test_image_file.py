@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from shared.client import Picture
-from shared.client.image_file import check_writable
+from shared.client.image_file import check_writable, job_named_in, same_pixels
 from shared.domain.errors import InvalidRequestError
 from shared.domain.types import ModelPlan
-from tests.unit.cli.views import picture
+from tests.unit.cli.views import picture, png
 
 PROMPT = "ein Füchslein im Schnee, 雪の中の狐 🦊"
 FACTS = {"prompt": PROMPT, "seed": "7", "model": "large", "steps": "50", "job": "j1", "Software": "Afterimage"}
@@ -84,3 +84,16 @@ def test_what_cannot_be_written_is_refused_and_nothing_is_left_behind(tmp_path: 
         check_writable(fine)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
     assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_png_names_its_job_until_its_pixels_change(drawn: Picture, tmp_path: Path) -> None:
+    drawn.save(tmp_path / "fox.png")
+    drawn.save(tmp_path / "fox.webp")
+    assert job_named_in(tmp_path / "fox.png") == drawn.job.id
+    assert same_pixels(tmp_path / "fox.png", drawn.png)
+    assert not same_pixels(tmp_path / "fox.png", png("blue"))
+    (tmp_path / "bare.png").write_bytes(drawn.png)
+    (tmp_path / "text.png").write_text("no image")
+    for wrong, said in (("fox.webp", "PNG file"), ("bare.png", "PNG file"), ("text.png", "read"), ("gone.png", "read")):
+        with pytest.raises(InvalidRequestError, match=f"^from: .*{said}"):
+            job_named_in(tmp_path / wrong)
