@@ -14,7 +14,7 @@ from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
 from protos.retriever_pb2_grpc import RetrieverServiceStub
 from services.gateway.breaker import Breaker
 from services.gateway.response_checks import check_plan, check_vector
-from shared.domain.errors import AfterimageError, UnavailableError
+from shared.domain.errors import AfterimageError, DeadlineError, UnavailableError
 from shared.domain.plan_rules import noise_plan
 from shared.domain.truncation import UNSEARCHED
 from shared.domain.types import Plan, Request, Timings, visible_owners
@@ -164,7 +164,7 @@ class Lookup:
         """
         try:
             return await self._plan(planned, exact)
-        except TimeoutError as error:
+        except (TimeoutError, DeadlineError) as error:
             limit_s = self._settings.call_timeout_s
             said = f"retriever: no plan from job {planned.request.from_job!r} within {limit_s:g} s; retry"
             raise UnavailableError(said, retry_after_s=1.0) from error

@@ -187,7 +187,8 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         weights = repeat_weights(request, asked.question.compat.weights_hash, served)
         exact = self._backends.catalog.entries.exact(key, visible_owners(request.tenant, request.user), weights)
         entry = await self._within(asked, "catalog", exact)
-        if entry is None or (asked.rules.variety is not None and asked.rules.variety.clash(entry)):
+        variety = None if request.from_job else asked.rules.variety
+        if entry is None or (variety is not None and variety.clash(entry)):
             return None
         return from_repeat(asked.question, entry, asked.degraded)
 

@@ -119,7 +119,7 @@ async def test_rows_load_field_by_field(catalog: Catalog) -> None:
     }  # fmt: skip
     for key, value in PROFILES.items():
         assert await catalog.profiles.get(*key) == value
-    assert await catalog.jobs.first("acme", "key-1", "body-1") == JOBS[0]
+    assert await catalog.jobs.first_all("acme", "key-1", "body-1") == [JOBS[0]]
     assert await catalog.jobs.to_cache() == ["job-cancelled", "job-succeeded"]
     assert await catalog.jobs.drop_captured(["job-succeeded", "job-cancelled"]) == sorted(
         latent.key for latent in RESULT.captured

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from protos import common_pb2, match_predictor_pb2, retriever_pb2
+from shared.domain.errors import UnavailableError
 from shared.domain.types import PlanSource
 from shared.models import find_card
 from shared.service import Context
@@ -117,6 +118,8 @@ async def test_a_late_retriever(make: Make) -> None:
     stranger.delay_s = 5.0
     async with house_of(make, stranger) as it:
         await noted(it, "retriever: Deadline")
+        with pytest.raises(UnavailableError, match=r"retriever: no plan from job 'j1' within 0.5 s; retry"):
+            await it.client.generate("a red fox", from_job="j1")
 
 
 @pytest.mark.parametrize(("answer", "delay_s"), [(no_message, 0.0), (nothing, 5.0)], ids=["wrong", "late"])

@@ -76,7 +76,7 @@ class Groups:
         durable = durable or not self._database.process_local  # a server may lose a lazy write whose tasks were sent
         return await self._database.write(_accept_all, wanted, *key, key_lifetime_s, durable=durable)
 
-    async def first_all(self, caller: str, idempotency_key: str, body_hash: str, count: int) -> list[Job]:
+    async def first_all(self, caller: str, idempotency_key: str, body_hash: str, count: int = 1) -> list[Job]:
         """Return the `count` jobs that this caller's key already names, or none; raise ConflictError for another
         body."""
         return await self._database.read(_first_all, caller, idempotency_key, body_hash, count)

@@ -16,7 +16,7 @@ from shared.catalog.engines.prepared import Prepared
 from shared.catalog.jobs.expiry import Expiry
 from shared.catalog.jobs.exposure import CRASHED, FORGIVEN, HANDED_BACK, SEEN, claimed
 from shared.catalog.jobs.groups import Groups
-from shared.catalog.jobs.idempotency import insert_job, job_of_key, named_by
+from shared.catalog.jobs.idempotency import insert_job, named_by
 from shared.catalog.jobs.job_rows import job_of, jobs_of, update_one
 from shared.catalog.jobs.lanes import Lanes
 from shared.catalog.jobs.sweeping import Sweeping
@@ -97,11 +97,6 @@ def _accept(
         return _get(connection, named_by(connection, caller, key, body_hash)), False
     times = {"created_at": at.created_at, "updated_at": at.updated_at}
     return dataclasses.replace(job, **times, confirmed=job.state.final), True
-
-
-def _first(connection: sa.Connection, caller: str, key: str, body_hash: str) -> Job | None:
-    job_id = job_of_key(connection, caller, key, body_hash)
-    return _get(connection, job_id) if job_id else None
 
 
 def _get(connection: sa.Connection, job_id: str) -> Job:
@@ -206,10 +201,6 @@ class Jobs(Expiry, Groups, Lanes, Sweeping):
         """
         key = (caller, idempotency_key, body_hash)
         return await self._database.write(_accept, job, *key, key_lifetime_s, durable=durable, row=True)
-
-    async def first(self, caller: str, idempotency_key: str, body_hash: str) -> Job | None:
-        """Return the job that this caller's key already names; raise ConflictError if that job had another body."""
-        return await self._database.read(_first, caller, idempotency_key, body_hash, row=True)
 
     async def get(self, job_id: str) -> Job:
         return await self._database.read(_get, job_id, row=True)

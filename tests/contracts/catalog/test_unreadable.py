@@ -218,7 +218,7 @@ async def test_a_key_that_names_it_says_why_there_is_no_answer(catalog: Catalog)
     key: dict[str, Any] = {"idempotency_key": "k", "caller": "alice", "body_hash": "h", "key_lifetime_s": 60.0}
     job, _ = await catalog.jobs.accept(a_job(), **key)
     await spoilt(catalog, job.id)
-    for asked in (catalog.jobs.accept(a_job(), **key), catalog.jobs.first("alice", "k", "h")):
+    for asked in (catalog.jobs.accept(a_job(), **key), catalog.jobs.first_all("alice", "k", "h")):
         with pytest.raises(AfterimageError, match=r"plan\.source"):
             await asked
     assert await catalog.jobs.queued() == 1

@@ -59,6 +59,9 @@ async def test_an_image_starts_from_the_job_that_the_request_names(make: Make) -
         assert (again.plan.source, again.png) == (PlanSource.EXACT, near.png)
         other = await it.client.generate("a blue wolf at night", strength=0.5, **fields)
         assert other.plan.source is PlanSource.IMAGE
+        two = [await it.client.generate_images("a wolf", 2, strength=0.4, **fields) for _ in range(2)]
+        assert [one.plan.source for one in two[0]] == [PlanSource.IMAGE] * 2
+        assert [one.png for one in two[1]] == [one.png for one in two[0]]
 
 
 async def test_a_source_that_cannot_be_used_is_named(settings: Settings) -> None:
