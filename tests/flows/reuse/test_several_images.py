@@ -11,7 +11,7 @@ import pytest
 
 from protos import gateway_pb2
 from protos.gateway_pb2_grpc import GatewayServiceStub
-from shared.client import Accepted, AsyncClient, ImagesFailedError, Picture, Progress
+from shared.client import Accepted, AsyncClient, Client, ImagesFailedError, Picture, Progress
 from shared.client.request_fields import request_message
 from shared.domain.errors import CancelledError, ConflictError, InvalidRequestError, OverloadedError
 from shared.domain.types import JobState, PlanSource
@@ -42,7 +42,9 @@ async def test_no_two_images_of_a_request_start_from_one_root(settings: Settings
         other = await it.generate(DUCK, seed=50, **{**fields, "variation": "new", "cache": "write"})
         assert other.plan.source is PlanSource.NOISE
 
+        planned = await it.client.plan(DUCK, n=4, seed=10, **fields)
         four = await it.client.generate_images(DUCK, 4, seed=10, **fields)
+        assert [view.job.plan for view in planned] == [picture.plan for picture in four]
         assert [picture.seed for picture in four] == [10, 11, 12, 13]
         assert [picture.index for picture in four] == [0, 1, 2, 3]
         assert [picture.plan.source for picture in four[2:]] == [PlanSource.NOISE] * 2
@@ -88,6 +90,12 @@ async def test_one_key_covers_all_images(settings: Settings) -> None:
         assert [one.job.id for one in again] == [one.job.id for one in first]
         assert [one.png for one in again] == [one.png for one in first]
         assert await rows(it) == 3
+
+        def blocking() -> list[Picture]:
+            with Client(it.process.address, retry_s=0.0) as client:
+                return client.generate_images(DUCK, 3, steps=10, idempotency_key="k")
+
+        assert [one.job.id for one in await asyncio.to_thread(blocking)] == [one.job.id for one in first]
         streamed = [event async for event in it.client.generate_stream(DUCK, n=3, steps=10, idempotency_key="k")]
         assert {one.job.id for one in streamed if isinstance(one, Picture)} == {one.job.id for one in first}
         for other in (ask(DUCK, 2, steps=10, idempotency_key="k"), ask("a", 3, steps=10, idempotency_key="k")):
