@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.retriever.bounds import TableBound
 from services.retriever.planning import from_noise, from_repeat, options_of, plan_of
 from services.retriever.question import Question, Rules, choices_of
+from services.retriever.selection import allowed_step
 from services.retriever.starts import Found
 from shared.domain.exact_repeats import exact_key
 from shared.domain.plan_rules import degrade, smaller_starts
@@ -75,6 +78,36 @@ def test_without_a_measurement_t_is_the_models_default() -> None:
     assert made.may_run == (ModelPlan("large", 25, steps=50),)
     named = plan([(0.96, entry("a"))], choices=())
     assert (named.start_step, named.may_run) == (25, (ModelPlan("large", 25),))
+
+
+@given(
+    found=st.lists(
+        st.tuples(
+            st.floats(-1, 1), st.lists(st.integers(1, 49), max_size=5, unique=True), st.sampled_from([50, 10, 5])
+        ),
+        max_size=6,
+    ),
+    noise=st.sets(st.sampled_from([5, 10])),
+)
+def test_no_start_costs_more_than_noise_or_goes_beyond_its_bound(
+    found: list[tuple[float, list[int], int]], noise: set[int]
+) -> None:
+    made = [
+        (similarity, entry(f"e{n}", [k for k in ks if k < T], compat=replace(COMPAT, steps=T)))
+        for n, (similarity, ks, T) in enumerate(found)
+    ]
+    result = plan(made, noise=sorted(noise))
+    steps = result.run_steps(50)
+    if result.source is PlanSource.NOISE:
+        assert steps == min({50} | noise)
+        return
+    assert steps - result.start_step < min({50} | noise)
+    similarity, chosen = next(pair for pair in made if pair[1].id == result.entry_id)
+    table = {5: OF_FIVE, 10: OF_TEN, 50: FIG_10}[steps]
+    assert 0 < result.start_step <= allowed_step(table, similarity, steps)
+    state = next(state for state in chosen.states if state.key == result.state_key)
+    assert state.step * steps == result.start_step * chosen.compat.steps  # exactly the same noise
+    assert all(0 < step < steps for step in result.capture_steps)
 
 
 def test_a_lost_start_becomes_the_shortest_run_from_noise() -> None:
