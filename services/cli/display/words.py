@@ -147,13 +147,18 @@ def candidates_table(plan: Plan, width: int = WIDE) -> Table:
             one.kind,
             *([one.relation] if any(other.relation for other in plan.candidates) else []),
             f"{one.similarity:.3f}",
-            str(one.allowed_step or "–"),
-            str(one.start_step or "–"),
+            _step(one.allowed_step, one.steps),
+            _step(one.start_step, one.steps),
             Text(one.reason),
         )
         for one in plan.candidates
     ]
     return fitted(columns, rows, width, title="Candidates of the plan")
+
+
+def _step(step: int, steps: int) -> str:
+    """Format K of a candidate, with T where T is not the request's."""
+    return f"{step}{f'/{steps}' if steps else ''}" if step else "–"
 
 
 def jobs_table(views: list[JobView], width: int = WIDE) -> Table:

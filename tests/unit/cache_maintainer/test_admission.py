@@ -2,13 +2,15 @@ from dataclasses import replace
 
 import pytest
 
-from services.cache_maintainer.admission import admit
+from services.cache_maintainer.admission import admit, offer_of
 from shared.domain.types import (
     CacheMode,
+    Candidate,
     Captured,
     CompatKey,
     Job,
     JobState,
+    ModelPlan,
     Plan,
     PlanSource,
     Request,
@@ -58,6 +60,19 @@ def test_a_finished_job_becomes_an_entry_under_its_own_id() -> None:
 )
 def test_what_must_not_be_kept(changes: dict[str, object]) -> None:
     assert admit(job(**changes)) is None
+
+
+def test_states_and_candidates_are_steps_of_the_t_that_was_planned() -> None:
+    candidates = tuple(Candidate(name, "latent", 0.9, k, k, steps=T) for name, k, T in (("a", 2, 5), ("b", 20, 0)))
+    plan = Plan(PlanSource.NOISE, "large", may_run=(ModelPlan("large", 0, steps=20),), candidates=candidates)
+    planned = job(plan=plan, request=replace(job().request, steps_auto=True))
+    entry = admit(replace(planned, plan=replace(plan, may_run=(ModelPlan("large", 0, steps=10),))))
+    assert entry is not None
+    assert [state.step for state in entry.latents] == [5]  # 10 is the end of a run of 10
+    entry = admit(planned)
+    assert entry is not None
+    offer = offer_of(entry, planned, 0.0)
+    assert (offer.total, [(one.allowed_step, one.steps) for one in offer.wishes]) == (20, [(2, 5), (20, 50)])
 
 
 def test_without_knowing_what_the_latents_fit_nothing_is_kept() -> None:

@@ -87,6 +87,21 @@ def test_it_learns_which_states_users_come_back_for() -> None:
     assert np.mean(found[-4000:]) > 0.65 > 1.5 * np.mean(had[-4000:]) > 0.1
 
 
+def test_lookups_of_every_t_count_alike() -> None:
+    learned = []
+    for wishes, total in (
+        ([Wish("a", 25, 25), Wish("b", 15, 15)], 50),
+        ([Wish("a", 5, 5, 10), Wish("b", 15, 15, 50)], 10),
+        ([Wish("a", 5, 5), Wish("b", 3, 3)], 10),
+    ):
+        store = ExpectedStateStore(LEVELS)
+        for name in ("a", "b"):
+            offered(store, name, "ada", 0.0, room=10 * STATE)
+        store.looked_up(wishes, 1.0, total)
+        learned.append({name: one.tolist() for name, one in vars(store.demand).items() if isinstance(one, np.ndarray)})
+    assert learned[0] == learned[1] == learned[2]
+
+
 def test_it_learns_from_the_first_two_hundred_lookups_on_and_less_often_later() -> None:
     shelf, fitted_at = ExpectedStateStore(LEVELS), []
     for lookup in range(1, 8001):

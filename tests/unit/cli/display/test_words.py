@@ -75,6 +75,12 @@ def test_an_image_hit_says_whose_picture_it_was_and_who_went_on() -> None:
     assert started(hit.plan, 50) == "from step 10 of 50, from large's image"
 
 
+def test_a_candidate_shows_t_where_it_is_not_the_requests() -> None:
+    plan = picture(source=PlanSource.LATENT, start=20).plan
+    few = replace(plan, candidates=(replace(plan.candidates[0], allowed_step=3, start_step=2, steps=5),))
+    assert re.search(r"3/5 .* 2/5", shown(candidates_table(few)))
+
+
 def test_a_plan_shows_its_relation_and_root_where_they_were_recorded() -> None:
     hit = picture(source=PlanSource.LATENT, start=20)
     assert "relation" not in shown(candidates_table(hit.plan), job_sheet(hit))
