@@ -7,7 +7,6 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from services.retriever.bounds import LATENT, Near
 from services.retriever.choice import choose, judged
@@ -93,13 +92,10 @@ class Options:
     rules: Rules
     latents: list[Option]
     images: list[Option]
+    noise: Start
+    """The cheapest run from noise."""
     similar: bool | None
-    """The bound allows a start from one of the latents; None without a search for latents."""
-
-    @cached_property
-    def noise(self) -> Start:
-        """The cheapest run from noise."""
-        return starts_noise(self.question, self.rules)[0]
+    """The bound allows a start from one of the latents that costs less than noise; None without a search for them."""
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -124,12 +120,13 @@ def options_of(question: Question, rules: Rules, found: Found) -> Options:
     """Weigh everything that was found. A start never goes beyond the K that the bound allows for its own candidate. It
     never uses a state of another scope or encoder, or a latent of another compatibility key."""
     latents, images = starts_latents(question, rules, found), starts_images(question, rules, found)
-    similar = any(one.candidate.allowed_step for one in latents) if found.latents is not None else None
+    noise = starts_noise(question, rules)[0]
+    similar = any(one.candidate.allowed_step and one.least < noise.cost for one in latents)
     if (variety := rules.variety) is not None:
         rerolls = variety.rerolls([one.candidate for one in (*latents, *images)])
         latents = [_ruled(rules, one, rerolls) for one in latents]
         images = [_ruled(rules, one, rerolls) for one in images]
-    return Options(question, rules, latents, images, similar)
+    return Options(question, rules, latents, images, noise, similar if found.latents is not None else None)
 
 
 def plan_of(options: Options, *, degraded: Sequence[str] = ()) -> Plan:
@@ -238,7 +235,9 @@ def _why_noise(options: Options) -> str:
     if not candidates:
         why = options.rules.no_latents or "the cache has nothing that fits this model, size and caller"
         return f"Generated from noise: {why}."
-    if any(one.starts for one in (*options.latents, *options.images)):
+    allowed = [one for one in options.latents if one.candidate.allowed_step]
+    dear = allowed and not any(one.least < options.noise.cost for one in allowed)
+    if dear or any(one.starts for one in (*options.latents, *options.images)):
         return f"Generated from noise: no start costs less than {options.noise.steps} steps from noise."
     refused = [one for one in candidates if one.reason.startswith(REFUSED)]
     if refused:  # each of them could have started the image
@@ -248,7 +247,7 @@ def _why_noise(options: Options) -> str:
         nearest = max(candidates, key=lambda one: one.similarity)
         return f"Generated from noise; the nearest cached image: {nearest.reason}."
     nearest = max(latents, key=lambda one: one.similarity)
-    if any(one.allowed_step for one in latents):
+    if allowed:
         return (
             f"Generated from noise: similar prompts are cached ({nearest.similarity:.3f}), but without a usable state."
         )
