@@ -502,7 +502,7 @@ def pays(
     if row["paraphrases_clip_ratio"] is not None and row["paraphrases_clip_ratio"][1] < ALPHA:
         return f"K = {row['k']} gained, CLIP ratio of paraphrases {row['paraphrases_clip_ratio'][0]:.3f}"
     before = max((k for k in off if k < row["k"]), default=0)
-    if row["rows"] >= 2 * (row["steps"] - before) and row["k"] > last:
+    if row["rows"] >= 2 * (row["steps"] - before):
         return f"K = {row['k']} gained, at {row['rows']} rows instead of {2 * (row['steps'] - before)}"
     return ""
 
