@@ -68,8 +68,10 @@ from shared.runtime.progress import Remaining
 ALPHA = 0.95
 REFERENCE_STEPS = 50
 T = TypeVar("T")
-AT_ONCE = 16
+AT_ONCE = 32
 """Pairs that share batches."""
+ROWS = 16
+"""Images that share a step."""
 LOOK = ("contrast", "saturation", "sharpness")
 
 
@@ -271,7 +273,7 @@ class Store:
 
 def generate(family: RealignedFamily, pairs: Sequence[ScenePair], plan: Plan, store: Store) -> None:
     """Generate what these pairs lack: source, reference and every image of the plan."""
-    engine = Engine({family.card.name: family}, max_rows=8, tell_every_s=0.0)
+    engine = Engine({family.card.name: family}, max_rows=ROWS, tell_every_s=0.0)
     by_number = {str(pair.number): pair for pair in pairs}
 
     def start(pair: ScenePair, k: int) -> None:
