@@ -30,332 +30,32 @@ one T all of this holds:
 
 from __future__ import annotations
 
-import io
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from difflib import SequenceMatcher
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from bench.frontier import bootstrapped, interval
-from bench.measuring.judging import BATCH, JUDGE, open_encoder
+from bench.measuring.judging import open_encoder
 from bench.measuring.quiet import quiet
 from bench.measuring.recording import command_line, machine, record, settings_of, table
-from services.cli.profiles.pairs import ScenePair, asked_for, right, scene_pairs
-from services.embedder.encoder import Encoder
-from services.gpu_worker.engine.engine import Engine
-from services.gpu_worker.engine.events import Advanced, Finished, LatentCaptured, Left
-from services.gpu_worker.engine.rows import FromState, Pixels, Row, Stepped, Task
-from services.gpu_worker.families.pipeline import load_pipeline
-from services.gpu_worker.families.unet import UNetFamily
-from services.gpu_worker.jobs.codecs import decode_state, encode_png, encode_state
+from bench.realigned.family import RealignedFamily, Realignment
+from bench.realigned.images import Plan, Store, generate
+from bench.realigned.scores import LOOK, Scores, batched, score, similarities
+from services.cli.profiles.pairs import ScenePair, asked_for, scene_pairs
 from services.retriever.profile import UNRELATED, ProfileRow, build_table, quality_of
-from shared.domain.types import vector_from
 from shared.models.card_lookup import find_card
 from shared.models.confidence import ratio_bounds
-from shared.models.quality import BOUNDS, Measures, likeness, look
+from shared.models.quality import BOUNDS, Measures
 from shared.runtime.progress import Remaining
 
 ALPHA = 0.95
-REFERENCE_STEPS = 50
-T = TypeVar("T")
 AT_ONCE = 32
 """Pairs that share batches."""
-ROWS = 16
-"""Images that share a step."""
-LOOK = ("contrast", "saturation", "sharpness")
-
-
-@dataclass(frozen=True, slots=True)
-class Realignment:
-    """One setting; the fields are described above."""
-
-    old: float = 0.0
-    mixed: float = 0.0
-    added: float = 0.0
-    further: float = 0.0
-    logits: float = 1.0
-    values: float = 1.0
-    guidance: float = 1.0
-    first: int = 0
-
-    @classmethod
-    def read(cls, text: str) -> Realignment:
-        """Read a setting; ValueError for an unknown word."""
-        if text == "off":
-            return cls()
-        words = dict(word.split("=") for word in text.split(","))
-        if unknown := set(words) - {field.name for field in fields(cls)}:
-            raise ValueError(f"settings must be words of --help (got {', '.join(sorted(unknown))} in {text!r})")
-        return cls(**{name: int(value) if name == "first" else float(value) for name, value in words.items()})
-
-    def active(self, step: int) -> Realignment:
-        """Return the setting of the step-th step since the start, counted from 0."""
-        return OFF if self.first and step >= self.first else self
-
-    def rows(self, steps: int) -> int:
-        """Return the denoiser's rows of `steps` steps; two a step without realignment."""
-        extra = min(self.first or steps, steps) if self.added else 0
-        return 2 * steps + extra
-
-
-OFF = Realignment()
-
-
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """The encodings that a reused row may need, and how their tokens correspond."""
-
-    new: Tensor
-    """(tokens, width)."""
-    old: Tensor
-    empty: Tensor
-    changed: tuple[int, ...]
-    """Places of the new prompt's tokens that the old prompt does not have."""
-    partners: tuple[int, ...]
-    """Place in the old prompt for each token of the new one; −1: none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One row of a forward pass and its weight in the sum."""
-
-    weight: float
-    hidden: Tensor
-    changed: tuple[int, ...] = ()
-    logits: float = 1.0
-    values: float = 1.0
-
-
-def passes(own: Realignment, prompts: Prompts, guidance: float) -> list[Pass]:
-    """Return the rows whose weighted sum is the guided output."""
-    partners = torch.tensor(prompts.partners)
-    apart = torch.where((partners < 0)[:, None], torch.zeros(()), prompts.new - prompts.old[partners])
-    new = prompts.new + own.further * apart if own.further else prompts.new
-
-    def of_new(weight: float) -> Pass:
-        return Pass(weight, new, prompts.changed, own.logits, own.values)
-
-    if own.old:
-        return [of_new(1 + own.old), Pass(-own.old, prompts.old)]
-    scale = guidance * own.guidance
-    negative = torch.lerp(prompts.empty, prompts.old, own.mixed) if own.mixed else prompts.empty
-    rows = [of_new(scale + own.added), Pass(1 - scale, negative)]
-    return [*rows, Pass(-own.added, prompts.old)] if own.added else rows
-
-
-def aligned(new: Sequence[int], old: Sequence[int], length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return `changed` and `partners` of two prompts' own tokens, which follow the start token."""
-    changed: list[int] = []
-    partners = [-1] * length
-    partners[0] = 0
-    for tag, i, i_end, j, j_end in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        for place in range(j_end - j):
-            if tag != "equal":
-                changed.append(1 + j + place)
-            if place < i_end - i:
-                partners[1 + j + place] = 1 + i + place
-    for place in range(1 + len(new), length):
-        partners[place] = min(place - len(new) + len(old), length - 1)
-    return tuple(changed), tuple(partners)
-
-
-class Amplified:
-    """Cross-attention processor of diffusers with gains per row and token, (B, tokens)."""
-
-    def __init__(self) -> None:
-        self.logits: Tensor | None = None
-        self.values: Tensor | None = None
-
-    def __call__(self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-        assert self.logits is not None
-        assert self.values is not None
-        heads = [
-            part.unflatten(-1, (attn.heads, -1)).transpose(1, 2)
-            for part in (
-                attn.to_q(hidden_states),
-                attn.to_k(encoder_hidden_states),
-                attn.to_v(encoder_hidden_states) * self.values[..., None],
-            )
-        ]
-        mixed = scaled_dot_product_attention(*heads, attn_mask=self.logits.log()[:, None, None])
-        return attn.to_out[1](attn.to_out[0](mixed.transpose(1, 2).flatten(2)))  # type: ignore[no-any-return]
-
-
-class RealignedFamily(UNetFamily):
-    """A UNet family that realigns the rows of the tasks in `realigned`: task id → (setting, the source's prompt)."""
-
-    def __init__(self, card: Any) -> None:
-        super().__init__(card, load_pipeline(card, "StableDiffusionPipeline"), device=torch.device("cpu"))
-        self.realigned: dict[str, tuple[Realignment, str]] = {}
-        self.rows_run = 0
-        self._amplified = Amplified()
-        processors = self.denoiser.attn_processors
-        self.denoiser.set_attn_processor(
-            {name: self._amplified if ".attn2." in name else one for name, one in processors.items()}
-        )
-
-    def step(self, rows: Sequence[Row]) -> list[Stepped]:
-        per_row = [self._passes(row) for row in rows]
-        owners = [index for index, own in enumerate(per_row) for _ in own]
-        flat = [one for own in per_row for one in own]
-        latents = torch.stack([row.latent for row in rows])
-        tokens = flat[0].hidden.shape[0]
-        self._amplified.logits, self._amplified.values = torch.ones(2, len(flat), tokens)
-        for number, one in enumerate(flat):
-            self._amplified.logits[number, list(one.changed)] = one.logits
-            self._amplified.values[number, list(one.changed)] = one.values
-        timesteps = torch.stack([rows[index].position.timestep for index in owners])
-        hidden = torch.stack([one.hidden for one in flat])
-        output = self.denoiser(latents[owners], timesteps, encoder_hidden_states=hidden, return_dict=False)[0]
-        weights = torch.tensor([one.weight for one in flat]).view(-1, 1, 1, 1)
-        guided = torch.zeros_like(latents).index_add_(0, torch.tensor(owners), weights * output)
-        self.rows_run += len(flat)
-        moved, clean = self.sampler.step(latents, guided, [row.position for row in rows], None)
-        return list(map(Stepped, moved.unbind(), clean.unbind()))
-
-    def _passes(self, row: Row) -> list[Pass]:
-        setting, source = self.realigned.get(row.task.id, (OFF, row.task.prompt))
-        return passes(setting.active(row.done - row.started), self._prompts(row.task.prompt, source), row.task.guidance)
-
-    def _prompts(self, new: str, old: str) -> Prompts:
-        encoded = [self.encode_prompt(text).hidden for text in (new, old, "")]
-        ids = [self.pipeline.tokenizer(text, add_special_tokens=False).input_ids for text in (new, old)]
-        return Prompts(*encoded, *aligned(*ids, length=len(encoded[0])))
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One part of the measurement: T, the start steps and the settings."""
-
-    steps: int
-    ks: Sequence[int]
-    settings: Sequence[str]
-
-    def images(self) -> list[tuple[int, str]]:
-        return [(k, setting) for setting in self.settings for k in self.ks]
-
-    def name(self, k: int, setting: str) -> str:
-        return f"{self.steps}-{k}-{setting}"
-
-
-class Store:
-    """Images and states of pairs in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def path(self, pair: ScenePair, name: str) -> Path:
-        return self._folder / f"{pair.number:04d}" / f"{name}"
-
-    def has(self, pair: ScenePair, name: str) -> bool:
-        return self.path(pair, name).exists()
-
-    def write(self, pair: ScenePair, name: str, data: bytes) -> None:
-        path = self.path(pair, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.part")
-        part.write_bytes(data)
-        part.rename(path)
-
-    def image(self, pair: ScenePair, name: str) -> Pixels:
-        return np.asarray(Image.open(io.BytesIO(self.path(pair, f"{name}.png").read_bytes())).convert("RGB"))
-
-
-def generate(family: RealignedFamily, pairs: Sequence[ScenePair], plan: Plan, store: Store) -> None:
-    """Generate what these pairs lack: source, reference and every image of the plan."""
-    engine = Engine({family.card.name: family}, max_rows=ROWS, tell_every_s=0.0)
-    by_number = {str(pair.number): pair for pair in pairs}
-
-    def start(pair: ScenePair, k: int) -> None:
-        state = decode_state(store.path(pair, f"{plan.steps}-{k}.state").read_bytes(), "fp16")
-        for setting in plan.settings:
-            if not store.has(pair, f"{(name := plan.name(k, setting))}.png"):
-                family.realigned[f"{pair.number}/{name}"] = Realignment.read(setting), pair.before_text
-                engine.submit(_task(family, pair, name, plan.steps, start=FromState(state, k)))
-
-    for pair in pairs:
-        if not store.has(pair, "noise.png"):
-            engine.submit(_task(family, pair, "noise", REFERENCE_STEPS))
-        if store.has(pair, f"before-{plan.steps}.png") and all(
-            store.has(pair, f"{plan.steps}-{k}.state") for k in plan.ks
-        ):
-            for k in plan.ks:
-                start(pair, k)
-        else:
-            engine.submit(_task(family, pair, f"before-{plan.steps}", plan.steps, capture_steps=tuple(plan.ks)))
-    while not engine.idle:
-        for event in engine.step():
-            match event:
-                case LatentCaptured(id=name, step=k, latent=latent):
-                    pair = by_number[name.split("/")[0]]
-                    store.write(pair, f"{plan.steps}-{k}.state", encode_state(latent, "fp16", ()))
-                    start(pair, k)
-                case Finished(id=name, pixels=pixels):
-                    number, _, image = name.partition("/")
-                    store.write(by_number[number], f"{image}.png", encode_png(pixels))
-                case Left(error=error):
-                    raise error
-                case Advanced():
-                    pass
-
-
-def _task(family: RealignedFamily, pair: ScenePair, name: str, steps: int, **more: Any) -> Task:
-    before, card = name.startswith("before"), family.card
-    return Task(
-        f"{pair.number}/{name}", card.name, pair.before_text if before else pair.after_text, card.default_size, steps,
-        card.default_guidance, seed=pair.before_seed if before else pair.after_seed, **more,
-    )  # fmt: skip
-
-
-Scores = dict[tuple[int, str], dict[str, Any]]
-"""(pair, image) → clip, right, contrast, saturation, sharpness and likeness to the source."""
-
-
-def score(pairs: Sequence[ScenePair], plan: Plan, store: Store, encoder: Encoder, cache: Path) -> Scores:
-    """Return the scores of every image of the plan and of the references; earlier ones come from `cache`."""
-    from services.trainer.judging.classifier import load_judge
-
-    judge, scores = load_judge(JUDGE), dict(_read(cache))
-    names = [f"noise-{plan.steps}", *(plan.name(k, setting) for k, setting in plan.images())]
-    missing = [(pair, name) for pair in pairs for name in names if (pair.number, name) not in scores]
-    progress = Remaining("scoring", len(missing))
-    texts: dict[str, Any] = {}
-    with cache.open("a", encoding="utf-8") as file:
-        for some in batched(missing, BATCH):
-            pixels = [store.image(pair, "noise" if name.startswith("noise") else name) for pair, name in some]
-            read = judge(np.stack(pixels))
-            vectors = [vector_from(one.vector) for one in encoder.images([encode_png(one) for one in pixels])]
-            for place, (pair, name) in enumerate(some):
-                if pair.after_text not in texts:
-                    texts[pair.after_text] = vector_from(encoder.texts([pair.after_text])[0].vector)
-                seen = look(pixels[place])
-                found = {
-                    "clip": max(float(vectors[place] @ texts[pair.after_text]), 0.0),
-                    "right": right(pair.after, {attribute: values[place] for attribute, values in read.items()}),
-                    **{measure: getattr(seen, measure) for measure in LOOK},
-                    "likeness": likeness(pixels[place], store.image(pair, f"before-{plan.steps}")),
-                }
-                scores[pair.number, name] = found
-                file.write(json.dumps({"pair": pair.number, "image": name, **found}) + "\n")
-            progress.advance(len(some))
-    return scores
-
-
-def _read(cache: Path) -> Iterator[tuple[tuple[int, str], dict[str, Any]]]:
-    if cache.exists():
-        for line in cache.read_text(encoding="utf-8").splitlines():
-            one = json.loads(line)
-            yield (one.pop("pair"), one.pop("image")), one
 
 
 def profile_rows(
@@ -456,16 +156,6 @@ def tables_of(
     return found
 
 
-def similarities(pairs: Sequence[ScenePair], encoder: Encoder) -> dict[int, float]:
-    """Return the cosine of the two prompts of each pair."""
-
-    def vectors(texts: Sequence[str]) -> list[Any]:
-        return [vector_from(one.vector) for some in batched(texts, BATCH) for one in encoder.texts(some)]
-
-    before, after = vectors([pair.before_text for pair in pairs]), vectors([pair.after_text for pair in pairs])
-    return {pair.number: float(a @ b) for pair, a, b in zip(pairs, before, after, strict=True)}
-
-
 def report(rows: Sequence[Mapping[str, Any]]) -> str:
     heads = [
         "T", "K", "setting", "rows", "CLIP ratio", "changed", "… − off", "kept", "all", "… − off", *LOOK, "copying",
@@ -555,10 +245,6 @@ def _pairs(count: int, seed: int, kinds: Sequence[str]) -> list[ScenePair]:
     """Return the first `count` pairs of these kinds of change."""
     some = (pair for pair in scene_pairs(20 * count, seed) if not kinds or pair.kind in kinds)
     return list(islice(some, count))
-
-
-def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    yield from (items[start : start + size] for start in range(0, len(items), size))
 
 
 def _whole(pair: ScenePair, plan: Plan, store: Store) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench.realignment import OFF, Prompts, RealignedFamily, Realignment, aligned, main, passes, pays
+from bench.realigned.family import OFF, Prompts, RealignedFamily, Realignment, aligned, passes
+from bench.realignment import main, pays
 from services.gpu_worker.engine.row_start import make_row
 from services.gpu_worker.engine.rows import Task
 from services.gpu_worker.families import load_family

@@ -1,0 +1,1 @@
+"""Realignment of reused starts, and the images generated with it, for `bench.realignment`."""
