@@ -161,3 +161,58 @@ class CollectResponse(_message.Message):
     said: str
     quarantine_s: float
     def __init__(self, blobs: _Optional[int] = ..., unnamed: _Optional[int] = ..., due: _Optional[int] = ..., erased: _Optional[int] = ..., deleted: _Optional[int] = ..., held: _Optional[str] = ..., said: _Optional[str] = ..., quarantine_s: _Optional[float] = ...) -> None: ...
+
+class QualityRequest(_message.Message):
+    __slots__ = ("model", "reset")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    reset: bool
+    def __init__(self, model: _Optional[str] = ..., reset: bool = ...) -> None: ...
+
+class QualityResponse(_message.Message):
+    __slots__ = ("cells", "check_share")
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    CHECK_SHARE_FIELD_NUMBER: _ClassVar[int]
+    cells: _containers.RepeatedCompositeFieldContainer[CheckedCell]
+    check_share: float
+    def __init__(self, cells: _Optional[_Iterable[_Union[CheckedCell, _Mapping]]] = ..., check_share: _Optional[float] = ...) -> None: ...
+
+class CheckedCell(_message.Message):
+    __slots__ = ("model", "relation", "source", "steps", "start_step", "checks", "fails", "ratios", "stopped_at")
+    class RatiosEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Ratio
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Ratio, _Mapping]] = ...) -> None: ...
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    RELATION_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    START_STEP_FIELD_NUMBER: _ClassVar[int]
+    CHECKS_FIELD_NUMBER: _ClassVar[int]
+    FAILS_FIELD_NUMBER: _ClassVar[int]
+    RATIOS_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_AT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    relation: str
+    source: str
+    steps: int
+    start_step: int
+    checks: int
+    fails: int
+    ratios: _containers.MessageMap[str, Ratio]
+    stopped_at: float
+    def __init__(self, model: _Optional[str] = ..., relation: _Optional[str] = ..., source: _Optional[str] = ..., steps: _Optional[int] = ..., start_step: _Optional[int] = ..., checks: _Optional[int] = ..., fails: _Optional[int] = ..., ratios: _Optional[_Mapping[str, Ratio]] = ..., stopped_at: _Optional[float] = ...) -> None: ...
+
+class Ratio(_message.Message):
+    __slots__ = ("value", "low", "high")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    value: float
+    low: float
+    high: float
+    def __init__(self, value: _Optional[float] = ..., low: _Optional[float] = ..., high: _Optional[float] = ...) -> None: ...

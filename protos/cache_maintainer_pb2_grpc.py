@@ -54,6 +54,11 @@ class CacheMaintainerServiceStub(object):
                 request_serializer=cache__maintainer__pb2.CollectRequest.SerializeToString,
                 response_deserializer=cache__maintainer__pb2.CollectResponse.FromString,
                 _registered_method=True)
+        self.Quality = channel.unary_unary(
+                '/afterimage.cache_maintainer.v1.CacheMaintainerService/Quality',
+                request_serializer=cache__maintainer__pb2.QualityRequest.SerializeToString,
+                response_deserializer=cache__maintainer__pb2.QualityResponse.FromString,
+                _registered_method=True)
 
 
 class CacheMaintainerServiceServicer(object):
@@ -87,6 +92,13 @@ class CacheMaintainerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Quality(self, request, context):
+        """Show the live checks: hits compared with the same requests from noise.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CacheMaintainerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +121,11 @@ def add_CacheMaintainerServiceServicer_to_server(servicer, server):
                     servicer.Collect,
                     request_deserializer=cache__maintainer__pb2.CollectRequest.FromString,
                     response_serializer=cache__maintainer__pb2.CollectResponse.SerializeToString,
+            ),
+            'Quality': grpc.unary_unary_rpc_method_handler(
+                    servicer.Quality,
+                    request_deserializer=cache__maintainer__pb2.QualityRequest.FromString,
+                    response_serializer=cache__maintainer__pb2.QualityResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +236,33 @@ class CacheMaintainerService(object):
             '/afterimage.cache_maintainer.v1.CacheMaintainerService/Collect',
             cache__maintainer__pb2.CollectRequest.SerializeToString,
             cache__maintainer__pb2.CollectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Quality(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/afterimage.cache_maintainer.v1.CacheMaintainerService/Quality',
+            cache__maintainer__pb2.QualityRequest.SerializeToString,
+            cache__maintainer__pb2.QualityResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,17 +37,31 @@ class EmbedTextResponse(_message.Message):
     def __init__(self, embeddings: _Optional[_Iterable[_Union[Embedding, _Mapping]]] = ..., encoder_hash: _Optional[str] = ..., encode_s: _Optional[float] = ..., encoder_weights: _Optional[str] = ...) -> None: ...
 
 class EmbedImageRequest(_message.Message):
-    __slots__ = ("images",)
+    __slots__ = ("images", "looks")
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    LOOKS_FIELD_NUMBER: _ClassVar[int]
     images: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, images: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    looks: bool
+    def __init__(self, images: _Optional[_Iterable[bytes]] = ..., looks: bool = ...) -> None: ...
+
+class Look(_message.Message):
+    __slots__ = ("contrast", "saturation", "sharpness")
+    CONTRAST_FIELD_NUMBER: _ClassVar[int]
+    SATURATION_FIELD_NUMBER: _ClassVar[int]
+    SHARPNESS_FIELD_NUMBER: _ClassVar[int]
+    contrast: float
+    saturation: float
+    sharpness: float
+    def __init__(self, contrast: _Optional[float] = ..., saturation: _Optional[float] = ..., sharpness: _Optional[float] = ...) -> None: ...
 
 class EmbedImageResponse(_message.Message):
-    __slots__ = ("embeddings", "encoder_hash", "encode_s")
+    __slots__ = ("embeddings", "encoder_hash", "encode_s", "looks")
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     ENCODER_HASH_FIELD_NUMBER: _ClassVar[int]
     ENCODE_S_FIELD_NUMBER: _ClassVar[int]
+    LOOKS_FIELD_NUMBER: _ClassVar[int]
     embeddings: _containers.RepeatedCompositeFieldContainer[Embedding]
     encoder_hash: str
     encode_s: float
-    def __init__(self, embeddings: _Optional[_Iterable[_Union[Embedding, _Mapping]]] = ..., encoder_hash: _Optional[str] = ..., encode_s: _Optional[float] = ...) -> None: ...
+    looks: _containers.RepeatedCompositeFieldContainer[Look]
+    def __init__(self, embeddings: _Optional[_Iterable[_Union[Embedding, _Mapping]]] = ..., encoder_hash: _Optional[str] = ..., encode_s: _Optional[float] = ..., looks: _Optional[_Iterable[_Union[Look, _Mapping]]] = ...) -> None: ...

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 from protos import cache_maintainer_pb2 as pb
 from services.cache_maintainer.cache_writes import Cache
@@ -11,6 +12,7 @@ from services.cache_maintainer.contents import CacheContents
 from shared.catalog import Entries, Totals
 from shared.domain.errors import InvalidRequestError
 from shared.domain.types import Entry, State
+from shared.models.live_checks import Checks
 
 PAGE = 100
 """Largest page of Inspect, in entries."""
@@ -38,6 +40,27 @@ def stats(cache: Cache, totals: Totals, max_bytes: int) -> pb.StatsResponse:
         max_picture_bytes=window.limits.max_bytes if window is not None else 0,
         picture_policy=window.shelf.policy.name if window is not None else "off",
     )
+
+
+def checked_cells(records: Mapping[str, Checks]) -> Iterator[pb.CheckedCell]:
+    """Yield the cells of each model: all hits, then each relation, source and K."""
+    for model, checks in records.items():
+        for cell in (checks.all, *sorted(checks.cells, key=lambda cell: cell.place)):
+            yield pb.CheckedCell(
+                model=model,
+                relation=cell.relation,
+                source=cell.source,
+                steps=cell.steps,
+                start_step=cell.start_step,
+                checks=cell.checks,
+                fails=cell.fails,
+                ratios={name: _ratio(*sums.ratio(cell.checks)) for name, sums in cell.sums.items()},
+                stopped_at=cell.stopped_at,
+            )
+
+
+def _ratio(value: float, low: float, high: float) -> pb.Ratio:
+    return pb.Ratio(value=value, low=low, high=high) if math.isfinite(low) else pb.Ratio(value=value)
 
 
 async def wanted(request: pb.PurgeRequest, entries: Entries) -> Callable[[Entry], bool]:

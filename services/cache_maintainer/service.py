@@ -14,14 +14,15 @@ from protos import cache_maintainer_pb2_grpc as pb_grpc
 from services.cache_maintainer.background_work import BackgroundWork
 from services.cache_maintainer.cache_writes import Cache
 from services.cache_maintainer.eviction.policies import state_store_of, window_of
+from services.cache_maintainer.live_checks import EVERY_S, LiveChecks
 from services.cache_maintainer.orphan_collector import Collector
 from services.cache_maintainer.pictures import Pictures
 from services.cache_maintainer.recent_entries import NEWEST
-from services.cache_maintainer.rpc_messages import PAGE, shown, stats, wanted
+from services.cache_maintainer.rpc_messages import PAGE, checked_cells, shown, stats, wanted
 from services.cache_maintainer.uses import Uses
 from shared.bus import Subscription
 from shared.domain.errors import AfterimageError, UnavailableError
-from shared.domain.messages import JobSucceeded, Message, StateLost, StateUsed
+from shared.domain.messages import JobQueued, JobSucceeded, Message, StateLost, StateUsed
 from shared.index.rebuild import repair_index
 from shared.models.card_lookup import served_card
 from shared.runtime.settings import Settings
@@ -81,6 +82,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         states = await context.backends.catalog.entries.states()
         shelf = state_store_of(settings, [one for one in states if not one.is_picture])
         self._pictures = Pictures(context, self._backends)
+        self._checks = LiveChecks(context, self._backends)
         self.cache = Cache(
             self._backends,
             shelf,
@@ -93,7 +95,9 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         )
         self._collector = Collector(self._backends, context.clock, settings, self._leadership.check)
         self._subscription: Subscription = await context.backends.bus.subscribe(
-            [JobSucceeded, StateUsed, StateLost], self.handle, queue=self.name
+            [JobSucceeded, StateUsed, StateLost, *([JobQueued] if settings.check_share else [])],
+            self.handle,
+            queue=self.name,
         )
         self._leads = True
         # the cache must free space even when one of these steps fails on a full disk; `collect` retries what failed
@@ -105,6 +109,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             asyncio.create_task(self._work.every(settings.blob_grace_s / 2, self._tidy)),
             # collection also runs once soon after the start, for processes that never run long
             asyncio.create_task(self._work.every(settings.collect_s, self.collect, first_s=settings.blob_grace_s)),
+            *([asyncio.create_task(self._work.every(EVERY_S, self._check_hits))] if settings.check_share else []),
         ]
 
     def _pictures_of(self, model: str) -> bool:
@@ -163,7 +168,10 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
     async def handle(self, message: Message) -> None:
         match message:
             case JobSucceeded(job_id=job_id):
-                self._finished.put_nowait(job_id)
+                if not self._checks.finished(job_id):
+                    self._finished.put_nowait(job_id)
+            case JobQueued():
+                await self._checks.queued()
             case StateUsed(entry_id=entry_id, step=step):
                 at = self._context.clock.now()
                 self.cache.held.use(entry_id, step, at)
@@ -278,6 +286,9 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         if self.cache.pictures is not None:
             await self._pictures.embed_waiting(self.cache)
 
+    async def _check_hits(self) -> None:
+        await self._checks.check_waiting()
+
     # ---- gRPC ----
 
     def _check_leads(self) -> None:
@@ -302,6 +313,11 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         self._check_leads()
         found = await self._collector.collect(confirmed=request.confirmed, only_look=not request.confirmed)
         return pb.CollectResponse(**asdict(found), quarantine_s=self._settings.quarantine_s)
+
+    async def Quality(self, request: pb.QualityRequest, context: Any) -> pb.QualityResponse:
+        self._check_leads()
+        records = await self._checks.records(request.model, reset=request.reset)
+        return pb.QualityResponse(cells=checked_cells(records), check_share=self._settings.check_share)
 
     async def Inspect(self, request: pb.InspectRequest, context: Any) -> pb.InspectResponse:
         self._check_leads()

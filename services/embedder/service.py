@@ -9,13 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeAlias
 
 import grpc
+import numpy as np
 from cachetools import LRUCache
 
 from protos import embedder_pb2 as pb
 from protos import embedder_pb2_grpc as pb_grpc
 from services.embedder.batching import MicroBatcher
-from services.embedder.encoder import Embedded, Encoder, Seen, encoder_folder, single_threaded
+from services.embedder.encoder import Embedded, Encoder, Seen, decoded, encoder_folder, single_threaded
 from shared.domain.errors import InvalidRequestError
+from shared.models.quality import look
 from shared.runtime.telemetry import METRICS
 from shared.service import Context
 
@@ -89,7 +91,9 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
         # latency here, so decoding runs sequentially.
         seen = [await asyncio.to_thread(self._encoder.look, data) for data in images]
         answers = await self._images.submit(seen)
+        looks = [await asyncio.to_thread(_look, data) for data in images] if request.looks else []
         return pb.EmbedImageResponse(
+            looks=looks,
             embeddings=[_message(embedded) for embedded, _ in answers],
             encoder_hash=self._encoder.hash,
             encode_s=sum({image: seconds for image, (_, seconds) in zip(seen, answers, strict=True)}.values()),
@@ -111,6 +115,12 @@ class EmbedderService(pb_grpc.EmbedderServiceServicer):
 def _check_count(field: str, count: int, most: int) -> None:
     if not 1 <= count <= most:
         raise InvalidRequestError(field, f"must have 1 to {most} items per call", count)
+
+
+def _look(image: bytes) -> pb.Look:
+    """Decode again: a look is asked for rarely."""
+    found = look(np.asarray(decoded(image)))
+    return pb.Look(contrast=found.contrast, saturation=found.saturation, sharpness=found.sharpness)
 
 
 def _message(embedded: Embedded) -> pb.Embedding:

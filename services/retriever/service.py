@@ -16,6 +16,7 @@ from protos import retriever_pb2 as pb
 from protos import retriever_pb2_grpc as pb_grpc
 from protos.embedder_pb2_grpc import EmbedderServiceStub
 from services.retriever.asked import Asked, vector_in
+from services.retriever.checked_bound import checked
 from services.retriever.entry_reader import EntryReader
 from services.retriever.figures import count_plan, outcome
 from services.retriever.named_start import from_named_job, source_of
@@ -166,7 +167,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         images = searched and settings.image_tier != "off" and settings.reuse_bound != "nirvana"
         no_latents = "" if latents else "; ".join(notes)
         return Rules(
-            bound_of(known, served, question, encoder, latents, settings),
+            checked(bound_of(known, served, question, encoder, latents, settings), known.checks),
             known.card.step_in,
             "reuse_bound is modm, which starts from images alone" if settings.reuse_bound == "modm" else no_latents,
             settings.capture_steps,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from services.retriever.bounds import TableOf
 from shared.domain.errors import AfterimageError
@@ -13,6 +13,7 @@ from shared.models.card import ModelCard
 from shared.models.card_lookup import card_for, served_cards
 from shared.models.k_table import MODM, EncoderId, KTable, Profiles
 from shared.models.latency import Latency, load_latencies
+from shared.models.live_checks import KIND, Checks, checks_from_json
 from shared.models.tables_in_force import (
     ImageTable,
     image_table,
@@ -41,6 +42,8 @@ class Known:
     """One table for each model whose images this model was profiled on."""
     latencies: tuple[Latency, ...]
     """Latencies measured here, then shipped ones."""
+    checks: Checks = field(default_factory=Checks)
+    """Live checks of this model's hits."""
 
     def latent_tables(self, encoder: EncoderId, settings: Settings) -> tuple[dict[int, KTable], tuple[str, ...]]:
         """Return the tables in force for the model's own latents by their T, and notes about the first one, which is
@@ -128,6 +131,7 @@ class Tables:
             await load_k_tables(self._profiles, card, settings.k_table_alpha),
             tuple(await load_image_tables(self._profiles, card, list(sources), settings.image_k_table_alpha)),
             await load_latencies(self._profiles, card),
+            checks_from_json(await self._profiles.get(KIND, card.name, card.weights_hash)),
         )
         return known
 

@@ -18,17 +18,22 @@ def ratio_bounds(values: Sequence[float], references: Sequence[float]) -> tuple[
     non-negative lower bound (Student's t). A reference near 0 weighs little here, while it would ruin a mean of ratios.
     Returns (−inf, inf) for fewer than three pairs, and where the mean of the references may be 0.
     """
-    n = len(values)
-    if n < 3:
+    if len(values) < 3:
         return -math.inf, math.inf
-    mean, reference = fmean(values), fmean(references)
+    spreads = variance(values), variance(references), covariance(values, references)
+    return moment_bounds(len(values), fmean(values), fmean(references), *spreads)
+
+
+def moment_bounds(
+    n: int, mean: float, reference: float, spread: float, reference_spread: float, shared_spread: float
+) -> tuple[float, float]:
+    """Return `ratio_bounds` of n ≥ 3 pairs from means, variances and covariance."""
     c = student_t(n - 1) ** 2 / n
-    spread = c * variance(references)
-    a = reference * reference - spread
+    a = reference * reference - c * reference_spread
     if reference <= 0 or a <= 0:
         return -math.inf, math.inf
-    half = mean * reference - c * covariance(values, references)
-    rest = mean * mean - c * variance(values)
+    half = mean * reference - c * shared_spread
+    rest = mean * mean - c * spread
     root = math.sqrt(max(half * half - a * rest, 0.0))
     return (half - root) / a, (half + root) / a
 

@@ -123,6 +123,18 @@ class Metrics:
             "Finished images embedded, which prompts can find from then on. A long lag behind the requests means that "
             "the cache maintainer does not reach the embedder, or that the embedder is too slow.",
         )
+        self.checks = counter(
+            "checks",
+            "Live checks: hits that were generated again from noise and compared, by relation and verdict (pass, "
+            "fail). Up to a tenth may fail; beyond that, reuse stops.",
+            "relation", "verdict",
+        )  # fmt: skip
+        self.checks_stopped = gauge(
+            "checks_stopped_cells",
+            "Cells (relation, source, K of T, or all hits) in which live checks stopped reuse. Alert on more than 0: "
+            "states or K tables are corrupt, or too loose. `afterimage cache quality` shows them.",
+            "model",
+        )
         self.inserted = counter("states_inserted", "States added to the cache, by K; `picture` is an image.", "k")
         self.evicted = counter(
             "states_evicted",

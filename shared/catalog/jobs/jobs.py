@@ -13,6 +13,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from shared.catalog.engines.database import Database, chunks
 from shared.catalog.engines.prepared import Prepared
+from shared.catalog.jobs.checks import OF_CLIENTS, CheckJobs
 from shared.catalog.jobs.expiry import Expiry
 from shared.catalog.jobs.exposure import CRASHED, FORGIVEN, HANDED_BACK, SEEN, claimed
 from shared.catalog.jobs.groups import Groups
@@ -110,8 +111,7 @@ def _list(
     connection: sa.Connection, tenant: str | None, state: JobState | None, limit: int, after: str
 ) -> tuple[list[Job], str]:
     query = sa.select(jobs).order_by(c.id.desc()).limit(limit + 1)
-    if tenant is not None:
-        query = query.where(c.tenant == tenant)
+    query = query.where(OF_CLIENTS if tenant is None else c.tenant == tenant)
     if state is not None:
         query = query.where(c.state == state.value)
     while True:
@@ -177,7 +177,7 @@ def _drop_captured(connection: sa.Connection, job_ids: Sequence[str]) -> list[st
     return sorted(key for key in keys if not key.startswith(_NO_LATENTS))
 
 
-class Jobs(Expiry, Groups, Lanes, Sweeping):
+class Jobs(CheckJobs, Expiry, Groups, Lanes, Sweeping):
     """The jobs of a catalog. `attempt` is a fencing token: it only grows, and only the newest attempt may write."""
 
     def __init__(self, database: Database) -> None:

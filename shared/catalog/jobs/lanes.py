@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from shared.catalog.engines.database import Database
+from shared.catalog.jobs.checks import OF_CLIENTS
 from shared.catalog.jobs.exposure import HANDED_BACK
 from shared.catalog.jobs.job_rows import jobs_of, update_one
 from shared.catalog.tables import jobs, now_s
@@ -42,7 +43,7 @@ _WAITING = (
 _LANES = sa.select(c.lane).where(c.state == QUEUED).distinct()
 _COUNT_QUEUED = sa.select(sa.func.count()).select_from(jobs).where(c.state == QUEUED)
 _PLACE = sa.select(c.state, c.lane, c.priority).where(c.id == sa.bindparam("job_id"))
-_OLDEST = _WAITING.add_columns((_NOW - c.created_at).label("waits_s"))
+_OLDEST = _WAITING.where(OF_CLIENTS).add_columns((_NOW - c.created_at).label("waits_s"))
 
 
 def _pages(connection: sa.Connection, query: sa.Select[Any], lane: str, limit: int, after: str) -> Iterator[list[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from shared.runtime.settings.section import Seconds, Section
+from shared.runtime.settings.section import Seconds, Section, Share
 
 
 class Maintenance(Section):
@@ -22,6 +22,11 @@ class Maintenance(Section):
         ge=0,
         description="Seconds between the arrival of an image and its embedding. Images that arrive in between share "
         "one batch.",
+    )
+    check_share: Share = Field(
+        0.01,
+        description="Share of hits that are generated again from noise while no job waits, and compared. Where too "
+        "many fail, reuse stops. A larger value finds bad states sooner and uses more idle capacity; 0 checks nothing.",
     )
     maintainer_lease_s: Seconds = Field(
         15.0, description="Seconds without a lease renewal after which a standby replaces the cache maintainer."
