@@ -6,13 +6,14 @@ NIRVANA §5.3.1 for latents, MoDM §5.1 and §5.2 for images.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import NamedTuple
 
 from services.retriever.bounds import IMAGE, LATENT, Near
 from services.retriever.cost import cost_of
-from services.retriever.question import Question, Refiner, Rules
+from services.retriever.question import Question, Refiner, Rules, StepIn
 from services.retriever.selection import largest_present
 from shared.domain.types import Candidate, Entry, Hit, ModelPlan, State, owner_key, visible_owners
 
@@ -80,16 +81,10 @@ def starts_noise(question: Question, rules: Rules) -> list[Start]:
 
 def starts_latents(question: Question, rules: Rules, found: Found) -> list[Option]:
     """Return the nearest latents with their cheapest start: K by the bound, present states, scope and model."""
-    hits = found.latents or ()
-    entries = [found.entries.get(hit.entry_id) for hit in hits]
-    near = _near(question, rules, LATENT, hits, entries)
-    allowed = {steps: rules.bound.latest(near, steps) for steps in question.steps} if near else {}
-    rules = replace(rules, step_in=cache(rules.step_in))  # most entries hold states of the same few steps
-    seen = _Visible(question)
-    return [
-        _latent(question, rules, seen, near[i], hit, entry, {steps: ks[i] for steps, ks in allowed.items() if ks[i]})
-        for i, (hit, entry) in enumerate(zip(hits, entries, strict=True))
-    ]
+    near = _nearest(question, rules, LATENT, found.latents or (), found.entries)
+    allowed = _allowed(rules, near, question.model, question.steps)
+    step_in = cache(rules.step_in)  # most entries hold states of the same few steps
+    return [_latent(question, rules, one, allowed[i], step_in) for i, one in enumerate(near)]
 
 
 def starts_images(question: Question, rules: Rules, found: Found) -> list[Option]:
@@ -98,157 +93,127 @@ def starts_images(question: Question, rules: Rules, found: Found) -> list[Option
     An image can be brought to every noise level, so there are no holes. Its size may differ from the request's. The
     search already filtered by encoder.
     """
-    hits = found.pictures or ()
-    entries = [found.entries.get(hit.entry_id) for hit in hits]
-    images = _near(question, rules, IMAGE, hits, entries)
-    near = {one.model: [image._replace(run_by=one.model) for image in images] for one in rules.refiners}
-    allowed = {
-        (one.model, steps): rules.bound.latest(near[one.model], steps)
-        for one in (rules.refiners if hits else ())
-        for steps in one.steps
-    }
-    seen = _Visible(question)
+    near = _nearest(question, rules, IMAGE, found.pictures or (), found.entries)
+    allowed = {one.model: _allowed(rules, near, one.model, one.steps) for one in rules.refiners}
     return [
-        _image(question, rules, seen, [near[one.model][i] for one in rules.refiners] or [images[i]], hit, entry,
-               {key: ks[i] for key, ks in allowed.items() if ks[i]})
-        for i, (hit, entry) in enumerate(zip(hits, entries, strict=True))
-    ]  # fmt: skip
-
-
-class _Visible:
-    """The scope keys and the compatibility key that entries of one question must have."""
-
-    def __init__(self, question: Question) -> None:
-        self.question, request = question, question.request
-        self.owners = frozenset(visible_owners(request.tenant, request.user))
-        self.compat = str(question.compat)
-
-    def shows(self, entry: Entry) -> bool:
-        return owner_key(entry.scope, entry.tenant, entry.user) in self.owners
-
-    def refused(self, entry: Entry | None, kind: str) -> str:
-        """Return why the entry's states of this kind may not be used at all; empty when they may."""
-        if entry is None:
-            return "no longer in the cache"
-        if not self.shows(entry):
-            return "not visible to this caller"
-        if kind == IMAGE:
-            return "" if entry.picture is not None else "its picture is no longer in the cache"
-        if entry.compat != self.question.compat and str(entry.compat) != self.compat:  # the string leaves out T
-            return "generated with other weights, sampler, dtype or size"
-        if entry.encoder_hash != self.question.encoder_hash:
-            return "embedded by another encoder"
-        return ""
-
-
-def _near(
-    question: Question, rules: Rules, kind: str, hits: Sequence[Hit], entries: Iterable[Entry | None]
-) -> list[Near]:
-    prompt, variety = question.request.prompt, rules.variety
-    return [
-        Near(kind, hit.similarity, prompt_after=prompt, run_by=question.model)
-        if entry is None
-        else Near(
-            kind,
-            hit.similarity,
-            "" if variety is None else variety.relation_to(entry, hit.similarity if kind == LATENT else -1.0),
-            entry.prompt,
-            prompt,
-            next((state.codec for state in entry.states if state.is_picture is (kind == IMAGE)), ""),
-            (entry.model, entry.compat.weights_hash),
-            question.model,
-        )
-        for hit, entry in zip(hits, entries, strict=True)
+        _image(question, rules, one, {model: of_model[i] for model, of_model in allowed.items()})
+        for i, one in enumerate(near)
     ]
 
 
-def _candidate(
-    near: Near, hit: Hit, entry: Entry, reason: str, allowed: int = 0, start: int = 0, steps: int = 0
-) -> Candidate:
-    return Candidate(
-        hit.entry_id, near.kind, hit.similarity, allowed, start, entry.prompt, reason=reason, model=entry.model,
-        relation=near.relation, steps=steps,
-    )  # fmt: skip
+class _Found(NamedTuple):
+    """One hit of a search with its entry."""
+
+    hit: Hit
+    entry: Entry | None
+    near: Near
+    refused: str
+    """Why the entry's states of this kind may not be used at all; empty when they may."""
+    hidden: bool
+    """The plan must show nothing of the entry."""
+
+    def candidate(self, reason: str, allowed: int = 0, start: int = 0, steps: int = 0) -> Candidate:
+        hit, near = self.hit, self.near
+        one = Candidate(hit.entry_id, near.kind, hit.similarity, allowed, start, reason=reason, steps=steps)
+        if self.hidden or self.entry is None:
+            return one
+        return replace(one, prompt=self.entry.prompt, model=self.entry.model, relation=near.relation)
 
 
-def _hidden(near: Near, hit: Hit, reason: str) -> Candidate:
-    """Return a candidate that shows nothing of its entry."""
-    return Candidate(hit.entry_id, near.kind, hit.similarity, 0, 0, reason=reason)
+def _nearest(
+    question: Question, rules: Rules, kind: str, hits: Sequence[Hit], entries: Mapping[str, Entry]
+) -> list[_Found]:
+    """Return the hits of one kind with their entries, relations, and the reasons why an entry may not be used."""
+    request, variety, compat = question.request, rules.variety, str(question.compat)
+    owners, found = frozenset(visible_owners(request.tenant, request.user)), []
+    for hit in hits:
+        entry = entries.get(hit.entry_id)
+        near = Near(kind, hit.similarity, prompt_after=request.prompt, run_by=question.model)
+        hidden, refused = True, "no longer in the cache"
+        if entry is not None:
+            hidden = owner_key(entry.scope, entry.tenant, entry.user) not in owners
+            refused = "not visible to this caller" if hidden else _unfit(question, compat, entry, kind)
+            near = near._replace(
+                relation=variety.relation_to(entry, hit.similarity if kind == LATENT else -1.0) if variety else "",
+                prompt_before=entry.prompt,
+                codec=next((state.codec for state in entry.states if state.is_picture is (kind == IMAGE)), ""),
+                made_by=(entry.model, entry.compat.weights_hash),
+            )
+        found.append(_Found(hit, entry, near, refused, hidden))
+    return found
 
 
-def _latent(
-    question: Question,
-    rules: Rules,
-    visible: _Visible,
-    near: Near,
-    hit: Hit,
-    entry: Entry | None,
-    allowed: Mapping[int, int],
-) -> Option:
-    """Weigh the latents of one entry. allowed: T → the largest K that the bound allows, where it allows any."""
+def _unfit(question: Question, compat: str, entry: Entry, kind: str) -> str:
+    """Return why a visible entry's states of this kind do not fit the request; empty when they do."""
+    if kind == IMAGE:
+        return "" if entry.picture is not None else "its picture is no longer in the cache"
+    if entry.compat != question.compat and str(entry.compat) != compat:  # the string leaves out T
+        return "generated with other weights, sampler, dtype or size"
+    return "" if entry.encoder_hash == question.encoder_hash else "embedded by another encoder"
+
+
+def _allowed(rules: Rules, found: Sequence[_Found], model: str, choices: Sequence[int]) -> list[dict[int, int]]:
+    """Return for each hit: T → the largest K that the bound allows to a run by this model, where it allows any."""
+    near = [one.near._replace(run_by=model) for one in found]
+    by_steps = {steps: rules.bound.latest(near, steps) for steps in choices} if near else {}
+    return [{steps: ks[i] for steps, ks in by_steps.items() if ks[i]} for i in range(len(near))]
+
+
+def _latent(question: Question, rules: Rules, found: _Found, allowed: Mapping[int, int], step_in: StepIn) -> Option:
+    """Weigh the latents of one entry. allowed: T → K by the bound."""
+    entry, asked = found.entry, question.request.steps
     least = min((float(steps - k) for steps, k in allowed.items()), default=math.inf)
-    refused, asked = visible.refused(entry, LATENT), question.request.steps
-    if entry is None or refused:
-        shown = entry is not None and visible.shows(entry)
-        one = _candidate(near, hit, entry, refused) if entry and shown else _hidden(near, hit, refused)
-        return Option(one, (), entry, least)
+    if entry is None or found.refused:
+        return Option(found.candidate(found.refused), (), entry, least)
     if not allowed:
-        return Option(_candidate(near, hit, entry, rules.bound.why_not([near], asked)), (), entry)
+        return Option(found.candidate(rules.bound.why_not([found.near], asked)), (), entry)
     starts = []
     for steps, k in allowed.items():
-        at = {rules.step_in(state.step, entry.compat.steps, steps): state for state in entry.latents}
+        at = {step_in(state.step, entry.compat.steps, steps): state for state in entry.latents}
         if start := largest_present(at, k):
             fresh = question.request.fresh_noise
             starts.append(Start(question.model, steps, start, float(steps - start), at[start], fresh))
+    steps, k = min(allowed.items(), key=lambda pair: (pair[0] - pair[1], pair[0]))
     if not starts:
-        steps, k = min(allowed.items(), key=lambda pair: (pair[0] - pair[1], pair[0]))
-        reason = f"step {_of(k, steps, asked)} is allowed, but no state at or before it is cached"
-        return Option(_candidate(near, hit, entry, reason, k, 0, _own(steps, asked)), (), entry, least)
+        wished = Start(question.model, steps, k).said(asked)
+        reason = f"step {wished} is allowed, but no state at or before it is cached"
+        return Option(found.candidate(reason, k, 0, _own(steps, asked)), (), entry, least)
     first = min(starts, key=lambda one: (one.cost, one.steps))
     k = allowed[first.steps]
     hole = f"; the state at {k} is not cached" if first.step < k else ""
     reason = f"could start after step {first.said(asked)}{hole}"
-    return Option(_candidate(near, hit, entry, reason, k, first.step, _own(first.steps, asked)), (first,), entry, least)
+    return Option(found.candidate(reason, k, first.step, _own(first.steps, asked)), (first,), entry, least)
 
 
-def _image(
-    question: Question,
-    rules: Rules,
-    visible: _Visible,
-    near: Sequence[Near],
-    hit: Hit,
-    entry: Entry | None,
-    allowed: Mapping[tuple[str, int], int],
-) -> Option:
-    """Weigh the image of one entry. allowed: (model, T) → the largest K that the bound allows, where it allows any."""
-    refused, asked = visible.refused(entry, IMAGE), question.request.steps
-    of = near[0]
-    if entry is None or not visible.shows(entry):
-        return Option(_hidden(of, hit, refused), (), entry)
-    if refused:
-        return Option(_candidate(of, hit, entry, refused), (), entry)
+def _image(question: Question, rules: Rules, found: _Found, allowed: Mapping[str, Mapping[int, int]]) -> Option:
+    """Weigh the image of one entry. allowed: model → T → K by the bound."""
+    entry, asked = found.entry, question.request.steps
+    if entry is None or found.refused:
+        return Option(found.candidate(found.refused), (), entry)
+    near = [found.near._replace(run_by=one.model) for one in rules.refiners]
     notes = tuple(note for one in near if (note := rules.bound.note(one)))
-    starts = [start for one in rules.refiners if (start := _refined(one, entry, allowed)) is not None]
-    small = {one.model: one.small for one in rules.refiners}
-    starts.sort(key=lambda one: (one.cost, not small[one.model], one.model))
+    ranked = [
+        ((start.cost, not one.small, one.model), start)
+        for one in rules.refiners
+        if (start := _refined(one, entry, allowed[one.model])) is not None
+    ]
+    starts = tuple(start for _, start in sorted(ranked, key=lambda pair: pair[0]))
     if not starts:
-        reason = rules.bound.why_not(near, asked) if rules.refiners else "no served model continues from images"
-        return Option(_candidate(of, hit, entry, reason), (), entry, notes=notes)
+        reason = rules.bound.why_not(near, asked) if near else "no served model continues from images"
+        return Option(found.candidate(reason), (), entry, notes=notes)
     first, *others = starts
     who = "".join(f", {one.model} after step {one.said(asked)}" for one in others)
     size = entry.compat.size
     resized = "" if size == question.request.size else f", resized from {size}"
     reason = f"{first.model} could start after step {first.said(asked)}{who}{resized}"
-    one = _candidate(of, hit, entry, reason, first.step, first.step, _own(first.steps, asked))
-    return Option(one, tuple(starts), entry, notes=notes)
+    return Option(found.candidate(reason, first.step, first.step, _own(first.steps, asked)), starts, entry, notes=notes)
 
 
-def _refined(one: Refiner, entry: Entry, allowed: Mapping[tuple[str, int], int]) -> Start | None:
-    """Return the cheapest start of this model from the entry's image."""
+def _refined(one: Refiner, entry: Entry, allowed: Mapping[int, int]) -> Start | None:
+    """Return the cheapest start of this model from the entry's image. allowed: T → K by the bound."""
     starts = [
         Start(one.model, steps, k, cost_of(one.pace, steps, k, picture=True), entry.picture, guidance=one.guidance)
-        for steps in one.steps
-        if (k := allowed.get((one.model, steps), 0))
+        for steps, k in allowed.items()
     ]
     return min(starts, key=lambda start: (start.cost, start.steps), default=None)
 
@@ -256,7 +221,3 @@ def _refined(one: Refiner, entry: Entry, allowed: Mapping[tuple[str, int], int])
 def _own(steps: int, asked: int) -> int:
     """Return T as a candidate states it: 0 where T is the request's."""
     return 0 if steps == asked else steps
-
-
-def _of(step: int, steps: int, asked: int) -> str:
-    return f"{step}" if steps == asked else f"{step} of {steps}"
