@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.retriever.bounds import ImageTables, TableBound
+from services.retriever.bounds import Bound, ImageTables, TableBound
+from services.retriever.learned import LearnedBound
 from services.retriever.question import Question
 from services.retriever.refiners import own_steps
 from services.retriever.tables import Known
@@ -19,17 +20,24 @@ def bound_of(
     encoder: EncoderId,
     latents: dict[int, KTable],
     settings: Settings,
-) -> TableBound:
+) -> Bound:
     """Return the bound of the policy that `reuse_bound` names. latents: the tables in force for latents.
 
-    nirvana starts from latents alone, modm from images alone, auto from both.
+    nirvana starts from latents alone, modm from images alone, auto from both; auto takes a learned bound where one was
+    fitted, else the K tables.
     """
     request, policy = question.request, settings.reuse_bound
+    models = {known.card.name: known for known in (*served, asked)}.values()
     images = {}
-    for one in () if policy == "nirvana" else {known.card.name: known for known in (*served, asked)}.values():
+    for one in () if policy == "nirvana" else models:
         steps = own_steps(one, asked, request)
         own = one.card.step_near if steps != request.steps else None
         images[one.card.name] = ImageTables(one.table_of(encoder, settings), steps, own)
-    return TableBound(
+    tables = TableBound(
         {} if policy == "modm" else latents, images, steps=request.steps, savings=request.savings, noise=asked.noise
     )
+    latent_bound = asked.learned_bound(encoder, settings)
+    of_images = {name: one for known in models for name, one in known.learned_images(encoder, settings).items()}
+    if latent_bound is None and not of_images:
+        return tables
+    return LearnedBound(latent_bound, of_images, tables=tables, alpha=settings.k_table_alpha, savings=request.savings)

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from shared.models.confidence import CONFIDENCE, ratio_bounds, share_bounds
 from shared.models.k_table import Cell, KTable, Level
-from shared.models.quality import UNMEASURED, Measures, Quality, compare
+from shared.models.quality import BOUNDS, UNMEASURED, Measures, Quality, compare
 
 UNRELATED = "unrelated"
 """Kind of the pairs whose prompts have nothing in common."""
@@ -133,6 +133,13 @@ def by_kind(rows: Sequence[ProfileRow], *, alpha: float) -> dict[tuple[str, int]
     """Return the quality of each K per kind of change: (kind, K) → one cell over every similarity."""
     keys = sorted({(row.kind, row.k) for row in rows})
     return {key: _cell([row for row in rows if (row.kind, row.k) == key], alpha) for key in keys}
+
+
+def noise_cell(rows: Sequence[ProfileRow], alpha: float) -> Cell:
+    """Return the quality of runs of fewer steps from noise; safe if the look keeps its bounds too."""
+    cell = _cell(rows, alpha)
+    looks = [getattr(cell.quality, name, None) for name in ("contrast", "saturation", "sharpness")]
+    return replace(cell, safe=cell.safe and all(BOUNDS["contrast"].holds(look) for look in looks))
 
 
 def quality_of(rows: Sequence[ProfileRow]) -> Quality:

@@ -162,10 +162,12 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         embedding."""
         settings, served = self._settings, self._tables.served
         latents, notes = known.latent_tables(encoder, settings)
-        if not latents and searched:
+        if known.learned_bound(encoder, settings) is not None:
+            notes = ()
+        elif not latents and searched:
             self._say_missing(known, encoder, notes)
         images = searched and settings.image_tier != "off" and settings.reuse_bound != "nirvana"
-        no_latents = "" if latents else "; ".join(notes)
+        no_latents = "" if latents else "; ".join(notes)  # none where a learned bound is in force
         return Rules(
             checked(bound_of(known, served, question, encoder, latents, settings), known.checks),
             known.card.step_in,

@@ -7,12 +7,13 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from services.retriever.bounds import TableOf
+from services.retriever.bounds import Maker, TableOf
 from shared.domain.errors import AfterimageError
 from shared.models.card import ModelCard
 from shared.models.card_lookup import card_for, served_cards
 from shared.models.k_table import MODM, EncoderId, KTable, Profiles
 from shared.models.latency import Latency, load_latencies
+from shared.models.learned_table import LearnedTable, learned_for, load_learned
 from shared.models.live_checks import KIND, Checks, checks_from_json
 from shared.models.tables_in_force import (
     ImageTable,
@@ -44,6 +45,18 @@ class Known:
     """Latencies measured here, then shipped ones."""
     checks: Checks = field(default_factory=Checks)
     """Live checks of this model's hits."""
+    learned: tuple[LearnedTable, ...] = ()
+    """Learned bounds, those fitted here first."""
+
+    def learned_bound(self, encoder: EncoderId, settings: Settings) -> LearnedTable | None:
+        """Return the learned bound in force for the model's own latents."""
+        return learned_for(self.learned, self.card, encoder) if uses_learned(settings) else None
+
+    def learned_images(self, encoder: EncoderId, settings: Settings) -> dict[tuple[str, Maker], LearnedTable]:
+        """Return the learned bounds in force for images, by this model's name and the maker of the image."""
+        makers = {(one.images_from, one.images_weights_hash) for one in self.learned if one.images_from}
+        found = {maker: learned_for(self.learned, self.card, encoder, maker) for maker in makers}
+        return {(self.card.name, maker): one for maker, one in found.items() if one and uses_learned(settings)}
 
     def latent_tables(self, encoder: EncoderId, settings: Settings) -> tuple[dict[int, KTable], tuple[str, ...]]:
         """Return the tables in force for the model's own latents by their T, and notes about the first one, which is
@@ -93,6 +106,11 @@ def floored(table: KTable | None, settings: Settings, floor: float | None = None
     return table if table.floor is not None else replace(table, floor=floor)
 
 
+def uses_learned(settings: Settings) -> bool:
+    """Return whether learned bounds are in force: the papers' policies and rules know K tables alone."""
+    return settings.reuse_bound == "auto" and settings.reuse_rules == "relation"
+
+
 class Tables:
     """Models by name: the served ones, and others that requests ask for."""
 
@@ -132,6 +150,7 @@ class Tables:
             tuple(await load_image_tables(self._profiles, card, list(sources), settings.image_k_table_alpha)),
             await load_latencies(self._profiles, card),
             checks_from_json(await self._profiles.get(KIND, card.name, card.weights_hash)),
+            await load_learned(self._profiles, card, list(sources)),
         )
         return known
 

@@ -18,10 +18,12 @@ from services.cli.display.help import setting
 from services.cli.display.words import made_folder, wide
 from services.cli.embedded import settings_from
 from services.cli.profiles.preparation import prepared
-from services.cli.profiles.records import measure_records, profile_rows
-from services.cli.profiles.report import Section, report_html
+from services.cli.profiles.records import Run, measure_records, of_tables, profile_rows
+from services.cli.profiles.report import Section, report_html, report_section
 from shared.domain.errors import InvalidRequestError
 from shared.models.k_table import PROFILED, KTable, profile_kind, profile_of, table_file, table_to_json
+from shared.models.learned_table import LearnedTable, learned_file, learned_kind, learned_name, learned_to_json
+from shared.models.scenes import EDITS
 from shared.runtime.datadir import private_folder
 from shared.runtime.settings import Settings
 
@@ -49,6 +51,10 @@ def profile(
     pairs: Annotated[
         int, Optional(min=1, help="Pairs of prompts to generate, every kind of change equally often.")
     ] = 400,
+    further: Annotated[
+        int,
+        Optional(min=0, help="Further pairs for the learned bound: the same prompt, another wording, several changes."),
+    ] = 0,
     alphas: Annotated[
         str, Optional(help="Shares α of quality that a hit must keep, separated by commas; one table for each.")
     ] = ",".join(map(str, PROFILED)),
@@ -61,6 +67,9 @@ def profile(
         Optional(
             help="Denoising steps T, several separated by commas; the first one's tables count. Default: the model's."
         ),
+    ] = None,
+    reference_steps: Annotated[
+        int | None, Optional(min=2, help="T of the reference from noise. Default: the first of --steps.")
     ] = None,
     k: Annotated[
         str | None,
@@ -86,7 +95,8 @@ def profile(
     similarity is between prompt and image.
     Look and copying are measured on every pair, variety with fresh noise on one pair in eight.
     Writes rows.jsonl, one k_table_<alpha>.json per α (image_k_table_<model>_<alpha>.json for images), quality.json,
-    latency.json, quality.png and report.html. Each further T has a folder T<steps>, and its tables are not stored.
+    latency.json, quality.png and report.html. Each further T has a folder T<steps>; its reference is the first T.
+    From 100 pairs on, writes learned_bound.json too (docs/models/learned-bound.md).
 
     400 pairs at T = 50 run 141,250 steps: about 14 minutes for the bundled large on two CPU cores, at 5.8 ms a step.
 
@@ -104,35 +114,45 @@ def profile(
     made_folder(out)
     settings = settings_from(large=model, encoder=encoder, device=device, data_dir=data_dir, max_rows=max_rows)
     console = wide()
-    runs = prepared(
-        settings, _whole("steps", steps, 2), _whole("k", k, 1), fresh_noise, judge, images_from, against, console
-    )
-    sections: list[Section] = []
-    for profiler, about in runs:
-        folder = out / f"T{profiler.steps}" if sections else out
+    values = _whole("steps", steps, 2)
+    ks = _whole("k", k, 1)
+    runs = prepared(settings, values, ks, fresh_noise, judge, images_from, against, reference_steps, console)
+    folders = [out if n == 0 else out / f"T{profiler.steps}" for n, (profiler, _) in enumerate(runs)]
+    for folder in folders:
         made_folder(folder)
-        sections.append(_measured(profiler, about | {"seed": seed}, pairs, wanted, folder, console))
-    (out / "report.html").write_text(report_html(sections), encoding="utf-8")
+    measured = [
+        Run(profiler, about | {"seed": seed}, folder) for (profiler, about), folder in zip(runs, folders, strict=True)
+    ]
+    measure_records(measured, pairs, further, console)
+    sections = [_measured(run, pairs, wanted, console) for run in measured]
+    learned = _learned(measured, out, console)
+    page = report_html(sections, "" if learned is None else report_section(learned.report))
+    (out / "report.html").write_text(page, encoding="utf-8")
     latency = _latency(runs[0][0], out)
     if store:
-        where = asyncio.run(_store(settings, sections[0].tables, latency, runs[0][1]))
+        where = asyncio.run(_store(settings, [section.tables for section in sections], latency, learned, runs[0][1]))
         console.print(Text(f"Stored for {runs[0][1]['model']} in {where}"))
     console.print(Text(f"Tables, rows, plot and report.html: {out}"))
 
 
-def _measured(
-    profiler: Profiler, about: dict[str, Any], pairs: int, alphas: Sequence[float], folder: Path, console: Console
-) -> Section:
-    """Measure one T; write its rows, tables and plot, and print the tables."""
+def _measured(run: Run, pairs: int, alphas: Sequence[float], console: Console) -> Section:
+    """Write the tables and the plot of one T, and print the tables."""
     from services.cli.profiles.quality import plot, quality
-    from services.retriever.profile import by_kind
+    from services.retriever.profile import by_kind, noise_cell
 
-    records = measure_records(profiler, about, pairs, folder, console)
+    about, folder, steps = run.about, run.folder, run.profiler.steps
+    records = of_tables(run.records)
     rows = profile_rows(records)
-    tables = {alpha: _table(rows, alpha, about, profiler.steps) for alpha in alphas}
+    from_noise = [record for record in run.records if not record["k"] and record["kind"] in EDITS]
+    noise = profile_rows(from_noise) if from_noise else []
+    tables = {
+        alpha: replace(_table(rows, alpha, about, steps), noise=noise_cell(noise, alpha) if noise else None)
+        for alpha in alphas
+    }
     for table in tables.values():
-        (folder / table_file(table)).write_text(json.dumps(table_to_json(table), indent=1) + "\n")
-    measured = quality(records, rows, min(tables), profiler.steps)
+        text = json.dumps(table_to_json(table), indent=1) + "\n"
+        (folder / table_file(table, steps if noise else 0)).write_text(text)
+    measured = quality(records, rows, min(tables), steps)
     (folder / "quality.json").write_text(json.dumps(measured, indent=1) + "\n")
     try:
         plot(measured, folder / "quality.png")
@@ -143,6 +163,23 @@ def _measured(
         if not table.levels:
             console.print(Text(_nothing_safe(alpha, pairs), style="yellow"))
     return Section(about, by_kind(rows, alpha=max(tables)), tables, folder / "images")
+
+
+def _learned(runs: Sequence[Run], out: Path, console: Console) -> LearnedTable | None:
+    """Fit and write the learned bound; None where there are too few pairs."""
+    from services.cli.profiles.learned import learned_table
+    from services.cli.profiles.learning import data_of, similarities_by, similarities_like, too_few
+
+    first = runs[0]
+    data = data_of([{run.profiler.steps: run.records for run in runs}])
+    if few := too_few(data):
+        console.print(Text(f"no learned bound: {few}", style="yellow"))
+        return None
+    similarities = similarities_like(data) if first.profiler.images_of else similarities_by(first.profiler.encoder)
+    table = learned_table(data, first.about, first.profiler.reference_steps or first.profiler.steps, similarities)
+    text = json.dumps(learned_to_json(table), separators=(",", ":"))
+    (out / learned_file(table)).write_text(text + "\n", encoding="utf-8")
+    return table
 
 
 def _latency(profiler: Profiler, out: Path) -> dict[str, Any]:
@@ -191,18 +228,30 @@ def _nothing_safe(alpha: float, pairs: int) -> str:
 
 
 async def _store(
-    settings: Settings, tables: Mapping[float, KTable], latency: dict[str, Any], about: Mapping[str, Any]
+    settings: Settings,
+    tables: Sequence[Mapping[float, KTable]],
+    latency: dict[str, Any],
+    learned: LearnedTable | None,
+    about: Mapping[str, Any],
 ) -> str:
-    """Store the tables and the latency in the catalog; return the catalog's place, without a password."""
+    """Store tables, learned bound and latency in the catalog; return the catalog's place, without a password.
+
+    tables: by α, one mapping for each T. Of further T, those for latents count (`auto_steps` of the card).
+    """
     from shared.catalog import open_catalog, place_of
     from shared.models.latency import KIND
 
     private_folder(settings.data_dir)
     catalog = await open_catalog(settings.catalog_url)
     try:
-        for alpha, table in tables.items():
-            kind = profile_kind(alpha, images=bool(table.images_from))
-            await catalog.profiles.put(kind, profile_of(table), table.weights_hash, table_to_json(table))
+        for n, of in enumerate(tables):
+            for alpha, table in of.items():
+                if n == 0 or not table.images_from:
+                    kind = profile_kind(alpha, images=bool(table.images_from), steps=table.steps if n else 0)
+                    await catalog.profiles.put(kind, profile_of(table), table.weights_hash, table_to_json(table))
+        if learned is not None:
+            kind, name = learned_kind(learned), learned_name(learned)
+            await catalog.profiles.put(kind, name, learned.weights_hash, learned_to_json(learned))
         await catalog.profiles.put(KIND, about["model"], about["weights_hash"], latency)
     finally:
         await catalog.close()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.cli.profiles.pairs import ScenePair, asked_for, right
+from services.cli.profiles.pairs import ScenePair, asked_for, changed, right
 from services.embedder.encoder import Encoder
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Advanced, BatchRan, Finished, LatentCaptured, Left
@@ -57,6 +57,17 @@ class Profiler:
     """None: start from latents of `family`."""
     against: Family | None = None
     """None: `family` itself."""
+    reference_steps: int = 0
+    """T of the reference; 0: `steps`. With another T, the image from noise at `steps` is measured as K = 0."""
+
+    @property
+    def measured(self) -> tuple[int, ...]:
+        """Return the K of a pair's records: `ks`, after 0 where the reference has another T."""
+        return (*((0,) if self._apart else ()), *self.ks)
+
+    @property
+    def _apart(self) -> bool:
+        return self.reference_steps not in (0, self.steps)
 
     @property
     def varied_noise(self) -> float:
@@ -64,9 +75,10 @@ class Profiler:
         variety; an image as the start gets the request's own noise anyway."""
         return 0.0 if self.images_of else self.fresh_noise or 1.0
 
-    def steps_of(self, pair: ScenePair) -> int:
-        """Return the denoising steps of all runs of this pair."""
-        noise = self._steps_of(self.against or self.family)
+    def steps_of(self, pair: ScenePair, reference: bool = True) -> int:
+        """Return the denoising steps of all runs of this pair. reference: whether those of the reference count."""
+        family = self.against or self.family
+        noise = self._steps_of(family, self.reference_steps) * reference + self.steps * self._apart
         seeds = SEEDS if varied(pair) else 1
         from_k = len(self._seeds(pair)) * sum(self.steps - k for k in self.ks)
         return self._steps_of(self.images_of or self.family) + seeds * noise + from_k
@@ -79,13 +91,23 @@ class Profiler:
         apart = self.images_of is None and not self.fresh_noise
         return range(SEEDS + apart) if varied(pair) else range(1)
 
-    def _steps_of(self, family: Family) -> int:
-        """Return T of a run by this model; `steps` is the T of the measured model."""
-        return self.steps if family is self.family else family.card.steps_for(self.steps, self.family.card)
+    def _steps_of(self, family: Family, steps: int = 0) -> int:
+        """Return T of a run by this model; `steps` (default: the profiler's) is the T of the measured model."""
+        steps = steps or self.steps
+        return steps if family is self.family else family.card.steps_for(steps, self.family.card)
 
-    def measure(self, pairs: Sequence[ScenePair], on_step: OnStep, on_images: OnImages) -> Iterator[dict[str, Any]]:
-        """Yield one record per pair and K, in order. The pairs share batches, so several pairs at once are faster."""
-        images = self._draw(pairs, on_step)
+    def measure(
+        self,
+        pairs: Sequence[ScenePair],
+        on_step: OnStep,
+        on_images: OnImages,
+        references: dict[str, Pixels] | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """Yield one record per pair and K, in order. The pairs share batches, so several pairs at once are faster.
+
+        references: the references of these pairs by task id; missing ones are generated and added.
+        """
+        images = self._draw(pairs, on_step, {} if references is None else references)
         for pair in pairs:
             on_images(pair, images[pair.number])
             yield from self._records(pair, images[pair.number])
@@ -94,8 +116,12 @@ class Profiler:
         """Yield the task of the image to start from, and the tasks of the references."""
         captured = tuple(self.ks) if self.images_of is None else ()
         yield self._task(self.images_of or self.family, "before", pair, capture_steps=captured)
+        reference = self.against or self.family
         for seed in range(SEEDS if varied(pair) else 1):
-            yield self._task(self.against or self.family, "noise", pair, seed)
+            noise = self._task(reference, "noise", pair, seed)
+            yield replace(noise, steps=self._steps_of(reference, self.reference_steps))
+            if self._apart:
+                yield self._task(self.family, "0", pair, seed)
 
     def _from_state(self, pair: ScenePair, k: int, state: Latent, noises: tuple[int, ...]) -> Iterator[Task]:
         kept = decode_state(encode_state(state, self.codec, noises), self.codec)  # with the loss of the cache's codec
@@ -131,18 +157,21 @@ class Profiler:
             capture_steps=capture_steps,
         )
 
-    def _draw(self, pairs: Sequence[ScenePair], on_step: OnStep) -> dict[int, dict[str, Pixels]]:
-        """Return each pair's images by the pair's number.
-
-        Each run is submitted as soon as its start exists, so the batch is nearly always full.
-        """
+    def _draw(
+        self, pairs: Sequence[ScenePair], on_step: OnStep, references: dict[str, Pixels]
+    ) -> dict[int, dict[str, Pixels]]:
+        """Return each pair's images by the pair's number; add the references to `references`. Each run is submitted as
+        soon as its start exists, so the batch is nearly always full."""
         families = [family for family in (self.family, self.images_of, self.against) if family is not None]
         engine = Engine({family.card.name: family for family in families}, max_rows=self.max_rows, tell_every_s=0.0)
         by_number = {pair.number: pair for pair in pairs}
         images: dict[int, dict[str, Pixels]] = {pair.number: {} for pair in pairs}
         for pair in pairs:
             for task in self._first(pair):
-                engine.submit(task)
+                if task.id in references:
+                    images[pair.number][task.id.partition("/")[2]] = references[task.id]
+                else:
+                    engine.submit(task)
         while not engine.idle:
             for event in engine.step():
                 match event:
@@ -153,6 +182,8 @@ class Profiler:
                             engine.submit(task)
                     case Finished(id=name, pixels=pixels):
                         images[_number(name)][name.partition("/")[2]] = pixels
+                        if "/noise" in name:
+                            references[name] = pixels
                         if self.images_of is not None and name.endswith("/before"):
                             for task in self._from_picture(by_number[_number(name)], pixels):
                                 engine.submit(task)
@@ -161,27 +192,29 @@ class Profiler:
         return images
 
     def _records(self, pair: ScenePair, images: Images) -> Iterator[dict[str, Any]]:
-        names = ["noise", *(str(k) for k in self.ks)]
+        names = ["noise", *(str(k) for k in self.measured)]
         text = self._vector_of_text(pair.after_text)
         scores = [float(vector @ text) for vector in self._vectors_of([images[name] for name in names])]
-        if self.images_of is None:
-            similarity = float(self._vector_of_text(pair.before_text) @ text)
-        else:  # retrieval compares with the image's own embedding (MoDM eq. 1)
-            similarity = float(self._vectors_of([images["before"]])[0] @ text)
+        # retrieval compares with the image's own embedding where an image is the start (MoDM eq. 1)
+        image_similarity = float(self._vectors_of([images["before"]])[0] @ text)
+        similarity = image_similarity if self.images_of else float(self._vector_of_text(pair.before_text) @ text)
         judged = self.judge(np.stack([images[name] for name in names])) if self.judge else {}
         correct = [right(pair.after, {name: values[i] for name, values in judged.items()}) for i in range(len(names))]
         measured = [self._measures(pair, name, images) for name in names]
-        for i, k in enumerate(self.ks, 1):
+        for i, k in enumerate(self.measured, 1):
             yield {
                 "pair": pair.number,
                 "kind": pair.kind,
+                "prompts": [pair.before_text, pair.after_text],
                 "k": k,
                 "similarity": similarity,
+                "image_similarity": image_similarity,
                 "score": scores[i],
                 "score_from_noise": scores[0],
                 "right": correct[i],
                 "right_from_noise": correct[0],
                 "asked_for": list(asked_for(pair)),
+                "changed": list(changed(pair)),
                 "measures": measured[i],
                 "measures_from_noise": measured[0],
                 "variety_noise": self.varied_noise,
@@ -191,7 +224,7 @@ class Profiler:
         """Return look, likeness to the source and, for varied pairs, the spread over seeds of one image."""
         measures = replace(look(images[name]), likeness=likeness(images[name], images["before"]))
         if varied(pair):
-            seeds = range(SEEDS) if name == "noise" else self._seeds(pair)[-SEEDS:]
+            seeds = range(SEEDS) if name in ("noise", "0") else self._seeds(pair)[-SEEDS:]
             vectors = self._vectors_of([images[_image(name, seed)] for seed in seeds])
             measures = replace(measures, spread=spread(vectors))
         return {name: value for name, value in asdict(measures).items() if value is not None}
@@ -205,7 +238,7 @@ class Profiler:
 
 def varied(pair: ScenePair) -> bool:
     """Return whether the pair is generated at several seeds; every kind of change equally often."""
-    return pair.number // len(EDITS) % VARIED_EVERY == 0
+    return pair.kind in EDITS and pair.number // len(EDITS) % VARIED_EVERY == 0
 
 
 def _image(name: str, seed: int) -> str:

@@ -6,7 +6,14 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shared.models.scenes import EDITS, WORDINGS, Scene, caption, edit, random_scene
+from shared.models.scenes import ATTRIBUTES, EDITS, WORDINGS, Scene, caption, edit, random_scene
+
+FURTHER = ("same", "reworded", "several")
+"""Further kinds, for the learned bound alone: the same prompt; one change in another wording; 2 to 4 changes at once,
+half of them in another wording."""
+FIRST_FURTHER = 1_000_000
+"""Number of the first pair of a further kind: more pairs of either sort keep all numbers."""
+_ONE_CHANGE = tuple(kind for kind in EDITS if kind not in ("paraphrase", "unrelated"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +30,7 @@ class ScenePair:
     after_seed: int
 
 
-def scene_pairs(count: int, seed: int) -> Iterator[ScenePair]:
+def scene_pairs(count: int, seed: int | str) -> Iterator[ScenePair]:
     """Yield `count` pairs, every kind of change equally often; the n-th pair depends only on n and the seed."""
     for number in range(count):
         rng = random.Random(f"{seed}/{number}")
@@ -37,11 +44,30 @@ def scene_pairs(count: int, seed: int) -> Iterator[ScenePair]:
         yield ScenePair(number, kind, before, after, caption(before, wording), caption(after, other), *seeds)
 
 
+def further_pairs(count: int, seed: int | str) -> Iterator[ScenePair]:
+    """Yield `count` pairs of the kinds FURTHER, equally often; the n-th pair depends only on n and the seed."""
+    for n in range(count):
+        number = FIRST_FURTHER + n
+        rng = random.Random(f"{seed}/{number}")
+        kind = FURTHER[n % len(FURTHER)]
+        before = after = random_scene(rng)
+        for change in rng.sample(_ONE_CHANGE, {"same": 0, "reworded": 1, "several": rng.randint(2, 4)}[kind]):
+            after = edit(after, change, rng)
+        wording = other = rng.randrange(WORDINGS)
+        if kind == "reworded" or (kind == "several" and rng.random() < 0.5):
+            other = (wording + rng.randrange(1, WORDINGS)) % WORDINGS
+        seeds = rng.getrandbits(32), rng.getrandbits(32)
+        yield ScenePair(number, kind, before, after, caption(before, wording), caption(after, other), *seeds)
+
+
 def asked_for(pair: ScenePair) -> Sequence[str]:
     """Return the attributes that differ between the two prompts; the judge looks for them in the image."""
-    if pair.kind == "paraphrase":
-        return ()
-    return ("object", "background") if pair.kind == "unrelated" else (pair.kind,)
+    return ("object", "background") if pair.kind == "unrelated" else changed(pair)
+
+
+def changed(pair: ScenePair) -> Sequence[str]:
+    """Return every attribute that differs between the two scenes."""
+    return tuple(name for name in ATTRIBUTES if getattr(pair.before, name) != getattr(pair.after, name))
 
 
 def right(scene: Scene, judged: Mapping[str, str]) -> dict[str, bool]:

@@ -28,12 +28,13 @@ def prepared(
     judge: Path | None,
     images_from: str | None,
     against: str | None,
+    reference_steps: int | None,
     console: Console,
 ) -> list[tuple[Profiler, dict[str, Any]]]:
     """Load the models; return for each T the profiler and the properties of its rows.
 
-    wanted: values of T; empty: the model's default. starts: K of 50; empty: the steps that a cache keeps. A run resumes
-    only when all properties are equal.
+    wanted: values of T; empty: the model's default. starts: K of 50; empty: the steps that a cache keeps.
+    reference_steps: T of the reference; None: the first of `wanted`. A run resumes only when all properties are equal.
     """
     from services.cli.profiles.measure import Profiler
     from services.embedder.encoder import Encoder, encoder_folder
@@ -68,14 +69,17 @@ def prepared(
         about |= _of("against", "against", measure)
     reader = load_judge(folder) if known else None
     found = []
+    reference = reference_steps or (wanted[0] if wanted else card.default_steps)
     for steps in wanted or [card.default_steps]:
         ks = list(scale_steps(of_50, steps))
         if not ks:
             raise InvalidRequestError("steps", f"must be large enough for one K of {of_50}, scaled from 50", steps)
         profiler = Profiler(
-            family, eye, reader, ks, steps, settings.state_codec, fresh_noise, settings.max_rows, pictures, measure
-        )
-        found.append((profiler, about | {"steps": steps, "ks": ks}))
+            family, eye, reader, ks, steps, settings.state_codec, fresh_noise, settings.max_rows, pictures, measure,
+            reference,
+        )  # fmt: skip
+        apart = {"reference_steps": reference} if steps != reference else {}  # earlier versions compared T with itself
+        found.append((profiler, about | {"steps": steps, "ks": ks} | apart))
     return found
 
 

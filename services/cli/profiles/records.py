@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -14,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from shared.domain.errors import ConfigurationError
+from shared.models.scenes import EDITS
 from shared.runtime.progress import shown
 
 if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is read
     from services.cli.profiles.measure import Profiler
+    from services.cli.profiles.pairs import ScenePair
     from services.retriever.profile import ProfileRow
 
 AT_A_TIME = 8
@@ -26,36 +29,74 @@ LEAST_SCORE = 0.01
 """Least mean CLIP score of images from noise; below it a quality ratio is meaningless."""
 
 
-def measure_records(
-    profiler: Profiler, about: dict[str, Any], pairs: int, out: Path, console: Console
-) -> list[dict[str, Any]]:
-    """Return all pairs' records, those of earlier runs first; each chunk is on disk before the next one starts.
+@dataclass
+class Run:
+    """One T of a profile, with its folder and records."""
 
-    The images of the first pair of each kind are written to `images/`, for the report.
+    profiler: Profiler
+    about: dict[str, Any]
+    """First line of rows.jsonl: the properties that the records depend on."""
+    folder: Path
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "rows.jsonl"
+
+
+def measure_records(runs: Sequence[Run], pairs: int, further: int, console: Console) -> None:
+    """Measure the pairs that earlier runs did not, and leave all pairs' records in `runs`.
+
+    Each chunk is on disk before the next one starts. All T of a chunk share its references. The images of the first
+    pair of each kind are written to `images/`, for the report.
     """
-    from services.cli.profiles.pairs import scene_pairs
+    from services.cli.profiles.pairs import further_pairs, scene_pairs
     from services.cli.profiles.report import keep_images
 
-    path = out / "rows.jsonl"
-    done = _resumed(path, about)
-    numbers = {record["pair"] for record in done}
-    wanted = list(scene_pairs(pairs, about["seed"]))
-    missing = (pair for pair in wanted if pair.number not in numbers)
-    with shown(console) as bar, path.open("a", encoding="utf-8") as file:
-        if not done and not path.stat().st_size:
-            file.write(json.dumps(about) + "\n")
-        steps = {pair.number: profiler.steps_of(pair) for pair in wanted}
-        advance = bar("denoising steps", sum(steps.values()), sum(steps[n] for n in numbers if n in steps))
-        for chunk in _chunks(missing):
-            records = list(profiler.measure(chunk, lambda: advance(1), partial(keep_images, out / "images")))
-            file.write("".join(json.dumps(record) + "\n" for record in records))
-            file.flush()
-            done += records
-    return [record for record in done if record["pair"] < pairs]
+    seed = runs[0].about["seed"]
+    wanted = {pair.number: pair for pair in (*scene_pairs(pairs, seed), *further_pairs(further, seed))}
+    done = []
+    for run in runs:
+        run.records = _resumed(run)
+        done.append({record["pair"] for record in run.records})
+        if not run.path.exists() or not run.path.stat().st_size:
+            run.path.write_text(json.dumps(run.about) + "\n", encoding="utf-8")
+    missing = _mixed([pair for number, pair in wanted.items() if any(number not in numbers for numbers in done)])
+    with shown(console) as bar:
+        steps = [  # all T share the reference
+            {number: run.profiler.steps_of(pair, reference=n == 0) for number, pair in wanted.items()}
+            for n, run in enumerate(runs)
+        ]
+        begun = sum(of[n] for of, numbers in zip(steps, done, strict=True) for n in numbers if n in of)
+        advance = bar("denoising steps", sum(sum(of.values()) for of in steps), begun)
+        for chunk in _chunks(iter(missing)):
+            references: dict[str, Any] = {}
+            for run, numbers in zip(runs, done, strict=True):
+                own = [pair for pair in chunk if pair.number not in numbers]
+                keep = partial(keep_images, run.folder / "images")
+                records = list(run.profiler.measure(own, lambda: advance(1), keep, references)) if own else []
+                with run.path.open("a", encoding="utf-8") as file:
+                    file.write("".join(json.dumps(record) + "\n" for record in records))
+                run.records += records
+    for run in runs:
+        run.records = [record for record in run.records if record["pair"] in wanted]
 
 
-def _resumed(path: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
+def _mixed(pairs: Sequence[ScenePair]) -> list[ScenePair]:
+    """Return the pairs with those of the further kinds spread evenly, so that an unfinished run has all kinds."""
+    of_kind = Counter(pair.kind in EDITS for pair in pairs)
+    place: Counter[bool] = Counter()
+    keys = []
+    for pair in pairs:
+        ours = pair.kind in EDITS
+        place[ours] += 1
+        keys.append((place[ours] / of_kind[ours], pair.number))
+    return [pair for _, pair in sorted(zip(keys, pairs, strict=True), key=lambda one: one[0])]
+
+
+def _resumed(run: Run) -> list[dict[str, Any]]:
     """Return the records of earlier runs with the same settings; drop a line that a killed run left incomplete."""
+    path, about = run.path, run.about
     if not path.exists() or not path.stat().st_size:
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -67,7 +108,7 @@ def _resumed(path: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
         )
     records = [json.loads(line) for line in lines[1:] if line.endswith("\n")]
     of_pair = Counter(record["pair"] for record in records)
-    whole = [record for record in records if of_pair[record["pair"]] == len(about["ks"])]
+    whole = [record for record in records if of_pair[record["pair"]] == len(run.profiler.measured)]
     path.write_text(lines[0] + "".join(json.dumps(record) + "\n" for record in whole), encoding="utf-8")
     return whole
 
@@ -75,6 +116,11 @@ def _resumed(path: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
 def _chunks(pairs: Iterator[Any]) -> Iterator[list[Any]]:
     while chunk := list(islice(pairs, AT_A_TIME)):
         yield chunk
+
+
+def of_tables(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the records that K tables are built from: starts of pairs that differ in one known way."""
+    return [record for record in records if record["k"] and record["kind"] in EDITS]
 
 
 def profile_rows(records: Sequence[Mapping[str, Any]]) -> list[ProfileRow]:

@@ -43,10 +43,10 @@ def keep_images(folder: Path, pair: ScenePair, images: Mapping[str, Any]) -> Non
             Image.fromarray(pixels).save(folder / f"{pair.number}-{name}.png")
 
 
-def report_html(sections: Sequence[Section]) -> str:
-    """Return the page as HTML."""
+def report_html(sections: Sequence[Section], learned: str = "") -> str:
+    """Return the page as HTML. learned: the section about the learned bound."""
     first = sections[0]
-    body = "".join(_section(section) for section in sections)
+    body = learned + "".join(_section(section) for section in sections)
     rules = "".join(
         f"<li><b>{name}</b> {'≤' if bound.at_most else '≥'} {bound.limit:g}: {html.escape(bound.reason)}</li>"
         for name, bound in _bounds(max(first.tables)).items()
@@ -127,6 +127,34 @@ def _figure(path: Path) -> str:
         small.thumbnail((SIDE, SIDE))
         small.save(file, "JPEG", quality=92, subsampling=0)
     return f'<img src="data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}" alt="{path.stem}">'
+
+
+def report_section(found: Mapping[str, Any]) -> str:
+    """Return the held-out figures as HTML, for report.html."""
+    lines = []
+    for steps, of in found["steps"].items():
+        lines.append(_held_out_row(steps, "oracle", of["pairs"], of["oracle"], 1.0))
+        lines += [_held_out_row(steps, name, of["pairs"], one, one["of_oracle"]) for name, one in of["methods"].items()]
+    heads = "".join(
+        f"<th>{name}</th>" for name in ("T", "method", "pairs", "coverage", "steps saved", "of the oracle's")
+    )
+    return f"""<h2>Learned bound, on held-out pairs</h2>
+<p>Coverage: share of the requests whose plan keeps every bound, as the mean over pairs of the same kind does. The
+oracle knows each kind's last safe K. Its row has the coverage {found["coverage_wanted"]:g}; in the last column it has
+the coverage of the row.</p>
+<div class='wide'><table><tr>{heads}</tr>{"".join(lines)}</table></div>"""
+
+
+def _held_out_row(steps: str, name: str, pairs: int, one: Mapping[str, Any], of_oracle: float | None) -> str:
+    cells: Sequence[str] = (
+        steps,
+        html.escape(name),
+        str(pairs),
+        f"{one['coverage']:.3f}",
+        f"{one['saved']:.1%}",
+        "–" if of_oracle is None else f"{of_oracle:.0%}",
+    )
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
 _PAGE = """<!doctype html>

@@ -47,7 +47,8 @@ class Lookup(Section):
     reuse_bound: Literal["auto", "nirvana", "modm"] = Field(
         "auto",
         description="Policy of reuse: the bound that decides after which step K a request may start. nirvana: K table, "
-        "from latents alone. modm: K tables, from finished images alone. auto: all that was measured for the models.",
+        "from latents alone. modm: K tables, from finished images alone. auto: both, by the learned bound where one "
+        "was fitted for the model and the encoder, else by the K tables.",
     )
     reuse_rules: Literal["relation", "paper"] = Field(
         "relation",

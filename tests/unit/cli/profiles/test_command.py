@@ -143,28 +143,36 @@ async def test_every_t_has_rows_and_tables_and_one_page_shows_them_all(models: P
     more = ["--pairs", "2", "--alphas", "0.5", "--k", "10,30", "--steps", "10,5"]
     found = await asyncio.to_thread(profile, models, tmp_path, *more)
     assert found.exit_code == 0, found.output + repr(found.exception)
+    references = []
     for folder, steps, ks in ((tmp_path / "profile", 10, [2, 6]), (tmp_path / "profile" / "T5", 5, [1, 3])):
         about, *records = map(json.loads, (folder / "rows.jsonl").read_text().splitlines())
         assert (about["steps"], about["ks"]) == (steps, ks)
-        assert [record["k"] for record in records] == ks * 2
+        assert [record["k"] for record in records] == ([0, *ks] if steps == 5 else ks) * 2
+        references.append({record["pair"]: record["score_from_noise"] for record in records})
         for record in records:
             own, noise = record["measures"], record["measures_from_noise"]
             assert own.keys() == noise.keys() == {"contrast", "saturation", "sharpness", "likeness", "spread"}
             assert -1 <= own["likeness"] <= 1
             assert noise["spread"] > 0
-        assert table_from_json(json.loads((folder / "k_table_0.5.json").read_text())).steps == steps
+        name = "k_table_0.5_t5.json" if steps == 5 else "k_table_0.5.json"
+        table = table_from_json(json.loads((folder / name).read_text()))
+        assert table.steps == steps
+        assert (table.noise is not None) == (steps == 5)
+        assert {cell.k for cell in table.cells} == set(ks)
         measured = json.loads((folder / "quality.json").read_text())
         assert measured["steps"] == steps
         assert measured["bounds"]["copying"]["at_most"] is True
         assert measured["kinds"]["paraphrase"][str(ks[0])]["quality"]["copying"]["count"] == 1
+    assert references[0] == pytest.approx(references[1], abs=1e-5)  # every T against the same images
+    assert "no learned bound: needs 100 pairs" in "".join(found.output).replace("\n", " ")
     page = (tmp_path / "profile" / "report.html").read_text()
     assert "T = 10" in page
     assert "T = 5" in page
     catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/data/catalog.sqlite3")
-    stored = await catalog.profiles.get("k_table_0.5", "large", about["weights_hash"])
+    names = ("k_table_0.5", "k_table_0.5_t5")
+    stored = [await catalog.profiles.get(name, "large", about["weights_hash"]) for name in names]
     await catalog.close()
-    assert stored is not None
-    assert stored["steps"] == 10  # the first T's
+    assert [one["steps"] for one in stored if one] == [10, 5]
 
 
 @pytest.mark.parametrize("more", [["--steps", "1"], ["--steps", "50,x"], ["--k", "0"]])
