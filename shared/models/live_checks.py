@@ -133,8 +133,8 @@ class Cell:
                 sums[name] = sums.get(name, Sums()).plus(value, against)
         evidence = self.evidence.after(failed)
         stopped_at = self.stopped_at or (now if evidence.value >= limit else 0.0)
-        more = {"checks": self.checks + 1, "fails": self.fails + failed, "evidence": evidence}
-        return replace(self, sums=sums, stopped_at=stopped_at, **more)
+        checks, fails = self.checks + 1, self.fails + failed
+        return replace(self, checks=checks, fails=fails, evidence=evidence, sums=sums, stopped_at=stopped_at)
 
 
 @dataclass(frozen=True, slots=True)
