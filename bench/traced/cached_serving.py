@@ -32,11 +32,11 @@ LEASE_S = 3600.0
 
 @dataclass(frozen=True)
 class Drawing:
-    """The outcome of a plan: the model, the image, and each state that the plan captures, by its step."""
+    """The outcome of a plan: the model, the image, and each captured state with its codec, by its step."""
 
     model: str
     png: bytes
-    states: Mapping[int, bytes]
+    states: Mapping[int, tuple[str, bytes]]
     steps_run: int
 
 
@@ -115,10 +115,10 @@ class CachedServing:
 
     async def _result(self, name: str, request: Request, drawing: Drawing) -> Result:
         card, blobs, states = self.cards[drawing.model], self._backends.blobs, []
-        for step, data in drawing.states.items():
+        for step, (codec, data) in drawing.states.items():
             key = f"states/{name}-1-{step}.safetensors"
             sha256 = await blobs.put(key, data, durable=False)
-            states.append(Captured(step, key, len(data), self._settings.state_codec, sha256))
+            states.append(Captured(step, key, len(data), codec, sha256))
         picture_key = f"pictures/{name}-1.png"
         sha256 = await blobs.put(picture_key, drawing.png, durable=False)
         return Result(

@@ -18,6 +18,7 @@ from shared.domain.messages import refine_lane
 from shared.domain.plan_rules import choose_model, lane_for
 from shared.domain.types import Plan, Request
 from shared.models.card_lookup import served_cards
+from shared.models.state_codecs import PLAIN, codec_of
 from shared.runtime.settings import Settings
 
 
@@ -58,13 +59,15 @@ class Painter:
         for one in planned:
             engine.submit(task_of(one.name, one.request, one.plan, start_of(one.plan, one.blob, one.request.size)))
         model = {one.name: one.plan.model for one in planned}
-        states: dict[str, dict[int, bytes]] = {one.name: {} for one in planned}
+        steps = {one.name: one.plan.run_steps(one.request.steps) for one in planned}
+        states: dict[str, dict[int, tuple[str, bytes]]] = {one.name: {} for one in planned}
         drawn = {}
         while not engine.idle:
             for event in engine.step():
                 match event:
                     case LatentCaptured(id=name, step=step, latent=latent, noises=noises):
-                        states[name][step] = encode_state(latent, codec, noises)
+                        own = codec_of(codec, self._cards[model[name]], step, steps[name])
+                        states[name][step] = own, encode_state(latent, own, noises)
                     case Finished(id=name, pixels=pixels, steps_run=steps_run):
                         drawn[name] = Drawing(model[name], encode_png(pixels), states[name], steps_run)
                     case Left(error=error):
@@ -82,7 +85,7 @@ class Blank:
         return {one.name: self._drawing(one) for one in planned}
 
     def _drawing(self, one: PlannedImage) -> Drawing:
-        states = {step: bytes([step]) for step in one.plan.capture_steps}
+        states = {step: (PLAIN, bytes([step])) for step in one.plan.capture_steps}
         return Drawing(one.plan.model, b"blank", states, one.plan.run_steps(one.request.steps) - one.plan.start_step)
 
 

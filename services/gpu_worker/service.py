@@ -21,6 +21,7 @@ from services.gpu_worker.engine.runner import EngineThread
 from services.gpu_worker.engine.threads import search
 from services.gpu_worker.jobs.attempt import AttemptContext
 from services.gpu_worker.jobs.process import WorkerProcess
+from services.gpu_worker.jobs.state_codecs import StateCodecs
 from services.gpu_worker.jobs.tasks import Tasks
 from services.gpu_worker.models.measuring import load_warm
 from services.gpu_worker.models.residency import Resident, placed_cards
@@ -63,6 +64,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         )
         threads = 1 if settings.batch_invariant else settings.torch_threads
         self._thread = EngineThread(engine, self._hear, threads=threads)
+        self._codecs = StateCodecs(settings.state_codec, context.backends.catalog.profiles)
         self._draining = False
         self._subscription = await bus.subscribe([JobCancelled, PreviewsRequested], self._on_wish)
         await self._assignment.begin(self._thread.serve)
@@ -140,7 +142,7 @@ class GpuWorkerService(GpuWorkerServiceServicer):
         context, assignment = self._context, self._assignment
         return AttemptContext(
             context.settings, context.backends, context.clock, assignment.families, self._thread,
-            assignment.preferred, assignment.duty.assigned,
+            self._codecs, assignment.preferred, assignment.duty.assigned,
         )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ DECIDING = (
     "services/replay/**/*.py",
     "shared/index/nearest.py",
     "shared/models/*.py",
+    "shared/models/bundled/large/state_codecs.json",
     "shared/domain/plan_rules.py",
     "shared/domain/types.py",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Literal, Self
 
@@ -12,7 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from services.cache_maintainer.eviction.scored import POLICIES
 from services.replay.simulated.general import SHELVES
 from shared.domain.errors import ConfigurationError
+from shared.models.card import ModelCard
+from shared.models.card_lookup import BUNDLED_PREFIX, find_card
 from shared.models.k_table import MODM
+from shared.models.state_codecs import codec_of
 from shared.runtime.settings.cache import AFTERIMAGE_LEVELS
 from shared.runtime.settings_names import in_words
 
@@ -54,7 +58,7 @@ class PolicySettings(BaseModel):
         0, ge=0, description="Least number of requests between two fits of the SVM; 0: as in serving."
     )
     state_codec: Literal[
-        "fp16", "int8", "fp8", "int6", "int4", "residual-2bit", "residual-1bit", "residual", "residual-4x4"
+        "auto", "fp16", "int8", "fp8", "int6", "int4", "residual-2bit", "residual-1bit", "residual", "residual-4x4"
     ] = "fp16"
     reuses: Literal["latent", "picture", "refine"] = Field(
         "latent",
@@ -104,10 +108,20 @@ class PolicySettings(BaseModel):
             )
         return self
 
+    def share_of_fp16(self, step: int, steps: int) -> float:
+        """Return the bytes of a state after `step` of `steps` steps, relative to fp16. `auto` takes the codecs that the
+        bundled large model has at this K."""
+        return CODEC_SHARE[codec_of(self.state_codec, _large(), step, steps)]
+
     @property
     def is_surrogate(self) -> bool:
         """Return whether lookups use surrogate similarities to images (services/replay/traces/surrogate.py)."""
         return self.reuses == "refine" or self.compares == "pictures"
+
+
+@cache
+def _large() -> ModelCard:
+    return find_card(f"{BUNDLED_PREFIX}large")
 
 
 def read_policy(name: str) -> PolicySettings:

@@ -25,11 +25,13 @@ from shared.models.k_table import PROFILED, KTable, profile_kind, profile_of, ta
 from shared.models.learned_table import LearnedTable, learned_file, learned_kind, learned_name, learned_to_json
 from shared.models.scenes import EDITS
 from shared.runtime.datadir import private_folder
+from shared.runtime.progress import shown
 from shared.runtime.settings import Settings
 
 if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is read
     from services.cli.profiles.measure import Profiler
     from services.retriever.profile import ProfileRow
+    from shared.models.state_codecs import CodecChoice
 
 Optional = typer.Option
 ENOUGH_PAIRS = 400
@@ -79,6 +81,9 @@ def profile(
     ] = None,
     max_rows: Annotated[int, Optional(min=1, help="Images per denoising step.")] = 8,
     fresh_noise: Annotated[float, Optional(min=0, max=1, help="Share of new noise in a reused latent, 0–1.")] = 0.0,
+    codecs: Annotated[
+        bool, Optional("--codecs", help="Also choose the smallest state codec that keeps every bound at each K.")
+    ] = False,
     judge: Annotated[Path | None, Optional(help="Folder of the judge. Default: the one that ships.")] = None,
     device: Annotated[str | None, setting("device")] = None,
     store: Annotated[
@@ -98,7 +103,10 @@ def profile(
     latency.json, quality.png and report.html. Each further T has a folder T<steps>; its reference is the first T.
     From 100 pairs on, writes learned_bound.json too (docs/models/learned-bound.md).
 
-    400 pairs at T = 50 run 141,250 steps: about 14 minutes for the bundled large on two CPU cores, at 5.8 ms a step.
+    With --codecs, each K takes the smallest state codec that keeps every bound; --steps 50,5 measures it at two T.
+    state_codecs.json names these codecs, for the setting state_codec = auto.
+
+    400 pairs at T = 50 run 168,750 steps: about 16 minutes for the bundled large on two CPU cores, at 5.8 ms a step.
 
     [bold]Examples[/bold]
 
@@ -129,8 +137,10 @@ def profile(
     page = report_html(sections, "" if learned is None else report_section(learned.report))
     (out / "report.html").write_text(page, encoding="utf-8")
     latency = _latency(runs[0][0], out)
+    choice = _codecs(runs, pairs, seed, out, console) if codecs and not images_from else None
     if store:
-        where = asyncio.run(_store(settings, [section.tables for section in sections], latency, learned, runs[0][1]))
+        tables = [section.tables for section in sections]
+        where = asyncio.run(_store(settings, tables, latency, learned, choice, runs[0][1]))
         console.print(Text(f"Stored for {runs[0][1]['model']} in {where}"))
     console.print(Text(f"Tables, rows, plot and report.html: {out}"))
 
@@ -191,6 +201,27 @@ def _latency(profiler: Profiler, out: Path) -> dict[str, Any]:
     return latency
 
 
+def _codecs(
+    runs: Sequence[tuple[Profiler, dict[str, Any]]], pairs: int, seed: int, out: Path, console: Console
+) -> CodecChoice:
+    """Measure, write and return the codec of each K at each T."""
+    from services.cli.profiles.codecs import choose_codecs, codec_profiler
+    from services.cli.profiles.pairs import scene_pairs
+    from shared.models.state_codecs import FILE, CodecChoice, choice_to_json
+
+    about, wanted, levels = runs[0][1], list(scene_pairs(pairs, seed)), []
+    path = out / f"codecs-{about['weights_hash'][:12]}-{seed}.jsonl"
+    for profiler, _ in runs:
+        with shown(console) as bar:
+            advance = bar(f"pairs, codecs at T = {profiler.steps}", None)
+            levels += choose_codecs(codec_profiler(profiler), wanted, profiler.ks, path, advance)
+    choice = CodecChoice(about["model"], about["weights_hash"], tuple(levels))
+    (out / FILE).write_text(json.dumps(choice_to_json(choice), indent=1) + "\n")
+    for level in levels:
+        console.print(Text(f"K = {level.k} of {level.steps}: {level.codec}, {level.bytes:.0f} bytes"))
+    return choice
+
+
 def _whole(name: str, text: str | None, least: int) -> list[int]:
     """Return the whole numbers of an option, each once; none without the option."""
     try:
@@ -232,13 +263,15 @@ async def _store(
     tables: Sequence[Mapping[float, KTable]],
     latency: dict[str, Any],
     learned: LearnedTable | None,
+    choice: CodecChoice | None,
     about: Mapping[str, Any],
 ) -> str:
-    """Store tables, learned bound and latency in the catalog; return the catalog's place, without a password.
+    """Store tables, learned bound, latency and codecs in the catalog; return the catalog's place, without a password.
 
     tables: by α, one mapping for each T. Of further T, those for latents count (`auto_steps` of the card).
     """
     from shared.catalog import open_catalog, place_of
+    from shared.models import state_codecs
     from shared.models.latency import KIND
 
     private_folder(settings.data_dir)
@@ -253,6 +286,10 @@ async def _store(
             kind, name = learned_kind(learned), learned_name(learned)
             await catalog.profiles.put(kind, name, learned.weights_hash, learned_to_json(learned))
         await catalog.profiles.put(KIND, about["model"], about["weights_hash"], latency)
+        if choice is not None:
+            await catalog.profiles.put(
+                state_codecs.KIND, choice.model, choice.weights_hash, state_codecs.choice_to_json(choice)
+            )
     finally:
         await catalog.close()
     return place_of(settings.catalog_url)

@@ -13,6 +13,7 @@ from shared.domain.errors import InvalidRequestError
 from shared.domain.plan_rules import scale_steps
 from shared.models.devices import placed
 from shared.models.k_table import IMAGE_STEPS
+from shared.models.state_codecs import AUTO, PLAIN
 from shared.runtime.settings import Settings
 
 if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is read
@@ -52,12 +53,13 @@ def prepared(
     if not known:
         console.print(Text(f"no judge in {folder}: quality is the CLIP ratio alone", style="yellow"))
     of_50 = starts or (IMAGE_STEPS if pictures else settings.capture_steps)
+    codec = PLAIN if settings.state_codec == AUTO else settings.state_codec
     about = {
         "model": card.name,
         "weights_hash": card.weights_hash,
         "dtype": card.dtype,
         "encoder_hash": eye.hash,
-        "codec": settings.state_codec,
+        "codec": codec,
         "fresh_noise": fresh_noise,
         "judged": known,
     }
@@ -75,7 +77,7 @@ def prepared(
         if not ks:
             raise InvalidRequestError("steps", f"must be large enough for one K of {of_50}, scaled from 50", steps)
         profiler = Profiler(
-            family, eye, reader, ks, steps, settings.state_codec, fresh_noise, settings.max_rows, pictures, measure,
+            family, eye, reader, ks, steps, codec, fresh_noise, settings.max_rows, pictures, measure,
             reference,
         )  # fmt: skip
         apart = {"reference_steps": reference} if steps != reference else {}  # earlier versions compared T with itself

@@ -16,6 +16,7 @@ from services.gpu_worker.jobs.codecs import encode_png
 from services.gpu_worker.jobs.crash_evidence import CRASHES_TOGETHER
 from services.gpu_worker.jobs.outputs import Outputs
 from services.gpu_worker.jobs.plan_resolution import prepare
+from services.gpu_worker.jobs.state_codecs import StateCodecs
 from shared.blobs.ahead import ReadAhead
 from shared.domain.errors import AfterimageError, CancelledError
 from shared.domain.messages import Progress, StateUsed
@@ -42,6 +43,7 @@ class AttemptContext:
     families: Mapping[str, Family]
     """Families by model name; the first one generates misses."""
     engine: EngineThread
+    codecs: StateCodecs
     preferred: tuple[str, ...] = ()
     """Models to prefer for plans that several models may run."""
     assigned: frozenset[str] | None = None
@@ -72,7 +74,8 @@ class Attempt:
         """Id of the attempt in the engine: after a suspend this worker may hold two attempts at one job."""
         self.unheard = False
         """True if the catalog did not answer the last renewal of the lease."""
-        self.outputs = Outputs(place.backends, job, place.settings.state_codec)
+        room = place.settings.capture_fp16_states
+        self.outputs = Outputs(place.backends, job, place.codecs, fp16_states=room)
         self.plan = job.plan
         self._place = place
         self._card = place.families[job.plan.model].card if job.plan.model in place.families else place.card
@@ -98,7 +101,7 @@ class Attempt:
             case Advanced():
                 self._on_advanced(event)
             case LatentCaptured():
-                self.outputs.capture(event)
+                self.outputs.capture(event, self._card, self.plan.run_steps(self.job.request.steps))
             case Checkpointed():
                 self.outputs.checkpoint(event, self.plan)
             case Finished() | Left() if not self._ended.done():

@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 from services.gpu_worker.engine.events import Checkpointed, LatentCaptured
 from services.gpu_worker.engine.rows import Pixels
 from services.gpu_worker.jobs import checkpoints
 from services.gpu_worker.jobs.codecs import INLINE_BYTES, encode_checkpoint, encode_png, encode_state
+from services.gpu_worker.jobs.state_codecs import StateCodecs
 from shared.domain.errors import AfterimageError
 from shared.domain.types import Captured, Job, Plan
+from shared.models import ModelCard
 from shared.runtime.telemetry import log
 from shared.service.backends import Backends
 
 _PICTURE_KEY = "pictures/{}-{}.png"
 _STATE_KEY = "states/{}-{}-{}.safetensors"
+HEADER_BYTES = 128
+"""Bytes of a state in fp16 besides its values, at most."""
 
 
 class Outputs:
     """The keys of an attempt's blobs carry the job, the attempt and, except for the image, the step: two attempts never
     write the same blob."""
 
-    def __init__(self, backends: Backends, job: Job, state_codec: str) -> None:
+    def __init__(self, backends: Backends, job: Job, codecs: StateCodecs, *, fp16_states: float = math.inf) -> None:
+        """fp16_states: room for this image's states, where `codecs` chooses their codec."""
         self._jobs, self._blobs = backends.catalog.jobs, backends.blobs
-        self._job, self._state_codec = job, state_codec
+        self._job, self._codecs = job, codecs
+        self._fp16_states = fp16_states if codecs.chosen else math.inf
+        self._state_bytes = 0
         self.picture_key = _PICTURE_KEY.format(job.id, job.attempt)
-        self._captures: list[asyncio.Task[Captured]] = []
+        self._captures: list[asyncio.Task[Captured | None]] = []
         self._saving: asyncio.Task[None] | None = None
         self._written = [job.checkpoint_key] if job.checkpoint_key else []
         """Checkpoints that are deleted when the job ends."""
 
-    def capture(self, event: LatentCaptured) -> None:
-        """Store a state for the cache, in the background."""
-        self._captures.append(asyncio.create_task(self._capture(event)))
+    def capture(self, event: LatentCaptured, card: ModelCard, steps: int) -> None:
+        """Store a state of a run of `steps` for the cache, in the background."""
+        self._captures.append(asyncio.create_task(self._capture(event, card, steps)))
 
     def checkpoint(self, event: Checkpointed, plan: Plan) -> None:
         """Store a checkpoint in the background, after the previous one, so that the row ends with the newest
@@ -51,7 +59,7 @@ class Outputs:
         for outcome in await asyncio.gather(*self._captures, return_exceptions=True):
             if isinstance(outcome, Captured):
                 kept.append(outcome)
-            else:
+            elif outcome is not None:
                 log("gpu_worker").warning("state not stored", job=self._job.id, error=str(outcome))
         return tuple(sorted(kept, key=lambda state: state.step))
 
@@ -69,13 +77,19 @@ class Outputs:
         except AfterimageError as error:
             log("gpu_worker").warning("blobs left to the collector", job=self._job.id, error=str(error))
 
-    async def _capture(self, event: LatentCaptured) -> Captured:
-        given = event.latent, self._state_codec, event.noises
+    async def _capture(self, event: LatentCaptured, card: ModelCard, steps: int) -> Captured | None:
+        """Store the state; None if it does not fit into the image's room. States come in ascending K, and a state at
+        K serves every request that may start at K or later: so the first K go first."""
+        codec = await self._codecs.at(card, event.step, steps)
+        given = event.latent, codec, event.noises
         inline = event.latent.nbytes <= INLINE_BYTES
         data = encode_state(*given) if inline else await asyncio.to_thread(encode_state, *given)
+        if self._state_bytes + len(data) > self._fp16_states * (2 * event.latent.size + HEADER_BYTES):
+            return None
+        self._state_bytes += len(data)
         key = _STATE_KEY.format(self._job.id, self._job.attempt, event.step)
         sha256 = await self._blobs.put(key, data, durable=False)
-        return Captured(event.step, key, len(data), self._state_codec, sha256)
+        return Captured(event.step, key, len(data), codec, sha256)
 
     async def _checkpoint(self, event: Checkpointed, plan: Plan, before: asyncio.Task[None] | None) -> None:
         """Store the blob, name it on the row, then delete the previous checkpoint. A failure costs only the checkpoint.

@@ -7,8 +7,13 @@ detail, of which late states have more.
 
 Least squares over the state gives the cᵢ. The fit needs no schedule, so it serves every sampler, fresh noise and
 inherited seeds, and no other cᵢ leave a smaller residual. For a run from noise it comes close to the noise scale at K:
-.943 of .952 at K = 10 and .693 of .711 at K = 25 (bundled `large`, T = 50, 16 prompts). A larger c, up to the energy of
-the lost detail, sharpened images a little at K = 25; it would leave noise in images that start later.
+.943 of .952 at K = 10 and .693 of .711 at K = 25 (bundled `large`, T = 50, 16 prompts).
+
+Averages lose detail, and a start without it gives soft images. So the cᵢ are then raised together: their noise adds
+GAIN times the standard deviation of the lost detail, and the model turns the surplus into detail. Against fp16 the
+sharpness of images from `residual` states rises from .951, .879, .831 and .809 to .988, .950, .928 and .971 (T = 5,
+K = 1 to 4, 24 pairs), and from .936 and .808 to .967 and .878 (T = 50, K = 10 and 25). Noise of another seed does not:
+.955, .906, .899 and .989 at T = 5, with less contrast.
 
 Layout, version 1; a varint holds 7 bits a byte, least significant first, and bit 7 is set where more follow:
 
@@ -25,6 +30,7 @@ A 4×16×16 state with one 32-bit seed has 15 + 96 bytes as `residual` and 15 + 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -40,6 +46,7 @@ VERSION = 1
 MOST_NOISES = 7
 """A state with more seeds keeps those with the largest weights."""
 C_UNIT = 64
+GAIN = 0.7
 SEED, DRAWN = 2026, (-0.183910, 0.729640, 0.624167, 0.122535)
 """The first of 24 numbers that torch 2.13 draws for this seed."""
 
@@ -57,6 +64,7 @@ class Residual:
             raise ModelError("a state must have finite values to be stored")
         weights = _fitted(latent, tuple(dict.fromkeys(noises)))
         cell, bits = (self.cell, self.bits) if weights else (1, 4)
+        weights = _raised(weights, latent, cell)
         averages = _averaged(latent - _mixed(weights, latent.shape), cell)
         steps = _steps(averages, bits)
         levels = _levels(averages, _widths(steps), bits).astype(np.uint8)
@@ -77,7 +85,7 @@ class Residual:
         bits = np.unpackbits(np.frombuffer(data, np.uint8, offset=head.end + channels), count=values * head.bits)
         levels = bits.reshape(-1, head.bits) @ (1 << np.arange(head.bits)[::-1])
         averages = _values(levels.reshape(channels, down, across), widths, head.bits)
-        coarse = averages.repeat(head.cell, axis=1).repeat(head.cell, axis=2)[:, :height, :width]
+        coarse = _spread(averages, head.cell, head.shape)
         latent: Latent = (coarse + _mixed(head.weights, head.shape)).astype(np.float32)
         return latent
 
@@ -124,6 +132,22 @@ def _fitted(latent: Latent, seeds: Sequence[int]) -> dict[int, int]:
     return {seed: c for seed, c in zip(seeds, weights, strict=True) if c}
 
 
+def _raised(weights: dict[int, int], latent: Latent, cell: int) -> dict[int, int]:
+    """Raise the weights until their noise has GAIN times the standard deviation of the lost detail more than before."""
+    if not weights or cell == 1:
+        return weights
+    rest = latent - _mixed(weights, latent.shape)
+    coarse = _spread(_averaged(rest, cell), cell, latent.shape)
+    lost = float(np.sqrt(((rest - coarse) ** 2).mean()))
+    length = math.hypot(*weights.values()) / C_UNIT
+    factor = 1 + GAIN * lost / length
+    return {seed: min(max(round(c * factor), -128), 127) for seed, c in weights.items()}
+
+
+def _spread(averages: npt.NDArray[Any], cell: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    return averages.repeat(cell, axis=1).repeat(cell, axis=2)[:, : shape[1], : shape[2]]
+
+
 def _mixed(weights: dict[int, int], shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     mixed = np.zeros(shape, np.float32)
     for seed, c in weights.items():
@@ -138,12 +162,20 @@ def _noise(seed: int, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
 
 
 @cache
+def is_same_generator() -> bool:
+    """Return whether this torch draws the noise that the stored states rely on."""
+    return np.allclose(_drawn(), DRAWN, atol=1e-4)
+
+
+def _drawn() -> list[float]:
+    return first_noise(SEED, (2, 3, 4)).flatten()[: len(DRAWN)].tolist()
+
+
 def _check_generator() -> None:
-    found = first_noise(SEED, (2, 3, 4)).flatten()[: len(DRAWN)].tolist()
-    if not np.allclose(found, DRAWN, atol=1e-4):
+    if not is_same_generator():
         raise ConfigurationError(
             f"this torch draws other noise for a seed than the one that stored the states of codec 'residual' "
-            f"(seed {SEED} must give {DRAWN}, got {found}); set another state_codec, or install the former torch"
+            f"(seed {SEED} must give {DRAWN}, got {_drawn()}); set another state_codec, or install the former torch"
         )
 
 

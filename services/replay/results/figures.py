@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from services.replay.results.compare import interval
 from services.replay.results.fairness import fairness
+from services.replay.results.relations import by_relation, without_rerolls
 from services.replay.simulated.decisions import Decisions
 from services.replay.simulated.timed import Fleet, Served, timed_figures
 from services.replay.traces.trace import Trace
@@ -63,6 +64,7 @@ def figures(run: Run, trace: Trace, warmup: int, steps: int, fleet: Fleet | None
     saved, weights = start / asked, asked / asked.mean()
     hits = start > 0
     ages = reuse_ages_s(made, trace, warmup)
+    relations = by_relation(made, trace, warmup, steps)
     return {
         "title": run.title,
         "surrogate": run.surrogate,
@@ -84,6 +86,8 @@ def figures(run: Run, trace: Trace, warmup: int, steps: int, fleet: Fleet | None
         "room": run.room,
         "reuse_age_s": {str(q): float(np.quantile(ages, q)) for q in (0.1, 0.5, 0.9, 0.99)} if len(ages) else {},
         "reuse_age_histogram": np.histogram(ages, (0, *AGES_S, np.inf))[0].tolist(),
+        "by_relation": relations,
+        "steps_saved_without_rerolls": without_rerolls(relations),
         "own_user": float(own_user(made, trace, warmup)),
         "fairness": fairness(trace.users[warmup:], saved, weights=weights),
         "predictor": predictor(made, warmup) if run.predicts else None,

@@ -6,7 +6,7 @@ from services.cache_maintainer.contents import CacheContents
 from services.cache_maintainer.eviction.policies import Knobs, plain
 from services.cache_maintainer.eviction.scored import Fifo, StateStore
 from services.cache_maintainer.eviction.window import Limits, Window
-from services.replay.policy import CODEC_SHARE, PolicySettings
+from services.replay.policy import PolicySettings
 from services.replay.simulated.general import open_state_store
 from services.replay.traces.load import Load
 from services.replay.traces.neighbours import Neighbours
@@ -35,11 +35,9 @@ def table_and_neighbours(load: Load, policy: PolicySettings) -> tuple[KTable, Ne
 
 
 def bytes_of_states(load: Load, policy: PolicySettings) -> list[int]:
-    """Return the bytes of one state of each request, or of its image if the policy reuses images."""
-    if policy.reuses != "latent":
-        return load.picture_bytes.tolist()
-    share = CODEC_SHARE[policy.state_codec]
-    return [max(1, round(size * share)) for size in load.state_bytes.tolist()]
+    """Return the bytes of each request's state in fp16, or of its image if the policy reuses images."""
+    sizes: list[int] = (load.state_bytes if policy.reuses == "latent" else load.picture_bytes).tolist()
+    return sizes
 
 
 def empty_contents(policy: PolicySettings, room: int, *, whole: bool) -> CacheContents:

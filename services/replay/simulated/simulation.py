@@ -63,6 +63,8 @@ class Replay:
         self._present: dict[int, list[int]] = {}
         """Steps of the states that each request's entry holds."""
         self._state_bytes = [1] * len(load.trace) if entries else bytes_of_states(load, policy)
+        self._share: Callable[[int, int], float] = cache(self._share_of_fp16)
+        """Bytes of a state after K of T steps, relative to fp16."""
         self._live = LiveRows(load, any_group=policy.is_surrogate) if policy.lookup == "similar" else None
         self._of_text: dict[tuple[int, int, int], int] = {}
         """(text, group, T) → the latest live request with this text."""
@@ -108,25 +110,26 @@ class Replay:
 
     def keep(self, request: int, looked: Looked, now: float) -> int:
         """Insert the states of the request's image, as the cache maintainer does; return how many were evicted."""
-        name, size, total = self._names[request], self._state_bytes[request], self._steps[request]
+        name, image, total = self._names[request], self._state_bytes[request], self._steps[request]
         there = self._captured(looked.start_step, total)
         latents = () if self._pictures else there[-1:] if self._whole else there
+        sizes = {step: max(1, round(image * self._share(step, total))) for step in latents}
         offer = Offer(
             name,
             self._users[request],
             looked.start_step,
             latents,
-            (size,) * len(latents),
+            tuple(sizes.values()),
             now,
             total,
             looked.thought_of,
-            size if self._pictures and there else None,
+            image if self._pictures and there else None,
         )
         (steps,), victims = self._held.take_in((offer,), now)
         if victims:
             self._drop(victims)
         for step in steps:
-            self._held.put(State(name, step, "", size, "", "", 0, now, now))
+            self._held.put(State(name, step, "", sizes.get(step, image), "", "", 0, now, now))
         self._held.settled(name)
         if steps:
             self._appeared(request, there if self._pictures or self._whole else steps)
@@ -248,6 +251,9 @@ class Replay:
             return () if start and not self._policy.insert_on_hit else self._ladder.steps
         ks = self._policy.capture_steps
         return capture_steps(ks, total, start, insert_on_hit=self._policy.insert_on_hit)
+
+    def _share_of_fp16(self, step: int, total: int) -> float:
+        return 1.0 if self._whole else self._policy.share_of_fp16(step, total)
 
     def _drop(self, victims: Sequence[State]) -> None:
         spent = []

@@ -27,16 +27,33 @@ class Cache(Section):
         "saves. NIRVANA's policy is lcbfu (§5.4), FlexCache's is lrbu; lru, lfu and fifo are for comparison.",
     )
     capture_steps: Steps = Field(
-        (5, 10, 15, 20, 25),
+        (5, 10, 15, 20, 25, 30, 35, 40, 45),
         description="Steps K, of T = 50, after which a run's latent is kept; each K is from 1 to 49. More K allow "
-        "closer starts and fill the budget sooner. The default is NIRVANA's (§5.3).",
+        "closer starts and fill the budget sooner. NIRVANA keeps the first five (§5.3).",
+    )
+    capture_fp16_states: float = Field(
+        5,
+        gt=0,
+        description="Room for the latents of one image if `state_codec` is auto, counted in latents of fp16. The K of "
+        "`capture_steps` fill the room in ascending order.",
     )
     state_codec: Literal[
-        "fp16", "fp32", "int8", "fp8", "int6", "int4", "residual-2bit", "residual-1bit", "residual", "residual-4x4"
-    ] = Field(
+        "auto",
         "fp16",
-        description="Number format of stored latents. A smaller format fits more latents into the budget and stores "
-        "them less exactly. residual stores the seed of the noise, and of the rest 2×2 averages in 3 bits. The other "
+        "fp32",
+        "int8",
+        "fp8",
+        "int6",
+        "int4",
+        "residual-2bit",
+        "residual-1bit",
+        "residual",
+        "residual-4x4",
+    ] = Field(
+        "auto",
+        description="Number format of stored latents. auto takes for each K the smallest format that kept every bound "
+        "of quality in `afterimage profile --codecs`, and fp16 where nothing was measured. A smaller format fits more "
+        "latents into the budget and stores them less exactly. residual stores the seed of the noise, and of the rest 2×2 averages in 3 bits. The other "
         "residual formats store 4×4 averages (4x4), or every value in 1 or 2 bits (1bit, 2bit).",
     )
     insert_on_hit: bool = Field(True, description="Keep the latents of hits too, at the K after the start step.")

@@ -47,7 +47,9 @@ async def test_a_published_table_counts_for_the_encoder_with_its_weights_alone(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: bool
 ) -> None:
     """Fig. 10 for the weights of the encoder that runs here, and as it is: for CLIP ViT-L/14's."""
-    large = shutil.copytree(BUNDLED / "small", tmp_path / "large", ignore=shutil.ignore_patterns("*k_table_*", "*learned_bound*"))
+    large = shutil.copytree(
+        BUNDLED / "small", tmp_path / "large", ignore=shutil.ignore_patterns("*k_table_*", "*learned_bound*")
+    )
     if published:
         here = encoder_id(BUNDLED / "clip").weights
         monkeypatch.setattr("shared.models.tables_in_force.FIG_10", replace(FIG_10, encoder_weights=here))

@@ -1,4 +1,4 @@
-"""What the comparison of formats says of given verdicts, and that the recorded one covers every format."""
+"""What the comparison of formats says of given records, and that the recorded ones cover every format."""
 
 from __future__ import annotations
 
@@ -6,31 +6,29 @@ import json
 
 import pytest
 
-from bench.measuring.judging import Verdict
 from bench.measuring.recording import RESULTS
-from bench.state_codecs import CODECS, KS, bytes_of_noise, figures_of, main
-from services.cli.profiles.pairs import scene_pairs
+from bench.state_codecs import CODECS, bytes_of_noise, figures_of, main, quality_table
 from services.replay.policy import CODEC_SHARE
 
 
 def test_formats_are_held_against_fp16_and_noise() -> None:
-    pairs = list(scene_pairs(4, 1))
-    right, wrong = {"object": True, "style": True}, {"object": True, "style": False}
-    verdicts = {(pair.number, 0, "noise"): Verdict(0.5, right) for pair in pairs}
-    for pair in pairs:
-        for k in KS:
-            for codec in CODECS:
-                worse = codec == "int4" and k == KS[-1]
-                verdicts[pair.number, k, codec] = Verdict(0.2 if worse else 0.4, wrong if worse else right)
-    sizes = {(k, codec): [100 if codec == "fp16" else 30] for k in KS for codec in CODECS}
-    rows = {(row["k"], row["codec"]): row for row in figures_of(pairs, verdicts, sizes)}
-    assert len(rows) == len(KS) * len(CODECS)
-    same, lesser = rows[KS[0], "int8"], rows[KS[-1], "int4"]
-    assert (same["clip_of_fp16"], same["bytes_of_fp16"], same["clip_of_noise"]) == (1.0, 0.3, 0.8)
-    assert same["judged_otherwise_than_fp16"] == {"lost": 0, "gained": 0, "of": 8}
-    assert lesser["clip_of_fp16"] == 0.5
-    assert lesser["judged_otherwise_than_fp16"] == {"lost": 4, "gained": 0, "of": 8}
-    assert lesser["right"] == 0.5
+    def of(pair: int, k: int, codec: str, score: float) -> dict[str, object]:
+        measures = {"score": score, "contrast": 50.0, "saturation": 90.0, "sharpness": 8.0, "likeness": 0.1}
+        size = {"fp16": 100, "noise": 0}.get(codec, 30)
+        return {
+            "pair": pair, "steps": 5, "k": k, "codec": codec, "bytes": size, "right": 1.0, "measures": measures,
+        }  # fmt: skip
+
+    scores = {(0, "noise"): 0.5, (2, "fp16"): 0.5, (2, "int8"): 0.5, (2, "int4"): 0.25}
+    rows = list(figures_of([of(pair, *kept, score) for pair in range(6) for kept, score in scores.items()]))
+    assert [(row["codec"], row["pairs"], row["bytes_of_fp16"]) for row in rows] == [
+        ("fp16", 6, 1.0), ("int8", 6, 0.3), ("int4", 6, 0.3),
+    ]  # fmt: skip
+    _, same, lesser = rows
+    assert (same["of_fp16"]["fidelity"]["value"], same["broken"]) == (1.0, [])
+    assert lesser["of_noise"]["fidelity"]["value"] == lesser["of_fp16"]["fidelity"]["value"] == 0.5
+    assert [said[:14] for said in lesser["broken"]] == ["fidelity 0.500"] * 2
+    assert "| 2 | int4 | 6 |" in quality_table(rows)
 
 
 def test_replays_count_the_bytes_that_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,6 +39,8 @@ def test_replays_count_the_bytes_that_the_command_prints(capsys: pytest.CaptureF
 
 
 def test_what_was_recorded_is_of_every_format_that_replays_know() -> None:
-    rows = json.loads((RESULTS / "state_codecs.json").read_text())["figures"]["rows"]
-    assert {row["codec"] for row in rows} <= set(CODECS) == set(CODEC_SHARE)
-    assert all(row["pairs"] >= 60 for row in rows)
+    rows = json.loads((RESULTS / "state_codecs_t5.json").read_text())["figures"]["rows"]
+    assert {row["codec"] for row in rows} == set(CODECS) == set(CODEC_SHARE)
+    late = json.loads((RESULTS / "state_codecs_t50.json").read_text())["figures"]["rows"]
+    assert {row["k"] for row in late} >= {10, 25, 45}
+    assert {row["codec"] for row in late} <= set(CODECS)

@@ -37,7 +37,7 @@ async def test_nothing_similar_draws_from_noise_and_says_how_near(noop: Settings
         assert plan.source is PlanSource.NOISE
         assert plan.found is False
         assert "0.500" in plan.reason
-        assert plan.capture_steps == (5, 10, 15, 20, 25)
+        assert plan.capture_steps == (5, 10, 15, 20, 25, 30, 35, 40, 45)
 
 
 async def test_an_exact_repeat_only_where_the_client_named_the_seed(noop: Settings) -> None:
@@ -107,7 +107,7 @@ async def test_cache_modes(noop: Settings) -> None:
         off = await home.plan(request(cache=CacheMode.OFF), unit(1), seed_given=True)
         assert (off.source, off.looked_up, off.capture_steps) == (PlanSource.NOISE, False, ())
         write = await home.plan(request(cache=CacheMode.WRITE), unit(1), seed_given=True)
-        assert (write.source, write.capture_steps) == (PlanSource.NOISE, (5, 10, 15, 20, 25))
+        assert (write.source, write.capture_steps) == (PlanSource.NOISE, (5, 10, 15, 20, 25, 30, 35, 40, 45))
         assert (await home.plan(request(cache=CacheMode.READ), unit(1), seed_given=True)).source is PlanSource.EXACT
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -20,14 +21,16 @@ from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Finished
 from services.gpu_worker.engine.rows import FromNoise, FromPicture, Pixels, Start, Task
 from services.gpu_worker.families import load_family
-from services.gpu_worker.jobs.codecs import encode_png
+from services.gpu_worker.jobs.codecs import encode_png, encode_state
 from shared.catalog import open_catalog
 from shared.domain.errors import ConfigurationError, InvalidRequestError
 from shared.domain.types import vector_from
 from shared.models import find_card
 from shared.models.k_table import table_from_json
 from shared.models.scenes import EDITS
+from shared.models.state_codecs import SMALLEST_FIRST, load_codecs
 from shared.runtime import progress as remaining
+from shared.runtime.settings import Settings
 from tests import tiny
 
 RECORD: dict[str, Any] = {
@@ -56,6 +59,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def profile(models: Path, tmp_path: Path, *more: str) -> Any:
     arguments = ["--model", models / "large", "--encoder", models / "clip", "--steps", "10", "--device", "cpu"]
+    arguments += ["--k", "5,10,15,20,25"]
     arguments += ["--out", tmp_path / "profile", "--data-dir", tmp_path / "data", *more]
     return CliRunner().invoke(app, ["profile", *map(str, arguments)], catch_exceptions=True)
 
@@ -126,17 +130,44 @@ async def test_a_profile_is_measured_resumed_and_stored(
 
 
 def test_variety_and_copying_cost_at_most_half_of_a_profile_without_them(models: Path) -> None:
-    ks = (5, 10, 15, 20, 25)
+    ks = Settings().capture_steps
     profiler = Profiler(load_family(find_card(str(models / "large"))), Encoder(models / "clip"), None, ks, steps=50)
     pairs = list(scene_pairs(400, seed=0))
     before = len(pairs) * (max(ks) + 50 + sum(50 - k for k in ks))
-    assert sum(map(profiler.steps_of, pairs)) == 141_250 < 1.5 * before  # the number that --help gives
+    assert sum(map(profiler.steps_of, pairs)) == 168_750 < 1.5 * before  # the number that --help gives
     assert Counter(pair.kind for pair in pairs if varied(pair)) == dict.fromkeys(EDITS, 5)
 
 
 def without_measures(line: str) -> dict[str, Any]:
     """The record as earlier versions wrote it."""
     return {name: value for name, value in json.loads(line).items() if "measures" not in name and "variety" not in name}
+
+
+async def test_codecs_are_chosen_for_each_k_and_t_and_stored(models: Path, tmp_path: Path) -> None:
+    more = ["--pairs", "2", "--alphas", "0.5", "--k", "10,30", "--steps", "10,5", "--codecs"]
+    found = await asyncio.to_thread(profile, models, tmp_path, *more)
+    assert found.exit_code == 0, found.output + repr(found.exception)
+    card = find_card(str(models / "large"))
+    catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/data/catalog.sqlite3")
+    choice = await load_codecs(catalog.profiles, card)
+    await catalog.close()
+    assert choice is not None
+    assert [(level.steps, level.k) for level in choice.levels] == [(10, 2), (10, 6), (5, 1), (5, 3)]
+    for level in choice.levels:  # two pairs prove nothing, so every smaller codec broke a bound
+        assert (level.codec, level.pairs) == ("fp16", 2)
+        assert set(level.why_not) == set(SMALLEST_FIRST)
+        assert level.bytes == len(encode_state(np.zeros((4, 16, 16), np.float32), "fp16"))
+    (records,) = (tmp_path / "profile").glob("codecs-*.jsonl")
+    lines = records.read_text().splitlines(keepends=True)
+    records.write_text("".join(lines[:20]) + lines[20][:9])  # killed within a line
+    again = await asyncio.to_thread(profile, models, tmp_path, *more)
+    assert again.exit_code == 0, again.output + repr(again.exception)
+    assert [json.loads(line)["codec"] for line in records.read_text().splitlines()[:20]] == [
+        json.loads(line)["codec"] for line in lines[:20]
+    ]
+    assert len(records.read_text().splitlines()) == len(lines)
+    shipped = json.loads((tmp_path / "profile" / "state_codecs.json").read_text())
+    assert shipped["weights_hash"] == card.weights_hash
 
 
 async def test_every_t_has_rows_and_tables_and_one_page_shows_them_all(models: Path, tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ import pytest
 from services.gpu_worker.engine.events import Checkpointed
 from services.gpu_worker.jobs.codecs import decode_checkpoint, encode_checkpoint
 from services.gpu_worker.jobs.outputs import Outputs
+from services.gpu_worker.jobs.state_codecs import StateCodecs
 from shared.domain.types import Job
+from shared.models.k_table import NoProfiles
 from tests.unit.gpu_worker.worker import STEPS, WorkerBench, running_worker
 
 
@@ -70,7 +72,7 @@ async def test_a_stored_checkpoint_carries_the_samplers_history(bench: WorkerBen
     job = await bench.accept()
     claimed = await bench.jobs.claim(job.id, "a", 5.0)
     assert claimed is not None
-    outputs = Outputs(bench.backends, claimed, "fp32")
+    outputs = Outputs(bench.backends, claimed, StateCodecs("fp32", NoProfiles()))
     latent, history = np.zeros((4, 16, 16), np.float32), np.ones((4, 16, 16), np.float32)
     outputs.checkpoint(Checkpointed(job.id, 3, latent, b"generator", previous=history), claimed.plan)
     assert outputs._saving is not None

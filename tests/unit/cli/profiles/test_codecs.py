@@ -1,0 +1,98 @@
+"""The choice of a codec: from records of images, the smallest that keeps every bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from services.cli.profiles import codecs
+from services.cli.profiles.codecs import NOISE, CodecProfiler, broken_bounds, choose_codecs
+from services.cli.profiles.pairs import scene_pairs
+
+GOOD = {"score": 0.3, "shown": True, "contrast": 50.0, "saturation": 90.0, "sharpness": 8.0, "likeness": 0.1}
+PAIRS = list(scene_pairs(100, 7))
+BYTES = {"residual-4x4": 39, "residual": 111, "residual-1bit": 143, "fp16": 2128}
+
+
+def records(measures: dict[tuple[int, str], dict[str, float]], right: float = 1.0) -> list[dict[str, Any]]:
+    """A record of every pair for each K and codec, with a little spread."""
+    return [
+        {
+            "pair": pair.number, "steps": 5, "k": k, "codec": codec, "bytes": BYTES.get(codec, 0), "right": right,
+            "measures": {
+                name: value if isinstance(value, bool) else value * (1 + 0.02 * (pair.number % 3 - 1))
+                for name, value in (GOOD | changed).items()
+            },
+        }
+        for pair in PAIRS
+        for (k, codec), changed in measures.items()
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "broken"),
+    [
+        ({}, []),
+        ({"sharpness": 7.9}, []),
+        ({"sharpness": 7.0}, ["sharpness 0.875 of noise's", "sharpness 0.875 of fp16's"]),
+        ({"score": 0.27}, ["fidelity 0.900 of noise's", "fidelity 0.900 of fp16's"]),
+        ({"likeness": 0.2}, ["copying 0.100 of noise's", "copying 0.100 of fp16's"]),
+    ],
+)
+def test_a_codec_keeps_the_bounds_that_fp16_keeps(changed: dict[str, float], broken: list[str]) -> None:
+    found = broken_bounds(records({(0, NOISE): {}, (2, "fp16"): {}, (2, "residual"): changed}), 2, "residual")
+    assert [said.partition(" (")[0] for said in found] == broken
+
+
+def test_where_fp16_breaks_a_bound_the_codec_must_not_add_to_it() -> None:
+    """A late K is for close prompts: over all pairs fp16 itself is below the bound there."""
+    pale = {"contrast": 40.0}
+    known = {
+        (0, NOISE): {},
+        (4, "fp16"): pale,
+        (4, "residual"): {"contrast": 39.0},
+        (4, "residual-4x4"): {"contrast": 34.0},
+    }
+    assert broken_bounds(records(known), 4, "residual") == []
+    (said,) = broken_bounds(records(known), 4, "residual-4x4")
+    assert said.startswith("contrast 0.850 of fp16's")
+
+
+def test_all_attributes_count_against_fp16() -> None:
+    known = records({(0, NOISE): {}, (2, "fp16"): {}})
+    worse = records({(2, "residual"): {}}, right=0.9)
+    (said,) = broken_bounds(known + worse, 2, "residual")
+    assert said.startswith("attributes 0.900 of fp16's")
+
+
+class Recorded(CodecProfiler):
+    """Gives records instead of images, and notes what was asked for."""
+
+    asked: ClassVar[list[tuple[int, str]]] = []
+
+    def measure(self, pairs: Any, wanted: Any) -> Iterator[dict[str, Any]]:
+        soft = {
+            (k, codec): {"sharpness": 6.0} for k, codec in ((2, "residual-4x4"), (3, "residual-4x4"), (3, "residual"))
+        }
+        for pair in pairs:
+            self.asked.extend(wanted[pair.number])
+            for kept in wanted[pair.number]:
+                yield next(one for one in records({kept: soft.get(kept, {})}) if one["pair"] == pair.number)
+
+
+def test_each_k_takes_the_smallest_codec_and_fails_early(tmp_path: Path) -> None:
+    profiler = Recorded(None, None, None, 5)  # type: ignore[arg-type]
+    Recorded.asked = []
+    levels = choose_codecs(profiler, PAIRS, (1, 2, 3), tmp_path / "records.jsonl")
+    assert [(level.k, level.codec, level.bytes) for level in levels] == [
+        (1, "residual-4x4", 39), (2, "residual", 111), (3, "residual-1bit", 143),
+    ]  # fmt: skip
+    assert [set(level.why_not) for level in levels] == [set(), {"residual-4x4"}, {"residual-4x4", "residual"}]
+    assert Recorded.asked.count((3, "residual")) == codecs.SCREENED
+    assert Recorded.asked.count((2, "residual")) == Recorded.asked.count((3, "fp16")) == len(PAIRS)
+    Recorded.asked = []
+    assert choose_codecs(profiler, PAIRS, (1, 2, 3), tmp_path / "records.jsonl") == levels
+    assert Recorded.asked == []
