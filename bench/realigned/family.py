@@ -37,7 +37,8 @@ class Realignment:
         words = dict(word.split("=") for word in text.split(","))
         if unknown := set(words) - {field.name for field in fields(cls)}:
             raise ValueError(f"settings must be words of --help (got {', '.join(sorted(unknown))} in {text!r})")
-        return cls(**{name: int(value) if name == "first" else float(value) for name, value in words.items()})
+        numbers: dict[str, Any] = {name: (int if name == "first" else float)(value) for name, value in words.items()}
+        return cls(**numbers)
 
     def active(self, step: int) -> Realignment:
         """Return the setting of the step-th step since the start, counted from 0."""
@@ -128,8 +129,9 @@ class Amplified:
                 attn.to_v(encoder_hidden_states) * self.values[..., None],
             )
         ]
-        mixed = scaled_dot_product_attention(*heads, attn_mask=self.logits.log()[:, None, None])
-        return attn.to_out[1](attn.to_out[0](mixed.transpose(1, 2).flatten(2)))  # type: ignore[no-any-return]
+        query, key, value = heads
+        mixed = scaled_dot_product_attention(query, key, value, attn_mask=self.logits.log()[:, None, None])
+        return attn.to_out[1](attn.to_out[0](mixed.transpose(1, 2).flatten(2)))
 
 
 class RealignedFamily(UNetFamily):
@@ -169,6 +171,7 @@ class RealignedFamily(UNetFamily):
         return passes(setting.active(row.done - row.started), self._prompts(row.task.prompt, source), row.task.guidance)
 
     def _prompts(self, new: str, old: str) -> Prompts:
-        encoded = [self.encode_prompt(text).hidden for text in (new, old, "")]
-        ids = [self.pipeline.tokenizer(text, add_special_tokens=False).input_ids for text in (new, old)]
-        return Prompts(*encoded, *aligned(*ids, length=len(encoded[0])))
+        after, before, empty = (self.encode_prompt(text).hidden for text in (new, old, ""))
+        ids, source_ids = (self.pipeline.tokenizer(text, add_special_tokens=False).input_ids for text in (new, old))
+        changed, partners = aligned(ids, source_ids, len(after))
+        return Prompts(after, before, empty, changed, partners)

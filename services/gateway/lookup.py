@@ -85,7 +85,6 @@ class Lookup:
     async def replan(self, planned: Planned, *, exact: bool) -> None:
         """Ask the retriever, again if need be. exact: whether a stored image may be the answer."""
         start = self._clock.monotonic()
-        plan: Plan | None
         if planned.request.from_job:
             plan: Plan | None = await self._plan_named(planned, exact)
         else:
