@@ -77,8 +77,7 @@ class Profiler:
 
     def steps_of(self, pair: ScenePair, reference: bool = True) -> int:
         """Return the denoising steps of all runs of this pair. reference: whether those of the reference count."""
-        family = self.against or self.family
-        noise = self._steps_of(family, self.reference_steps) * reference + self.steps * self._apart
+        noise = self._steps_of(self.against or self.family, self.reference_steps) * reference + self.steps * self._apart
         seeds = SEEDS if varied(pair) else 1
         from_k = len(self._seeds(pair)) * sum(self.steps - k for k in self.ks)
         return self._steps_of(self.images_of or self.family) + seeds * noise + from_k
@@ -93,8 +92,8 @@ class Profiler:
 
     def _steps_of(self, family: Family, steps: int = 0) -> int:
         """Return T of a run by this model; `steps` (default: the profiler's) is the T of the measured model."""
-        steps = steps or self.steps
-        return steps if family is self.family else family.card.steps_for(steps, self.family.card)
+        own = steps or self.steps
+        return own if family is self.family else family.card.steps_for(own, self.family.card)
 
     def measure(
         self,

@@ -54,7 +54,8 @@ class Cache(Section):
         description="Number format of stored latents. auto takes for each K the smallest format that kept every bound "
         "of quality in `afterimage profile --codecs`, and fp16 where nothing was measured. A smaller format fits more "
         "latents into the budget and stores them less exactly. residual stores the seed of the noise, and 2×2 averages "
-        "of the rest in 3 bits. The other residual formats store 4×4 averages (4x4), or every value in 1 or 2 bits (1bit, 2bit).",
+        "of the rest in 3 bits. The other residual formats store 4×4 averages (4x4), or every value in 1 or 2 bits "
+        "(1bit, 2bit).",
     )
     insert_on_hit: bool = Field(True, description="Keep the latents of hits too, at the K after the start step.")
     lcbfu_initial_uses: float = Field(
