@@ -92,7 +92,7 @@ class Phase:
 
 @dataclass
 class Turn:
-    """One run with a warm service of its own, which generates the rows that it still lacks."""
+    """One run of the trace on a warm service of its own; generates the prompts that have no image in this run yet."""
 
     phase: Phase
     rows: Sequence[Prompt]

@@ -145,7 +145,7 @@ class Intake:
     async def _admitted(self, requests: Sequence[Request], card: ModelCard) -> list[tuple[Planned, bytes]]:
         """Admit and plan the images of a request; return each plan, and the image of each exact repeat, which needs
         neither disk space nor a worker. The caller must write the jobs' rows and call `_queue.arrived`. Raises
-        OverloadedError and NobodyAbleError."""
+        OverloadedError, NobodyAbleError and StorageFullError."""
         undrawable = self._undrawable(card)
         if undrawable is not None and not _may_repeat(requests[0]):
             raise undrawable

@@ -150,9 +150,9 @@ def _whole(path: Path) -> KTable | None:
 
 
 async def load_image_tables(profiles: Profiles, card: ModelCard, sources: Sequence[str], alpha: float) -> list[KTable]:
-    """Load `card`'s tables for starts from finished images, one per source model and its weights.
+    """Load `card`'s tables for starts from finished images: one per model whose images they are, and its weights.
 
-    Tables measured here for the names in `sources` come first, then the shipped ones."""
+    `sources` are names of such models. A table of theirs in the catalog replaces the shipped one."""
     found: dict[tuple[str, str], KTable] = {}
     shipped = await asyncio.to_thread(_shipped, card, "image_k_table_*.json")
     for pair in {(table.images_from, table.images_weights_hash) for table in shipped}:

@@ -47,7 +47,7 @@ class Prepared:
 def start_of(plan: Plan, blob: bytes | None, size: Size) -> Start:
     """Return the start that the plan names, for an image of this size. blob: the bytes under the plan's state_key.
 
-    Raises BlobCorruptError when the blob is not of the kind that the plan names, ModelError when it is missing.
+    Raises BlobCorruptError when the blob is not of the kind that the plan names, ModelError when `blob` is None.
     """
     if plan.is_miss:
         return FromNoise()

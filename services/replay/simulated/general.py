@@ -19,7 +19,10 @@ from shared.domain.types import State
 
 @dataclass(frozen=True, slots=True)
 class Gdsf:
-    """Greedy-Dual-Size-Frequency (Cherkasova 1998): L + f·K/bytes, where L is the score of the last evicted state."""
+    """Greedy-Dual-Size-Frequency (Cherkasova 1998): L + f·K/bytes, with f uses of a state that saves K steps.
+
+    L is the score of the last evicted state; GdsfStateStore adds it.
+    """
 
     name: ClassVar[str] = "gdsf"
     initial_uses: float = 1.0
