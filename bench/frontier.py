@@ -1,33 +1,40 @@
-"""Quality of images from noise by steps and sampler: the frontier that a cache must beat.
+"""Quality and cost of few steps from noise, of the cache at fixed T, and of the cache whose plans choose T.
 
     python -m bench.frontier --count 512
-    python -m bench.frontier --count 16 --steps 50 5 3 --samplers ddim dpm++2m
+    python -m bench.frontier --count 16 --steps 50 5 3 --samplers ddim --cached 5
 
-The engine generates the second prompt of scene pairs (those of `afterimage profile`) with the same seed at every point.
-A point is T and a sampler; the first one is the baseline. Only pairs are used whose second scene combines object,
-background and style as the bundled weights never saw it. The Fréchet distance is the distance to images of the same
-prompts with other seeds, at the baseline's T and sampler.
+A stream of requests in the shares of real traffic (re-rolls, edits, new topics, prompts near another user's): first
+prompts fill an empty cache, second prompts are measured. Every point generates the same second prompts with the same
+seeds: from noise by the engine, or as the real planner plans them. The first point is the baseline. The second prompts
+are scenes that combine object, background and style as the bundled weights never saw them. The Fréchet distance is the
+distance to images of the same prompts with other seeds, at the baseline's T and sampler.
 
-Intervals are of 95 %: Fieller's bounds for CLIP ratios (each one-sided), bootstrapped over prompts for attributes, and
-delete-half jackknife for Fréchet distances, whose rows must not repeat.
+Variety is the distance between a re-rolled image and the first image of its prompt, as a share of the baseline's.
+Copying is the likeness of reused images to their source where the plan's relation is a new topic or another user's,
+less the likeness of the baseline's image. The processor time includes PNG, lookups, states and inserts.
+
+Intervals are of 95 %: Fieller's bounds for ratios and Student's t for copying (each one-sided), bootstrapped over
+prompts for attributes, and delete-half jackknife for Fréchet distances, whose rows must not repeat.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import islice, product
-from statistics import fmean
-from typing import Any
 
 import numpy as np
 import torch
 
-from bench.measuring.frechet import Features, difference_of_distances, frechet_distance
-from bench.measuring.judging import BATCH, LOOKS, Verdict, judge_pictures, look_against, open_encoder
+from bench.measuring.frechet import Features
+from bench.measuring.judging import BATCH, judge_pictures, open_encoder
 from bench.measuring.quiet import quiet
-from bench.measuring.recording import command_line, machine, record, settings_of, table
+from bench.measuring.recording import command_line, machine, record, settings_of
+from bench.traced.frontier_figures import AUTO, Point, Scored, against_few_steps, equal_quality, figures_of, report
+from bench.traced.painting import Painter
+from bench.traced.request_stream import Asked, Generated, Turn, serve_stream, stream
 from services.cli.profiles.pairs import ScenePair, scene_pairs
 from services.embedder.encoder import Encoder
 from services.gpu_worker.engine.engine import Engine
@@ -35,47 +42,17 @@ from services.gpu_worker.engine.events import Advanced, Finished, Left
 from services.gpu_worker.engine.rows import Task
 from services.gpu_worker.families import Family, load_family
 from services.gpu_worker.jobs.codecs import encode_png
-from shared.domain.types import vector_from
-from shared.models.card_lookup import find_card
-from shared.models.confidence import ratio_bounds
+from shared.domain.types import Relation, vector_from
+from shared.models import served_card
+from shared.models.quality import spread
 from shared.models.scenes import Scene, never_trained
 from shared.runtime.progress import Remaining
+from shared.runtime.settings import Settings
+from shared.runtime.telemetry import configure_logging
 
 STEPS = (50, 20, 10, 5, 4, 3, 2)
 SAMPLERS = ("ddim", "dpm++2m")
-Interval = tuple[float, float, float]
-"""Value, lower and upper bound."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One way to generate every image."""
-
-    sampler: str
-    steps: int
-
-    def __str__(self) -> str:
-        return f"{self.sampler}, T = {self.steps}"
-
-
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """The images of one point as PNGs by pair, with their cost."""
-
-    pictures: Mapping[int, bytes]
-    steps_run: float
-    """Mean per image."""
-    processor_ms: float
-    """Processor time of this process per image: denoising and decoding."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Verdicts and CLIP features of one point's images, in the order of the pairs."""
-
-    generated: Generated
-    verdicts: Sequence[Verdict]
-    features: Features
+CACHED = (50, 5)
 
 
 def held_out_pairs(count: int, seed: int) -> list[ScenePair]:
@@ -88,115 +65,59 @@ def _triple(scene: Scene) -> tuple[str, str, str]:
     return scene.object, scene.background, scene.style
 
 
-def generate(
-    family: Family, pairs: Sequence[ScenePair], point: Point, *, rows: int, other_seed: bool = False
-) -> Generated:
-    """Generate one image per pair from noise, `rows` at a time; `other_seed`: with the seed after the pair's."""
+def generate(family: Family, turns: Sequence[Turn], point: Point, *, rows: int) -> Generated:
+    """Generate the second prompts from noise, `rows` at a time; then, untimed, the first seeds of the re-rolls."""
+    begun = time.process_time()
+    pictures, steps = drawn(family, {turn.number: turn.second for turn in turns}, point, rows=rows)
+    spent = time.process_time() - begun
+    rerolled = {turn.number: turn.first for turn in turns if turn.relation is Relation.REROLL}
+    firsts, _ = drawn(family, rerolled, point, rows=rows)
+    return Generated(pictures, steps / len(turns), 1000 * spent / len(turns), firsts)
+
+
+def drawn(family: Family, asked: Mapping[int, Asked], point: Point, *, rows: int) -> tuple[dict[int, bytes], int]:
+    """Generate these requests from noise; return PNGs by number, and the steps that ran."""
     card = family.card
     engine = Engine({card.name: family}, max_rows=rows, tell_every_s=0.0)
-    for pair in pairs:
+    for number, one in asked.items():
         engine.submit(
             Task(
-                str(pair.number), card.name, pair.after_text, card.default_size, point.steps, card.default_guidance,
-                seed=pair.after_seed + other_seed, sampler=point.sampler,
+                str(number), card.name, one.prompt, card.default_size, point.steps, card.default_guidance,
+                seed=one.seed, sampler=point.sampler,
             )
         )  # fmt: skip
-    pixels, steps = {}, 0
-    remaining, begun = Remaining(str(point), point.steps * len(pairs)), time.process_time()
+    pictures, steps = {}, 0
+    remaining = Remaining(str(point), point.steps * len(asked))
     while not engine.idle:
         for event in engine.step():
             match event:
                 case Advanced():
                     remaining.advance()
-                case Finished(id=name):
-                    pixels[int(name)] = event.pixels
-                    steps += event.steps_run
+                case Finished(id=name, pixels=pixels, steps_run=run):
+                    pictures[int(name)] = encode_png(pixels)
+                    steps += run
                 case Left(error=error):
                     raise error
-    spent = time.process_time() - begun
-    pictures = {number: encode_png(some) for number, some in pixels.items()}
-    return Generated(pictures, steps / len(pairs), 1000 * spent / len(pairs))
+    return pictures, steps
 
 
-def score(generated: Generated, pairs: Sequence[ScenePair], encoder: Encoder) -> Scored:
-    places = {place: generated.pictures[pair.number] for place, pair in enumerate(pairs)}
-    prompts, scenes = [pair.after_text for pair in pairs], [pair.after for pair in pairs]
+def score(generated: Generated, turns: Sequence[Turn], encoder: Encoder) -> Scored:
+    """Judge and embed the images of one point."""
+    places = {place: generated.pictures[turn.number] for place, turn in enumerate(turns)}
+    prompts, scenes = [turn.second.prompt for turn in turns], [turn.scene for turn in turns]
     verdicts = judge_pictures(places, prompts, scenes, encoder)
-    return Scored(generated, [verdicts[place] for place in places], features_of(list(places.values()), encoder))
+    features = features_of(list(places.values()), encoder)
+    again = [(place, turn.number) for place, turn in enumerate(turns) if turn.relation is Relation.REROLL]
+    firsts = features_of([generated.firsts[number] for _, number in again], encoder)
+    rerolled = {number: spread([features[place], first]) for (place, number), first in zip(again, firsts, strict=True)}
+    return Scored(generated, [verdicts[place] for place in places], features, rerolled)
 
 
 def features_of(pictures: Sequence[bytes], encoder: Encoder) -> Features:
     """Return the CLIP embeddings of PNGs, (images, dim)."""
     some = [pictures[start : start + BATCH] for start in range(0, len(pictures), BATCH)]
-    return np.stack([vector_from(one.vector) for part in some for one in encoder.images(part)]).astype(np.float64)
-
-
-def figures_of(points: Mapping[Point, Scored], reference: Features) -> list[dict[str, Any]]:
-    """Return one row per point; the first point is the baseline of CLIP ratio, look and differences."""
-    baseline = next(iter(points.values()))
-    clip0, right0 = _clips(baseline), _all_right(baseline)
-    distance0 = frechet_distance(baseline.features, reference)
-    rows = []
-    for point, own in points.items():
-        clips, right = _clips(own), _all_right(own)
-        same = own is baseline
-        more = (0.0, 0.0, 0.0) if same else difference_of_distances(own.features, baseline.features, reference)
-        look = look_against(own.generated.pictures, own.generated.pictures, baseline.generated.pictures)
-        rows.append(
-            {
-                "sampler": point.sampler,
-                "steps": point.steps,
-                "images": len(clips),
-                "steps_run": own.generated.steps_run,
-                "processor_ms": own.generated.processor_ms,
-                "clip": fmean(clips),
-                "clip_ratio": (sum(clips) / sum(clip0), *((1.0, 1.0) if same else ratio_bounds(clips, clip0))),
-                "attributes": bootstrapped(right),
-                "attributes_more": bootstrapped(right - right0),
-                **{name: look[name] for name in LOOKS},
-                "frechet": distance0 + more[0],
-                "frechet_more": more,
-            }
-        )
-    return rows
-
-
-def bootstrapped(values: Features, rounds: int = 2000, seed: int = 0) -> Interval:
-    """Return the mean and its 95 % percentile interval over resampled prompts (Efron 1979); nan for no values."""
-    if not len(values):
-        return (float("nan"),) * 3
-    drawn = np.random.default_rng(seed).integers(0, len(values), (rounds, len(values)))
-    low, high = np.quantile(values[drawn].mean(axis=1), [0.025, 0.975])
-    return float(values.mean()), float(low), float(high)
-
-
-def _clips(scored: Scored) -> list[float]:
-    return [max(one.clip, 0.0) for one in scored.verdicts]  # a CLIP score is never below 0 (Hessel et al., CLIPScore)
-
-
-def _all_right(scored: Scored) -> Features:
-    """Return 1 or 0 per image: whether all judged attributes are right; empty without a judge."""
-    return np.array([float(all(one.right.values())) for one in scored.verdicts if one.right])
-
-
-def report(rows: Sequence[Mapping[str, Any]]) -> str:
-    heads = ["sampler", "T", "ms", "CLIP ratio", "all attributes", *LOOKS, "Fréchet × 1000", "… more than the first"]
-    return table(
-        heads,
-        [
-            [
-                row["sampler"], row["steps"], round(row["processor_ms"], 1), interval(row["clip_ratio"]),
-                interval(row["attributes"]), *(f"{row[name]:.3f}" for name in LOOKS), f"{1000 * row['frechet']:.1f}",
-                interval([1000 * value for value in row["frechet_more"]], 1),
-            ]
-            for row in rows
-        ],
-    )  # fmt: skip
-
-
-def interval(values: Sequence[float], digits: int = 3) -> str:
-    value, low, high = (f"{one:.{digits}f}" for one in values)
-    return f"{value} ({low} to {high})"
+    found = [vector_from(one.vector) for part in some for one in encoder.images(part)]
+    return np.stack(found).astype(np.float64) if found else np.empty((0, 0))
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -205,6 +126,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=64, help="prompts")
     parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help="numbers of steps T")
     parser.add_argument("--samplers", nargs="+", default=SAMPLERS)
+    parser.add_argument("--cached", type=int, nargs="*", default=CACHED, help="T of the points with a cache")
     parser.add_argument("--seed", type=int, default=18, help="seed of the scene pairs")
     parser.add_argument("--rows", type=int, default=8, help="images that share a step")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
@@ -213,18 +135,35 @@ def main(given: Sequence[str] | None = None) -> None:
         parser.error(f"--count: must be at least 4, so that half of the images have a covariance (got {asked.count})")
     quiet()
     torch.set_num_threads(asked.threads)
-    on, card, encoder = machine(), find_card(asked.model), open_encoder("bundled:clip")
+    settings = Settings(large=asked.model, sampler=asked.samplers[0], max_rows=asked.rows, log_level="error")
+    configure_logging(settings.log_level)  # the planner would print a line per request
+    on, card, encoder = machine(), served_card(settings), open_encoder(settings.encoder)
     family = load_family(card, device="cpu")
-    pairs = held_out_pairs(asked.count, asked.seed)
+    turns = stream(held_out_pairs(asked.count, asked.seed))
     points = [Point(sampler, steps) for sampler, steps in product(asked.samplers, asked.steps)]
-    generate(family, pairs[: asked.rows], Point(asked.samplers[0], 2), rows=asked.rows)  # the first steps are slower
-    others = generate(family, pairs, points[0], rows=asked.rows, other_seed=True)
-    reference = features_of([others.pictures[pair.number] for pair in pairs], encoder)
-    scored = {point: score(generate(family, pairs, point, rows=asked.rows), pairs, encoder) for point in points}
-    rows = figures_of(scored, reference)
-    print(report(rows))
-    settings = settings_of(asked) | {"weights_hash": card.weights_hash, "encoder_hash": encoder.hash}
-    record("frontier", {"points": rows}, settings, on=on, folder=asked.out)
+    cached = [Point(asked.samplers[0], steps, cached=True) for steps in asked.cached]
+    if card.auto_steps:
+        cached.append(Point(asked.samplers[0], AUTO, cached=True))
+    generate(family, turns[: asked.rows], Point(asked.samplers[0], 2), rows=asked.rows)  # the first steps are slower
+    others = {turn.number: replace(turn.second, seed=turn.second.seed + 1) for turn in turns}
+    images, _ = drawn(family, others, points[0], rows=asked.rows)
+    reference = features_of([images[turn.number] for turn in turns], encoder)
+    scored = {point: score(generate(family, turns, point, rows=asked.rows), turns, encoder) for point in points}
+    painter = Painter(settings, asked.threads)
+    for point in cached:
+        print(f"{point}: {len(turns)} first and {len(turns)} second prompts", flush=True)
+        served = asyncio.run(serve_stream(turns, settings, point.steps or None, encoder, painter))
+        scored[point] = score(served, turns, encoder)
+    compared = against_few_steps(scored, reference)
+    figures = {
+        "points": figures_of(scored, reference),
+        "against_few_steps": compared,
+        "equal_quality": equal_quality(compared),
+    }
+    print(report(figures))
+    about = settings_of(asked) | {"weights_hash": card.weights_hash, "encoder_hash": encoder.hash}
+    about |= {"reuse_rules": settings.reuse_rules, "alpha": settings.k_table_alpha, "codec": settings.state_codec}
+    record("frontier", figures, about | {"auto_steps": card.auto_steps}, on=on, folder=asked.out)
 
 
 if __name__ == "__main__":

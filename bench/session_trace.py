@@ -1,11 +1,15 @@
 """The session trace with the cache, without it, and without it at the mean number of steps that the cache ran.
 
     python -m bench.session_trace --count 1000
+    python -m bench.session_trace --count 1000 --steps auto
 
 The all-in-one service runs in this process, and every request goes through real gRPC. An interrupted run continues
 where it stopped (work directory `--work`; `--fresh` begins again). Users send in a closed loop with `--concurrency`
 requests in flight, so the time is the time to generate everything. Both runs use the same prompts and batching and
 start warm. They alternate block by block, so other load on the machine affects both equally.
+
+With `--steps auto` the plan chooses T of each request with the cache. Without the cache every image runs the model's
+default T, which is the reference of quality. The results are then `session_trace_auto.json`.
 """
 
 from __future__ import annotations
@@ -25,11 +29,13 @@ from typing import Any
 from bench.measuring.judging import JUDGE, judge_pictures, look_against, open_encoder
 from bench.measuring.quiet import quiet
 from bench.measuring.recording import command_line, machine, record
+from bench.traced import trace_quality
 from bench.traced.closed_loop import Drawn, play
 from bench.traced.trace_figures import figures_of, plots, report
 from load.sessions import MAIN_SIZE, SHIPPED, Prompt, read_trace
 from services.cli.embedded import embedded
 from shared.client import AsyncClient, Picture
+from shared.domain.errors import ConfigurationError
 from shared.domain.types import Size
 from shared.models import served_card
 from shared.models.k_table import FIG_10
@@ -119,7 +125,7 @@ class Turn:
 
     async def draw(self, index: int, row: Prompt) -> Picture:
         assert self.client is not None
-        asked: dict[str, Any] = {"steps": row.steps, "seed": row.seed, **self.fields}
+        asked: dict[str, Any] = {"steps": row.steps, "seed": row.seed, **self.fields}  # "auto": the plan chooses T
         asked |= {"user": str(row.user), "width": row.width, "height": row.height}
         return await self.client.generate(row.prompt, **asked)
 
@@ -164,6 +170,11 @@ async def in_turns(turns: Sequence[Turn], rows: Sequence[Prompt], arguments: arg
         shutil.rmtree(turn.phase.folder / "data", ignore_errors=True)
 
 
+def suffix(steps: int | str | None) -> str:
+    """Return the end of the names of folders and results, so that runs with other steps are kept apart."""
+    return "" if steps is None else f"_{steps}"
+
+
 def hits_of(phase: Phase) -> list[int]:
     return [index for index, answer in phase.answers().items() if answer.hit]
 
@@ -173,13 +184,21 @@ async def measure(arguments: argparse.Namespace) -> None:
     named = {name: value for name, value in given.items() if value}
     settings = Settings(max_rows=arguments.max_rows, log_level="error", **named)
     configure_logging(settings.log_level)  # otherwise each request prints its log line
+    steps, card = arguments.steps, served_card(settings)
+    if steps == "auto" and not card.auto_steps:
+        raise ConfigurationError(f"--steps auto: model {card.name!r} lists no auto_steps; name a number of steps")
     rows, resized = trace_rows(arguments.trace, arguments.count, settings, main_size_only=arguments.main_size_only)
     if arguments.fresh:
         shutil.rmtree(arguments.work, ignore_errors=True)
     on = machine()
     names = ("cache", "no_cache", "fewer_steps")
     cache, without, fewer = (Phase(arguments.work, name, len(rows)) for name in names)
-    turns = [Turn(cache, rows, settings, {"cache": "auto"}), Turn(without, rows, settings, {"cache": "off"})]
+    with_cache = {} if steps is None else {"steps": steps}
+    reference = {} if steps is None else {"steps": card.default_steps}
+    turns = [
+        Turn(cache, rows, settings, {"cache": "auto", **with_cache}),
+        Turn(without, rows, settings, {"cache": "off", **reference}),
+    ]
     await in_turns(turns, rows, arguments)
     run = [answer.steps_run for answer in cache.answers().values() if not answer.exact]
     average = round(sum(run) / len(run))
@@ -197,13 +216,19 @@ async def measure(arguments: argparse.Namespace) -> None:
     figures["wall_time_saved"] = 1 - figures["seconds"]["cache"] / figures["seconds"]["no_cache"]
     figures["cpu_time_saved"] = 1 - figures["cpu_seconds"]["cache"] / figures["cpu_seconds"]["no_cache"]
     figures["fewer_steps"] = average
-    figures["look_against_noise"] = look_against(hits_of(cache), cache.pictures(), without.pictures())
+    pictures = cache.pictures(), without.pictures()
+    figures["look_against_noise"] = look_against(hits_of(cache), *pictures)
+    figures["by_relation"] = trace_quality.by_relation(cache.answers())
+    figures["similarity_by_k"] = trace_quality.similarity_by_k(cache.answers())
+    judged = verdicts["cache"], verdicts["no_cache"]
+    figures["quality"] = trace_quality.quality_of(rows, cache.answers(), pictures, judged, encoder)
     print(report(figures))
-    card = served_card(settings)
+    print(f"\n{trace_quality.report(figures)}")
     record(
-        "session_trace",
+        "session_trace" + suffix(steps),
         figures,
         {
+            "steps": steps, "reuse_rules": settings.reuse_rules, "auto_steps": card.auto_steps,
             "requests": len(rows), "brought_to_main_size": resized, "concurrency": arguments.concurrency,
             "max_rows": settings.max_rows, "alpha": settings.k_table_alpha, "think_s": arguments.think_s,
             "baseline_every": arguments.baseline_every,
@@ -215,7 +240,8 @@ async def measure(arguments: argparse.Namespace) -> None:
         on=on,
         folder=arguments.out,
     )  # fmt: skip
-    plots(figures, arguments.out)
+    if steps is None:  # the plot is of T = 50
+        plots(figures, arguments.out)
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -225,6 +251,10 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--trace", type=Path, default=SHIPPED)
     parser.add_argument("--count", type=int, default=1000, help="requests of the trace")
     parser.add_argument("--concurrency", type=int, default=8, help="requests in flight")
+    parser.add_argument(
+        "--steps", type=lambda text: text if text == "auto" else int(text),
+        help="T of every request, or auto: the plan chooses T with the cache (default: the trace's T)",
+    )  # fmt: skip
     parser.add_argument("--max-rows", type=int, default=8, help="requests that share a step")
     parser.add_argument(
         "--alpha", type=float, help="K table to use, by the share of quality kept (default: the settings')"
@@ -236,11 +266,12 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--main-size-only", action="store_true", help="always request 64×64")
     parser.add_argument("--judge", type=Path, default=JUDGE, help="folder of the judge net")
     parser.add_argument(
-        "--work", type=Path, default=Path("out/bench/session_trace"), help="folder of the answers and images so far"
+        "--work", type=Path, help="folder of the answers and images so far (default: one for each --steps)"
     )
     parser.add_argument("--block", type=int, default=50, help="rows per block, with the cache and then without")
     parser.add_argument("--fresh", action="store_true", help="delete an earlier run")
     arguments = parser.parse_args(given)
+    arguments.work = arguments.work or Path(f"out/bench/session_trace{suffix(arguments.steps)}")
     quiet()
     asyncio.run(measure(arguments))
 

@@ -16,8 +16,8 @@ SIDE, GAP, LEFT, TOP = 140, 16, 84, 56
 """Pixels: side of an image, space between images, room for the labels of the rows, room for the arrows."""
 TEXT_H, BAR_H = 66, 10
 """Pixels: three lines of a prompt; the bar of steps."""
-SHOWN = [1, 3, 4, 6, 8, 10, 12]
-"""One user's edits, each with one change; the fifth repeats the second exactly."""
+SHOWN = [1, 2, 3, 4, 7, 8, 10]
+"""One user's requests: edits, the same in other words, a re-roll, and an exact repeat."""
 INK, PALE, SAVED, RUN = "#1f2328", "#59636e", "#2a9d5c", "#b9c0c8"
 
 
@@ -93,8 +93,9 @@ def _image(path: Path) -> Image.Image:
 def _arrows(pen: ImageDraw.ImageDraw, links: Sequence[Link]) -> None:
     """Draw one line per source, each at a different height, with an arrow down to each image that started there."""
     sources = sorted({link.source for link in links if link.source is not None})
+    apart = min(14, (TOP - 18) // max(len(sources), 1))
     for level, source in enumerate(sources):
-        y, begin = 12 + 14 * level, _left(source) + SIDE // 2 + 10 * level
+        y, begin = 12 + apart * level, _left(source) + SIDE // 2 + 10 * level
         targets = [_left(at) + SIDE // 2 for at, link in enumerate(links) if link.source == source]
         pen.line((begin, TOP - 6, begin, y, max(targets), y), SAVED, 2)
         for x in targets:

@@ -74,7 +74,7 @@ def _judged(pictures: Mapping[int, bytes], scenes: Sequence[Scene], folder: Path
     from services.trainer.judging.classifier import load_judge
 
     judge, right = load_judge(folder), {}
-    pixels = {index: _pixels(data) for index, data in pictures.items()}
+    pixels = {index: pixels_of(data) for index, data in pictures.items()}
     by_shape = sorted(pixels, key=lambda index: pixels[index].shape)
     for _, same in groupby(by_shape, key=lambda index: pixels[index].shape):
         for some in _batches(list(same)):
@@ -84,7 +84,8 @@ def _judged(pictures: Mapping[int, bytes], scenes: Sequence[Scene], folder: Path
     return right
 
 
-def _pixels(data: bytes) -> npt.NDArray[np.uint8]:
+def pixels_of(data: bytes) -> npt.NDArray[np.uint8]:
+    """Return the pixels of a PNG or JPEG, (height, width, 3), RGB."""
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
 
 
@@ -96,7 +97,7 @@ def look_against(indices: Iterable[int], own: Mapping[int, bytes], noise: Mappin
     both = [index for index in indices if index in own and index in noise]
     if not both:
         return {"pictures": 0}
-    ours, theirs = ([look(_pixels(pictures[index])) for index in both] for pictures in (own, noise))
+    ours, theirs = ([look(pixels_of(pictures[index])) for index in both] for pictures in (own, noise))
     quality = compare(ours, theirs)
     ratios = {name: measured.value for name, field in LOOKS.items() if (measured := getattr(quality, field))}
     paler = fmean((one.contrast or 0.0) < (other.contrast or 0.0) for one, other in zip(ours, theirs, strict=True))

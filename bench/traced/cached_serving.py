@@ -78,7 +78,8 @@ class CachedServing:
     def vectors(self, prompts: Sequence[str]) -> list[bytes]:
         return [one.vector for one in self.encoder.texts(prompts)]
 
-    async def plan(self, request: Request, vector: bytes) -> Plan:
+    async def plan(self, request: Request, vector: bytes, unknown_share: float = 0.0) -> Plan:
+        """Return the retriever's plan. unknown_share: share of the prompt's words that the encoder does not know."""
         message = retriever_pb2.PlanRequest(
             request=request_to_proto(request),
             tenant=request.tenant,
@@ -86,6 +87,7 @@ class CachedServing:
             vector=vector,
             encoder_hash=self.encoder.hash,
             model=self.large.name,
+            unknown_share=unknown_share,
         )
         return plan_from_proto((await rpc.call(self._stub.Plan, message, timeout_s=30)).plan)
 
@@ -107,13 +109,13 @@ class CachedServing:
         )
         await jobs.accept(job, key_lifetime_s=60)
         await jobs.claim(name, "bench", LEASE_S)
-        await jobs.finish(name, 1, await self._result(name, request, drawing), plan)
+        await jobs.finish(name, 1, await self._result(name, request, plan, drawing), plan)
         await self._cache.insert([name])
         if self._cache.holds_picture(name):
             (found,) = self.encoder.images([drawing.png])
             await self._cache.place_pictures({name: found.vector}, self.encoder.hash)
 
-    async def _result(self, name: str, request: Request, drawing: Drawing) -> Result:
+    async def _result(self, name: str, request: Request, plan: Plan, drawing: Drawing) -> Result:
         card, blobs, states = self.cards[drawing.model], self._backends.blobs, []
         for step, (codec, data) in drawing.states.items():
             key = f"states/{name}-1-{step}.safetensors"
@@ -123,7 +125,7 @@ class CachedServing:
         sha256 = await blobs.put(picture_key, drawing.png, durable=False)
         return Result(
             picture_key, sha256, len(drawing.png), card.name, card.weights_hash, drawing.steps_run,
-            captured=tuple(states), compat=card.compat(request.size, request.steps),
+            captured=tuple(states), compat=card.compat(request.size, plan.run_steps(request.steps)),
         )  # fmt: skip
 
 

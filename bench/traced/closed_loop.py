@@ -31,6 +31,13 @@ class Drawn:
     from_prompt: str
     degraded: tuple[str, ...]
     timings: dict[str, float]
+    relation: str = ""
+    """Relation of the plan; empty in the answers of earlier versions, as are the three below."""
+    run_of: int = 0
+    """T of the run."""
+    job: str = ""
+    source_job: str = ""
+    """Job of the image that this one started from; empty from noise."""
 
     @property
     def hit(self) -> bool:
@@ -112,6 +119,10 @@ def drawn(index: int, picture: Picture, seconds: float) -> Drawn:
         from_prompt=chosen,
         degraded=plan.degraded,
         timings=stages(picture),
+        relation=plan.relation,
+        run_of=plan.run_steps(picture.job.request.steps),
+        job=picture.job.id,
+        source_job=plan.entry_id,
     )
 
 

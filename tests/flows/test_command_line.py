@@ -210,8 +210,12 @@ def test_the_demo_draws_both_ways_and_leaves_a_report(tmp_path: Path, monkeypatc
     assert read["seconds_with_cache"] > 0 < read["seconds_without_cache"]
     notes = [note for request in requests for note in request["degraded"]]
     assert all(note.startswith("k_table: none measured") for note in notes)  # nobody profiled the tiny model
+    assert read["few_steps"]["steps"] == 1
+    assert read["few_steps"]["steps_run"] == read["few_steps"]["pictures"] == 11
+    assert sum(one["pictures"] for one in read["saved_by_relation"].values()) == 11
+    assert (read["variety"]["prompts"], read["variety"]["pictures"]) == (1, 3)
     for number in range(1, 13):
-        for name in (f"{number:02}.png", f"{number:02}-without-cache.png"):
+        for name in (f"{number:02}.png", f"{number:02}-without-cache.png", f"{number:02}-few-steps.png"):
             with Image.open(io.BytesIO((out / name).read_bytes())) as picture:
                 assert picture.size == (64, 64)
     assert (out / "contact-sheet.png").exists()

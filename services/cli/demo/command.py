@@ -15,10 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.table import Table
 from rich.text import Text
 
-from protos import cache_maintainer_pb2, match_predictor_pb2
+from protos import cache_maintainer_pb2, embedder_pb2, match_predictor_pb2
 from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
+from protos.embedder_pb2_grpc import EmbedderServiceStub
 from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
-from services.cli.demo.report import Row, Totals, contact_sheet, nearest, report_html, summary, totals
+from services.cli.demo.figures import Embeddings, Row, Totals, few_steps, nearest, summary, totals, variety
+from services.cli.demo.report import contact_sheet, few_in_words, report_html, variety_in_words
 from services.cli.demo.session import Prompt, session
 from services.cli.display.help import setting
 from services.cli.display.tables import WIDE, Column, fitted
@@ -27,8 +29,8 @@ from services.cli.embedded import embedded, settings_from
 from shared.client import AsyncClient, Picture
 from shared.client import Progress as Step
 from shared.domain.errors import AfterimageError
-from shared.domain.types import PlanSource
-from shared.models import added
+from shared.domain.types import vector_from
+from shared.models import added, served_card
 from shared.runtime import telemetry
 
 if TYPE_CHECKING:
@@ -36,14 +38,17 @@ if TYPE_CHECKING:
 
 Optional = typer.Option
 SETTLE_S = 5.0
-FAR = 0.5
-"""Cosine similarity below which two prompts of the bundled models name different objects."""
+FEW = 10
+"""T is divided by this number for the runs in few steps."""
 
 
 def demo(
     out: Annotated[Path, Optional("--out", "-o", help="Folder for the report and the images.")] = Path("out/demo"),
-    seed: Annotated[int, Optional(help="Seed of every image.")] = 7,
+    seed: Annotated[int, Optional(help="Seed of the first image; the seeds of the other images follow from it.")] = 7,
     steps: Annotated[int | None, Optional(help="Denoising steps T. Default: the model's.")] = None,
+    few: Annotated[
+        int | None, Optional("--few-steps", help="Steps of the runs in few steps. Default: a tenth of T.")
+    ] = None,
     large: Annotated[str | None, setting("large")] = None,
     small: Annotated[str | None, setting("small")] = None,
     encoder: Annotated[str | None, setting("encoder")] = None,
@@ -55,9 +60,9 @@ def demo(
 ) -> None:
     """Generate a short session of prompts, as a user would refine them, with the cache and without it.
 
-    Starts Afterimage in this process with an empty cache of its own. Each prompt runs twice in a row on the warm
-    service, with the cache and without it. Both runs have the same seed and are alone in their batch, so their seconds
-    compare. Writes the images, a contact sheet, report.html and summary.json.
+    Starts Afterimage in this process with an empty cache of its own. Each prompt runs three times in a row on the warm
+    service: with the cache, without it, and without it in few steps. The three runs have the same seed and are alone in
+    their batch, so their seconds compare. Writes the images, a contact sheet, report.html and summary.json.
 
     [bold]Examples[/bold]
 
@@ -78,17 +83,17 @@ def demo(
         at_once = settings.model_copy(
             update={"picture_batch_s": 0.0}
         )  # each prompt waits until all earlier images are cached
-        rows = asyncio.run(_draw_session(at_once, seed, steps, console))
+        steps = steps or served_card(settings).default_steps
+        rows = asyncio.run(_draw_session(at_once, seed, steps, few or max(1, steps // FEW), console))
     _write(out, rows)
     console.print(session_table(rows, console.width))
-    if said := early_starts(rows):
-        console.print(Text(said, style="dim"))
     _say_totals(console, rows)
+    for said in filter(None, (variety_in_words(variety(rows)), few_in_words(few_steps(rows)))):
+        console.print(Text(said))
     console.print(Text(f"Images and report: {out / 'report.html'}"))
 
 
-async def _draw_session(settings: Any, seed: int, steps: int | None, console: Console) -> list[Row]:
-    fields = {"seed": seed, "steps": steps}
+async def _draw_session(settings: Any, seed: int, steps: int, few: int, console: Console) -> list[Row]:
     bar = ProgressBars(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
     )
@@ -98,39 +103,56 @@ async def _draw_session(settings: Any, seed: int, steps: int | None, console: Co
         current = bar.add_task("", total=None)
         async with embedded(settings) as process, AsyncClient(process.address) as client:
             bar.update(whole, description="warming up")
-            await _draw(client, "a first image that is not measured", "", {**fields, "cache": "off"}, bar, current)
+            warm = Prompt("", "a first image that is not measured", "")
+            await _draw(client, warm, {"seed": seed, "steps": steps, "cache": "off"}, bar, current)
             rows: list[Row] = []
             images = True
             for prompt in prompts:
                 bar.update(whole, description="generating the session")
                 images = await _settled(process, {row.picture.job.id for row in rows if not row.exact}, images)
-                rows.append(await _both_ways(client, prompt, fields, bar, current))
+                rows.append(await _three_ways(process, client, prompt, (seed, steps, few), bar, current))
                 bar.advance(whole)
     return rows
 
 
-async def _both_ways(
-    client: AsyncClient, prompt: Prompt, fields: dict[str, Any], bar: ProgressBars, current: TaskID
+async def _three_ways(
+    process: Running, client: AsyncClient, prompt: Prompt, given: tuple[int, int, int], bar: ProgressBars, at: TaskID
 ) -> Row:
-    """Generate one prompt with the cache, then without it."""
-    bar.update(current, description=f"with cache: {prompt.text[:40]}")
-    with_cache, seconds = await _draw(client, prompt.text, prompt.user, fields, bar, current)
-    bar.update(current, description=f"without:    {prompt.text[:40]}")
-    without, seconds_without = await _draw(client, prompt.text, prompt.user, {**fields, "cache": "off"}, bar, current)
-    return Row(prompt, with_cache, seconds, without, seconds_without)
+    """Generate one prompt with the cache, then without it, then without it in few steps.
+
+    given: the seed of the demo, T, and the number of few steps.
+    """
+    seed, steps, few = given
+    ways = {"with cache": (steps, "auto"), "without": (steps, "off"), "few steps": (few, "off")}
+    drawn: list[tuple[Picture, float]] = []
+    for name, (run, cache) in ways.items():
+        bar.update(at, description=f"{name + ':':<11} {prompt.text[:40]}")
+        fields = {"seed": seed + prompt.seed, "steps": run, "cache": cache}
+        drawn.append(await _draw(client, prompt, fields, bar, at))
+    embeddings = await _embedded(process, prompt.text, [picture for picture, _ in drawn])
+    return Row(prompt, *drawn[0], *drawn[1], *drawn[2], embeddings)
 
 
 async def _draw(
-    client: AsyncClient, text: str, user: str, fields: dict[str, Any], bar: ProgressBars, current: TaskID
+    client: AsyncClient, prompt: Prompt, fields: dict[str, Any], bar: ProgressBars, current: TaskID
 ) -> tuple[Picture, float]:
     """Return the image and the client's seconds from the request to the image."""
     start = time.monotonic()
-    async for event in client.generate_stream(text, user=user, **fields):
+    async for event in client.generate_stream(prompt.text, user=prompt.user, **fields):
         if isinstance(event, Step):
             bar.update(current, completed=event.step, total=event.steps)
         if isinstance(event, Picture):
             return event, time.monotonic() - start
     raise AfterimageError("internal error: the stream ended without an image; please report it")
+
+
+async def _embedded(process: Running, text: str, pictures: Sequence[Picture]) -> Embeddings:
+    """Return the embeddings of the prompt and of its images, by the service's own encoder."""
+    embedder: Any = EmbedderServiceStub(process.context.channel("embedder"))
+    texts = await embedder.EmbedText(embedder_pb2.EmbedTextRequest(texts=[text]), timeout=30.0)
+    asked = embedder_pb2.EmbedImageRequest(images=[picture.png for picture in pictures])
+    images = await embedder.EmbedImage(asked, timeout=30.0)
+    return Embeddings(*(vector_from(one.vector) for one in (*texts.embeddings, *images.embeddings)))
 
 
 async def _settled(process: Running, drawn: set[str], images: bool) -> bool:
@@ -157,6 +179,7 @@ def _write(out: Path, rows: Sequence[Row]) -> None:
     for number, row in enumerate(rows, 1):
         (out / f"{number:02}.png").write_bytes(row.picture.png)
         (out / f"{number:02}-without-cache.png").write_bytes(row.without.png)
+        (out / f"{number:02}-few-steps.png").write_bytes(row.few.png)
     contact_sheet(rows).save(out / "contact-sheet.png")
     (out / "report.html").write_text(report_html(rows), encoding="utf-8")
     (out / "summary.json").write_text(summary(rows), encoding="utf-8")
@@ -189,20 +212,6 @@ def session_table(rows: Sequence[Row], width: int = WIDE) -> Table:
         for number, row in enumerate(rows, 1)
     ]
     return fitted(columns, cells, width, styles=["dim" if row.exact else "" for row in rows])
-
-
-def early_starts(rows: Sequence[Row]) -> str:
-    """Return why an image may start from a dissimilar one; empty when none did."""
-    far = [row for row in rows if row.picture.plan.source is PlanSource.LATENT and row.picture.plan.similarity < FAR]
-    if not far:
-        return ""
-    row = min(far, key=lambda row: row.picture.plan.similarity)
-    plan = row.picture.plan
-    return (
-        f"A start after {plan.start_step} of {row.run_steps} steps at similarity {plan.similarity:.3f} is intended. "
-        f"The K table of {row.picture.model} allows it: with that many steps left, images of other objects were "
-        "measured to be about as good a start as noise (`afterimage profile`)."
-    )
 
 
 def _say_totals(console: Console, rows: Sequence[Row]) -> None:

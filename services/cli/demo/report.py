@@ -1,95 +1,19 @@
-"""The results of a demo: totals, summary.json, a contact sheet, and a report page without outside files."""
+"""The results of a demo as images: a contact sheet, and a report page without outside files."""
 
 from __future__ import annotations
 
 import base64
 import html
 import io
-import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from PIL import Image, ImageDraw, ImageFont
 
-from services.cli.demo.session import Prompt
-from services.cli.display.words import chosen_model, chosen_prompt, counted
+from services.cli.demo.figures import FewSteps, Row, Totals, Variety, few_steps, saved_by_relation, totals, variety
+from services.cli.display.words import chosen_model, counted
 from shared.client import Picture
 from shared.domain.types import Plan, PlanSource
-
-UNEVEN = 0.1
-"""Largest difference between the shares of steps and of seconds saved that is shown without a warning."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One prompt, generated with the cache and without it."""
-
-    prompt: Prompt
-    picture: Picture
-    seconds: float
-    without: Picture
-    seconds_without: float
-
-    @property
-    def exact(self) -> bool:
-        return self.picture.plan.source is PlanSource.EXACT
-
-    @property
-    def steps(self) -> int:
-        """T of the request, and of the run without the cache."""
-        return self.picture.job.request.steps
-
-    @property
-    def run_steps(self) -> int:
-        """T of the run with the cache."""
-        return self.picture.plan.run_steps(self.steps)
-
-
-@dataclass(frozen=True)
-class Totals:
-    pictures: int
-    steps_total: int
-    steps_run: int
-    seconds_with_cache: float
-    seconds_without_cache: float
-
-    @property
-    def steps_saved(self) -> float:
-        """Share of all steps that the cache saved."""
-        return 1 - self.steps_run / self.steps_total if self.steps_total else 0.0
-
-    @property
-    def seconds_saved(self) -> float:
-        """Share of the seconds that the cache saved; negative when it cost more than it saved."""
-        return 1 - self.seconds_with_cache / self.seconds_without_cache if self.seconds_without_cache else 0.0
-
-    @property
-    def time_in_words(self) -> str:
-        return f"{self.seconds_saved:.0%} saved" if self.seconds_saved >= 0 else f"{-self.seconds_saved:.0%} more"
-
-    @property
-    def doubt(self) -> str:
-        """Return a warning when the seconds saved differ much from the steps saved; else empty."""
-        if self.steps_saved - self.seconds_saved < UNEVEN:
-            return ""
-        return (
-            "The seconds do not follow the steps: each image was timed once each way, so they include all other work "
-            "of the machine. Run the demo again on an idle machine."
-        )
-
-
-def totals(rows: Sequence[Row]) -> tuple[Totals, Totals]:
-    """Return separate totals of generated images and of exact repeats, because repeats would inflate the savings."""
-    return _total(row for row in rows if not row.exact), _total(row for row in rows if row.exact)
-
-
-def summary(rows: Sequence[Row]) -> str:
-    """Return summary.json: the totals of generated images, each request, and the totals of exact repeats."""
-    drawn, repeats = totals(rows)
-    requests = [_request(number, row) for number, row in enumerate(rows, 1)]
-    return json.dumps({**asdict(drawn), "requests": requests, "exact_repeats": asdict(repeats)}, indent=2) + "\n"
 
 
 def contact_sheet(rows: Sequence[Row], columns: int = 4, side: int = 160) -> Image.Image:
@@ -123,11 +47,14 @@ def started(plan: Plan, steps: int) -> str:
             return f"from step {plan.start_step} of {steps}"
 
 
-def nearest(plan: Plan) -> float | None:
-    """Return the similarity of the image's start, or else of its nearest candidate; None without candidates."""
-    if plan.similarity:
-        return plan.similarity
-    return max((one.similarity for one in plan.candidates), default=None)
+RELATIONS = {
+    "reroll": "re-roll: the same prompt, another seed",
+    "edit": "edit of the user's own prompts",
+    "topic": "new topic of the user",
+    "other": "near other users' images only",
+    "": "not recorded",
+}
+"""Value of shared.domain.types.Relation → words."""
 
 
 def report_html(rows: Sequence[Row]) -> str:
@@ -151,42 +78,44 @@ def report_html(rows: Sequence[Row]) -> str:
         time=drawn.time_in_words,
         doubt=f'<p class="note">{drawn.doubt}</p>' if drawn.doubt else "",
         apart=apart,
+        relations=_relations(saved_by_relation(rows)),
+        variety=variety_in_words(variety(rows)),
+        few=few_in_words(few_steps(rows)),
         cards=cards,
     )
 
 
-def _total(rows: Iterable[Row]) -> Totals:
-    those = list(rows)
-    return Totals(
-        pictures=len(those),
-        steps_total=sum(row.steps for row in those),
-        steps_run=sum(row.picture.steps_run for row in those),
-        seconds_with_cache=sum(row.seconds for row in those),
-        seconds_without_cache=sum(row.seconds_without for row in those),
+def variety_in_words(found: Variety) -> str:
+    """Return one sentence on the images of one prompt at several seeds; empty without such a prompt."""
+    if found.share is None:
+        return ""
+    prompts = counted(found.prompts, "prompt")
+    return (
+        f"Variety: {found.pictures} images of {prompts} with different seeds differ {found.share:.0%} as much with "
+        "the cache as without it (distance of their embeddings)."
     )
 
 
-def _request(number: int, row: Row) -> dict[str, Any]:
-    plan = row.picture.plan
-    return {
-        "file": f"{number:02}.png",
-        "user": row.prompt.user,
-        "prompt": row.prompt.text,
-        "change": row.prompt.change,
-        "source": plan.source.value,
-        "similarity": nearest(plan),
-        "start_step": plan.start_step,
-        "steps": row.steps,
-        "steps_run": row.picture.steps_run,
-        "seconds": row.seconds,
-        "seconds_without_cache": row.seconds_without,
-        "from_prompt": chosen_prompt(plan),
-        "from_model": chosen_model(plan),
-        "model": row.picture.model,
-        "reason": plan.reason,
-        "degraded": list(plan.degraded),
-        "seed": row.picture.seed,
-    }
+def few_in_words(found: FewSteps) -> str:
+    """Return the comparison with few steps and no cache; without CLIP scores where they say nothing."""
+    said = (
+        f"Few steps alone: {found.steps} steps each from noise, without a cache, save {found.steps_saved:.0%} of the "
+        f"steps and take {found.seconds:.1f} s."
+    )
+    if found.clip_ratio is None or found.clip_ratio_with_cache is None:
+        return said
+    return (
+        f"{said} Their CLIP score is {found.clip_ratio:.3f} of that of all steps; with the cache it is "
+        f"{found.clip_ratio_with_cache:.3f}."
+    )
+
+
+def _relations(found: Mapping[str, Totals]) -> str:
+    return "".join(
+        f"<tr><td>{RELATIONS.get(name, name)}</td><td>{some.pictures}</td><td>{some.steps_run} of {some.steps_total}"
+        f"</td><td>{some.steps_saved:.0%}</td></tr>"
+        for name, some in found.items()
+    )
 
 
 def _source(plan: Plan, drawn_here: Mapping[str, tuple[int, Picture]]) -> str:
@@ -214,9 +143,10 @@ def _card(number: int, row: Row, drawn_here: Mapping[str, tuple[int, Picture]]) 
     details = f"<details>{count}<table>{heads}{candidates}</table></details>"
     return f"""<article>
 <h2>{number}. {e(row.prompt.text)}</h2>
-<p class="by">{e(row.prompt.user)}: {e(row.prompt.change)}</p>
+<p class="by">{e(row.prompt.user)}: {e(row.prompt.change)}; seed {row.picture.seed}</p>
 <div class="pair">{_figure(row.picture, f"with cache, {row.seconds:.2f} s")}
 {_figure(row.without, f"without, {row.seconds_without:.2f} s")}
+{_figure(row.few, f"{counted(row.few.steps_run, 'step')}, no cache, {row.seconds_few:.2f} s", "few")}
 {_source(plan, drawn_here)}
 <div class="plan"><p><b>{started(plan, row.run_steps)}</b>{f", similarity {plan.similarity:.3f}" if saved else ""}</p>
 <div class="bar"><i style="width:{100 * saved / row.run_steps:.0f}%"></i></div>
@@ -247,7 +177,7 @@ article {{ border-top: 1px solid #8886; padding: 1rem 0; }}
 .by, figcaption {{ opacity: .7; margin: 0 0 .5rem; font-size: .9rem; }}
 .pair {{ display: flex; gap: 1rem; flex-wrap: wrap; }}
 figure {{ margin: 0; }} img {{ width: 192px; border-radius: 6px; display: block; }}
-.from {{ width: 112px; }} .from img {{ width: 96px; }}
+.from, .few {{ width: 112px; }} .from img, .few img {{ width: 96px; }}
 .plan {{ flex: 1 1 18rem; }} .plan p {{ margin: .3rem 0; }}
 .bar {{ height: .6rem; background: #8884; border-radius: .3rem; overflow: hidden; }}
 .bar i {{ display: block; height: 100%; background: #2a9d5c; }}
@@ -261,8 +191,12 @@ table {{ border-collapse: collapse; font-size: .85rem; }} td, th {{ padding: .15
 <p class="totals">{pictures} images: <b>{steps_run} of {steps_total} steps</b> run ({steps_saved} saved),
 <b>{with_cache} s</b> with the cache, {without} s without it ({time}).</p>
 {doubt}{apart}
-<p class="by">Both runs have the same prompts and seed, one request at a time, on a warm service. The cache was empty at
-the start. Seconds are from the request to the image.</p>
+<table><tr><th>relation to the cached images</th><th>images</th><th>steps run</th><th>saved</th></tr>{relations}</table>
+<p>{variety}</p>
+<p>{few}</p>
+<p class="by">All runs of a prompt have the same seed, one request at a time, on a warm service. The cache was empty at
+the start. Seconds are from the request to the image. A CLIP score is the cosine of image and prompt; it does not see
+whether an image is sharp, varied or a copy.</p>
 {cards}
 </body></html>
 """

@@ -1,4 +1,4 @@
-"""The prompts of the demo: one user refines an image step by step, and a second user joins."""
+"""The prompts of the demo: one user refines an image with another seed each time, and a second user joins."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ class Prompt:
     user: str
     text: str
     change: str
+    seed: int = 0
+    """Added to the seed of the demo: equal requests have equal numbers."""
 
 
 def session() -> Sequence[Prompt]:
@@ -27,16 +29,16 @@ def session() -> Sequence[Prompt]:
     forest = replace(left, background="forest")
     boat = Scene("sailboat", background="beach", light="sunset")
     return (
-        Prompt("ana", caption(fox), "a first image"),
-        Prompt("ana", caption(fox, 6), "the same in other words"),
-        Prompt("ana", caption(night), "light"),
-        Prompt("ana", caption(red), "colour"),
-        Prompt("ben", caption(boat), "another user, another image"),
-        Prompt("ana", caption(painted), "style"),
-        Prompt("ana", caption(left), "position"),
-        Prompt("ana", caption(night), "back to the third: an exact repeat"),
-        Prompt("ben", caption(replace(night, size="large")), "another user near ana's image"),
-        Prompt("ana", caption(forest), "background"),
-        Prompt("ana", caption(replace(forest, count=2)), "count"),
-        Prompt("ana", caption(replace(forest, object="rabbit")), "object"),
+        Prompt("ana", caption(fox), "a first image", 0),
+        Prompt("ana", caption(night), "an edit: light", 1),
+        Prompt("ana", caption(red), "an edit: colour", 2),
+        Prompt("ana", caption(red, 14), "the same in other words", 3),
+        Prompt("ben", caption(boat), "another user, an unrelated image", 4),
+        Prompt("ana", caption(painted), "an edit: style", 5),
+        Prompt("ana", caption(left), "an edit: position", 6),
+        Prompt("ana", caption(left), "a re-roll: the same prompt with another seed", 7),
+        Prompt("ana", caption(left), "a re-roll with a third seed", 8),
+        Prompt("ana", caption(night), "back to the second: an exact repeat", 1),
+        Prompt("ben", caption(replace(night, size="large")), "another user near ana's image", 9),
+        Prompt("ana", caption(forest), "an edit: background", 10),
     )

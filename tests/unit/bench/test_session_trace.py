@@ -15,6 +15,8 @@ from bench.measuring.judging import Verdict, look_against
 from bench.session_trace import Phase, main, trace_rows
 from bench.traced.trace_figures import paired
 from load.sessions import MAIN_SIZE, SHIPPED
+from shared.domain.errors import ConfigurationError
+from shared.models.quality import BOUNDS
 from shared.runtime.settings import Settings
 from tests.tiny import build
 
@@ -46,12 +48,35 @@ def test_three_ways_end_in_one_record_and_are_not_drawn_twice(
         assert len(json.loads((work / name / "seconds.json").read_text())) == 3  # sittings: 5, 5 and 2 rows
     assert {answer.source for answer in Phase(work, "no_cache").answers().values()} == {"noise"}
     assert first["look_against_noise"]["pictures"] == first["hits"]
+    assert sum(one["images"] for one in first["by_relation"].values()) == 12 - first["exact_repeats"]
+    by_k = [k for one in first["by_relation"].values() for k in one["k_of_t"] if not k.startswith("0 ")]
+    assert set(by_k) == first["similarity_by_k"].keys()
+    assert first["quality"].keys() == BOUNDS.keys()
+    assert first["quality"]["contrast"]["count"] == first["hits"]
     printed = capsys.readouterr().out
     assert "12 of 12 rows" in printed
     assert re.search(r"from noise: saturation \S+, contrast \S+, edges \S+; \S+ have less contrast", printed)
     main(command)
     assert "of 12 rows" not in capsys.readouterr().out
     assert json.loads((out / "session_trace.json").read_text())["figures"]["k_histogram"] == first["k_histogram"]
+
+
+def test_with_auto_the_plan_chooses_t_beside_the_default_t_from_noise(
+    tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = [
+        "--encoder", str(models / "clip"), "--count", "6", "--steps", "auto", "--think-s", "0.05",
+        "--out", str(tmp_path), "--judge", str(tmp_path / "no judge"),
+    ]  # fmt: skip
+    with pytest.raises(ConfigurationError, match="model 'noop' lists no auto_steps"):
+        main(["--large", "noop:?step_ms=0", *command])
+    main(["--large", "noop:?step_ms=0&auto_steps=10,50", *command])
+    figures = json.loads((tmp_path / "session_trace_auto.json").read_text())["figures"]
+    work = tmp_path / "out/bench/session_trace_auto"
+    assert {one.run_of for one in Phase(work, "no_cache").answers().values()} == {50}
+    assert {one.run_of for one in Phase(work, "cache").answers().values()} <= {10, 50}
+    assert sum(one["images"] for one in figures["by_relation"].values()) == 6 - figures["exact_repeats"]
 
 
 def test_a_paler_picture_has_less_of_everything_that_no_judge_sees() -> None:

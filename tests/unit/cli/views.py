@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
+import numpy as np
 from PIL import Image
 
-from services.cli.demo.report import Row
+from services.cli.demo.figures import Embeddings, Row
 from services.cli.demo.session import Prompt
 from shared.client import Picture
-from shared.domain.types import Candidate, Job, JobState, Plan, PlanSource, Request, Size, Timings
+from shared.domain.types import Candidate, Job, JobState, Plan, PlanSource, Request, Size, Timings, Vector
 
 
 def png(colour: str = "red") -> bytes:
@@ -31,6 +33,15 @@ def picture(
     return Picture(job, "large", run, Timings(total_s=total_s), 10, "ab", png())
 
 
-def row(prompt: str, source: PlanSource, start: int, seconds: float, without: float) -> Row:
-    said = Prompt("ana", prompt, "a change")
-    return Row(said, picture(prompt, source, start), seconds, picture(prompt), without)
+def row(prompt: str, source: PlanSource, start: int, seconds: float, without: float, relation: str = "edit") -> Row:
+    """Return a row whose image in five steps has half the CLIP score of the other two images."""
+    said, drawn = Prompt("ana", prompt, "a change"), picture(prompt, source, start)
+    plan = replace(drawn.plan, relation="" if source is PlanSource.EXACT else relation)
+    known = Embeddings(unit(0), unit(0), unit(0), unit(60))
+    drawn = replace(drawn, job=replace(drawn.job, plan=plan))
+    return Row(said, drawn, seconds, picture(prompt), without, picture(prompt, steps=5), 0.3, known)
+
+
+def unit(degrees: float) -> Vector:
+    """Return a unit vector in the plane; the cosine of two vectors is that of their degrees."""
+    return np.array([np.cos(np.radians(degrees)), np.sin(np.radians(degrees))], np.float32)

@@ -13,8 +13,8 @@ from rich.table import Table
 from protos import cache_maintainer_pb2 as pb
 from services.cli.cache import entries_table
 from services.cli.dead_letters import letters_table
-from services.cli.demo.command import early_starts, session_table
-from services.cli.demo.report import summary
+from services.cli.demo.command import session_table
+from services.cli.demo.figures import summary
 from services.cli.demo.session import session
 from services.cli.display.words import candidates_table, jobs_table
 from services.cli.models import models_table
@@ -114,12 +114,3 @@ def test_a_picture_from_noise_shows_how_near_the_nearest_was() -> None:
     assert "–" in "\n".join(lines(session_table([missed]), 400))
     written = [one["similarity"] for one in json.loads(summary([noise, missed]))["requests"]]
     assert written == [0.761, None]
-
-
-def test_a_start_from_something_else_is_explained() -> None:
-    hit = row(PROMPT, PlanSource.LATENT, 5, 1.8, 2.0)
-    assert early_starts([hit]) == ""  # .910: nothing to explain
-    plan = replace(hit.picture.plan, similarity=0.157)
-    far = replace(hit, picture=replace(hit.picture, job=replace(hit.picture.job, plan=plan)))
-    assert "after 5 of 50 steps at similarity 0.157 is intended" in early_starts([hit, far])
-    assert "K table of large" in early_starts([hit, far])
