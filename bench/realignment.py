@@ -39,13 +39,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.frontier import bootstrapped, interval
 from bench.measuring.judging import open_encoder
 from bench.measuring.quiet import quiet
 from bench.measuring.recording import command_line, machine, record, settings_of, table
 from bench.realigned.family import RealignedFamily, Realignment
 from bench.realigned.images import Plan, Store, generate
 from bench.realigned.scores import LOOK, Scores, batched, score, similarities
+from bench.traced.frontier_figures import bootstrapped, interval
 from services.cli.profiles.pairs import ScenePair, asked_for, scene_pairs
 from services.retriever.profile import UNRELATED, ProfileRow, build_table, quality_of
 from shared.models.card_lookup import find_card
