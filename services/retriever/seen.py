@@ -126,6 +126,12 @@ class Seen:
         """Return whether an image of this user descends from the root."""
         return self._long.counts["seen", owner, root] > 0
 
+    def repeats(self, request: Request, entry: Entry) -> bool:
+        """Return whether the entry, or its root, has the request's prompt with another seed."""
+        own = Image.of(request)
+        images = Image.of(entry), self._long.get(entry.root_id)
+        return any(one is not None and one.prompt == own.prompt and one.seed != own.seed for one in images)
+
     def owner_of(self, root: str) -> Owner | None:
         """Return the tenant and user of a root entry; None when the entry is not among the recent images."""
         found = self._long.get(root)

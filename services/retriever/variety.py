@@ -91,6 +91,8 @@ class Variety:
         if own and request.user and (new or rerolls):
             asked = "variation is new" if new else "another seed of the same prompt"
             return f"{asked}, and the user has seen an image of this root"
+        if not own and self.seen.repeats(request, entry):
+            return "its root is another user's image of the same prompt, which the new image would resemble"
         return self._too_often(entry, owner)
 
     def _too_often(self, entry: Entry, owner: Owner) -> str:

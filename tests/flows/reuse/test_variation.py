@@ -66,12 +66,14 @@ async def test_what_a_user_has_seen_decides_where_an_image_starts(settings: Sett
 
         seen = set()
         for seed in (7, 8):  # another user's two roots, one after the other
-            taken = await ask(it, "cem", FOX, seed)
+            taken = await ask(it, "cem", "a blue fox in the snow", seed)
             assert (taken.plan.source, taken.plan.relation) == (PlanSource.LATENT, "other")
             seen.add(taken.plan.root)
         assert seen == {first.job.id, reroll.job.id}
-        last = await ask(it, "cem", FOX, 9)
+        last = await ask(it, "cem", "a blue fox in the snow", 9)
         assert (last.plan.source, last.plan.relation) == (PlanSource.NOISE, "reroll")
+        same = await ask(it, "dan", FOX, 10)
+        assert same.plan.root == last.job.id  # not ana's images of the same prompt, nor what descends from them
 
         again = await ask(it, "ana", FOX, 1)
         assert again.plan.source is PlanSource.EXACT

@@ -32,7 +32,7 @@ async def test_every_policy_of_the_settings_keeps_the_budget(small: Settings, po
 
 async def test_the_afterimage_policy_decides_as_its_shelf_alone(small: Settings, clock: ManualClock) -> None:
     """What the maintainer reads off jobs is what a replay tells the shelf: the same states are left."""
-    alone = ExpectedStateStore((5, 10, 15, 20, 25))
+    alone = ExpectedStateStore(small.capture_steps)
     rng = random.Random(5)
     afterimage = small.model_copy(update={"eviction_policy": "afterimage", "cache_max_bytes": 2000})
     async with house(afterimage, clock) as home:

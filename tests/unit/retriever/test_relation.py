@@ -93,9 +93,14 @@ def test_a_reroll_starts_from_noise_or_from_a_root_that_the_user_has_not_seen() 
     assert all("seen an image of this root" in one.reason for one in alone.candidates)
     assert "another seed of the same prompt" in alone.reason
 
-    of_ada, of_bob = by("bob", "c", "a fox", root="a"), by("bob", "d", "a fox")
+    of_ada, of_bob = by("bob", "c", "a fox", root="a"), by("bob", "d", "a red fox")
     helped = plan(asked, [(1.0, own), (1.0, of_ada), (0.96, of_bob)])
     assert (helped.entry_id, helped.root, helped.relation) == ("d", "d", "other")
+
+    alike = plan(asked, [(1.0, by("bob", "e", "A fox."))])
+    assert alike.source is PlanSource.NOISE
+    assert "is another user's image of the same prompt" in alike.reason
+    assert plan(replace(asked, seed=1), [(1.0, by("bob", "e", "A fox.", seed=1))]).entry_id == "e"
 
     same = plan(replace(asked, variation=Variation.SAME), [(1.0, own)])
     assert (same.entry_id, same.relation) == ("a", "reroll")
@@ -108,7 +113,8 @@ def test_a_reroll_is_known_although_its_own_entry_was_evicted() -> None:
     edit = by("ada", "b", "a fox at night", root="a")
     assert plan(asked, [(0.95, edit)], seen).source is PlanSource.NOISE
     assert plan(replace(asked, seed=1), [(0.95, edit)], seen).entry_id == "b"  # the same seed: something else changed
-    assert plan(replace(asked, user="bob"), [(0.95, edit)], seen).entry_id == "b"
+    assert plan(replace(asked, user="bob"), [(0.95, edit)], seen).source is PlanSource.NOISE
+    assert plan(replace(asked, user="bob", prompt="a fox in fog"), [(0.95, edit)], seen).entry_id == "b"
     seen.note([by("ada", "c", "a fox", seed=9)])  # the first image is no longer among the recent ones
     first = by("ada", "a", "a fox", seed=2)
     assert plan(asked, [(1.0, first)], seen).entry_id == "a"
