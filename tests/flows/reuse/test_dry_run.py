@@ -21,7 +21,7 @@ from tests.flows.house import House, house
 
 
 def _rows(connection: sa.Connection) -> dict[str, list[Any]]:
-    return {name: connection.execute(sa.select(table)).all() for name, table in METADATA.tables.items()}
+    return {name: list(connection.execute(sa.select(table))) for name, table in METADATA.tables.items()}
 
 
 async def written(it: House, retriever: RetrieverService) -> dict[str, Any]:

@@ -91,7 +91,7 @@ async def corrupt(settings: Settings) -> None:
         for one, other in zip(found, [*data[1:], data[0]], strict=True):
             sha256 = await blobs.put(one.key, encode_state(np.negative(other), one.codec, ()))
             row = sa.update(states).where(states.c.key == one.key).values(sha256=sha256)
-            await catalog._database.write(lambda connection, row=row: connection.execute(row))
+            await catalog._database.write(sa.Connection.execute, row)
         await blobs.close()
     assert len(found) == SOURCES
 

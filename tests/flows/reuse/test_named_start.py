@@ -69,12 +69,13 @@ async def test_a_source_that_cannot_be_used_is_named(settings: Settings) -> None
     async with house(settings) as it, AsyncClient(it.process.address, tenant="acme", retry_s=0.0) as stranger:
         private = await it.client.generate("a fox", steps=2, scope="private", user="ana")
         assert (await it.client.generate("a", steps=2, user="ana", from_job=private.job.id)).plan.start_step == 0
-        for client, fields in (
+        cases: tuple[tuple[AsyncClient, dict[str, Any]], ...] = (
             (it.client, {"from_job": "01jd"}),
             (it.client, {"from_job": private.job.id, "user": "ben"}),
             (it.client, {"from_job": private.job.id}),
             (stranger, {"from_job": private.job.id, "user": "ana"}),
-        ):
+        )
+        for client, fields in cases:
             with pytest.raises(NotFoundError, match=f"from_job '{fields['from_job']}': no such job"):
                 await client.generate("a wolf", **fields)
             with pytest.raises(NotFoundError, match="no such job"):
@@ -113,10 +114,7 @@ async def test_a_job_from_a_named_image_goes_on_after_a_restart(settings: Settin
         stream = it.client.generate_stream(
             "a wolf", steps=200, from_job=fox.job.id, strength=0.5, idempotency_key="one"
         )
-        async for event in stream:
-            if isinstance(event, Progress):
-                break
-        job_id = event.job_id
+        job_id = await anext(event.job_id async for event in stream if isinstance(event, Progress))
         await stream.aclose()
     async with house(slow) as it:
         wolf = await it.client.generate("a wolf", steps=200, from_job=fox.job.id, strength=0.5, idempotency_key="one")

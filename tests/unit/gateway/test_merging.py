@@ -21,7 +21,8 @@ async def ticks(*items: str, every_s: float = 0.0, error: Exception | None = Non
 async def test_items_come_as_they_happen() -> None:
     found = [item async for item in merged([ticks("a", "b", every_s=0.05), ticks("x"), ticks()])]
     assert found == [(1, "x"), (0, "a"), (0, "b")]
-    assert [item async for item in merged([])] == []
+    nothing: list[AsyncIterator[str]] = []
+    assert [item async for item in merged(nothing)] == []
 
 
 async def test_an_error_ends_all_streams() -> None:
