@@ -40,8 +40,8 @@ _QUALITY = (
     "model's id."
 )
 _STEPS = (
-    "Denoising steps T. auto: where the model lists several T, the plan chooses the cheapest T and start that keep the "
-    "quality; else the model's default."
+    "Denoising steps T. auto: the cheapest T and start that keep the quality, where the model lists several T; else the "
+    "model's default."
 )
 _FRESH_NOISE = "Share of new noise in a reused latent, 0–1. With more, details vary more with the seed."
 
@@ -49,8 +49,8 @@ _N = (
     "Images, of the seeds seed, seed + 1, …; no two start from the same root. -o fox.png writes fox-1.png, fox-2.png, …"
 )
 _FROM = (
-    "Image to start from (image to image), see --strength: the id of a finished job, or a PNG file that this command "
-    "wrote, while its job is kept."
+    "Image to start from (image to image): the id of a finished job, or a PNG file that this command wrote. See "
+    "--strength."
 )
 _STRENGTH = (
     "Share of the steps that run after the image of --from, above 0 up to 1: less keeps more of it. Default: 0.8."

@@ -46,14 +46,13 @@ class Lookup(Section):
     )
     reuse_bound: Literal["auto", "nirvana", "modm"] = Field(
         "auto",
-        description="Policy of reuse: the bound that decides after which step K a request may start. nirvana: K table, "
-        "from latents alone. modm: K tables, from finished images alone. auto: both, by the learned bound where one "
-        "was fitted for the model and the encoder, else by the K tables.",
+        description="Policy of reuse. nirvana: from latents, by the K table. modm: from finished images, by K tables. "
+        "auto: from both, by the learned bound where one fits, else by K tables.",
     )
     reuse_rules: Literal["relation", "paper"] = Field(
         "relation",
-        description="Rules beside the K table. relation: what a user has seen, the share of a root, and the lowest "
-        "similarities bound reuse, and equal candidates are drawn by the seed. paper: the K table alone decides.",
+        description="relation: reuse follows what a user has seen, the share of a root and the floors; the seed draws "
+        "among equal candidates. paper: the K table alone decides.",
     )
     similarity_floor: float = Field(
         0.3,
