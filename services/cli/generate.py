@@ -40,8 +40,8 @@ _QUALITY = (
     "model's id."
 )
 _STEPS = (
-    "Denoising steps T. auto: the cheapest T and start that keep the quality, where the model lists several T; else the "
-    "model's default."
+    "Denoising steps T. auto: the cheapest T and start that keep the quality, where the model lists several T; else "
+    "the model's default."
 )
 _FRESH_NOISE = "Share of new noise in a reused latent, 0–1. With more, details vary more with the seed."
 
