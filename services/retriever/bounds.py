@@ -104,7 +104,7 @@ class TableBound(Bound):
         tables = [table for one in near if (table := self._table(one, steps)) is not None]
         first = near[0]
         if not tables:
-            unmeasured = f"no K table was measured at T = {steps}"
+            unmeasured = f"not usable: no K table was measured at T = {steps}"
             return next((why for one in near if (why := self._image_table(one).why_not)), unmeasured)
         if not any(table.levels for table in tables):
             if first.kind == IMAGE:

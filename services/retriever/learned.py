@@ -180,7 +180,9 @@ class LearnedBound(Bound):
         similarity, floor = near[0].similarity, min(table.floor for table in tables)
         if similarity <= floor:
             return f"not similar enough: {similarity:.3f} is not above {floor:.3f}"
-        return f"such a change of the prompt lost quality when profiled (similarity {similarity:.3f}, T = {steps})"
+        if not any(_measured(table.levels, steps) for table in tables):
+            return f"not usable: no run of {steps} steps or fewer was profiled"
+        return f"not usable: such a change of the prompt lost quality when profiled (similarity {similarity:.3f})"
 
     def note(self, near: Near) -> str:
         return self._tables.note(near) if self._tables and self._of(near) is None else ""
@@ -195,7 +197,7 @@ class LearnedBound(Bound):
 
     def _latest(self, table: LearnedTable, near: Sequence[Near], steps: int) -> list[int]:
         """Return the largest K of T = `steps`. A T that was not measured takes the smaller share of its neighbours."""
-        measured = [steps] if steps in table.levels else _neighbours(table.levels, steps)
+        measured = _measured(table.levels, steps)
         if not measured:
             return [0] * len(near)
         shares, unknown, copying, similar = self._recognised(table, near)
@@ -230,9 +232,11 @@ class LearnedBound(Bound):
         return self._of_kinds[key]
 
 
-def _neighbours(levels: Mapping[int, Levels], steps: int) -> list[int]:
-    """Return the measured T just below and above `steps`; the lower one alone where none is above, none where none is
-    below."""
+def _measured(levels: Mapping[int, Levels], steps: int) -> list[int]:
+    """Return `steps` where that T was measured, else the measured T just below and above; the lower one alone where
+    none is above, none where none is below."""
+    if steps in levels:
+        return [steps]
     below, above = [of for of in levels if of < steps], [of for of in levels if of > steps]
     if not below:
         return []

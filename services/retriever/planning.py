@@ -238,7 +238,7 @@ def _why_noise(options: Options) -> str:
     allowed = [one for one in options.latents if one.candidate.allowed_step]
     dear = allowed and not any(one.least < options.noise.cost for one in allowed)
     if dear or any(one.starts for one in (*options.latents, *options.images)):
-        return f"Generated from noise: no start costs less than {options.noise.steps} steps from noise."
+        return f"Generated from noise: no allowed start costs less than {options.noise.steps} steps from noise."
     refused = [one for one in candidates if one.reason.startswith(REFUSED)]
     if refused:  # each of them could have started the image
         nearest = max(refused, key=lambda one: one.similarity)

@@ -93,6 +93,8 @@ def test_another_t_takes_the_smaller_share_of_its_neighbours(table: LearnedTable
     assert bound.latest(some, 25)[0] / 25 == pytest.approx(min(ten, fifty), abs=1 / 25)
     assert bound.latest(some, 100)[0] == 2 * bound.latest(some, 50)[0]
     assert bound.latest(some, 4) == [0]
+    assert bound.why_not(some, 4) == "not usable: no run of 4 steps or fewer was profiled"
+    assert "such a change of the prompt lost quality when profiled (similarity 0.980)" in bound.why_not(some, 100)
 
 
 def test_few_steps_from_noise_need_every_measured_bound(table: LearnedTable) -> None:

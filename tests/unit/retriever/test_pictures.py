@@ -215,7 +215,7 @@ def test_steps_of_its_own_are_what_a_start_costs() -> None:
     few = plan([TURBO], pictures=[(0.285, one)], steps=6)  # 7 of its own are more than 6 from noise
     assert (few.source, few.model) == (PlanSource.NOISE, "large")
     assert "costs 7 steps of 6, noise 6" in few.candidates[0].reason
-    assert few.reason == "Generated from noise: no start costs less than 6 steps from noise."
+    assert few.reason == "Generated from noise: no allowed start costs less than 6 steps from noise."
 
 
 def test_no_start_where_the_nearest_noise_level_is_that_of_noise() -> None:
