@@ -39,25 +39,25 @@ def _rank(one: Option) -> tuple[float, bool, int]:
     return round(one.starts[0].cost, 9), one.is_image, one.starts[0].steps
 
 
-def judged(options: Sequence[Option], best: Option | Start, asked: int) -> tuple[Candidate, ...]:
+def judged(options: Sequence[Option], best: Option | Start, model: str) -> tuple[Candidate, ...]:
     """Return every candidate with the reason why it was or was not taken. best: the chosen option, or the run from
-    noise. asked: the request's T."""
+    noise. model: the model asked for, whose steps are the unit of costs."""
     candidates = []
     for one in options:
         candidate = one.candidate
         if one is best:
             candidate = replace(candidate, chosen=True, reason=candidate.reason.replace("could start", "starts", 1))
         elif one.starts:
-            candidate = replace(candidate, reason=f"{candidate.reason}; {_beaten(one, best, asked)}")
+            candidate = replace(candidate, reason=f"{candidate.reason}; {_beaten(one, best, model)}")
         candidates.append(candidate)
     return tuple(candidates)
 
 
-def _beaten(one: Option, best: Option | Start, asked: int) -> str:
+def _beaten(one: Option, best: Option | Start, model: str) -> str:
     """Return the reason why the best was taken instead of this option."""
     cost = one.starts[0].cost
     if isinstance(best, Start):
-        return f"costs {cost:.3g} steps of {asked}, noise {best.cost:.3g}"
+        return f"costs {cost:.3g} steps of {model}, noise {best.cost:.3g}"
     first = best.starts[0]
     if cost <= first.cost:
         same = one.is_image == best.is_image
@@ -67,5 +67,5 @@ def _beaten(one: Option, best: Option | Start, asked: int) -> str:
             return "about as similar as the chosen one, which the seed drew"
         return "less similar than the chosen one" if same else "costs as much as the chosen latent"
     if one.is_image or best.is_image or one.starts[0].steps != first.steps:
-        return f"costs {cost:.3g} steps of {asked}, the chosen one {first.cost:.3g}"
+        return f"costs {cost:.3g} steps of {model}, the chosen one {first.cost:.3g}"
     return "saves fewer steps than the chosen one"

@@ -146,7 +146,7 @@ def plan_of(options: Options, *, degraded: Sequence[str] = ()) -> Plan:
     drawn = hash_uniform(request, "tie") if rules.variety is not None and rules.variety.draws else None
     best = choose(every, options.noise, drawn)
     if best is None:
-        return replace(base, candidates=judged(every, options.noise, request.steps))
+        return replace(base, candidates=judged(every, options.noise, question.model))
     if hash_uniform(request, "epsilon") < rules.epsilon:
         first = best.starts[0]
         reason = (
@@ -159,7 +159,7 @@ def plan_of(options: Options, *, degraded: Sequence[str] = ()) -> Plan:
     if best is not image and image is not None and not request.names_a_model:
         bare = replace(base, candidates=(), degraded=(), looked_up=False, found=None)
         plan = replace(plan, fallback=_started(options, bare, image))
-    return replace(plan, candidates=judged(every, best, request.steps))
+    return replace(plan, candidates=judged(every, best, question.model))
 
 
 def _saved(noise: float, cost: float) -> int:

@@ -105,11 +105,11 @@ def test_the_cheaper_of_latent_and_picture_wins_and_the_other_says_why_not() -> 
     small = plan(latents=[(0.92, one)], pictures=[(0.7, one)])  # 30 steps of large against 30 of small
     assert (small.source, small.model) == (PlanSource.IMAGE, "small")
     assert small.fallback is None
-    assert "costs 30 steps of 50, the chosen one 9.3" in small.candidates[0].reason
+    assert "costs 30 steps of large, the chosen one 9.3" in small.candidates[0].reason
 
     latent = plan([LARGE], latents=[(0.92, one)], pictures=[(0.26, one)])  # K = 20 against k = 5
     assert (latent.source, latent.start_step) == (PlanSource.LATENT, 20)
-    assert "costs 45.3 steps of 50, the chosen one 30" in latent.candidates[1].reason
+    assert "costs 45.3 steps of large, the chosen one 30" in latent.candidates[1].reason
 
 
 def test_a_latent_hit_carries_its_image_plan_unless_it_names_a_model() -> None:
@@ -211,10 +211,10 @@ def test_steps_of_its_own_are_what_a_start_costs() -> None:
     one = with_picture("a")
     made = plan([TURBO, LARGE], latents=[(0.96, one)], pictures=[(0.285, one)])  # 25 steps against 7
     assert (made.source, made.model) == (PlanSource.IMAGE, "turbo")
-    assert "costs 25 steps of 50, the chosen one 7" in made.candidates[0].reason
+    assert "costs 25 steps of large, the chosen one 7" in made.candidates[0].reason
     few = plan([TURBO], pictures=[(0.285, one)], steps=6)  # 7 of its own are more than 6 from noise
     assert (few.source, few.model) == (PlanSource.NOISE, "large")
-    assert "costs 7 steps of 6, noise 6" in few.candidates[0].reason
+    assert "costs 7 steps of large, noise 6" in few.candidates[0].reason
     assert few.reason == "Generated from noise: no allowed start costs less than 6 steps from noise."
 
 
