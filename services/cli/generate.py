@@ -111,7 +111,7 @@ def generate(
 
       afterimage generate 'a red fox in the snow' --seed 7 -o fox.png
 
-      afterimage generate 'a red fox in the snow at night' --seed 7 --why
+      afterimage generate 'two red foxes in the snow' --seed 8 --why
 
       afterimage generate 'two blue fish under water' --steps 25 --size 96x64 --cache off
 

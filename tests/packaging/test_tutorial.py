@@ -213,7 +213,7 @@ def test_in_one_process_with_one_model_and_with_two(reader: Reader) -> None:
     for step in steps(page):
         reader.do(step)
     reader.press_ctrl_c()
-    assert reader.run("cmp -s night.png variation.png || echo differ") == "differ\n"
+    assert reader.run("cmp -s two.png variation.png || echo differ") == "differ\n"
 
 
 def test_over_four_servers(reader: Reader) -> None:
