@@ -256,12 +256,16 @@ class Plan(Stored):
     @classmethod
     def _read_one_source(cls, data: Any) -> Any:
         """Read the four fields of earlier versions, whose plans had one source. They are written again beside
-        `sources`, so that a worker of such a version can run the plan."""
+        `sources`, so that a worker of such a version can run the plan. If that worker changed them, it kept `sources`
+        as they were: the four fields count."""
         if isinstance(data, dict) and "state_key" in data:
             former = {name: data.get(older, "") for name, older in _OF_FIRST.items()}
             data = {name: value for name, value in data.items() if name not in _OF_FIRST.values()}
-            if any(former.values()):
-                data.setdefault("sources", [former])
+            match data.get("sources"):
+                case [{**first}, *_] if all(first.get(name, "") == value for name, value in former.items()):
+                    pass
+                case _:
+                    data["sources"] = [former] if any(former.values()) else []
         return data
 
     @computed_field  # type: ignore[prop-decorator]

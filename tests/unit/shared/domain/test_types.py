@@ -129,6 +129,17 @@ def test_a_part_that_moves_takes_its_unknown_fields_along() -> None:
     assert (moved["upscaler"], moved["reason"]) == ({"by": 2}, "no worker runs large")
 
 
+def test_a_source_that_a_worker_of_an_earlier_version_changed_counts() -> None:
+    """Such a worker changes the four fields of the first source, and keeps `sources` as it was."""
+    sources = (Source("fox", "states/20", "s20", "fp16"), Source("hen", "states/h", "sh", "int8"))
+    plan = Plan(PlanSource.LATENT, "large", 20, sources)
+    smaller = json.loads(to_json(plan)) | {"start_step": 15, "state_key": "states/15", "state_sha256": "s15"}
+    assert from_json(Plan, json.dumps(smaller)).sources == (Source("fox", "states/15", "s15", "fp16"),)
+    four = dict.fromkeys(("entry_id", "state_key", "state_sha256", "state_codec"), "")
+    miss = json.loads(to_json(plan)) | {"source": "noise", "start_step": 0} | four
+    assert from_json(Plan, json.dumps(miss)).sources == ()
+
+
 def test_an_unknown_field_excuses_no_malformed_one() -> None:
     with pytest.raises(ValidationError, match="source") as caught:
         from_json(Plan, b'{"source": "dream", "model": "large", "new": 1}')
