@@ -103,6 +103,8 @@ class LiveChecks:
         try:
             jobs = self._backends.catalog.jobs
             await jobs.accept(job, durable=False)
+            if self._early or await self._busy():  # a client's job came before this one could be deleted
+                return False
             await dispatch(self._backends.bus, job, jobs.confirm)
             result = await self._result(job.id)
             if result is not None:
