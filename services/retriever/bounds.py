@@ -30,8 +30,6 @@ class Near(NamedTuple):
     """Prompt of the entry."""
     prompt_after: str = ""
     """Prompt of the request."""
-    codec: str = ""
-    """Codec of the entry's states of this kind; empty without such a state."""
     made_by: Maker = ("", "")
     run_by: str = ""
     """Name of the model that would run the start."""

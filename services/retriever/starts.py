@@ -136,7 +136,6 @@ def _nearest(
             near = near._replace(
                 relation=variety.relation_to(entry, hit.similarity if kind == LATENT else -1.0) if variety else "",
                 prompt_before=entry.prompt,
-                codec=next((state.codec for state in entry.states if state.is_picture is (kind == IMAGE)), ""),
                 made_by=(entry.model, entry.compat.weights_hash),
             )
         found.append(_Found(hit, entry, near, refused, hidden))
