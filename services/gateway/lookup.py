@@ -192,7 +192,7 @@ class Lookup:
         if service != "retriever" and not planned.request.cache.reads:
             return  # a request that does not read the cache lost nothing
         planned.degraded.append(f"{service}: {what}")
-        METRICS.degraded.labels(service).inc()
+        METRICS.degraded.labels(service).inc(not planned.dry_run)
         log("gateway").warning("planned without a service", service=service, error=logged or what)
 
 

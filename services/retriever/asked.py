@@ -26,6 +26,8 @@ class Asked:
     """Notes about the latents' K table, for the plan."""
     unknown_share: float = 0.0
     """Share of the prompt's words that name something and that the encoder was never shown."""
+    dry_run: bool = False
+    """Nothing is counted."""
     degraded: list[str] = field(default_factory=list)
     over_at: float = math.inf
     """Monotonic time after which no port is waited for."""

@@ -47,6 +47,12 @@ class Question:
         """T that a run has unless its plan states another; 0 where every plan states T."""
         return 0 if self.choices else self.request.steps
 
+    @property
+    def worth_searching(self) -> bool:
+        """Whether to search for latents. A predicted miss skips the search, except in a sampled share, and where the
+        caller asks for more savings than the prediction assumed."""
+        return self.predicted_hit is not False or self.sampled or self.request.savings > 0.5
+
     def variety(self, seen: Seen, settings: Settings) -> Variety:
         """Return the rules of variety for this question."""
         return Variety(

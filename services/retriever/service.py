@@ -153,7 +153,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         )
         vector, encoder = vector_in(message.vector), EncoderId(message.encoder_hash, message.encoder_weights)
         rules, notes = self._rules(known, question, encoder, searched=vector is not None)
-        return Asked(question, known, rules, vector, notes, message.unknown_share)
+        return Asked(question, known, rules, vector, notes, message.unknown_share, message.dry_run)
 
     def _rules(
         self, known: Known, question: Question, encoder: EncoderId, *, searched: bool
@@ -207,7 +207,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
                 "unknown to the encoder, so its similarity to other prompts says little.",
                 degraded=asked.degraded,
             )
-        worth_it = _worth_it(question) and not asked.rules.no_latents
+        worth_it = question.worth_searching and not asked.rules.no_latents
         if asked.rules.no_latents:
             asked.degraded += asked.notes
         if not worth_it and not asked.rules.refiners:
@@ -232,7 +232,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             if further is not None:
                 options = options_of(asked.question, asked.rules, further)
             done = "failed" if further is None else outcome(nearest, options.nearest_latents())
-            METRICS.wider_searches.labels(done).inc()
+            METRICS.wider_searches.labels(done).inc(not asked.dry_run)
             return self._in_mind(plan_of(options, degraded=asked.degraded))
         return plan_of(options, degraded=asked.degraded)
 
@@ -288,16 +288,10 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             outside = error.outside if isinstance(error, AfterimageError) else str(error)
             said, what = (f"{port}: {type(error).__name__}: {text[:200]}" for text in (outside, str(error)))
         asked.degraded.append(said)
-        METRICS.degraded.labels(port).inc()
+        METRICS.degraded.labels(port).inc(not asked.dry_run)
         log(self.name).warning("planned without a port", what=what)
         return None
 
 
 async def _nothing() -> None:
     """The result of a search that is not made."""
-
-
-def _worth_it(question: Question) -> bool:
-    """Return whether to search for latents. A predicted miss skips the search, except in a sampled share, and where the
-    caller asks for more savings than the prediction assumed."""
-    return question.predicted_hit is not False or question.sampled or question.request.savings > 0.5

@@ -51,9 +51,9 @@ async def test_wider_searches_are_counted_by_their_outcome(noop: Settings, monke
         outcomes = ("later_start", "nothing_better", "failed")
         return {one: METRICS.wider_searches.labels(one)._value.get() for one in outcomes}
 
-    async def plans(home: House, vector: Vector) -> dict[str, float]:
+    async def plans(home: House, vector: Vector, *, dry_run: bool = False) -> dict[str, float]:
         before = counted()
-        await home.plan(request("new"), vector)
+        await home.plan(request("new"), vector, dry_run=dry_run)
         return {one: count - before[one] for one, count in counted().items() if count > before[one]}
 
     async with house(noop.model_copy(update={"candidates": 1})) as home:
@@ -64,6 +64,7 @@ async def test_wider_searches_are_counted_by_their_outcome(noop: Settings, monke
         assert await plans(home, unit(2)) == {"nothing_better": 1}
         await home.cache(request("from noise"), near(unit(2), 0.88))
         assert await plans(home, unit(2)) == {"later_start": 1}
+        assert await plans(home, unit(2), dry_run=True) == {}
         search = home.backends.index.search
 
         async def once(name: str, vector: Vector, where: Any, limit: int) -> Any:
@@ -73,6 +74,10 @@ async def test_wider_searches_are_counted_by_their_outcome(noop: Settings, monke
 
         monkeypatch.setattr(home.backends.index, "search", once)
         assert await plans(home, unit(2)) == {"failed": 1}
+        away = METRICS.degraded.labels("index")._value
+        before = away.get()
+        assert await plans(home, unit(2), dry_run=True) == {}
+        assert away.get() == before
 
 
 async def test_a_further_look_that_fails_leaves_the_nearest(noop: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
