@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from services.retriever.bounds import Maker, TableOf
-from shared.domain.errors import AfterimageError
 from shared.models.card import ModelCard
 from shared.models.card_lookup import card_for, served_cards
 from shared.models.k_table import MODM, EncoderId, KTable, Profiles
@@ -164,5 +163,5 @@ class Tables:
         for one in known:
             try:
                 await self._read(one.card, one.given)
-            except (AfterimageError, ValueError) as error:  # the tables in memory stay in force
-                log("retriever").warning("K tables not read again", model=one.card.name, error=str(error))
+            except Exception as error:  # the tables in memory stay in force; the next reading may succeed
+                log("retriever").warning("K tables not read again", model=one.card.name, error=repr(error))

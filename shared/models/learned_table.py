@@ -125,13 +125,16 @@ def learned_from_json(value: Mapping[str, Any], source: str = "") -> LearnedTabl
     if tuple(value["measures"]) != MEASURES:
         raise ValueError(f"measures must be {MEASURES} (got {value['measures']}); fit the bound again")
     kinds, knots, words = (tuple(value[name]) for name in ("kinds", "knots", "words"))
+    if not isinstance(value["levels"], Mapping):
+        raise TypeError(f"levels must be an object (got {value['levels']!r})")
     levels = {int(steps): _levels(one, len(kinds)) for steps, one in value["levels"].items()}
     arrays = {
         "weights": _array(value["weights"], PLAIN + len(knots) + len(words), len(kinds)),
         "bias": _array(value["bias"], len(kinds)),
     }
     plain = {name: value[name] for name in LearnedTable.__dataclass_fields__.keys() & value.keys()}
-    named = {"kinds": kinds, "knots": knots, "words": words, "levels": levels, "source": source}
+    named: dict[str, Any] = {"kinds": kinds, "knots": knots, "words": words, "levels": levels, "source": source}
+    named |= {name: float(plain[name]) for name in ("alpha", "floor") if name in plain}
     return LearnedTable(**{**plain, **arrays, **named})
 
 

@@ -143,6 +143,9 @@ def test_a_stored_bound_is_read_back_whole(table: LearnedTable) -> None:
         learned_from_json(value | {"bias": [0.0]})
     with pytest.raises(ValueError, match="fit the bound again"):
         learned_from_json(value | {"measures": ["fidelity"]})
+    for name, wrong in (("levels", []), ("levels", None), ("floor", None), ("floor", "low")):
+        with pytest.raises((ValueError, TypeError)):
+            learned_from_json(value | {name: wrong})
 
 
 def test_the_shipped_file_is_small() -> None:

@@ -113,6 +113,21 @@ async def test_the_start_names_the_models_without_a_table_for_its_encoder(
     assert "k_table_0.95.json: it was measured with other weights" in said[0]["why"]
 
 
+async def test_tables_that_cannot_be_read_are_read_again_later(noop: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = 0
+
+    async def broken(*_: object) -> None:
+        nonlocal readings
+        readings += 1
+        raise KeyError("a row of another version")
+
+    monkeypatch.setattr("services.retriever.tables.REREAD_S", 0.01)
+    async with house(noop), asyncio.timeout(5):
+        monkeypatch.setattr("services.retriever.tables.load_latencies", broken)
+        while readings < 2:
+            await asyncio.sleep(0.01)
+
+
 async def test_a_changed_weights_hash_is_a_miss(noop: Settings) -> None:
     async with house(noop) as home:
         await home.cache(request(), unit(1))
