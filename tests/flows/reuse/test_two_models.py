@@ -112,7 +112,7 @@ async def test_a_small_model_with_a_t_of_its_own_draws_a_hit_in_the_steps_of_its
     monkeypatch.setattr(attempt, "FIRST_S", 0.0)  # else a quick machine reports no progress
     turbo = shutil.copytree(BUNDLED / "small", tmp_path / "turbo")
     card = json.loads((turbo / "card.json").read_bytes())
-    (turbo / "card.json").write_text(json.dumps({**card, "name": "turbo", "default_steps": 10}))
+    (turbo / "card.json").write_text(json.dumps({**card, "name": "turbo", "default_steps": 10, "auto_steps": []}))
     given = {"small": str(turbo), "torch_threads": 1, "image_k_table_alpha": 0.9}
     async with house(settings.model_copy(update=given)) as home:
         miss = await seen(home, await home.generate(FOX, seed=1, steps=50))
