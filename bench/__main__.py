@@ -14,6 +14,7 @@ COMMANDS: dict[str, list[str]] = {
     "profile": ["services", "profile", "--out", str(PROFILE), "--no-store"],
     "k_quality": ["bench.k_quality", "--profile", str(PROFILE)],
     "state_codecs": ["bench.state_codecs"],
+    "live_checks": ["bench.live_checks"],
     "session_trace": ["bench.session_trace"],
     "blobs_latency": ["bench.blobs_latency"],
     "weaviate_lookup": ["bench.weaviate_lookup"],

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from protos import cache_maintainer_pb2 as pb
 from services.cache_maintainer.cache_writes import Counts
 from services.cache_maintainer.rpc_messages import PAGE
 from services.cache_maintainer.service import CacheMaintainerService
@@ -97,3 +98,16 @@ async def test_an_index_on_a_server_is_rebuilt_by_one_command(
     (hit,) = await index.search("whole", a_vector(1), IndexFilter(), 5)
     assert hit.entry_id == entry.id
     await index.close()
+
+
+def test_quality_shows_the_checks_of_each_cell_and_what_stopped() -> None:
+    ratios = {name: pb.Ratio(value=0.5, low=0.4, high=0.6) for name in ("score", "contrast", "saturation", "sharpness")}
+    cell = pb.CheckedCell(
+        model="large", relation="edit", source="latent", steps=50, start_step=15, checks=20, fails=9, ratios=ratios,
+        stopped_at=1.0,
+    )  # fmt: skip
+    table = cache.quality_table([pb.CheckedCell(model="large"), cell])
+    everything, stopped = zip(*(list(column.cells) for column in table.columns), strict=True)
+    assert everything == ("large", "all", "all", "all", "0", "0", "–", "–", "–", "–", "in force")
+    assert stopped[:7] == ("large", "edit", "latent", "15 of 50", "20", "9", "0.50 (0.40 to 0.60)")
+    assert str(stopped[-1]).startswith("stopped since ")

@@ -32,7 +32,7 @@ def test_every_setting_command_metric_error_and_message_has_its_place() -> None:
         "metrics.md": ("`afterimage_requests_total`", "`afterimage_rpc_seconds`"),
         "errors.md": ("| `StorageFullError` | `RESOURCE_EXHAUSTED` | `STORAGE_FULL` | 74 |",),
         "messages.md": (
-            "Sent by `gateway`, `gpu_worker`. Received by `gpu_worker` (one worker).",
+            "Sent by `cache_maintainer`, `gateway`, `gpu_worker`. Received by `gpu_worker` (one worker).",
             "Published by `cache_maintainer`. Received by `match_predictor`, `retriever`.",
         ),
     }.items():
