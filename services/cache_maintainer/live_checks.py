@@ -46,6 +46,7 @@ class LiveChecks:
         self._sampled: deque[str] = deque(maxlen=REMEMBERED)
         self._open, self._ended = "", asyncio.Event()
         self._early = self._shown = False
+        self._recording = asyncio.Lock()  # a reset between the read and the write of a record would be lost
         self._embedder: EmbedderServiceStub | None = None
         with contextlib.suppress(ConfigurationError):  # without an embedder no prompt has a vector, so there is no hit
             self._embedder = EmbedderServiceStub(context.channel("embedder"))
@@ -85,9 +86,10 @@ class LiveChecks:
         """Return the checks by model: of the served models, or of one. `reset`: drop them first."""
         found, profiles = {}, self._backends.catalog.profiles
         for name, weights in (await asyncio.to_thread(_weights, model, self._settings)).items():
-            if reset:
-                await profiles.put(KIND, name, weights, checks_to_json(Checks()))
-            found[name] = checks_from_json(await profiles.get(KIND, name, weights))
+            async with self._recording:
+                if reset:
+                    await profiles.put(KIND, name, weights, checks_to_json(Checks()))
+                found[name] = checks_from_json(await profiles.get(KIND, name, weights))
             show_stopped(name, found[name])
         return found
 
@@ -157,11 +159,12 @@ class LiveChecks:
 
     async def _record(self, hit: Job, noise: Result, of_hit: Measures, of_noise: Measures) -> None:
         profiles, name = self._backends.catalog.profiles, (KIND, noise.model, noise.weights_hash)
-        before = checks_from_json(await profiles.get(*name))
         plan = hit.plan
         place = plan.relation, plan.source.value, plan.run_steps(hit.request.steps), plan.start_step
-        after = before.after(place, of_hit, of_noise, self._clock.now())
-        await profiles.put(*name, checks_to_json(after))
+        async with self._recording:
+            before = checks_from_json(await profiles.get(*name))
+            after = before.after(place, of_hit, of_noise, self._clock.now())
+            await profiles.put(*name, checks_to_json(after))
         failed = failures(of_hit, of_noise)
         METRICS.checks.labels(plan.relation, "fail" if failed else "pass").inc()
         if failed:

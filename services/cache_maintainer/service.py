@@ -26,7 +26,7 @@ from shared.domain.messages import JobQueued, JobSucceeded, Message, StateLost, 
 from shared.index.rebuild import repair_index
 from shared.models.card_lookup import served_card
 from shared.runtime.settings import Settings
-from shared.runtime.telemetry import log
+from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
 from shared.service.leadership import Leadership
 
@@ -127,6 +127,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._subscription.close()
+        METRICS.checks_stopped.clear()  # the new leader's verdicts count
         try:
             await self._uses.write()  # no other replica received these uses
         except AfterimageError as error:  # kept until this replica leads again, or stops

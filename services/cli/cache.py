@@ -21,7 +21,8 @@ from services.cli.connection import options, say_asked, server_of
 from services.cli.display.tables import WIDE, Column, fitted
 from services.cli.display.words import ProgressBars, counted, wide
 from services.cli.embedded import settings_from
-from services.cli.maintainer import TIMEOUT_S, ask_maintainer, maintainer_stub, require_data_dir
+from services.cli.maintainer import TIMEOUT_S, DataDir, Target, ask_maintainer, maintainer_stub, require_data_dir
+from services.cli.quality import quality
 from shared.domain.errors import ConfigurationError, InvalidRequestError
 from shared.runtime import rpc, telemetry
 from shared.runtime.settings import Settings
@@ -29,11 +30,8 @@ from shared.runtime.settings import Settings
 if TYPE_CHECKING:  # the catalog's imports take a second that --help need not wait for
     from shared.index.rebuild import Repaired
 
-LOOK = ("contrast", "saturation", "sharpness")
 COLLECT_S = 600.0
 """Time limit in seconds of one pass over the whole blob store."""
-DataDir = Annotated[Path | None, typer.Option(help="Data directory of the Afterimage whose cache to use.")]
-Target = Annotated[str | None, typer.Option(help="host:port of a running Afterimage, or of a cache maintainer.")]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -72,51 +70,7 @@ def stats(data_dir: DataDir = None, target: Target = None) -> None:
         out.print("K counts steps of each image's own T", style="dim")
 
 
-@app.command("quality")
-def quality(
-    model: Annotated[str, typer.Option(help="Only this model's hits. Default: those of all served models.")] = "",
-    reset: Annotated[bool, typer.Option("--reset", help="Drop the checks, so that stopped reuse is in force.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Reset without a question.")] = False,
-    data_dir: DataDir = None,
-    target: Target = None,
-) -> None:
-    """Show how hits compare with the same requests from noise, by relation, source and start step K.
-
-    While no job waits, AFTERIMAGE_CHECK_SHARE of hits are generated again from noise. Where too many are worse, reuse
-    stops until --reset. Each ratio is hit ÷ noise; the CLIP ratio has its 95 % bounds.
-
-    Examples: afterimage cache quality · afterimage cache quality --reset --yes
-    """
-    question = "Put stopped reuse in force again? Purge or repair the cache first." if reset and not yes else ""
-    reply = ask_maintainer(data_dir, target, "Quality", pb.QualityRequest(model=model, reset=reset), question)
-    out = wide()
-    out.print(quality_table(reply.cells, out.width))
-    share = f"{reply.check_share:.3g} of hits are checked" if reply.check_share else "hits are not checked"
-    out.print(f"{share} (AFTERIMAGE_CHECK_SHARE), while no job waits", style="dim")
-
-
-def quality_table(cells: Sequence[pb.CheckedCell], width: int = WIDE) -> Table:
-    """Return a table with one row per cell of live checks."""
-    columns = ("model", "relation", "from", "K", "checked", "failed", "CLIP ratio", *LOOK, "reuse")
-    rows = []
-    for cell in cells:
-        clip, place = cell.ratios["score"], f"{cell.start_step} of {cell.steps}" if cell.steps else "all"
-        bounds = f" ({clip.low:.2f} to {clip.high:.2f})" if clip.high else ""
-        when = datetime.fromtimestamp(cell.stopped_at).strftime("%m-%d %H:%M:%S")
-        rows.append(
-            (
-                cell.model,
-                cell.relation or ("all" if not cell.steps else "–"),
-                cell.source or "all",
-                place,
-                str(cell.checks),
-                str(cell.fails),
-                f"{clip.value:.2f}{bounds}" if cell.checks else "–",
-                *(f"{cell.ratios[name].value:.2f}" if cell.checks else "–" for name in LOOK),
-                f"stopped since {when}" if cell.stopped_at else "in force",
-            )
-        )
-    return fitted([Column(name) for name in columns], rows, width)
+app.command("quality")(quality)
 
 
 @app.command("inspect")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import grpc
 import typer
@@ -19,6 +19,8 @@ from shared.runtime import rpc, telemetry
 from shared.runtime.settings import Settings
 
 TIMEOUT_S = 30.0
+DataDir = Annotated[Path | None, typer.Option(help="Data directory of the Afterimage whose cache to use.")]
+Target = Annotated[str | None, typer.Option(help="host:port of a running Afterimage, or of a cache maintainer.")]
 
 
 def ask_maintainer(

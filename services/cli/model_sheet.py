@@ -12,11 +12,13 @@ from rich.text import Text
 from shared.domain.errors import ModelError
 from shared.models import checkpoint, memory
 from shared.models.k_table import NoProfiles
+from shared.models.learned_table import learned_for, load_learned
 from shared.models.tables_in_force import latent_table, load_k_tables, profile_command
 
 if TYPE_CHECKING:
     from shared.models import ModelCard
-    from shared.models.k_table import KTable
+    from shared.models.k_table import KTable, Profiles
+    from shared.models.learned_table import LearnedTable
     from shared.runtime.settings import Settings
 
 
@@ -51,7 +53,8 @@ def _planned(card: ModelCard) -> str:
 
 
 def _reuse(card: ModelCard, settings: Settings) -> str:
-    """Return the K table in force for the model's own latents and the encoder, or the command that measures one."""
+    """Return the learned bound or K table in force for the model's own latents and the encoder, or the command that
+    measures one."""
     from services.embedder.encoder import encoder_folder, encoder_id
     from shared.catalog import place_of
 
@@ -62,23 +65,33 @@ def _reuse(card: ModelCard, settings: Settings) -> str:
     url, alpha = settings.catalog_url, settings.k_table_alpha
     has_catalog = not url.startswith("sqlite") or Path(place_of(url)).is_file()
     try:
-        tables = asyncio.run(_k_tables(card, settings) if has_catalog else load_k_tables(NoProfiles(), card, alpha))
+        measured = _in_catalog(card, settings) if has_catalog else _measured(NoProfiles(), card, alpha)
+        tables, bounds = asyncio.run(measured)
     except Exception as error:  # an older version's catalog, or none: the rest of the table is shown
         return f"not known: the catalog cannot be read: {error}"
+    learned = learned_for(bounds, card, encoder, alpha)
+    if learned is not None and settings.reuse_bound == "auto" and settings.reuse_rules == "relation":
+        return f"by {learned.source}"
     command = profile_command(settings.large, settings.encoder, alpha)
     table, notes = latent_table(tables, card, encoder, alpha, command)
     return "; ".join([*([f"by {table.source}"] if table else []), *notes])
 
 
-async def _k_tables(card: ModelCard, settings: Settings) -> tuple[KTable, ...]:
-    """Return the K tables in the catalog and those that ship; the catalog is only read."""
-    from shared.catalog import Profiles
+async def _measured(
+    profiles: Profiles | NoProfiles, card: ModelCard, alpha: float
+) -> tuple[tuple[KTable, ...], tuple[LearnedTable, ...]]:
+    return await load_k_tables(profiles, card, alpha), await load_learned(profiles, card)
+
+
+async def _in_catalog(card: ModelCard, settings: Settings) -> tuple[tuple[KTable, ...], tuple[LearnedTable, ...]]:
+    """Return the K tables and learned bounds in the catalog and those that ship; the catalog is only read."""
+    from shared.catalog import Profiles as Stored
     from shared.catalog.engines.opening import open_database
     from shared.runtime.clock import SystemClock
 
     database = open_database(settings.catalog_url, SystemClock())
     try:
-        return await load_k_tables(Profiles(database), card, settings.k_table_alpha)
+        return await _measured(Stored(database), card, settings.k_table_alpha)
     finally:
         await database.close()
 

@@ -38,6 +38,7 @@ def bound_of(
     )
     latent_bound = asked.learned_bound(encoder, settings)
     of_images = {name: one for known in models for name, one in known.learned_images(encoder, settings).items()}
-    if latent_bound is None and not of_images:
+    fitted = [*([latent_bound] if latent_bound else []), *of_images.values()]
+    if not fitted:
         return tables
-    return LearnedBound(latent_bound, of_images, tables=tables, alpha=settings.k_table_alpha, savings=request.savings)
+    return LearnedBound(latent_bound, of_images, tables=tables, alpha=fitted[0].alpha, savings=request.savings)

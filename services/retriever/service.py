@@ -101,7 +101,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
         encoder = EncoderId(reply.encoder_hash, reply.encoder_weights)
         for known in self._tables.served:
             tables, notes = known.latent_tables(encoder, self._settings)
-            if not tables:
+            if not tables and known.learned_bound(encoder, self._settings) is None:
                 self._say_missing(known, encoder, notes)
 
     def _say_missing(self, known: Known, encoder: EncoderId, notes: Sequence[str]) -> None:

@@ -49,12 +49,15 @@ class Known:
 
     def learned_bound(self, encoder: EncoderId, settings: Settings) -> LearnedTable | None:
         """Return the learned bound in force for the model's own latents."""
-        return learned_for(self.learned, self.card, encoder) if uses_learned(settings) else None
+        if not uses_learned(settings):
+            return None
+        return learned_for(self.learned, self.card, encoder, settings.k_table_alpha)
 
     def learned_images(self, encoder: EncoderId, settings: Settings) -> dict[tuple[str, Maker], LearnedTable]:
         """Return the learned bounds in force for images, by this model's name and the maker of the image."""
         makers = {(one.images_from, one.images_weights_hash) for one in self.learned if one.images_from}
-        found = {maker: learned_for(self.learned, self.card, encoder, maker) for maker in makers}
+        alpha = settings.image_k_table_alpha
+        found = {maker: learned_for(self.learned, self.card, encoder, alpha, maker) for maker in makers}
         return {(self.card.name, maker): one for maker, one in found.items() if one and uses_learned(settings)}
 
     def latent_tables(self, encoder: EncoderId, settings: Settings) -> tuple[dict[int, KTable], tuple[str, ...]]:

@@ -88,11 +88,13 @@ class LearnedTable:
         """Return word → column."""
         return {word: n for n, word in enumerate(self.words)}
 
-    def misfit(self, card: ModelCard, encoder: EncoderId) -> str:
-        """Return why the bound does not apply to these weights and this encoder; empty if it applies."""
+    def misfit(self, card: ModelCard, encoder: EncoderId, alpha: float) -> str:
+        """Return why the bound does not apply to these weights, this encoder and this α; empty if it applies."""
         if self.weights_hash != card.weights_hash:
             return "it was fitted with other weights"
-        return "" if self.encoder_hash == encoder.hash else "it was fitted with another encoder"
+        if self.encoder_hash != encoder.hash:
+            return "it was fitted with another encoder"
+        return "" if self.alpha == alpha else f"its margins are calibrated for alpha {self.alpha:g}"
 
 
 def learned_file(table: LearnedTable) -> str:
@@ -170,13 +172,17 @@ async def load_learned(profiles: Profiles, card: ModelCard, sources: Sequence[st
 
 
 def learned_for(
-    tables: Iterable[LearnedTable], card: ModelCard, encoder: EncoderId, images_of: tuple[str, str] = ("", "")
+    tables: Iterable[LearnedTable],
+    card: ModelCard,
+    encoder: EncoderId,
+    alpha: float,
+    images_of: tuple[str, str] = ("", ""),
 ) -> LearnedTable | None:
-    """Return the first bound that applies to these weights and this encoder; None: none was fitted.
+    """Return the first bound that applies to these weights, this encoder and this α; None: none was fitted.
 
     images_of: name and weights hash of the model whose images are the start; empty: the model's own latents."""
     fits = (one for one in tables if (one.images_from, one.images_weights_hash) == images_of)
-    return next((one for one in fits if not one.misfit(card, encoder)), None)
+    return next((one for one in fits if not one.misfit(card, encoder, alpha)), None)
 
 
 def shipped_learned(card: ModelCard) -> list[LearnedTable]:

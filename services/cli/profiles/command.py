@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from services.cli.display.help import setting
 from services.cli.display.words import made_folder, wide
 from services.cli.embedded import settings_from
+from services.cli.profiles.k_table_view import k_table_view, nothing_safe
 from services.cli.profiles.preparation import prepared
 from services.cli.profiles.records import Run, measure_records, of_tables, profile_rows
 from services.cli.profiles.report import Section, report_html, report_section
@@ -34,8 +34,6 @@ if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is r
     from shared.models.state_codecs import CodecChoice
 
 Optional = typer.Option
-ENOUGH_PAIRS = 400
-"""Pairs below which a table may allow only small K, because its confidence bounds are too wide."""
 
 
 def profile(
@@ -169,9 +167,9 @@ def _measured(run: Run, pairs: int, alphas: Sequence[float], console: Console) -
     except ImportError:
         console.print(Text("no plot: matplotlib is not installed (pip install 'afterimage[train]')", style="yellow"))
     for alpha, table in tables.items():
-        console.print(_k_table(alpha, table))
+        console.print(k_table_view(alpha, table))
         if not table.levels:
-            console.print(Text(_nothing_safe(alpha, pairs), style="yellow"))
+            console.print(Text(nothing_safe(alpha, pairs), style="yellow"))
     return Section(about, by_kind(rows, alpha=max(tables)), tables, folder / "images")
 
 
@@ -252,12 +250,6 @@ def _table(rows: Sequence[ProfileRow], alpha: float, about: Mapping[str, Any], s
     return replace(table, **pictures)
 
 
-def _nothing_safe(alpha: float, pairs: int) -> str:
-    """Return the meaning of a table without a level, and its likely cause."""
-    few = f"; {pairs} pairs prove little, use 400 or more" if pairs < ENOUGH_PAIRS else ""
-    return f"α = {alpha:g}: no K is safe by these {pairs} pairs, so this table lets no image start from another{few}"
-
-
 async def _store(
     settings: Settings,
     tables: Sequence[Mapping[float, KTable]],
@@ -293,28 +285,3 @@ async def _store(
     finally:
         await catalog.close()
     return place_of(settings.catalog_url)
-
-
-def _k_table(alpha: float, table: KTable) -> Table:
-    """Return a table with one row per K and measured band of similarity; the first row of each K has its threshold."""
-    floor = "" if table.floor is None else f", nothing starts at similarity {table.floor:.3f} or below"
-    shown = Table(title=f"α = {alpha:g}{floor}", title_justify="left")
-    for name in ("K", "starts above", "band", "rows", "CLIP ratio", "95 % bound", "changed kept", "from noise", "safe"):
-        shown.add_column(name, justify="right")
-    levels = {level.k: level.min_similarity for level in table.levels}
-    last = None
-    for cell in (asdict(cell) for cell in table.cells):
-        threshold = f"{levels[cell['k']]:.3f}" if cell["k"] in levels else "never"
-        shown.add_row(
-            str(cell["k"]) if cell["k"] != last else "",
-            threshold if cell["k"] != last else "",
-            f"{cell['min_similarity']:.3f}–{cell['max_similarity']:.3f}",
-            str(cell["count"]),
-            f"{cell['mean_ratio']:.3f}",
-            f"{cell['lower_bound']:.3f}",
-            "–" if cell["kept"] is None else f"{cell['kept']:.2f}",
-            "–" if cell["kept_from_noise"] is None else f"{cell['kept_from_noise']:.2f}",
-            "yes" if cell["safe"] else "no",
-        )
-        last = cell["k"]
-    return shown

@@ -16,6 +16,7 @@ from services.cache_maintainer.cache_writes import Counts
 from services.cache_maintainer.rpc_messages import PAGE
 from services.cache_maintainer.service import CacheMaintainerService
 from services.cli import cache
+from services.cli.quality import quality_table
 from services.global_monitor.service import GlobalMonitorService
 from shared.catalog import open_catalog
 from shared.domain.errors import ConfigurationError, UnavailableError
@@ -106,7 +107,7 @@ def test_quality_shows_the_checks_of_each_cell_and_what_stopped() -> None:
         model="large", relation="edit", source="latent", steps=50, start_step=15, checks=20, fails=9, ratios=ratios,
         stopped_at=1.0,
     )  # fmt: skip
-    table = cache.quality_table([pb.CheckedCell(model="large"), cell])
+    table = quality_table([pb.CheckedCell(model="large"), cell])
     everything, stopped = zip(*(list(column.cells) for column in table.columns), strict=True)
     assert everything == ("large", "all", "all", "all", "0", "0", "–", "–", "–", "–", "in force")
     assert stopped[:7] == ("large", "edit", "latent", "15 of 50", "20", "9", "0.50 (0.40 to 0.60)")

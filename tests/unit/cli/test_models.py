@@ -80,7 +80,7 @@ def test_check_names_the_k_table_in_force_or_the_command_that_measures_one(
         models.check(model, encoder=encoder, data_dir=tmp_path)
         return " ".join(shown.getvalue().split()).partition("reuse ")[2].partition(" missing")[0]
 
-    assert reuse("small") == "by small/k_table_0.95.json"
+    assert reuse("small") == "by small/learned_bound.json"
     run = f"run `afterimage profile --model {sana} --encoder bundled:clip`"
     none = "k_table: none counts for tiny-sana with this encoder (NIRVANA Fig. 10: it was measured with CLIP ViT-L/14)"
     assert reuse(str(sana)) == f"{none}; only exact repeats are reused; {run}"

@@ -121,10 +121,11 @@ def test_candidates_without_a_fitted_bound_take_the_k_tables(table: LearnedTable
 
 async def test_a_bound_counts_for_its_weights_and_encoder_alone(table: LearnedTable, tmp_path: Path) -> None:
     card = find_card("large")
-    assert learned_for(shipped_learned(card), card, EncoderId(table.encoder_hash)) is not None
-    assert learned_for([table], card, EncoderId("another")) is None
-    assert learned_for([replace(table, weights_hash="another")], card, EncoderId(table.encoder_hash)) is None
-    assert learned_for([table], card, EncoderId(table.encoder_hash), ("small", "w")) is None
+    assert learned_for(shipped_learned(card), card, EncoderId(table.encoder_hash), 0.95) is not None
+    assert learned_for([table], card, EncoderId("another"), 0.95) is None
+    assert learned_for([replace(table, weights_hash="another")], card, EncoderId(table.encoder_hash), 0.95) is None
+    assert learned_for([table], card, EncoderId(table.encoder_hash), 0.99) is None
+    assert learned_for([table], card, EncoderId(table.encoder_hash), 0.95, ("small", "w")) is None
     catalog = await open_catalog(f"sqlite+aiosqlite:///{tmp_path}/catalog.sqlite3")
     mine = replace(table, floor=0.7)
     await catalog.profiles.put(KIND, "large", card.weights_hash, learned_to_json(mine))
