@@ -216,7 +216,7 @@ class _Turn:
 
 
 class _HandedOut:
-    """Images of misses, found by their prompts (services/replay/policies/retrieval.toml)."""
+    """Images of misses, handed out unchanged to similar prompts, as in services/replay/policies/retrieval.toml."""
 
     def __init__(self, vectors: Mapping[int, bytes], run: SystemRun) -> None:
         self._rows = np.stack([vector_from(vectors[index]) for index in sorted(vectors)])

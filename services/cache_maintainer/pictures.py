@@ -196,7 +196,8 @@ class Pictures:
 
 
 async def pictures_start(profiles: Profiles, settings: Settings, encoder: EncoderId) -> bool:
-    """Return whether a table applies to some pair of served models with this encoder (MoDM §5.2)."""
+    """Return whether some served model may start from images: a K table for images applies with this encoder (MoDM
+    §5.2)."""
     if MODM.fits(encoder):
         return True
     cards = await asyncio.to_thread(served_cards, settings)

@@ -32,7 +32,7 @@ class Wished(Protocol):
 
 
 class Wish(NamedTuple):
-    """A plain implementation of Wished."""
+    """A lookup's result for one entry, as a tuple; implements Wished."""
 
     entry_id: str
     allowed_step: int

@@ -71,7 +71,8 @@ class PictureLoad:
     table: KTable = MODM
 
     def best(self, request: int, near: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-        """Turn pairs (request, similarity of prompts) into (request, surrogate cosine), best first."""
+        """Turn pairs (request, similarity of prompts) into (request, surrogate cosine), best first, without those that
+        allow no start."""
         others = np.array([other for other, _ in near], np.int64)
         cosines = np.array([cosine for _, cosine in near])
         made = cosines_of(self.curve, self.ends, self.text_of[request], others, cosines)
