@@ -143,9 +143,10 @@ def test_a_small_run_records_every_point(tmp_path: Path, capsys: pytest.CaptureF
     main(["--count", "4", "--steps", "2", "1", "--cached", "--out", str(tmp_path)])
     found = json.loads((tmp_path / "frontier.json").read_text())
     rows = found["figures"]["points"]
-    assert [(row["sampler"], row["steps_run"]) for row in rows] == [
+    assert [(row["sampler"], row["steps_run"]) for row in rows if not row["cached"]] == [
         ("ddim", 2), ("ddim", 1), ("dpm++2m", 2), ("dpm++2m", 1)
     ]  # fmt: skip
+    assert [row["way"] for row in rows if row["cached"]] == ["cache, T by the plan"]
     assert rows[0]["frechet"] > 0.01  # the reference images have other seeds
     assert found["settings"]["count"] == 4
     assert "| dpm++2m | T = 1 | " in capsys.readouterr().out

@@ -55,7 +55,7 @@ async def test_a_filled_entry_equals_a_served_one(settings: Settings, clip: Path
     rows, _ = around(np.frombuffer(served.vector, "<f4")[None], 3, seed=1)
     ids = await fill(catalog, blobs, served, rows, TEXTS)
     assert [await differences(catalog, blobs, served, one) for one in ids] == [[], [], []]
-    assert (await catalog.entries.totals()).states == 4 * 5
+    assert (await catalog.entries.totals()).states == 4 * 9
     # what it would say of an entry that serving would not write
     assert served.result is not None
     odd = replace(served, result=replace(served.result, captured=served.result.captured[:4]))
