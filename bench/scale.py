@@ -1,7 +1,7 @@
 """Start, lookups, insertion, memory and disk of the embedded mode with 1,000, 10,000 and 100,000 cached entries.
 
     python -m bench.scale                                       (1,000 and 10,000 entries)
-    python -m bench.scale --count 1000 10000 100000             (the README's figures)
+    python -m bench.scale --count 1000 10000 100000             (the goals of bench/README.md)
 
 For each count, a data directory is filled through the catalog's and the blob store's ports. Each entry has an image and
 a state at each of five levels. The embeddings lie around those of real prompts, in --dim dimensions. The denoiser does
