@@ -85,6 +85,6 @@ def assert_near(family: Any, states: Sequence[LatentCaptured], near: dict[int, f
         plain, ours = (drawn(family, replace(one, start=start))["a"].latent for start in starts[:2])
         assert apart(ours, plain) < near[state.step]
         assert apart(starts[1].latent, state.latent) < 0.7
-        assert apart(starts[1].latent, state.latent) < apart(starts[2].latent, state.latent)
+        assert apart(starts[1].latent, state.latent) < apart(starts[2].latent, state.latent) < 0.8
         for start in starts[1:]:  # noise stands in for the detail that the codec drops
             assert 0.9 < start.latent.std() / state.latent.std() < 1.15
