@@ -138,16 +138,18 @@ class Request(_message.Message):
     def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., steps: _Optional[int] = ..., guidance: _Optional[float] = ..., seed: _Optional[int] = ..., quality: _Optional[str] = ..., modality: _Optional[_Union[Modality, str]] = ..., cache: _Optional[_Union[CacheMode, str]] = ..., scope: _Optional[_Union[Scope, str]] = ..., priority: _Optional[int] = ..., deadline_s: _Optional[float] = ..., drop_if_late: bool = ..., savings: _Optional[float] = ..., fresh_noise: _Optional[float] = ..., user: _Optional[str] = ..., variation: _Optional[_Union[Variation, str]] = ..., steps_auto: bool = ..., from_job: _Optional[str] = ..., strength: _Optional[float] = ...) -> None: ...
 
 class ModelPlan(_message.Message):
-    __slots__ = ("model", "start_step", "guidance", "steps")
+    __slots__ = ("model", "start_step", "guidance", "steps", "prompted_from")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
     GUIDANCE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    PROMPTED_FROM_FIELD_NUMBER: _ClassVar[int]
     model: str
     start_step: int
     guidance: float
     steps: int
-    def __init__(self, model: _Optional[str] = ..., start_step: _Optional[int] = ..., guidance: _Optional[float] = ..., steps: _Optional[int] = ...) -> None: ...
+    prompted_from: int
+    def __init__(self, model: _Optional[str] = ..., start_step: _Optional[int] = ..., guidance: _Optional[float] = ..., steps: _Optional[int] = ..., prompted_from: _Optional[int] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("entry_id", "kind", "similarity", "wished_step", "start_step", "prompt", "chosen", "reason", "model", "relation", "steps")

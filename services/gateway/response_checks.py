@@ -56,6 +56,8 @@ def _check_steps(plan: Plan, request: Request, card: ModelCard) -> None:
     if plan.source is not PlanSource.EXACT and not {*own, plan.miss_steps or request.steps} <= may:
         raise NonsenseError(f"T of model {card.name!r} must be one of {sorted(may)} (got {own}, {plan.miss_steps})")
     steps = plan.run_steps(request.steps)
+    if plan.prompted_from >= steps:
+        raise NonsenseError(f"prompted_from must be below {steps} (got {plan.prompted_from})")
     if any(not 0 < step < steps for step in plan.capture_steps):
         raise NonsenseError(f"capture_steps must be between 1 and {steps - 1} (got {plan.capture_steps})")
 

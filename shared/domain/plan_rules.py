@@ -28,14 +28,15 @@ def noise_plan(
     degraded: Sequence[str] = (),
     predicted_hit: bool | None = None,
     steps: int | None = None,
+    prompted_from: int = 0,
 ) -> Plan:
     """Return a plan that runs all T steps of `model` from noise. kept: `settings.capture_steps`, K of 50. steps: T;
-    None: the request's."""
+    None: the request's. prompted_from: see ModelPlan."""
     return Plan(
         source=PlanSource.NOISE,
         model=model,
         capture_steps=capture_steps(kept, steps or request.steps) if request.cache.writes else (),
-        may_run=(ModelPlan(model, 0, steps=steps),),
+        may_run=(ModelPlan(model, 0, steps=steps, prompted_from=prompted_from),),
         noise_seed=request.seed,
         weights_hash=weights_hash,
         reason=reason,

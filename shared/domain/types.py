@@ -162,6 +162,8 @@ class ModelPlan(Stored):
     """Guidance of the run; None: the request's own, which suits the requested model."""
     steps: int | None = None
     """T of the run where it is not the request's: T that the plan chose, or that of another model (MoDM §6)."""
+    prompted_from: int = 0
+    """Steps of T before which the run does not see its prompt."""
 
     def run_steps(self, asked: int) -> int:
         """Return T of the run. asked: the request's own T."""
@@ -302,6 +304,12 @@ class Plan(Stored):
         """Return the guidance of the run by `model`. asked: the request's guidance."""
         own = self._own()
         return asked if own is None or own.guidance is None else own.guidance
+
+    @property
+    def prompted_from(self) -> int:
+        """Steps of T before which the run by `model` does not see its prompt."""
+        own = self._own()
+        return 0 if own is None else own.prompted_from
 
     def _own(self) -> ModelPlan | None:
         return next((one for one in self.may_run if one.model == self.model), None)

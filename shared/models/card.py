@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -60,6 +61,10 @@ class ModelCard:
     default_steps: int = 50
     auto_steps: tuple[int, ...] = ()
     """T that a plan chooses among for a request without `steps`; empty: such a request runs `default_steps`."""
+    unprompted: float = 0.0
+    """Share of the steps, rounded up, that a run from noise makes first without its prompt, where a plan chose fewer
+    than `default_steps`. Guidance at the highest noise costs variety, most of all in few steps (Kynkäänniemi et al.
+    2024, limited interval)."""
     max_steps: int = 200
     default_guidance: float = 7.5
     guidance_min: float = 1.0
@@ -91,6 +96,8 @@ class ModelCard:
             raise ValueError(f"auto_steps must contain default_steps, {self.default_steps} (got {self.auto_steps})")
         if not all(1 <= steps <= self.max_steps for steps in self.auto_steps):
             raise ValueError(f"auto_steps must be from 1 to max_steps, {self.max_steps} (got {self.auto_steps})")
+        if not 0 <= self.unprompted < 1:
+            raise ValueError(f"unprompted must be at least 0 and below 1 (got {self.unprompted})")
 
     @property
     def is_noop(self) -> bool:
@@ -130,6 +137,10 @@ class ModelCard:
         """Return the key that a latent must match to start an image of this model (docs/architecture.md, Equality)."""
         process = noise_process(self.sampler, self.scheduler_config, self.eta)
         return CompatKey(weights_hash=self.weights_hash, sampler=process, dtype=self.dtype, size=size, steps=steps)
+
+    def prompted_from(self, steps: int) -> int:
+        """Return the number of steps that run without the prompt first, from noise, where a plan chose T = `steps`."""
+        return math.ceil(self.unprompted * steps) if steps < self.default_steps else 0
 
     def step_in(self, step: int, of: int, steps: int) -> int:
         """Return the step in a run of `steps` that equals `step` of `of`; 0 if no step has the same noise level."""

@@ -37,7 +37,8 @@ SHIPPED: dict[str, ModelCard] = {
         name=role,
         role=role,
         default_size=Size(64, 64),
-        auto_steps=(5, 10, 25, 50),
+        auto_steps=chosen,
+        unprompted=unprompted,
         default_guidance=guidance,
         guidance_max=most,
         sizes=_TOY_SIZES,
@@ -45,7 +46,10 @@ SHIPPED: dict[str, ModelCard] = {
         about=f"The {role} bundled model; generates toy scenes of 64 to 96 pixels",
     )
     # guidance is distilled into `small`: one row a step, and no other guidance is accepted
-    for role, guidance, most in (("large", 2.5, 10.0), ("small", 1.0, 1.0))
+    for role, guidance, most, unprompted, chosen in (
+        ("large", 2.5, 10.0, 0.1, (5, 10, 50)),
+        ("small", 1.0, 1.0, 0.0, (5, 10, 25, 50)),
+    )
 }
 """Cards of the bundled models. The export writes them beside the weights as card.json, so that a copied folder is
 complete. Weights without a card.json use these cards."""

@@ -46,6 +46,8 @@ class Levels:
     """Calibrated: least expected margin of a start (services/retriever/learned.py)."""
     noise: Floats | None = None
     """(measures,): lower confidence bounds of the same changes for a run of T from noise; None: not measured."""
+    variety: float | None = None
+    """Lower confidence bound of such runs' variety, as a share of the reference's; None: not measured."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,8 @@ def _levels(value: Mapping[str, Any], kinds: int) -> Levels:
     ks = tuple(int(k) for k in value["ks"])
     noise = _array(value["noise"], len(MEASURES)) if "noise" in value else None
     change, error = (_array(value[name], kinds, len(ks), len(MEASURES)) for name in ("change", "error"))
-    return Levels(ks, change, error, float(value["margin"]), noise)
+    variety = float(value["variety"]) if "variety" in value else None
+    return Levels(ks, change, error, float(value["margin"]), noise, variety)
 
 
 def _array(values: Any, *shape: int) -> Floats:

@@ -172,7 +172,8 @@ def _sources(message: pb.Plan) -> tuple[Source, ...]:
 
 def _model_plan(message: pb.ModelPlan) -> ModelPlan:
     guidance = message.guidance if message.HasField("guidance") else None
-    return ModelPlan(message.model, message.start_step, guidance, message.steps if message.HasField("steps") else None)
+    steps = message.steps if message.HasField("steps") else None
+    return ModelPlan(message.model, message.start_step, guidance, steps, message.prompted_from)
 
 
 def job_to_proto(job: Job) -> pb.Job:

@@ -58,9 +58,11 @@ def _step_group(rows: Sequence[Row], forward: Forward, batch_invariant: int) -> 
 
 def _guided(rows: Sequence[Row], latents: Tensor, forward: Forward, batch_invariant: int) -> Tensor:
     """Apply classifier-free guidance per row; rows without guidance add no unconditional pass."""
-    guided = [i for i, row in enumerate(rows) if row.negative is not None]
+    firsts = [row.negative if row.negative is not None and row.unprompted else row.encoding for row in rows]
+    negatives = {i: row.negative for i, row in enumerate(rows) if row.negative is not None and not row.unprompted}
+    guided = list(negatives)
     owners = [*range(len(rows)), *guided]
-    encodings = [row.encoding for row in rows] + [row.negative for row in rows if row.negative is not None]
+    encodings = [*firsts, *negatives.values()]
     timesteps = torch.stack([rows[i].position.timestep for i in owners]).to(latents.device)
     outputs = torch.empty((len(owners), *latents.shape[1:]), dtype=latents.dtype, device=latents.device)
     for piece in chunks(len(owners), batch_invariant):

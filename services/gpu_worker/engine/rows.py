@@ -75,6 +75,8 @@ class Task:
     guidance: float
     seed: int
     negative_prompt: str = ""
+    prompted_from: int = 0
+    """Steps of T before which the run does not see its prompt."""
     start: Start = field(default_factory=FromNoise)
     capture_steps: tuple[int, ...] = ()
     """Steps of T after which the latent is reported as LatentCaptured."""
@@ -141,6 +143,11 @@ class Row:
     @property
     def position(self) -> Position:
         return Position(self.schedule, self.done, self.renew, self.previous)
+
+    @property
+    def unprompted(self) -> bool:
+        """True if the next step is unconditional: one pass, without the prompt."""
+        return self.negative is not None and self.done < self.task.prompted_from
 
     @property
     def left(self) -> int:

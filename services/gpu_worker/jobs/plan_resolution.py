@@ -74,6 +74,7 @@ def task_of(task_id: str, request: Request, plan: Plan, start: Start, **ride: An
         size=request.size,
         steps=plan.run_steps(request.steps),
         guidance=plan.run_guidance(request.guidance),
+        prompted_from=plan.prompted_from,
         seed=request.seed,
         start=start,
         capture_steps=plan.capture_steps,

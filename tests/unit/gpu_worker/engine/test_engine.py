@@ -44,6 +44,20 @@ def test_a_whole_run_equals_the_pipeline(family: UNetFamily, guidance: float, si
     assert ours.steps_run == STEPS
 
 
+def test_the_first_steps_of_a_run_need_not_see_the_prompt(family: UNetFamily) -> None:
+    def state(**changes: object) -> np.ndarray:
+        (captured,) = (one for one in drive(family, [(0, task(**changes))]) if isinstance(one, LatentCaptured))
+        return captured.latent
+
+    empty = state(prompt="", guidance=1.0, capture_steps=(2,))
+    np.testing.assert_allclose(state(prompted_from=2, capture_steps=(2,)), empty, atol=1e-4)
+    later = solo(family, task(prompted_from=2)).latent
+    np.testing.assert_allclose(later, solo(family, task(start=FromState(empty, 2))).latent, atol=1e-4)
+    assert np.abs(later - solo(family, task()).latent).max() > 1e-2
+    unguided = task(guidance=1.0, prompted_from=2)  # without guidance there is no pass without the prompt
+    np.testing.assert_allclose(solo(family, unguided).latent, solo(family, task(guidance=1.0)).latent, atol=1e-6)
+
+
 @st.composite
 def crowds(draw: st.DrawFn) -> list[tuple[int, Task]]:
     """Requests that join when they like, with any size, guidance, seed and T; some of them hits."""
@@ -64,6 +78,7 @@ def crowds(draw: st.DrawFn) -> list[tuple[int, Task]]:
             guidance=draw(st.sampled_from([1.0, 2.5, 7.0])),
             seed=draw(st.integers(0, 2**63 - 1)),
             sampler=draw(st.sampled_from(["", "dpm++2m"])),
+            prompted_from=draw(st.sampled_from([0, 2])),
             **({"start": start} if hit else {}),
         )
         crowd.append((draw(st.integers(0, 8)), one))
