@@ -33,6 +33,8 @@ class Near(NamedTuple):
     made_by: Maker = ("", "")
     run_by: str = ""
     """Name of the model that would run the start."""
+    may_copy: bool = True
+    """Likeness to this source is no fault: the request edits it, or its client asked for the same composition."""
 
 
 class Bound(Protocol):
@@ -44,9 +46,9 @@ class Bound(Protocol):
     def latest(self, near: Sequence[Near], steps: int) -> Sequence[int]:
         """Return, for each candidate, the largest K of T = `steps` after which a run may start; 0: none."""
 
-    def noise(self, steps: int) -> bool:
+    def noise(self, steps: int, varied: bool = False) -> bool:
         """Return whether a run of `steps` from noise, by the model asked for, keeps the quality. The planner asks this
-        only about another T than that of the reference."""
+        only about another T than that of the reference. varied: variety counts too."""
 
     def why_not(self, near: Sequence[Near], steps: int) -> str:
         """Return why no step of T = `steps` is allowed, in words for the plan. near: one candidate, once for each model
@@ -84,19 +86,21 @@ class TableBound(Bound):
         steps: int = 50,
         savings: float = 0.5,
         noise: Collection[int] = (),
+        varied: Collection[int] = (),
     ) -> None:
         """latents: the tables by the T at which they were measured; the first one is scaled to `steps`, the T that the
         request names or the model's default. images: tables by the model that would run. savings: the request's knob.
-        noise: the T whose runs from noise were measured to keep the quality."""
+        noise: the T whose runs from noise were measured to keep the quality. varied: those that also keep variety."""
         self._latents, self._images = latents, images or {}
-        self._steps, self._savings, self._noise = steps, savings, frozenset(noise)
+        self._steps, self._savings = steps, savings
+        self._noise, self._varied = frozenset(noise), frozenset(varied)
         self._ladders: dict[tuple[str, Maker, str, int], Callable[[float], int]] = {}
 
     def latest(self, near: Sequence[Near], steps: int) -> list[int]:
         return [self._allowed(one, steps)(one.similarity) for one in near]
 
-    def noise(self, steps: int) -> bool:
-        return steps in self._noise
+    def noise(self, steps: int, varied: bool = False) -> bool:
+        return steps in self._noise and (not varied or steps in self._varied)
 
     def why_not(self, near: Sequence[Near], steps: int) -> str:
         tables = [table for one in near if (table := self._table(one, steps)) is not None]

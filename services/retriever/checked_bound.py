@@ -23,8 +23,8 @@ class CheckedBound(Bound):
         allowed = self._bound.latest(near, steps)
         return [self._within(one, steps, k) for one, k in zip(near, allowed, strict=True)]
 
-    def noise(self, steps: int) -> bool:
-        return self._bound.noise(steps)
+    def noise(self, steps: int, varied: bool = False) -> bool:
+        return self._bound.noise(steps, varied)
 
     def why_not(self, near: Sequence[Near], steps: int) -> str:
         stopped = [self._first_stopped(one, steps) for one in near]

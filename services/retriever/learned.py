@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.retriever.bounds import IMAGE, LATENT, Bound, Maker, Near
-from services.retriever.relation import CLOSE_SIMILARITY, CLOSE_WORDS, normalised
-from shared.domain.types import Relation
+from services.retriever.relation import normalised
 from shared.models.learned_table import MEASURES, PLAIN, Floats, LearnedTable, Levels
 from shared.models.quality import BOUNDS
 
@@ -26,8 +25,6 @@ Ints = npt.NDArray[np.int_]
 COPYING = MEASURES.index("copying")
 SURE = 3.0
 """Standard errors beyond which a measure counts as certain."""
-MAY_COPY = ("", Relation.EDIT, Relation.REROLL)
-"""Relations whose copying is not bounded. With any other relation, it is where the prompts are different topics."""
 
 
 @lru_cache(maxsize=8192)
@@ -163,13 +160,15 @@ class LearnedBound(Bound):
                 found[place] = k
         return found
 
-    def noise(self, steps: int) -> bool:
+    def noise(self, steps: int, varied: bool = False) -> bool:
         if self._latents is None:
-            return self._tables.noise(steps) if self._tables else False
+            return self._tables.noise(steps, varied) if self._tables else False
         if steps == self._latents.steps:
             return True  # the reference itself
         levels = self._latents.levels.get(steps)
         if levels is None or levels.noise is None:
+            return False
+        if varied and (levels.variety is None or levels.variety < BOUNDS["variety"].limit):
             return False
         return bool((levels.noise >= -self._allowed)[:COPYING].all())
 
@@ -182,6 +181,9 @@ class LearnedBound(Bound):
             return f"not similar enough: {similarity:.3f} is not above {floor:.3f}"
         if not any(_measured(table.levels, steps) for table in tables):
             return f"not usable: no run of {steps} steps or fewer was profiled"
+        if any(not one.may_copy and self.latest([one._replace(may_copy=True)], steps)[0] for one in near):
+            copied = "the image would keep the composition of an image that this request does not edit"
+            return f"not usable: {copied} (similarity {similarity:.3f}; variation=same allows it)"
         return f"not usable: such a change of the prompt lost quality when profiled (similarity {similarity:.3f})"
 
     def note(self, near: Near) -> str:
@@ -217,8 +219,7 @@ class LearnedBound(Bound):
         enough. A planner asks about the same candidates for each T: the last answer is kept."""
         if self._last is None or self._last[0] is not table or self._last[1] != near:
             found, unknown = features(near, table.knots, table.places)
-            topic = (found[:, 1] <= CLOSE_WORDS) & (found[:, 0] <= CLOSE_SIMILARITY)
-            copying = topic & np.array([one.relation not in MAY_COPY for one in near], bool)
+            copying = np.array([not one.may_copy for one in near], bool)
             answer = probabilities(table, found), unknown, copying, found[:, 0] > table.floor
             self._last = table, list(near), answer
         return self._last[2]

@@ -37,8 +37,11 @@ def fresh_seed(seed: int, source: str) -> int:
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 
 
-def from_noise(question: Question, rules: Rules, reason: str, *, degraded: Sequence[str] = ()) -> Plan:
-    """Return a plan from noise, of the fewest steps that keep the quality."""
+def from_noise(
+    question: Question, rules: Rules, reason: str, *, degraded: Sequence[str] = (), start: Start | None = None
+) -> Plan:
+    """Return a plan from noise. start: the run; None: the cheapest one that keeps the quality."""
+    start = start or starts_noise(question, rules, _varied(rules))[0]
     plan = noise_plan(
         question.request,
         question.model,
@@ -47,7 +50,8 @@ def from_noise(question: Question, rules: Rules, reason: str, *, degraded: Seque
         reason,
         degraded=degraded,
         predicted_hit=question.predicted_hit,
-        steps=starts_noise(question, rules)[0].steps if question.choices else None,
+        steps=start.steps if question.choices else None,
+        prompted_from=start.prompted_from,
     )
     return replace(plan, relation=_closest(rules))
 
@@ -120,10 +124,11 @@ def options_of(question: Question, rules: Rules, found: Found) -> Options:
     """Weigh everything that was found. A start never goes beyond the K that the bound allows for its own candidate. It
     never uses a state of another scope or encoder, or a latent of another compatibility key."""
     latents, images = starts_latents(question, rules, found), starts_images(question, rules, found)
-    noise = starts_noise(question, rules)[0]
+    found_here = [one.candidate for one in (*latents, *images)]
+    noise = starts_noise(question, rules, _varied(rules, found_here))[0]
     similar = any(one.candidate.allowed_step and one.least < noise.cost for one in latents)
     if (variety := rules.variety) is not None:
-        rerolls = variety.rerolls([one.candidate for one in (*latents, *images)])
+        rerolls = variety.rerolls(found_here)
         latents = [_ruled(rules, one, rerolls) for one in latents]
         images = [_ruled(rules, one, rerolls) for one in images]
     return Options(question, rules, latents, images, noise, similar if found.latents is not None else None)
@@ -135,7 +140,7 @@ def plan_of(options: Options, *, degraded: Sequence[str] = ()) -> Plan:
     candidates, every = options.candidates, [*options.latents, *options.images]
     notes = [note for one in every for note in one.notes]
     base = replace(
-        from_noise(question, rules, _why_noise(options)),
+        from_noise(question, rules, _why_noise(options), start=options.noise),
         degraded=tuple(dict.fromkeys((*degraded, *notes))),
         candidates=tuple(candidates),
         looked_up=options.similar is not None,
@@ -205,6 +210,10 @@ def _started(options: Options, base: Plan, best: Option) -> Plan:
         root=entry.root_id,
         reason=_why_started(options, best, runs),
     )
+
+
+def _varied(rules: Rules, candidates: Sequence[Candidate] = ()) -> bool:
+    return rules.variety is not None and rules.variety.matters(candidates)
 
 
 def _closest(rules: Rules, candidates: Sequence[Candidate] = ()) -> str:

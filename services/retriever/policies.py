@@ -34,7 +34,12 @@ def bound_of(
         own = one.card.step_near if steps != request.steps else None
         images[one.card.name] = ImageTables(one.table_of(encoder, settings), steps, own)
     tables = TableBound(
-        {} if policy == "modm" else latents, images, steps=request.steps, savings=request.savings, noise=asked.noise
+        {} if policy == "modm" else latents,
+        images,
+        steps=request.steps,
+        savings=request.savings,
+        noise=asked.noise(),
+        varied=asked.noise(varied=True),
     )
     latent_bound = asked.learned_bound(encoder, settings)
     of_images = {name: one for known in models for name, one in known.learned_images(encoder, settings).items()}

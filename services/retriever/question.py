@@ -102,5 +102,7 @@ class Rules:
     insert_on_hit: bool = True
     refiners: tuple[Refiner, ...] = ()
     """Models that may continue from a finished image: the named model alone, else every served model."""
+    prompted_from: Callable[[int], int] | None = None
+    """T that the plan chose → steps that run without the prompt first, from noise; None: no step does."""
     variety: Variety | None = None
     """None: plans name no relations. With `reuse_rules=paper` relations are recorded and refuse nothing."""

@@ -46,6 +46,7 @@ class Image(NamedTuple):
         tenant, user = self.owner
         yield (tenant,)
         yield "root", tenant, self.root
+        yield "asked", tenant, self.prompt
         if user:
             yield "user", self.owner
             yield "seen", self.owner, self.root
@@ -121,6 +122,12 @@ class Seen:
         counts = self._long.counts
         had = counts["prompt", image.owner, image.prompt] > 0
         return had and not counts["seed", image.owner, image.prompt, image.seed]
+
+    def asked_by_others(self, request: Request) -> bool:
+        """Return whether another user of the tenant, or an unknown one, had an image of this prompt before."""
+        image, counts = Image.of(request), self._long.counts
+        own = counts["prompt", image.owner, image.prompt]  # 0 for an unknown user
+        return counts["asked", request.tenant, image.prompt] > own
 
     def has_seen(self, owner: Owner, root: str) -> bool:
         """Return whether an image of this user descends from the root."""

@@ -176,6 +176,7 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             settings.epsilon,
             settings.insert_on_hit,
             refiners_of(known, served, question, encoder, settings.max_steps) if images else (),
+            known.card.prompted_from,
             question.variety(self._entries.seen, settings),
         ), notes
 

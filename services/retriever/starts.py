@@ -35,10 +35,13 @@ class Start:
     """Share of the state's noise that new noise replaces (NIRVANA §9)."""
     guidance: float | None = None
     """None: the request's own."""
+    prompted_from: int = 0
+    """Steps of T before which the run does not see its prompt."""
 
     def model_plan(self, asked: int) -> ModelPlan:
         """Return the start as a plan names it. asked: T of a run for which the plan states none."""
-        return ModelPlan(self.model, self.step, self.guidance, None if self.steps == asked else self.steps)
+        steps = None if self.steps == asked else self.steps
+        return ModelPlan(self.model, self.step, self.guidance, steps, self.prompted_from)
 
     def said(self, asked: int) -> str:
         """Format the start step, with T where T is not the request's."""
@@ -73,10 +76,20 @@ class Found:
     entries: Mapping[str, Entry] = field(default_factory=dict)
 
 
-def starts_noise(question: Question, rules: Rules) -> list[Start]:
-    """Return the runs from noise that keep the quality, cheapest first; that of the request's own T always does."""
-    able = [steps for steps in question.steps if steps == question.request.steps or rules.bound.noise(steps)]
-    return [Start(question.model, steps, cost=float(steps)) for steps in sorted(able or [question.request.steps])]
+def starts_noise(question: Question, rules: Rules, varied: bool = False) -> list[Start]:
+    """Return the runs from noise that keep the quality, cheapest first; that of the request's own T always does.
+
+    varied: the image must differ from other images of its prompt, so variety is bounded too.
+    """
+    request, own = question.request, question.request.steps
+    # without guidance there is no unconditional pass; a negative prompt would take the place of the empty one
+    plain = question.choices and request.guidance > 1 and not request.negative_prompt
+    unprompted = rules.prompted_from if plain else None
+    able = [steps for steps in question.steps if steps == own or rules.bound.noise(steps, varied)]
+    return [
+        Start(question.model, steps, cost=float(steps), prompted_from=unprompted(steps) if unprompted else 0)
+        for steps in sorted(able or [own])
+    ]
 
 
 def starts_latents(question: Question, rules: Rules, found: Found) -> list[Option]:
@@ -133,8 +146,10 @@ def _nearest(
         if entry is not None:
             hidden = owner_key(entry.scope, entry.tenant, entry.user) not in owners
             refused = "not visible to this caller" if hidden else _unfit(question, compat, entry, kind)
+            relation = variety.relation_to(entry, hit.similarity if kind == LATENT else -1.0) if variety else ""
             near = near._replace(
-                relation=variety.relation_to(entry, hit.similarity if kind == LATENT else -1.0) if variety else "",
+                relation=relation,
+                may_copy=variety is None or variety.may_copy(relation),
                 prompt_before=entry.prompt,
                 made_by=(entry.model, entry.compat.weights_hash),
             )

@@ -14,6 +14,7 @@ from shared.models.k_table import MODM, EncoderId, KTable, Profiles
 from shared.models.latency import Latency, load_latencies
 from shared.models.learned_table import LearnedTable, learned_for, load_learned
 from shared.models.live_checks import KIND, Checks, checks_from_json
+from shared.models.quality import BOUNDS
 from shared.models.tables_in_force import (
     ImageTable,
     image_table,
@@ -78,11 +79,15 @@ class Known:
             noted = noted or notes
         return found, noted
 
-    @property
-    def noise(self) -> frozenset[int]:
-        """T whose runs from noise were measured to keep the quality of the default T."""
+    def noise(self, varied: bool = False) -> frozenset[int]:
+        """Return the T whose runs from noise were measured to keep the quality of the default T. varied: also the
+        variety."""
         own = [table for table in self.latents if self.card.is_noop or table.weights_hash == self.card.weights_hash]
-        return frozenset(table.steps for table in own if table.noise is not None and table.noise.safe)
+        cells = [(table.steps, table.noise) for table in own if table.noise is not None and table.noise.safe]
+        kept = BOUNDS["variety"].holds
+        return frozenset(
+            steps for steps, cell in cells if not varied or kept(cell.quality.variety if cell.quality else None)
+        )
 
     def table_of(self, encoder: EncoderId, settings: Settings) -> TableOf:
         """Return a lookup of this model's tables for images, by the model that generated them."""

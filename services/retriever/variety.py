@@ -43,6 +43,11 @@ class Variety:
         """Return the relation to this entry. similarity: of the two prompts; −1 where that is unknown."""
         return relation(self.request, entry, similarity).value
 
+    def may_copy(self, relation: str) -> bool:
+        """Return whether an image may keep the composition of an entry of this relation. People want that of an edit."""
+        same = not self.enforced or self.request.variation is Variation.SAME
+        return same or relation in (Relation.EDIT, Relation.REROLL)
+
     def refuses(self, candidate: Candidate, entry: Entry, rerolls: bool) -> str:
         """Return why the request may not start from this entry; empty when it may. rerolls: the request is a
         re-roll."""
@@ -60,6 +65,14 @@ class Variety:
             return False
         rerolls = any(one.relation == Relation.REROLL for one in candidates) or self.seen.rerolls(self.request)
         return rerolls or self.further
+
+    def matters(self, candidates: Collection[Candidate] = ()) -> bool:
+        """Return whether the image must differ from others of its prompt: the request is a re-roll, or another user
+        had an image of the prompt."""
+        request = self.request
+        if not self.enforced or request.variation is Variation.SAME:
+            return False
+        return request.variation is Variation.NEW or self.rerolls(candidates) or self.seen.asked_by_others(request)
 
     def closest(self, candidates: Collection[Candidate] = ()) -> Relation:
         """Return the closest relation to any candidate; without one, the relation to an entry that was not found."""

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from services.retriever.bounds import TableBound
 from services.retriever.planning import from_noise, from_repeat, options_of, plan_of
 from services.retriever.question import Question, Rules, choices_of
+from services.retriever.seen import Seen
 from services.retriever.selection import allowed_step
-from services.retriever.starts import Found
+from services.retriever.starts import Found, starts_noise
+from services.retriever.variety import Variety
 from shared.domain.exact_repeats import exact_key
 from shared.domain.plan_rules import degrade, smaller_starts
-from shared.domain.types import Entry, Hit, ModelPlan, Plan, PlanSource
+from shared.domain.types import Entry, Hit, ModelPlan, Plan, PlanSource, Request, Variation
 from shared.models.card_lookup import find_card
 from shared.models.k_table import FIG_10, Cell, KTable, Level, profile_kind, table_to_json
 from shared.runtime.settings import Settings
@@ -59,6 +61,39 @@ def test_few_steps_from_noise_are_a_choice_where_they_were_measured() -> None:
     hole = plan([(0.95, entry("a", ()))])
     assert hole.found
     assert "without a usable state" in hole.reason
+
+
+def test_another_image_of_a_prompt_takes_a_t_that_keeps_variety() -> None:
+    """A re-roll, a prompt that another user had, and `variation=new`; but not an edit, nor `variation=same`."""
+    seen = Seen()
+    seen.note([entry("a", prompt="a red fox", user="ada", seed=1)])
+
+    def steps(prompt: str, user: str, variation: Variation = Variation.AUTO) -> int:
+        asked = replace(AUTO, prompt=prompt, user=user, seed=2, variation=variation)
+        question = Question(asked, "large", COMPAT, encoder_hash="e1", choices=(5, 10, 50))
+        variety = Variety(asked, seen, 1.0)
+        rules = Rules(TableBound({}, noise=(5, 10), varied=(10,)), CARD.step_in, variety=variety)
+        made = from_noise(question, rules, "")
+        assert plan_of(options_of(question, rules, Found([]))).may_run == made.may_run
+        return made.run_steps(50)
+
+    assert [steps("A red fox.", user) for user in ("ada", "bob", "")] == [10, 10, 10]
+    assert [steps("a blue fox", user) for user in ("ada", "bob", "")] == [5, 5, 5]
+    assert steps("a red fox", "ada", Variation.SAME) == 5
+    assert steps("a blue fox", "ada", Variation.NEW) == 10
+
+
+def test_few_planned_steps_begin_without_the_prompt_where_the_card_says_so() -> None:
+    def began(asked: Request, choices: tuple[int, ...] = (5, 10, 50)) -> list[int]:
+        question = Question(asked, "large", COMPAT, choices=choices)
+        card = replace(CARD, unprompted=0.1)
+        rules = Rules(TableBound({}, noise=(5, 10)), card.step_in, prompted_from=card.prompted_from)
+        return [one.prompted_from for one in starts_noise(question, rules)]
+
+    guided = replace(AUTO, guidance=2.0)
+    assert began(guided) == [1, 1, 0]
+    assert began(replace(guided, negative_prompt="blurry")) == began(replace(guided, guidance=1.0)) == [0, 0, 0]
+    assert began(replace(guided, steps_auto=False), ()) == [0]
 
 
 def test_t_and_start_are_chosen_together_from_states_of_any_t() -> None:
