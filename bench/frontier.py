@@ -9,7 +9,8 @@ seeds: from noise by the engine, or as the real planner plans them. The first po
 are scenes that combine object, background and style as the bundled weights never saw them. The Fréchet distance is the
 distance to images of the same prompts with other seeds, at the baseline's T and sampler.
 
-Variety is the distance between a re-rolled image and the first image of its prompt, as a share of the baseline's.
+Runs of few steps from noise are also measured as the plan runs them: the first step without the prompt, where the model's
+card says so. Variety is the distance between a re-rolled image and the first image of its prompt, as a share of the baseline's.
 Copying is the likeness of reused images to their source where the plan's relation is a new topic or another user's,
 less the likeness of the baseline's image. The processor time includes PNG, lookups, states and inserts.
 
@@ -84,6 +85,7 @@ def drawn(family: Family, asked: Mapping[int, Asked], point: Point, *, rows: int
             Task(
                 str(number), card.name, one.prompt, card.default_size, point.steps, card.default_guidance,
                 seed=one.seed, sampler=point.sampler,
+                prompted_from=card.prompted_from(point.steps) if point.unprompted else 0,
             )
         )  # fmt: skip
     pictures, steps = {}, 0
@@ -141,6 +143,8 @@ def main(given: Sequence[str] | None = None) -> None:
     family = load_family(card, device="cpu")
     turns = stream(held_out_pairs(asked.count, asked.seed))
     points = [Point(sampler, steps) for sampler, steps in product(asked.samplers, asked.steps)]
+    few = [steps for steps in asked.steps if card.prompted_from(steps)]
+    points += [Point(asked.samplers[0], steps, unprompted=True) for steps in few]
     cached = [Point(asked.samplers[0], steps, cached=True) for steps in asked.cached]
     if card.auto_steps:
         cached.append(Point(asked.samplers[0], AUTO, cached=True))

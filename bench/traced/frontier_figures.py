@@ -34,13 +34,16 @@ class Point:
     steps: int
     """T; AUTO: the plan chooses."""
     cached: bool = False
+    unprompted: bool = False
+    """From noise, the first steps run without the prompt, as where a plan chose T (ModelCard.unprompted)."""
 
     def __str__(self) -> str:
         return f"{self.sampler}, {self.way}"
 
     @property
     def way(self) -> str:
-        return ("cache, " if self.cached else "") + (f"T = {self.steps}" if self.steps else "T by the plan")
+        steps = f"T = {self.steps}" if self.steps else "T by the plan"
+        return ("cache, " if self.cached else "") + steps + (", first without the prompt" if self.unprompted else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,13 @@ def against_few_steps(points: Mapping[Point, Scored], reference: Features) -> li
     """
     noise = {point: one for point, one in points.items() if not point.cached}
     return [
-        {"way": point.way, "sampler": point.sampler, "noise_steps": other.steps, **_compared(own, few, reference)}
+        {
+            "way": point.way,
+            "sampler": point.sampler,
+            "noise": other.way,
+            "noise_steps": other.steps,
+            **_compared(own, few, reference),
+        }
         for point, own in points.items()
         if point.cached
         for other, few in noise.items()
@@ -131,13 +140,16 @@ def equal_quality(compared: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
         equal = next((one for one in same if not one["noise_worse"]), None)
         if equal is not None:
             steps, run = equal["noise_steps"], equal["steps_run"]
-            found.append({"way": way, "steps_run": run, "noise_steps": steps, "steps_saved": 1 - run / steps})
+            saved = 1 - run / steps
+            found.append(
+                {"way": way, "steps_run": run, "noise": equal["noise"], "noise_steps": steps, "steps_saved": saved}
+            )
     return found
 
 
 def _compared(own: Scored, few: Scored, reference: Features) -> dict[str, Any]:
     differs = _differences(own, few, reference)
-    signs = {"clip": 1, "attributes": 1, "frechet": -1}
+    signs = {"clip": 1, "attributes": 1, "variety": 1, "frechet": -1}
     worse = [name for name, sign in signs.items() if max(sign * differs[name][1], sign * differs[name][2]) < 0]
     noise_worse = [name for name, sign in signs.items() if min(sign * differs[name][1], sign * differs[name][2]) > 0]
     return {
@@ -152,10 +164,12 @@ def _compared(own: Scored, few: Scored, reference: Features) -> dict[str, Any]:
 
 def _differences(own: Scored, other: Scored, reference: Features) -> dict[str, Interval]:
     """Return (difference, low, high) of own − other: bootstrapped over prompts, a jackknife for the distance."""
+    both = sorted(own.rerolled.keys() & other.rerolled.keys())
     clips = np.array(_clips(own)) - np.array(_clips(other))
     return {
         "clip": bootstrapped(clips),
         "attributes": bootstrapped(_all_right(own) - _all_right(other)),
+        "variety": bootstrapped(np.array([own.rerolled[one] - other.rerolled[one] for one in both])),
         "frechet": difference_of_distances(own.features, other.features, reference),
     }
 
@@ -223,7 +237,7 @@ def report(figures: Mapping[str, Any]) -> str:
         parts.append(_comparisons(figures["against_few_steps"]))
     parts += [
         f"{one['way']}: {one['steps_run']:.2f} steps run; fewest steps from noise that are not shown to be worse: "
-        f"{one['noise_steps']}; saved {one['steps_saved']:.1%}"
+        f"{one['noise']}; saved {one['steps_saved']:.1%}"
         for one in figures["equal_quality"]
     ]
     return "\n\n".join(parts)
@@ -247,13 +261,14 @@ def _points(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _comparisons(rows: Sequence[Mapping[str, Any]]) -> str:
-    heads = ["cached", "steps run", "noise, T", "CLIP", "all attributes", "p", "Fréchet × 1000", "cache worse in"]
+    heads = ["cached", "steps run", "from noise", "CLIP", "all attributes", "p", "distance of re-rolls",
+             "Fréchet × 1000", "cache worse in"]  # fmt: skip
     return table(
         heads,
         [
             [
-                row["way"], round(row["steps_run"], 2), row["noise_steps"], interval(row["clip"]),
-                interval(row["attributes"]), f"{row['attributes_p']:.2g}",
+                row["way"], round(row["steps_run"], 2), row["noise"], interval(row["clip"]),
+                interval(row["attributes"]), f"{row['attributes_p']:.2g}", interval(row["variety"]),
                 interval([1000 * value for value in row["frechet"]], 1), ", ".join(row["worse"]) or "–",
             ]
             for row in rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from services.retriever.profile import UNRELATED, build_table
 from services.retriever.selection import allowed_step
 from shared.models.confidence import mean_bounds
 from shared.models.learned_table import MEASURES, Floats, LearnedTable, Levels
+from shared.models.quality import Measured, compare
 from shared.models.scenes import EDITS
 
 ALPHA = 0.95
@@ -61,7 +63,10 @@ def learned_table(
     levels = {}
     for of, means in kind_means(data, found.kinds).items():
         noise = _noise_bounds(data.noise[of]) if of in data.noise else None
-        levels[of] = Levels(*with_all_levels(data.ks[of], of, *means), calibrated(inside[of], kept[of]), noise)
+        margin, variety = calibrated(inside[of], kept[of]), variety_of(data, of)
+        levels[of] = Levels(
+            *with_all_levels(data.ks[of], of, *means), margin, noise, variety.bound if variety else None
+        )
     pictures = {name: about[name] for name in ("images_from", "images_weights_hash") if name in about}
     return LearnedTable(
         about["model"],
@@ -80,6 +85,12 @@ def learned_table(
         **pictures,
         report=report(data, found, alone, kept, alpha),
     )
+
+
+def variety_of(data: Data, steps: int) -> Measured | None:
+    """Return the variety of runs of `steps` from noise, as a share of the reference's; None where not measured."""
+    rows = [profile_row(of[steps][0]) for of in data.records if 0 in of.get(steps, {})]
+    return compare([row.measures for row in rows], [row.measures_from_noise for row in rows]).variety
 
 
 def floor_of(data: Data, kept: Mapping[int, Any]) -> float:
@@ -171,7 +182,8 @@ def report(data: Data, found: Recogniser, alone: Recogniser, kept: Mapping[int, 
             else {
                 name: {"value": 1 + float(np.nanmean(values)), "bound": 1 + mean_bounds(_known(values))[0]}
                 for name, values in zip(MEASURES[:COPYING], data.noise[steps].T, strict=False)
-            },
+            }
+            | {"variety": asdict(variety) if (variety := variety_of(data, steps)) else None},
         }
     return {"alpha": alpha, "coverage_wanted": COVERAGE, "steps": figures}
 

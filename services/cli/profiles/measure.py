@@ -23,6 +23,7 @@ from services.retriever.profile import ProfileRow
 from shared.domain.types import Vector, vector_from
 from shared.models.quality import Measures, likeness, look, spread
 from shared.models.scenes import EDITS
+from shared.models.state_codecs import codec_of
 
 Judge = Callable[[Any], Mapping[str, Sequence[str]]]
 """Function from images (B, height, width, 3) uint8 to each attribute's B values."""
@@ -51,6 +52,7 @@ class Profiler:
     ks: Sequence[int]
     steps: int
     codec: str = "fp16"
+    """A codec, or `auto`: the one that the cache uses for states after K of T."""
     fresh_noise: float = 0.0
     max_rows: int = 8
     images_of: Family | None = None
@@ -118,12 +120,13 @@ class Profiler:
         reference = self.against or self.family
         for seed in range(SEEDS if varied(pair) else 1):
             noise = self._task(reference, "noise", pair, seed)
-            yield replace(noise, steps=self._steps_of(reference, self.reference_steps))
+            yield replace(noise, steps=self._steps_of(reference, self.reference_steps), prompted_from=0)
             if self._apart:
                 yield self._task(self.family, "0", pair, seed)
 
     def _from_state(self, pair: ScenePair, k: int, state: Latent, noises: tuple[int, ...]) -> Iterator[Task]:
-        kept = decode_state(encode_state(state, self.codec, noises), self.codec)  # with the loss of the cache's codec
+        codec = codec_of(self.codec, self.family.card, k, self.steps)
+        kept = decode_state(encode_state(state, codec, noises), codec)  # with the loss of the cache's codec
         for seed in self._seeds(pair):
             fresh = self.varied_noise if seed else self.fresh_noise
             noise_seed = fresh_seed(pair.after_seed + seed, f"{pair.number}/before")
@@ -143,14 +146,15 @@ class Profiler:
         start: Start | None = None,
         capture_steps: tuple[int, ...] = (),
     ) -> Task:
-        before = name == "before"
+        before, steps = name == "before", self._steps_of(family)
         return Task(
             id=f"{pair.number}/{_image(name, seed)}",
             model=family.card.name,
             prompt=pair.before_text if before else pair.after_text,
             size=self.family.card.default_size,
-            steps=self._steps_of(family),
+            steps=steps,
             guidance=family.card.default_guidance,
+            prompted_from=family.card.prompted_from(steps) if self._apart and start is None else 0,
             seed=pair.before_seed if before else pair.after_seed + seed,
             start=start or FromNoise(),
             capture_steps=capture_steps,

@@ -13,7 +13,6 @@ from shared.domain.errors import InvalidRequestError
 from shared.domain.plan_rules import scale_steps
 from shared.models.devices import placed
 from shared.models.k_table import IMAGE_STEPS
-from shared.models.state_codecs import AUTO, PLAIN
 from shared.runtime.settings import Settings
 
 if TYPE_CHECKING:  # torch is imported when a profile runs, not when --help is read
@@ -53,7 +52,7 @@ def prepared(
     if not known:
         console.print(Text(f"no judge in {folder}: quality is the CLIP ratio alone", style="yellow"))
     of_50 = starts or (IMAGE_STEPS if pictures else settings.capture_steps)
-    codec = PLAIN if settings.state_codec == AUTO else settings.state_codec
+    codec = settings.state_codec
     about = {
         "model": card.name,
         "weights_hash": card.weights_hash,

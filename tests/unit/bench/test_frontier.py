@@ -98,8 +98,8 @@ def test_few_steps_of_equal_quality_are_the_fewest_that_are_not_shown_to_be_wors
         Point("ddim", AUTO, cached=True): scored(0.4, COUNT // 2, 1, 1.0, 3),
     }
     compared = against_few_steps(points, reference)
-    assert [(one["way"], one["noise_steps"]) for one in compared] == [
-        (way, steps) for way in ("cache, T = 5", "cache, T by the plan") for steps in (50, 5, 2)
+    assert [(one["way"], one["noise"]) for one in compared] == [
+        (way, f"T = {steps}") for way in ("cache, T = 5", "cache, T by the plan") for steps in (50, 5, 2)
     ]
     found = {(one["way"], one["noise_steps"]): one for one in compared}
     assert found["cache, T = 5", 2]["noise_worse"] == ["clip", "attributes", "frechet"]
@@ -144,7 +144,7 @@ def test_a_small_run_records_every_point(tmp_path: Path, capsys: pytest.CaptureF
     found = json.loads((tmp_path / "frontier.json").read_text())
     rows = found["figures"]["points"]
     assert [(row["sampler"], row["steps_run"]) for row in rows if not row["cached"]] == [
-        ("ddim", 2), ("ddim", 1), ("dpm++2m", 2), ("dpm++2m", 1)
+        ("ddim", 2), ("ddim", 1), ("dpm++2m", 2), ("dpm++2m", 1), ("ddim", 2), ("ddim", 1)
     ]  # fmt: skip
     assert [row["way"] for row in rows if row["cached"]] == ["cache, T by the plan"]
     assert rows[0]["frechet"] > 0.01  # the reference images have other seeds
@@ -170,3 +170,16 @@ def test_the_cache_is_a_point_and_so_are_plans_that_choose_t_where_the_model_lis
         assert row["steps_run"] < 10  # some second prompts are near the first ones
         assert row["starts"].get("reroll", {"reused": 0})["reused"] == 0
     assert len(figures["against_few_steps"]) == 2
+
+
+def test_few_steps_from_noise_also_run_as_a_plan_runs_them(tmp_path: Path) -> None:
+    model = tiny.build(tmp_path / "models", clip=False) / "large"
+    card = json.loads((model / "card.json").read_text())
+    (model / "card.json").write_text(json.dumps({**card, "default_steps": 10, "unprompted": 0.4}))
+    main([
+        "--model", str(model), "--count", "4", "--steps", "10", "5", "--samplers", "ddim", "--cached",
+        "--out", str(tmp_path),
+    ])  # fmt: skip
+    points = json.loads((tmp_path / "frontier.json").read_text())["figures"]["points"]
+    assert [row["way"] for row in points] == ["T = 10", "T = 5", "T = 5, first without the prompt"]
+    assert points[1]["clip"] != points[2]["clip"]
