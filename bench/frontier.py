@@ -9,8 +9,9 @@ seeds: from noise by the engine, or as the real planner plans them. The first po
 are scenes that combine object, background and style as the bundled weights never saw them. The Fréchet distance is the
 distance to images of the same prompts with other seeds, at the baseline's T and sampler.
 
-Runs of few steps from noise are also measured as the plan runs them: the first step without the prompt, where the model's
-card says so. Variety is the distance between a re-rolled image and the first image of its prompt, as a share of the baseline's.
+Runs of few steps from noise are also measured as the plan runs them: the first step without the prompt, where the
+model's card says so. Variety is the distance between a re-rolled image and the first image of its prompt, as a share
+of the baseline's.
 Copying is the likeness of reused images to their source where the plan's relation is a new topic or another user's,
 less the likeness of the baseline's image. The processor time includes PNG, lookups, states and inserts.
 

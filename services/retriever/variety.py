@@ -44,7 +44,7 @@ class Variety:
         return relation(self.request, entry, similarity).value
 
     def may_copy(self, relation: str) -> bool:
-        """Return whether an image may keep the composition of an entry of this relation. People want that of an edit."""
+        """Return whether an image may keep the composition of an entry of this relation. Edits may."""
         same = not self.enforced or self.request.variation is Variation.SAME
         return same or relation in (Relation.EDIT, Relation.REROLL)
 
