@@ -24,11 +24,10 @@ from services.cli.profiles.pairs import scene_pairs
 from services.embedder.encoder import Encoder, encoder_folder
 from services.retriever.bounds import LATENT, Near
 from services.retriever.learned import LearnedBound
+from shared.models.card_lookup import find_card
 from shared.models.learned_table import LearnedTable, learned_to_json
 
 CANDIDATES = 64
-STEPS = (5, 10, 25, 50)
-"""T of a plan with planned steps."""
 
 
 def read_profile(folder: Path) -> tuple[dict[str, Any], dict[int, list[dict[str, Any]]]]:
@@ -82,7 +81,8 @@ def main(given: Sequence[str] | None = None) -> None:
     if asked.write:
         asked.write.write_text(json.dumps(learned_to_json(bound), separators=(",", ":")) + "\n", encoding="utf-8")
     print(table(["T", "method", "pairs", "coverage", "steps saved", "of the oracle's"], rows_of(bound.report)))
-    times = {str(len(steps)): decision_ms(bound, steps) for steps in ((50,), STEPS)}
+    planned = find_card(about["model"]).auto_steps
+    times = {str(len(steps)): decision_ms(bound, steps) for steps in {(50,), planned or (50,)}}
     quantiles = {name: {f"p{p}": quantile(values, p / 100) for p in (50, 99)} for name, values in times.items()}
     print(f"milliseconds for {CANDIDATES} candidates, by the number of T: {quantiles}")
     figures = {"held_out": bound.report, "decision_ms": {"candidates": CANDIDATES, "by_number_of_t": quantiles}}

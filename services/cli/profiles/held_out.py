@@ -30,7 +30,7 @@ def labels(data: Data, kinds: tuple[str, ...], allowed: Floats) -> dict[int, Boo
 
     A start keeps its bounds if the mean change over the pairs of its kind does, for each measure (`kind_means`). One
     image proves nothing, since another seed changes an image's look and attributes too. A K counts only with all K
-    below it. Copying is bounded where the prompts are different topics.
+    below it. Copying is bounded for pairs that no planner would call an edit.
     """
     own = np.array([kinds.index(kind) for kind in data.kinds])
     return {

@@ -48,7 +48,7 @@ class Data:
     near: list[Near]
     kinds: list[str]
     topic: Bools
-    """(pairs,): by their words the two prompts are different topics, so copying is bounded."""
+    """(pairs,): by their words and similarity the second prompt is no edit of the first, so copying is bounded."""
     change: Mapping[int, Floats]
     """T → (pairs, levels, measures): change against the reference, as a share of the reference's mean."""
     ks: Mapping[int, tuple[int, ...]]
