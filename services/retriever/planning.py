@@ -260,8 +260,4 @@ def _why_noise(options: Options) -> str:
         return (
             f"Generated from noise: similar prompts are cached ({nearest.similarity:.3f}), but without a usable state."
         )
-    question = options.question
-    near = Near(LATENT, nearest.similarity, nearest.relation, nearest.prompt, question.request.prompt,
-                run_by=question.model)  # fmt: skip
-    why = options.rules.bound.why_not([near], question.request.steps)
-    return f"Generated from noise: the nearest cached prompt is {why}."
+    return f"Generated from noise: the nearest cached prompt is {nearest.reason}."
