@@ -222,7 +222,8 @@ class Cache:
     def _shelve(self, entry: Entry) -> None:
         now = self._clock.now()
         for state in entry.states:
-            self.held.put(replace(state, created_at=state.created_at or now, used_at=state.used_at or now))
+            at = replace(state, created_at=state.created_at or now, used_at=state.used_at or now)
+            self.held.put(at.bare())
             self.counts.inserted += not state.is_picture
             METRICS.inserted.labels(_label(state.step)).inc()
         if entry.states:
@@ -300,14 +301,16 @@ class Cache:
         try:
             self._check()
             await self._backends.index.remove(sorted(dead))
-            await self._backends.catalog.entries.drop_states([(state.entry_id, state.step) for state in victims])
+            dropped = await self._backends.catalog.entries.drop_states([(one.entry_id, one.step) for one in victims])
         except BaseException:
             # the rows still exist: the next insertion evicts these states again
             for state in victims:
                 self.held.put(state)
             self._unindexed |= entries
             raise
-        self.doomed.add([state.key for state in victims])
+        # The stores' states have no keys. Blobs of rows that an earlier try dropped without a reply are orphans, which
+        # the collector finds.
+        self.doomed.add([state.key for state in dropped])
         # A rebuild may have re-indexed dead entries between the two writes. Entries that lost their last latent must
         # lose their prompt vector, and those that lost their image must lose their image vector.
         spent = {entry_id for entry_id in entries if not self.shelf.alive(entry_id)}
@@ -323,12 +326,13 @@ class Cache:
         whole.
         """
         async with self._lock:
+            found = await self._backends.catalog.entries.by_ids([entry_id])
             if step == PICTURE_STEP:
-                found = await self._backends.catalog.entries.by_ids([entry_id])
                 await self._drop([entry for entry in found.values() if entry.picture_key == key])
                 return
+            named = {(one.step, one.key) for entry in found.values() for one in entry.states}
             state = self.shelf.get((entry_id, step))
-            if state is not None and state.key == key:
+            if state is not None and (step, key) in named:
                 self.shelf.remove((entry_id, step))
                 await self._take_away([state])
 

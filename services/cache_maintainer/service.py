@@ -79,7 +79,7 @@ class CacheMaintainerService(pb_grpc.CacheMaintainerServiceServicer):
         """True when the catalog must be queried for uncached jobs: at the start, and after a batch that failed."""
         # looked up once: finding a model card may take a while
         self._large = (await asyncio.to_thread(served_card, settings)).name if settings.image_tier == "large" else ""
-        states = await context.backends.catalog.entries.states()
+        states = await context.backends.catalog.entries.states(bare=True)
         shelf = state_store_of(settings, [one for one in states if not one.is_picture])
         self._pictures = Pictures(context, self._backends)
         self._checks = LiveChecks(context, self._backends)

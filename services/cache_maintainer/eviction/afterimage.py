@@ -15,7 +15,8 @@ import numpy as np
 from services.cache_maintainer.eviction.demand import Demand, Floats, Ints
 from services.cache_maintainer.eviction.entries import Entries
 from services.cache_maintainer.eviction.levels import OF, beside, of_50
-from services.cache_maintainer.eviction.scored import Key, Offer, Score, StateStore, Wish, Wished
+from services.cache_maintainer.eviction.scored import Offer, Score, StateStore, Wish, Wished
+from services.cache_maintainer.eviction.states import Key
 from services.cache_maintainer.eviction.users import START_EMA_EDGES, Users
 from shared.domain.types import State
 

@@ -11,7 +11,8 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from services.cache_maintainer.eviction.scored import Key, Policy, Score, StateStore
+from services.cache_maintainer.eviction.scored import Policy, Score, StateStore
+from services.cache_maintainer.eviction.states import Key
 from shared.domain.types import State
 
 

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
+from services.cache_maintainer.eviction.states import Key, States
 from shared.domain.types import State
 from shared.models.k_table import IMAGE_STEPS
 
 Score = tuple[float, ...]
 """Compared element by element; the state with the smallest score is evicted first."""
-Key = tuple[str, int]
-"""(entry id, step)."""
 
 
 class Wished(Protocol):
@@ -142,8 +141,7 @@ class StateStore:
         self.policy = policy
         self.bytes = 0
         self._last = 0.0
-        self._states: dict[Key, State] = {}
-        self._count: dict[str, int] = {}
+        self._states = States()
         self._heap: list[tuple[Score, Key]] = []
         for state in states:
             self.insert(state)
@@ -152,7 +150,7 @@ class StateStore:
         return len(self._states)
 
     def __iter__(self) -> Iterator[State]:
-        return iter(self._states.values())
+        return iter(self._states)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._states
@@ -162,14 +160,14 @@ class StateStore:
 
     def alive(self, entry_id: str) -> bool:
         """Return whether the entry has any state left."""
-        return entry_id in self._count
+        return self._states.has(entry_id)
 
     def insert(self, state: State) -> None:
         """Add a state, or replace the state of the same entry and step."""
         key = (state.entry_id, state.step)
-        self.remove(key)
-        self._states[key] = state
-        self._count[state.entry_id] = self._count.get(state.entry_id, 0) + 1
+        if key in self._states:
+            self.remove(key)
+        self._states.put(state)
         self.bytes += state.bytes
         self._last = max(self._last, state.used_at)
         self._push(key)
@@ -178,18 +176,14 @@ class StateStore:
         """Record that a job started from this state; ignore states that were evicted before."""
         state = self._states.get(key)
         if state is not None:
-            self._states[key] = state.used(at)
+            self._states.put(state.used(at))
             self._last = max(self._last, at)
             self._push(key)
 
     def remove(self, key: Key) -> None:
-        state = self._states.pop(key, None)
-        if state is None:
-            return
-        self.bytes -= state.bytes
-        self._count[state.entry_id] -= 1
-        if not self._count[state.entry_id]:
-            del self._count[state.entry_id]
+        state = self._states.pop(key)
+        if state is not None:
+            self.bytes -= state.bytes
 
     def score(self, key: Key) -> Score:
         return self.policy.score(self._states[key])
@@ -239,5 +233,6 @@ class StateStore:
     def _push(self, key: Key) -> None:
         heapq.heappush(self._heap, (self.score(key), key))
         if len(self._heap) > 64 + 4 * len(self._states):  # mostly outdated items
-            self._heap = [(self.score(live), live) for live in self._states]
+            keys = [(live.entry_id, live.step) for live in self._states]
+            self._heap = [(self.score(live), live) for live in keys]
             heapq.heapify(self._heap)

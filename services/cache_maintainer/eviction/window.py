@@ -6,7 +6,8 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from services.cache_maintainer.eviction.scored import Key, Policy, StateStore
+from services.cache_maintainer.eviction.scored import Policy, StateStore
+from services.cache_maintainer.eviction.states import Key
 from shared.domain.types import State
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from services.cache_maintainer.eviction import policies as shelves
-from services.cache_maintainer.eviction.scored import Key, Score, StateStore
+from services.cache_maintainer.eviction.scored import Score, StateStore
+from services.cache_maintainer.eviction.states import Key
 from shared.domain.types import State
 
 

@@ -36,6 +36,11 @@ _adding = insert(entries).values(
 _ADD = _adding.on_conflict_do_nothing().returning(e.created_at)
 _ANSWERED = sa.delete(captured).where(captured.c.job_id == sa.bindparam("of_job"))
 _STATES = sa.select(states).join(entries, e.id == s.entry_id).where(IS_READABLE).order_by(s.entry_id, s.step)
+_NONE: Any = sa.literal_column("''")
+_BARE_STATES = _STATES.with_only_columns(
+    s.entry_id, s.step, _NONE.label("key"), s.bytes, _NONE.label("codec"), _NONE.label("sha256"), s.uses,
+    s.created_at, s.used_at,
+)  # fmt: skip
 _COUNT_ENTRIES = sa.select(sa.func.count()).select_from(entries)
 _COUNT_STATES = sa.select(
     *(
@@ -132,12 +137,12 @@ def _drop_entries(connection: sa.Connection, ids: Sequence[str]) -> list[Entry]:
     return list(dropped.values())
 
 
-def _states(connection: sa.Connection) -> list[State]:
+def _states(connection: sa.Connection, bare: bool) -> list[State]:
     readable(connection.execute(sa.select(entries).where(~IS_READABLE)), lambda row: entry_of(row, ()))
     found: list[State] = []
     entry_id, at = "", 0.0
     sizes: dict[int, int] = {}
-    for rows in connection.execute(_STATES).partitions(1000):
+    for rows in connection.execute(_BARE_STATES if bare else _STATES).partitions(1000):
         for own_id, step, key, size, codec, sha256, uses, created_at, used_at in rows:
             # a start loads hundreds of thousands of states: share equal values, which most states of an entry have
             entry_id = entry_id if own_id == entry_id else own_id
@@ -221,9 +226,12 @@ class Entries(Indexed):
         """Remove entries with their states and vectors; return the removed entries."""
         return await self._database.write(_drop_entries, ids, durable=False)
 
-    async def states(self) -> list[State]:
-        """Return every live state, except of entries that only another version can read: these are not evicted."""
-        return await self._database.read(_states)
+    async def states(self, *, bare: bool = False) -> list[State]:
+        """Return every live state, except of entries that only another version can read: these are not evicted.
+
+        `bare`: without key, codec and hash, as `State.bare` returns it.
+        """
+        return await self._database.read(_states, bare)
 
     async def spent(self, limit: int = 1000) -> list[str]:
         """Return ids of entries without states whose job expired: such entries have no more use."""
