@@ -166,23 +166,28 @@ class FilesystemBlobs:
                 yield blob
 
     def _walk(self, prefix: str) -> Iterator[BlobInfo]:
+        """Yield the blobs as the folders name them: a sorted list of a million names takes 100 MiB."""
         folder = prefix.rpartition("/")[0]
         if folder:
             check_key(folder)
-        for here, folders, files in os.walk(self._root / folder):
-            under = os.path.relpath(here, self._root)
-            # only folders that can still contain a match
-            folders[:] = [
-                name
-                for name in sorted(folders)
-                if name != TEMPORARY and _may_hold(name if under == "." else f"{under}/{name}", prefix)
-            ]
-            for name in sorted(files):
-                key = name if under == "." else f"{under}/{name}"
-                if key.startswith(prefix):
-                    with suppress(FileNotFoundError):  # deleted in between
-                        seen = os.stat(os.path.join(here, name))
-                        yield BlobInfo(key, max(seen.st_size - TRAILER, 0), seen.st_mtime)
+        folders = [folder]
+        while folders:
+            under = folders.pop()
+            try:
+                names = os.scandir(self._root / under)
+            except OSError:  # the folder is gone, or is none
+                continue
+            with names:
+                for one in names:
+                    key = f"{under}/{one.name}" if under else one.name
+                    if one.is_dir():
+                        # only folders that can still contain a match
+                        if one.name != TEMPORARY and not one.is_symlink() and _may_hold(key, prefix):
+                            folders.append(key)
+                    elif key.startswith(prefix):
+                        with suppress(FileNotFoundError):  # deleted in between
+                            seen = one.stat()
+                            yield BlobInfo(key, max(seen.st_size - TRAILER, 0), seen.st_mtime)
 
     async def url(self, key: str, lifetime_s: float) -> str | None:
         check_key(key)

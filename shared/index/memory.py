@@ -196,6 +196,7 @@ class MemoryIndex:
 
     def __init__(self, *, exact_up_to: int = EXACT_UP_TO) -> None:
         self._exact_up_to = exact_up_to
+        self._held_back = False
         self._spaces: dict[tuple[str, int], _Space] = {}
         self._growing: asyncio.Task[None] | None = None
 
@@ -220,6 +221,18 @@ class MemoryIndex:
             if key not in self._spaces:
                 self._spaces[key] = _Space(key[1], self._exact_up_to)
             self._spaces[key].add(its, rows)
+        if not self._held_back:
+            self._start_growing()
+
+    def hold_back(self) -> None:
+        """Leave the graph as it is until `let_grow`: its growth takes half the processor time of a start."""
+        self._held_back = True
+
+    def let_grow(self) -> None:
+        self._held_back = False
+        self._start_growing()
+
+    def _start_growing(self) -> None:
         if self._growing is None and any(space.extend_graph() for space in self._spaces.values()):
             self._growing = asyncio.create_task(self._grow(), name="index graph")
 

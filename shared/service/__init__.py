@@ -126,6 +126,7 @@ async def running(
                 started.append(service)
         for server in servers:
             await server.start()
+        backends.started()
         for name in ("", *needs):
             await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
         asking = asyncio.create_task(Readiness(backends, health_servicer, needs).run())

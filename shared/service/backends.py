@@ -33,6 +33,13 @@ class Backends:
     catalog: Catalog
     lock: DataDirLock | None = None
 
+    def started(self) -> None:
+        """Let the index in memory build the graph that `open_backends` held back."""
+        from shared.index.memory import MemoryIndex
+
+        if isinstance(self.index, MemoryIndex):
+            self.index.let_grow()
+
     async def close(self) -> None:
         await self.bus.close()
         await self.index.close()
@@ -61,7 +68,8 @@ async def open_backends(settings: Settings, ports: Collection[str] = PORTS) -> B
     """Open the backends of the settings; first take the data directory's lock if only one process may work there.
 
     In a cluster only `ports` are opened. A server that is away is retried for `connect_wait_s` seconds, then
-    UnavailableError names it. Raises StoreMismatchError when catalog and blob store do not belong together.
+    UnavailableError names it. The graph of an index in memory grows after `started`. Raises StoreMismatchError when
+    catalog and blob store do not belong together.
     """
     local = works_in_data_dir(settings)
     wanted = PORTS if local else ports
@@ -83,6 +91,7 @@ async def open_backends(settings: Settings, ports: Collection[str] = PORTS) -> B
         if {"catalog", "blobs"} <= set(wanted):
             await _patiently(lambda: _paired(settings, made["catalog"], made["blobs"]), until)
         if made["index"].process_local:
+            made["index"].hold_back()
             await rebuild_index(made["catalog"], made["index"])
         opened.pop_all()  # all are open: the caller closes them from now on
         return Backends(**made, lock=lock)

@@ -130,7 +130,8 @@ class ExpectedStateStore(StateStore):
         if slot is None:  # no admission: the user is unknown
             offer = Offer(state.entry_id, "", 0, (state.step,), (state.bytes,), state.created_at)
             slot = self._open(offer, self._users.of(_nobody(state.entry_id)))
-        self._entries.used_at[slot] = max(self._entries.used_at[slot], state.used_at)
+        if state.used_at > self._entries.used_at[slot]:
+            self._entries.used_at[slot] = state.used_at
         place = self._place_of(state.step, int(self._entries.total[slot]))
         self._entries.held[slot] |= 1 << place
         if state.step != self.demand.levels[place]:

@@ -248,6 +248,9 @@ async def test_a_start_reads_equal_values_of_states_and_items_once(catalog: Cata
     assert len({id(state.entry_id) for state in states}) == 2
     assert len({id(state.codec) for state in states}) == len({id(state.bytes) for state in states}) == 1
     assert len({id(at) for state in states for at in (state.created_at, state.used_at)}) <= 2
+    bare = await catalog.entries.states(bare=True)
+    assert bare == [state.bare() for state in states]
+    assert {(state.key, state.codec, state.sha256) for state in bare} == {("", "", "")}
     assert all(
         state == read for state, read in zip(states[:3], (await catalog.entries.page(9))[0][1].states, strict=True)
     )

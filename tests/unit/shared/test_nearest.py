@@ -74,6 +74,21 @@ async def test_a_half_built_graph_finds_the_same(monkeypatch: pytest.MonkeyPatch
     await half.close()
 
 
+async def test_a_graph_that_is_held_back_grows_later_and_finds_the_same() -> None:
+    rows = np.random.default_rng(3).standard_normal((50, 16)).astype(np.float32)
+    index, space = MemoryIndex(exact_up_to=4), ("whole", 16)
+    index.hold_back()
+    await index.add([IndexItem(f"{number:02}", {"whole": row}) for number, row in enumerate(rows)])
+    await index.settled()
+    assert len(index._spaces[space]._waiting) == 50
+    before = await index.search("whole", unit(rows[3], "query"), IndexFilter(), 5)
+    index.let_grow()
+    await index.settled()
+    assert not index._spaces[space]._waiting
+    assert await index.search("whole", unit(rows[3], "query"), IndexFilter(), 5) == before
+    await index.close()
+
+
 def test_few_rows_outside_the_graph_are_copied_and_many_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copying 90,000 rows for each search took 50 ms while a graph of 100,000 was built."""
     compared = list[int]()

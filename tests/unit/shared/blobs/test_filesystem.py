@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -36,4 +37,21 @@ async def test_a_file_where_a_folder_is_wanted_is_an_error(tmp_path: Path) -> No
     await blobs.put("deep", b"a file")
     with pytest.raises(BlobUnavailableError, match="deep/er"):
         await blobs.put("deep/er", b"x")
+    await blobs.close()
+
+
+async def test_the_names_of_a_folder_are_not_all_held_at_once(tmp_path: Path) -> None:
+    """A cache of 100,000 entries has a folder of 900,000 states."""
+    blobs = await FilesystemBlobs.open(str(tmp_path / "blobs"))
+    (tmp_path / "blobs" / "states").mkdir()
+    names = {f"{number:04}{'x' * 190}" for number in range(3000)}
+    for name in names:
+        (tmp_path / "blobs" / "states" / name).touch()
+    listing = blobs.list("states/")
+    tracemalloc.start()
+    first = await anext(listing)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 500_000  # a list of all names takes 750,000
+    assert {first.key, *[blob.key async for blob in listing]} == {f"states/{name}" for name in names}
     await blobs.close()

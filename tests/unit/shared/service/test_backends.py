@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shared.blobs.filesystem import FilesystemBlobs
 from shared.bus import open_bus
 from shared.catalog import open_catalog
 from shared.domain.errors import ConfigurationError
+from shared.domain.types import IndexItem
 from shared.index import Hnsw
-from shared.index.memory import MemoryIndex
+from shared.index.memory import EXACT_UP_TO, MemoryIndex
 from shared.runtime.settings import Settings
 from shared.service import backends
 from shared.service.backends import open_backends
@@ -41,6 +43,19 @@ async def test_keys_and_graph_settings_reach_the_adapters(tmp_path: Path, monkey
     await (await open_backends(settings)).close()
     assert (asked["access_key"], asked["secret_key"]) == ("me", "hidden")
     assert asked["hnsw"] == Hnsw(ef=77, exact_up_to=2000)
+
+
+async def test_the_graph_of_an_index_in_memory_grows_once_the_services_are_started(tmp_path: Path) -> None:
+    opened = await open_backends(Settings(data_dir=tmp_path))
+    assert isinstance(opened.index, MemoryIndex)
+    rows = np.random.default_rng(1).standard_normal((EXACT_UP_TO + 1, 2)).astype(np.float32)
+    await opened.index.add([IndexItem(f"{number:04}", {"whole": row}) for number, row in enumerate(rows)])
+    (space,) = opened.index._spaces.values()
+    assert len(space._waiting) == len(rows)
+    opened.started()
+    await opened.index.settled()
+    assert not space._waiting
+    await opened.close()
 
 
 @pytest.mark.parametrize(
