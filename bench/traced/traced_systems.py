@@ -134,7 +134,7 @@ class SystemRun:
         """Generate every unanswered row in the trace's order; `advance` is called with the number of rows just
         finished."""
         own = {"data_dir": self.folder / "data", "catalog_url": "", "blobs_url": "", "listen": "127.0.0.1:0"}
-        own["reuse_rules"] = "paper"
+        own["reuse_rules"] = "paper"  # unless the system names others
         changed = settings.model_copy(update={**own, "metrics_listen": "", **self.system.changes})
         complete = Settings(**changed.model_dump())
         if self.system.raised_by:
