@@ -31,7 +31,7 @@ from services.replay.study_file import Study, read_study
 
 REPLAY = Path(__file__).parents[1] / "replay"
 STUDIES = sorted(path.parent.name for path in REPLAY.glob("*/study.toml"))
-OURS = ("afterimage", "afterimage-int8")
+OURS = ("afterimage", "afterimage-int8", "afterimage-auto")
 PUBLISHED = ("flexcache", "nirvana-without-predictor", "fifo", "lru")
 SMALLER = ("afterimage-int6", "afterimage-int4")
 PLOTS = ("steps_saved", "hit_rate")
@@ -41,6 +41,9 @@ MORE_PLOTS = {
         "evictions", "bytes", *(f"{plot}_{states}" for states in BUDGETS for plot in ("k", "reuse_age"))
     ),
     "later_days": ("fairness_1000",),
+    "small_states": ("relations_1000",),
+    "small_states_later": ("relations_1000",),
+    "small_states_earlier": ("relations_1000",),
     "timed": ("latency_10000",),
     "timed_full": ("latency_10000",),
 }  # fmt: skip

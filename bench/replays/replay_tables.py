@@ -17,9 +17,11 @@ from bench.measuring.marks import placed, places
 from bench.measuring.recording import share, table
 from bench.replays.replay_days import AHEAD, OURS, PUBLISHED, REPLAY
 from services.replay.results.compare import label
+from services.replay.results.relations import RELATIONS
 
 PAGES = sorted(REPLAY.rglob("*.md"))
 COMMAND = "python -m bench.replays.replay_tables"
+NEVER_EVICTS, LRBU = "infinite", "lrbu-hits"
 
 Summary = Mapping[str, Any]
 Rows = Sequence[Sequence[object]]
@@ -81,6 +83,32 @@ def _alike(summary: Summary, name: str) -> bool:
     """Return whether the policy reuses latents and evicts, as OURS do; such policies share one similarity → K table."""
     policy = summary["settings"]["policies"][name]
     return policy["reuses"] == "latent" and not policy["unlimited"]
+
+
+def relations(summary: Summary, folder: Path) -> str:
+    """Tabulate the saving at the smallest budget by relation, with and without re-rolls.
+
+    The saving is also a share of that of NEVER_EVICTS, and a multiple of that of LRBU with the same lookups.
+    """
+    first = summary["budgets"][0]
+    policies = first["policies"]
+
+    def compared(name: str, key: str) -> list[str]:
+        mine, all_kept, lrbu = (policies[one][key] for one in (name, NEVER_EVICTS, LRBU))
+        return [share(mine), share(mine / all_kept, 1), f"{mine / lrbu:.2f}×"]
+
+    rows = [
+        [
+            f"`{name}`",
+            *compared(name, "steps_saved"),
+            *(share(one["by_relation"][kind.value]["steps_saved"] / one["steps_saved"], 1) for kind in RELATIONS),
+            *compared(name, "steps_saved_without_rerolls"),
+        ]
+        for name, one in policies.items()
+    ]
+    beside = [f"of `{NEVER_EVICTS}`", f"times `{LRBU}`"]
+    heads = ["steps saved", *beside, *RELATIONS.values(), "without re-rolls", *beside]
+    return table([f"{first['states']:,} {first['of']}", *heads], rows)
 
 
 def tenths(summary: Summary, folder: Path) -> str:
@@ -170,7 +198,7 @@ def timed(summary: Summary, folder: Path) -> str:
 
 
 KINDS: Mapping[str, Callable[[Summary, Path], str]] = {
-    made.__name__: made for made in (steps, ahead, tenths, speed, fairness, predictor, predictors, timed)
+    made.__name__: made for made in (steps, ahead, relations, tenths, speed, fairness, predictor, predictors, timed)
 }
 
 

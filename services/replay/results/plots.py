@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from services.replay.results.compare import label
 from services.replay.results.figures import AGES_S
+from services.replay.results.relations import RELATIONS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,6 +37,8 @@ def plots(folder: Path, summary: Summary) -> list[Path]:
     ]
     for budget in summary["budgets"]:
         made.append(_k_histogram(folder / f"k_{budget['states']}.png", budget))
+        if all("by_relation" in one for one in budget["policies"].values()):
+            made.append(_relations(folder / f"relations_{budget['states']}.png", budget))
         if any(one["timed"] for one in budget["policies"].values()):
             made.append(_latencies(folder / f"latency_{budget['states']}.png", budget))
         made.append(_ages(folder / f"reuse_age_{budget['states']}.png", budget))
@@ -86,19 +89,38 @@ def _against_budget(path: Path, summary: Summary, what: str, words: str) -> Path
 
 def _k_histogram(path: Path, budget: Budget) -> Path:
     """Plot the shares of requests by K, noise at the left."""
-    from matplotlib import pyplot
-
-    policies = budget["policies"]
-    ks = sorted({int(k) for one in policies.values() for k in one["k_histogram"]})
-    figure, axes = pyplot.subplots(figsize=(9, 1 + 0.35 * len(policies)), layout="constrained")
-    left, names = [0.0] * len(policies), [label(name, one["surrogate"]) for name, one in policies.items()]
-    for place, k in enumerate(ks):
-        part = [one["k_histogram"].get(str(k), 0) / max(one["requests"], 1) for one in policies.values()]
-        axes.barh(names, part, left=left, color=BAND[place % len(BAND)], label=f"K = {k}")
-        left = [so_far + more for so_far, more in zip(left, part, strict=True)]
-    axes.invert_yaxis()
+    policies = budget["policies"].values()
+    ks = sorted({int(k) for one in policies for k in one["k_histogram"]})
+    parts = {f"K = {k}": [one["k_histogram"].get(str(k), 0) / max(one["requests"], 1) for one in policies] for k in ks}
+    figure, axes = _stacked(budget, parts, BAND)
     axes.set(xlabel=f"share of requests, {_room(budget)}", xlim=(0, 1))
     return _saved(path, figure, axes)
+
+
+def _relations(path: Path, budget: Budget) -> Path:
+    """Plot the share of steps saved by relation, re-rolls at the right."""
+    policies = budget["policies"].values()
+    parts = {
+        words: [one["by_relation"][relation.value]["steps_saved"] for one in policies]
+        for relation, words in reversed(RELATIONS.items())
+    }
+    figure, axes = _stacked(budget, parts, COLOURS)
+    axes.set(xlabel=f"share of steps saved, {_room(budget)}")
+    return _saved(path, figure, axes)
+
+
+def _stacked(budget: Budget, parts: Mapping[str, Sequence[float]], colours: Sequence[str]) -> tuple[Figure, Axes]:
+    """Return a bar for each policy, with its parts from left to right."""
+    from matplotlib import pyplot
+
+    names = [label(name, one["surrogate"]) for name, one in budget["policies"].items()]
+    figure, axes = pyplot.subplots(figsize=(9, 1 + 0.35 * len(names)), layout="constrained")
+    left = [0.0] * len(names)
+    for place, (words, part) in enumerate(parts.items()):
+        axes.barh(names, part, left=left, color=colours[place % len(colours)], label=words)
+        left = [so_far + more for so_far, more in zip(left, part, strict=True)]
+    axes.invert_yaxis()
+    return figure, axes
 
 
 def _ages(path: Path, budget: Budget) -> Path:

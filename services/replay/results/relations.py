@@ -12,6 +12,11 @@ from services.replay.traces.trace import Trace
 from services.retriever.relation import CLOSE_WORDS, jaccard, normalised
 from shared.domain.types import Relation
 
+RELATIONS = {
+    Relation.REROLL: "re-rolls", Relation.EDIT: "edits", Relation.TOPIC: "new topics", Relation.OTHER: "other users",
+}  # fmt: skip
+"""Names of the relations in tables and plots."""
+
 
 def by_relation(made: Decisions, trace: Trace, warmup: int, steps: int) -> dict[str, dict[str, float]]:
     """Return for each relation the share of the counted requests that it started, and the share of all steps that it

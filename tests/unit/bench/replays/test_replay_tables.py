@@ -69,6 +69,21 @@ def test_tables_say_what_was_replayed(made: Path, tmp_path: Path) -> None:
     assert written(said, tmp_path / "kept") == said
 
 
+def test_a_saving_is_split_by_relation_and_compared_with_and_without_rerolls(tmp_path: Path) -> None:
+    def one(reroll: float, edit: float) -> dict[str, object]:
+        kinds = {"reroll": reroll, "edit": edit, "topic": 0.03, "other": 0.01}
+        saved = {"steps_saved": sum(kinds.values()), "steps_saved_without_rerolls": edit + 0.04}
+        return {**saved, "by_relation": {kind: {"steps_saved": share} for kind, share in kinds.items()}}
+
+    budget = {"states": 1000, "of": "states", "policies": {"lrbu-hits": one(0.08, 0.04), "infinite": one(0.12, 0.08)}}
+    (tmp_path / "days").mkdir()
+    (tmp_path / "days" / "summary.json").write_text(json.dumps({"budgets": [budget]}))
+    said = written(place("relations_days"), tmp_path)
+    kinds = "50.0 % | 25.0 % | 18.8 % | 6.2 %"
+    assert f"| `lrbu-hits` | 16.00 % | 66.7 % | 1.00× | {kinds} | 8.00 % | 66.7 % | 1.00× |" in said
+    assert "| `infinite` | 24.00 % | 100.0 % | 1.50× |" in said
+
+
 def test_text_around_a_table_stays(tmp_path: Path) -> None:
     assert written("no table <!-- here -->\n", tmp_path) == "no table <!-- here -->\n"
 

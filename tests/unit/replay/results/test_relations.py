@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from services.replay.results.figures import Run, figures
+from services.replay.results.plots import plots
 from services.replay.results.relations import by_relation, without_rerolls
 from services.replay.simulated.decisions import nothing_decided
 from tests.unit.replay.house import trace_of
@@ -35,3 +37,13 @@ def test_each_start_has_the_relation_of_its_users_and_words() -> None:
     assert summary["by_relation"] == found
     assert sum(one["steps_saved"] for one in found.values()) == pytest.approx(summary["steps_saved"])
     assert summary["steps_saved_without_rerolls"] == without_rerolls(found)
+
+
+def test_the_saving_of_each_relation_is_plotted(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    made = replace(nothing_decided(7), start_step=np.full(7, 5, np.int16), source=np.zeros(7, np.int32))
+    one = figures(Run("p", "", False, False, 1, made, 1.0, 1.0), trace_of(PROMPTS, USERS), 1, 50)
+    budget = {"states": 20, "of": "states", "bound": None, "policies": {"lru": one}}
+    assert tmp_path / "relations_20.png" in plots(tmp_path, {"budgets": [budget]})
+    del one["by_relation"]  # as in summaries that were recorded before
+    assert tmp_path / "relations_20.png" not in plots(tmp_path, {"budgets": [budget]})
