@@ -165,10 +165,12 @@ def kind_means(data: Data, kinds: Sequence[str]) -> dict[int, tuple[Floats, Floa
     Means are monotone over K (isotonic regression). Errors come from the spread of single images about the mean of
     their kind, pooled over the kinds.
     """
-    own = np.array([kinds.index(kind) for kind in data.kinds])
-    count = np.maximum(np.bincount(own, minlength=len(kinds)), 1)
+    of_kind = np.array([kinds.index(kind) for kind in data.kinds])
     found = {}
-    for steps, change in data.change.items():
+    for steps, every in data.change.items():
+        known = np.isfinite(every).all(axis=(1, 2))  # some pairs may be measured at other T alone
+        change, own = every[known], of_kind[known]
+        count = np.maximum(np.bincount(own, minlength=len(kinds)), 1)
         means = np.stack([change[own == kind].mean(axis=0) for kind in range(len(kinds))])
         spread = np.sqrt(((change - means[own]) ** 2).sum(axis=0) / max(len(own) - len(kinds), 1))
         flat = np.moveaxis(means, 1, 0).reshape(len(data.ks[steps]), -1)
