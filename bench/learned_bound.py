@@ -72,7 +72,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", type=Path, help="file for the fitted bound")
     asked = parser.parse_args(given)
     on, read = machine(), [read_profile(folder) for folder in asked.profile]
-    about, data = read[0][0], data_of([records for _, records in read])
+    about, data = read[0][0], data_of([records for _, records in read], borrow=not read[0][0].get("unprompted"))
     if few := too_few(data):
         raise SystemExit(f"no learned bound: {few}")
     encoder = Encoder(encoder_folder(asked.encoder))

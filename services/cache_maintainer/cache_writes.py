@@ -308,7 +308,7 @@ class Cache:
                 self.held.put(state)
             self._unindexed |= entries
             raise
-        # The stores' states have no keys. Blobs of rows that an earlier try dropped without a reply are orphans, which
+        # States in memory hold no keys. Blobs of rows that an earlier try dropped without a reply are orphans, which
         # the collector finds.
         self.doomed.add([state.key for state in dropped])
         # A rebuild may have re-indexed dead entries between the two writes. Entries that lost their last latent must

@@ -181,9 +181,11 @@ class LearnedBound(Bound):
             return f"not similar enough: {similarity:.3f} is not above {floor:.3f}"
         if not any(_measured(table.levels, steps) for table in tables):
             return f"not usable: no run of {steps} steps or fewer was profiled"
-        if any(not one.may_copy and self.latest([one._replace(may_copy=True)], steps)[0] for one in near):
-            copied = "the image would keep the composition of an image that this request does not edit"
-            return f"not usable: {copied} (similarity {similarity:.3f}; variation=same allows it)"
+        if not near[0].may_copy:
+            return (
+                f"not usable: such a start lost quality or kept too much of an image that this request does not edit, "
+                f"when profiled (similarity {similarity:.3f}; variation=same allows likeness)"
+            )
         return f"not usable: such a change of the prompt lost quality when profiled (similarity {similarity:.3f})"
 
     def note(self, near: Near) -> str:

@@ -206,6 +206,7 @@ def _started(options: Options, base: Plan, best: Option) -> Plan:
         weights_hash=hashes.get(first.model, "") if best.is_image else base.weights_hash,
         miss_model=question.model,
         miss_steps=options.noise.steps if question.choices else 0,
+        miss_prompted_from=options.noise.prompted_from,
         relation=best.candidate.relation,
         root=entry.root_id,
         reason=_why_started(options, best, runs),

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from services.retriever.relation import normalised
-from shared.domain.types import Entry, Plan, Request
+from shared.domain.types import Entry, Plan, Request, Scope
 
 SEEN_IMAGES = 10_000
 """Newest images in which a user's prompts and roots are looked up, about 1 KB each."""
@@ -31,10 +31,12 @@ class Image(NamedTuple):
     """Digest of the normalised prompt."""
     seed: int | None
     root: str
+    shared: bool = False
+    """Others of the tenant may see the entry; a private one must not show in their plans."""
 
     @classmethod
     def of(cls, one: Request | Entry, root: str = "") -> Image:
-        return cls((one.tenant, one.user), _digest(one.prompt), one.seed, root)
+        return cls((one.tenant, one.user), _digest(one.prompt), one.seed, root, one.scope is not Scope.PRIVATE)
 
     @property
     def plan_id(self) -> str:
@@ -46,7 +48,11 @@ class Image(NamedTuple):
         tenant, user = self.owner
         yield (tenant,)
         yield "root", tenant, self.root
-        yield "asked", tenant, self.prompt
+        yield "started", tenant, self.prompt, self.root
+        yield "started", tenant, self.prompt, self.root, self.seed
+        if self.shared:
+            yield "asked", tenant, self.prompt
+            yield "asked", tenant, self.prompt, self.seed
         if user:
             yield "user", self.owner
             yield "seen", self.owner, self.root
@@ -123,11 +129,18 @@ class Seen:
         had = counts["prompt", image.owner, image.prompt] > 0
         return had and not counts["seed", image.owner, image.prompt, image.seed]
 
-    def asked_by_others(self, request: Request) -> bool:
-        """Return whether another user of the tenant, or an unknown one, had an image of this prompt before."""
+    def asked_before(self, request: Request) -> bool:
+        """Return whether the tenant had an image of this prompt before that others may see, and none of this seed."""
         image, counts = Image.of(request), self._long.counts
-        own = counts["prompt", image.owner, image.prompt]  # 0 for an unknown user
-        return counts["asked", request.tenant, image.prompt] > own
+        asked = "asked", request.tenant, image.prompt
+        return counts[asked] > 0 and not counts[*asked, image.seed]
+
+    def has_started(self, request: Request, root: str) -> bool:
+        """Return whether an image of this prompt and another seed, by any user of the tenant, descends from the
+        root."""
+        image, counts = Image.of(request), self._long.counts
+        started = "started", request.tenant, image.prompt, root
+        return counts[started] > counts[*started, image.seed]
 
     def has_seen(self, owner: Owner, root: str) -> bool:
         """Return whether an image of this user descends from the root."""

@@ -81,10 +81,7 @@ def starts_noise(question: Question, rules: Rules, varied: bool = False) -> list
 
     varied: the image must differ from other images of its prompt, so variety is bounded too.
     """
-    request, own = question.request, question.request.steps
-    # without guidance there is no unconditional pass; a negative prompt would take the place of the empty one
-    plain = question.choices and request.guidance > 1 and not request.negative_prompt
-    unprompted = rules.prompted_from if plain else None
+    own, unprompted = question.request.steps, rules.prompted_from if question.choices else None
     able = [steps for steps in question.steps if steps == own or rules.bound.noise(steps, varied)]
     return [
         Start(question.model, steps, cost=float(steps), prompted_from=unprompted(steps) if unprompted else 0)

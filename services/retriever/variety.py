@@ -44,9 +44,8 @@ class Variety:
         return relation(self.request, entry, similarity).value
 
     def may_copy(self, relation: str) -> bool:
-        """Return whether an image may keep the composition of an entry of this relation. Edits may."""
-        same = not self.enforced or self.request.variation is Variation.SAME
-        return same or relation in (Relation.EDIT, Relation.REROLL)
+        """Return whether an image may keep the composition of an entry of this relation: only an edit may."""
+        return not self.enforced or self.request.variation is Variation.SAME or relation == Relation.EDIT
 
     def refuses(self, candidate: Candidate, entry: Entry, rerolls: bool) -> str:
         """Return why the request may not start from this entry; empty when it may. rerolls: the request is a
@@ -67,12 +66,13 @@ class Variety:
         return rerolls or self.further
 
     def matters(self, candidates: Collection[Candidate] = ()) -> bool:
-        """Return whether the image must differ from others of its prompt: the request is a re-roll, or another user
-        had an image of the prompt."""
+        """Return whether the image must differ from others of its prompt: the request is a re-roll or for several
+        images, or the tenant had an image of the prompt before."""
         request = self.request
         if not self.enforced or request.variation is Variation.SAME:
             return False
-        return request.variation is Variation.NEW or self.rerolls(candidates) or self.seen.asked_by_others(request)
+        several = request.variation is Variation.NEW or bool(self.taken_seeds)
+        return several or self.rerolls(candidates) or self.seen.asked_before(request)
 
     def closest(self, candidates: Collection[Candidate] = ()) -> Relation:
         """Return the closest relation to any candidate; without one, the relation to an entry that was not found."""
@@ -106,6 +106,8 @@ class Variety:
             return f"{asked}, and the user has seen an image of this root"
         if not own and self.seen.repeats(request, entry):
             return "its root is another user's image of the same prompt, which the new image would resemble"
+        if not own and self.seen.has_started(request, entry.root_id):
+            return "another user's image of the same prompt starts from this root"
         return self._too_often(entry, owner)
 
     def _too_often(self, entry: Entry, owner: Owner) -> str:

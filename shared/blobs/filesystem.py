@@ -166,7 +166,7 @@ class FilesystemBlobs:
                 yield blob
 
     def _walk(self, prefix: str) -> Iterator[BlobInfo]:
-        """Yield the blobs as the folders name them: a sorted list of a million names takes 100 MiB."""
+        """Yield the blobs, in the order of the folders: a sorted list of a million names takes 100 MiB."""
         folder = prefix.rpartition("/")[0]
         if folder:
             check_key(folder)
@@ -175,7 +175,7 @@ class FilesystemBlobs:
             under = folders.pop()
             try:
                 names = os.scandir(self._root / under)
-            except OSError:  # the folder is gone, or is none
+            except OSError:  # the folder is gone, or is a file
                 continue
             with names:
                 for one in names:

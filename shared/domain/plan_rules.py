@@ -207,7 +207,7 @@ def degrade(plan: Plan, why: str) -> Plan:
         plan,
         source=PlanSource.NOISE,
         model=model,
-        may_run=(ModelPlan(model, 0, steps=plan.miss_steps or None),),
+        may_run=(ModelPlan(model, 0, steps=plan.miss_steps or None, prompted_from=plan.miss_prompted_from),),
         capture_steps=captured,
         fallback=None,
         start_step=0,

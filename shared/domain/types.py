@@ -242,6 +242,8 @@ class Plan(Stored):
     """Model that runs the plan from noise when its start is lost; empty: `model`."""
     miss_steps: int = 0
     """T of that run; 0: the request's."""
+    miss_prompted_from: int = 0
+    """Steps of that run before which it does not see its prompt."""
     fallback: Plan | None = None
     """Image hit that replaces this latent hit when no worker runs its model. Only for requests that name no model."""
     relation: str = ""

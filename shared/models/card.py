@@ -140,7 +140,8 @@ class ModelCard:
 
     def prompted_from(self, steps: int) -> int:
         """Return the number of steps that run without the prompt first, from noise, where a plan chose T = `steps`."""
-        return math.ceil(self.unprompted * steps) if steps < self.default_steps else 0
+        share = round(self.unprompted * steps, 9)  # .07 of 100 is 7.000000000000001
+        return min(math.ceil(share), steps - 1) if steps < self.default_steps else 0
 
     def step_in(self, step: int, of: int, steps: int) -> int:
         """Return the step in a run of `steps` that equals `step` of `of`; 0 if no step has the same noise level."""

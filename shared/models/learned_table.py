@@ -80,6 +80,8 @@ class LearnedTable:
     images_from: str = ""
     """The model whose images are the start; empty: the model's own latents."""
     images_weights_hash: str = ""
+    unprompted: float = 0.0
+    """ModelCard.unprompted of the measured runs."""
     report: Mapping[str, Any] = field(default_factory=dict)
     """Held-out figures."""
     source: str = ""
@@ -96,6 +98,8 @@ class LearnedTable:
             return "it was fitted with other weights"
         if self.encoder_hash != encoder.hash:
             return "it was fitted with another encoder"
+        if self.unprompted != card.unprompted:
+            return f"it was fitted with unprompted = {self.unprompted:g}"
         return "" if self.alpha == alpha else f"its margins are calibrated for alpha {self.alpha:g}"
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +83,6 @@ async def load_codecs(profiles: Profiles, card: ModelCard) -> CodecChoice | None
     return choice or await asyncio.to_thread(shipped_codecs, card)
 
 
-@lru_cache(maxsize=8)
 def shipped_codecs(card: ModelCard) -> CodecChoice | None:
     """Return the codecs beside the weights; None without the file, and for other weights."""
     path = None if card.is_noop else Path(card.folder) / FILE

@@ -82,6 +82,7 @@ def learned_table(
         levels,
         floor_of(data, kept),
         "" if pictures else about["codec"],
+        unprompted=about.get("unprompted", 0.0),
         **pictures,
         report=report(data, found, alone, kept, alpha),
     )

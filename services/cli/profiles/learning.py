@@ -55,7 +55,7 @@ class Data:
     noise: Mapping[int, Floats]
     """T → (pairs, measures): the same for runs of T from noise; nan where not measured."""
     measured: Mapping[int, Bools]
-    """T → (pairs,): False where `change` was borrowed from another T."""
+    """T → (pairs,): False where `change` was borrowed from another T, or is nan."""
     records: list[Mapping[int, Mapping[int, Mapping[str, Any]]]]
     """Each pair's records: T → K → record."""
 
@@ -77,10 +77,11 @@ Records = Mapping[int, Sequence[Mapping[str, Any]]]
 """T → the records of its rows.jsonl."""
 
 
-def data_of(profiles: Sequence[Records]) -> Data:
+def data_of(profiles: Sequence[Records], borrow: bool = True) -> Data:
     """Return the pairs of one or more profiles of the same models.
 
-    Where a pair has no records of some T, its changes are borrowed from a T whose levels have the same noise levels.
+    borrow: where a pair has no records of some T, it takes the changes of a T whose levels have the same noise levels.
+    That needs equal runs: not where few steps began without the prompt. Without it, such changes are nan.
     """
     ks: dict[int, tuple[int, ...]] = {}
     pairs: dict[tuple[int, int], dict[int, dict[int, Mapping[str, Any]]]] = {}
@@ -107,7 +108,8 @@ def data_of(profiles: Sequence[Records]) -> Data:
     change = {steps: changes(steps, ks[steps]) for steps in sorted(ks, reverse=True)}
     noise = {steps: changes(steps, (0,))[:, 0] for steps in change}
     measured = {steps: np.asarray(np.isfinite(values).all(axis=(1, 2))) for steps, values in change.items()}
-    _borrow(change, ks, measured)
+    if borrow:
+        _borrow(change, ks, measured)
     topic = np.array([_topic(one) for one in near])
     kinds = [kind_of(row["kind"], row["changed"]) for row in first]
     return Data(near, kinds, topic, change, ks, _some(noise), measured, [*pairs.values()])
@@ -164,11 +166,14 @@ def kind_means(data: Data, kinds: Sequence[str]) -> dict[int, tuple[Floats, Floa
 
     Means are monotone over K (isotonic regression). Errors come from the spread of single images about the mean of
     their kind, pooled over the kinds.
+
+    At few steps, an image may start from a state of the reference's T, whose first steps saw a prompt: copying counts
+    as the more of the two, at equal noise levels.
     """
     of_kind = np.array([kinds.index(kind) for kind in data.kinds])
     found = {}
     for steps, every in data.change.items():
-        known = np.isfinite(every).all(axis=(1, 2))  # some pairs may be measured at other T alone
+        known = np.isfinite(every).all(axis=(1, 2))
         change, own = every[known], of_kind[known]
         count = np.maximum(np.bincount(own, minlength=len(kinds)), 1)
         means = np.stack([change[own == kind].mean(axis=0) for kind in range(len(kinds))])
@@ -177,6 +182,12 @@ def kind_means(data: Data, kinds: Sequence[str]) -> dict[int, tuple[Floats, Floa
         smooth = [IsotonicRegression(increasing=False).fit_transform(data.ks[steps], one) for one in flat.T]
         monotone = np.moveaxis(np.stack(smooth, axis=1).reshape(-1, len(kinds), means.shape[2]), 0, 1)
         found[steps] = monotone, spread / np.sqrt(count)[:, None, None]
+    most = max(found)
+    levels = [0.0, *(k / most for k in data.ks[most])]
+    for steps, (mean, _) in found.items():
+        for own, reference in zip(mean[..., COPYING], found[most][0][..., COPYING], strict=True):
+            at = np.interp([k / steps for k in data.ks[steps]], levels, [0.0, *reference])
+            own[:] = np.minimum(own, at)
     return found
 
 

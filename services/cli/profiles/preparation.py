@@ -61,6 +61,7 @@ def prepared(
         "codec": codec,
         "fresh_noise": fresh_noise,
         "judged": known,
+        **({"unprompted": card.unprompted} if card.unprompted else {}),
     }
     if settings.sampler != "auto":  # rows of earlier versions have the card's sampler
         about["sampler"] = card.sampler_id

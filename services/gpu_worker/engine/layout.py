@@ -58,7 +58,7 @@ def _step_group(rows: Sequence[Row], forward: Forward, batch_invariant: int) -> 
 
 def _guided(rows: Sequence[Row], latents: Tensor, forward: Forward, batch_invariant: int) -> Tensor:
     """Apply classifier-free guidance per row; rows without guidance add no unconditional pass."""
-    firsts = [row.negative if row.negative is not None and row.unprompted else row.encoding for row in rows]
+    firsts = [row.blank if row.blank is not None and row.unprompted else row.encoding for row in rows]
     negatives = {i: row.negative for i, row in enumerate(rows) if row.negative is not None and not row.unprompted}
     guided = list(negatives)
     owners = [*range(len(rows)), *guided]

@@ -59,6 +59,7 @@ def make_row(family: Family, task: Task) -> Row:
         started=done,
         encoding=family.encode_prompt(task.prompt),
         negative=family.encode_prompt(task.negative_prompt, negative=True) if guided else None,
+        blank=family.encode_prompt("", negative=True) if done < task.prompted_from else None,
         generator=generator,
         renew=renew,
         noises=carried_noises(task, schedule),

@@ -128,6 +128,8 @@ class Row:
     encoding: PromptEncoding
     negative: PromptEncoding | None
     """None without guidance (guidance ≤ 1, or embedded in the denoiser): no unconditional pass runs."""
+    blank: PromptEncoding | None
+    """Encoding of the empty prompt where the run's first steps do not see its prompt."""
     generator: torch.Generator
     renew: float = 0.0
     """Share of the noise that the next step replaces; 0 again after that step."""
@@ -146,8 +148,8 @@ class Row:
 
     @property
     def unprompted(self) -> bool:
-        """True if the next step is unconditional: one pass, without the prompt."""
-        return self.negative is not None and self.done < self.task.prompted_from
+        """True if the next step is unconditional: one pass, without prompt and negative prompt."""
+        return self.blank is not None and self.done < self.task.prompted_from
 
     @property
     def left(self) -> int:

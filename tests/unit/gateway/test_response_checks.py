@@ -10,6 +10,7 @@ import pytest
 from services.gateway.response_checks import NonsenseError, check_plan, check_vector
 from shared.domain.types import ModelPlan, Plan, PlanSource, Request, Size, Source, vector_bytes
 from shared.models.card import ModelCard
+from shared.runtime.rpc_types import plan_from_proto, plan_to_proto
 
 CARD = ModelCard(name="noop", path="noop:")
 REQUEST = Request(prompt="a fox", size=Size(64, 64), steps=25, guidance=2.0, seed=1)
@@ -66,10 +67,14 @@ def test_t_is_the_requests_or_one_that_the_card_lists() -> None:
     noise = Plan(PlanSource.NOISE, "noop", capture_steps=(1, 2), may_run=(ModelPlan("noop", 0, steps=5),))
     assert check_plan(few, auto, card) is few
     assert check_plan(noise, auto, card) is noise
+    unprompted = replace(noise, may_run=(ModelPlan("noop", 0, steps=5, prompted_from=4),))
+    assert plan_from_proto(plan_to_proto(unprompted)) == unprompted
+    assert check_plan(unprompted, auto, card) is unprompted
     for wrong in (
         replace(few, start_step=5),
         replace(few, capture_steps=(5,)),
         replace(few, miss_steps=10),
+        replace(noise, may_run=(ModelPlan("noop", 0, steps=5, prompted_from=5),)),
         replace(few, may_run=(ModelPlan("noop", 2, steps=10),)),
         replace(noise, may_run=(ModelPlan("noop", 0, steps=1000),)),
     ):

@@ -106,6 +106,13 @@ def test_few_steps_from_noise_need_every_measured_bound(table: LearnedTable) -> 
     pale = levels.noise.copy()
     pale[2] = -0.2  # contrast
     assert not LearnedBound(replace(table, levels={**table.levels, 10: replace(levels, noise=pale)})).noise(10)
+    assert bound.noise(10, varied=True)
+    for variety in (None, 0.89):
+        alike = LearnedBound(replace(table, levels={**table.levels, 10: replace(levels, variety=variety)}))
+        assert alike.noise(10)
+        assert not alike.noise(10, varied=True)
+        assert alike.noise(50, varied=True)  # the reference itself
+    assert learned_from_json(learned_to_json(table)).levels[10].variety == levels.variety
 
 
 def test_candidates_without_a_fitted_bound_take_the_k_tables(table: LearnedTable) -> None:

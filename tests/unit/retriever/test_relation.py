@@ -102,6 +102,13 @@ def test_a_reroll_starts_from_noise_or_from_a_root_that_the_user_has_not_seen() 
     assert "is another user's image of the same prompt" in alike.reason
     assert plan(replace(asked, seed=1), [(1.0, by("bob", "e", "A fox.", seed=1))]).entry_id == "e"
 
+    seen = Seen()
+    seen.note([of_bob, by("eve", "f", "a fox", seed=3, root="d")])
+    again = plan(asked, [(0.96, of_bob)], seen)
+    assert again.source is PlanSource.NOISE
+    assert "another user's image of the same prompt starts from this root" in again.reason
+    assert plan(replace(asked, seed=3), [(0.96, of_bob)], seen).entry_id == "d"
+
     same = plan(replace(asked, variation=Variation.SAME), [(1.0, own)])
     assert (same.entry_id, same.relation) == ("a", "reroll")
     assert plan(asked, [(1.0, own)], on=False).entry_id == "a"

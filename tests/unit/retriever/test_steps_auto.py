@@ -18,7 +18,7 @@ from services.retriever.starts import Found, starts_noise
 from services.retriever.variety import Variety
 from shared.domain.exact_repeats import exact_key
 from shared.domain.plan_rules import degrade, smaller_starts
-from shared.domain.types import Entry, Hit, ModelPlan, Plan, PlanSource, Request, Variation
+from shared.domain.types import Entry, Hit, ModelPlan, Plan, PlanSource, Request, Scope, Variation
 from shared.models.card_lookup import find_card
 from shared.models.k_table import FIG_10, Cell, KTable, Level, profile_kind, table_to_json
 from shared.runtime.settings import Settings
@@ -68,16 +68,26 @@ def test_another_image_of_a_prompt_takes_a_t_that_keeps_variety() -> None:
     seen = Seen()
     seen.note([entry("a", prompt="a red fox", user="ada", seed=1)])
 
-    def steps(prompt: str, user: str, variation: Variation = Variation.AUTO) -> int:
-        asked = replace(AUTO, prompt=prompt, user=user, seed=2, variation=variation)
+    def steps(
+        prompt: str,
+        user: str,
+        variation: Variation = Variation.AUTO,
+        seed: int = 2,
+        taken: frozenset[int] = frozenset(),
+    ) -> int:
+        asked = replace(AUTO, prompt=prompt, user=user, seed=seed, variation=variation)
         question = Question(asked, "large", COMPAT, encoder_hash="e1", choices=(5, 10, 50))
-        variety = Variety(asked, seen, 1.0)
+        variety = Variety(asked, seen, 1.0, taken_seeds=taken)
         rules = Rules(TableBound({}, noise=(5, 10), varied=(10,)), CARD.step_in, variety=variety)
         made = from_noise(question, rules, "")
         assert plan_of(options_of(question, rules, Found([]))).may_run == made.may_run
         return made.run_steps(50)
 
     assert [steps("A red fox.", user) for user in ("ada", "bob", "")] == [10, 10, 10]
+    assert [steps("A red fox.", user, seed=1) for user in ("ada", "bob", "")] == [5, 5, 5]  # no other image
+    assert steps("a red cat", "ada", taken=frozenset({5})) == 10  # of a request for several images
+    seen.note([entry("b", prompt="a secret", user="ada", seed=1, scope=Scope.PRIVATE)])
+    assert [steps("a secret", user) for user in ("ada", "bob")] == [10, 5]
     assert [steps("a blue fox", user) for user in ("ada", "bob", "")] == [5, 5, 5]
     assert steps("a red fox", "ada", Variation.SAME) == 5
     assert steps("a blue fox", "ada", Variation.NEW) == 10
@@ -90,10 +100,9 @@ def test_few_planned_steps_begin_without_the_prompt_where_the_card_says_so() -> 
         rules = Rules(TableBound({}, noise=(5, 10)), card.step_in, prompted_from=card.prompted_from)
         return [one.prompted_from for one in starts_noise(question, rules)]
 
-    guided = replace(AUTO, guidance=2.0)
-    assert began(guided) == [1, 1, 0]
-    assert began(replace(guided, negative_prompt="blurry")) == began(replace(guided, guidance=1.0)) == [0, 0, 0]
-    assert began(replace(guided, steps_auto=False), ()) == [0]
+    assert began(AUTO) == [1, 1, 0]
+    assert began(replace(AUTO, steps_auto=False), ()) == [0]
+    assert [replace(CARD, unprompted=share).prompted_from(5) for share in (0.0, 0.2, 0.9)] == [0, 1, 4]
 
 
 def test_t_and_start_are_chosen_together_from_states_of_any_t() -> None:

@@ -89,7 +89,21 @@ def test_pairs_without_records_of_a_t_borrow_from_equal_noise_levels() -> None:
     assert found.ks == {10: (2, 4, 6, 8), 5: (1, 2, 3, 4)}
     assert (found.measured[10].sum(), found.measured[5].sum()) == (20, 30)
     assert np.array_equal(found.change[10][20:], found.change[5][20:])
+    apart = data_of([*both, *few], borrow=False)
+    assert np.isnan(apart.change[10][20:]).all()
+    kinds = tuple(sorted(set(found.kinds)))
+    of_twenty = data_of(both)
+    assert np.array_equal(kind_means(apart, kinds)[10][0], kind_means(of_twenty, kinds)[10][0])
     assert "needs 100 pairs or more (got 30)" in too_few(found)
+
+
+def test_few_steps_copy_at_least_as_much_as_the_reference_does() -> None:
+    data = data_of([{10: records(list(scene_pairs(40, 1)), 10), 5: records(list(scene_pairs(40, 1)), 5)}])
+    data.change[10][..., COPYING], data.change[5][..., COPYING] = -0.3, -0.1
+    means = kind_means(data, tuple(sorted(set(data.kinds))))
+    assert means[5][0][..., COPYING] == pytest.approx(-0.3)
+    data.change[5][..., COPYING] = -0.4
+    assert kind_means(data, tuple(sorted(set(data.kinds))))[5][0][..., COPYING] == pytest.approx(-0.4)
 
 
 def test_levels_between_the_measured_ones_lie_between() -> None:
