@@ -44,8 +44,12 @@ class Variety:
         return relation(self.request, entry, similarity).value
 
     def may_copy(self, relation: str) -> bool:
-        """Return whether an image may keep the composition of an entry of this relation: only an edit may."""
-        return not self.enforced or self.request.variation is Variation.SAME or relation == Relation.EDIT
+        """Return whether an image may keep the composition of an entry of this relation: only an edit may.
+
+        A re-roll counts as one here: what its user has seen refuses it, which is the better reason.
+        """
+        same = not self.enforced or self.request.variation is Variation.SAME
+        return same or relation in (Relation.EDIT, Relation.REROLL)
 
     def refuses(self, candidate: Candidate, entry: Entry, rerolls: bool) -> str:
         """Return why the request may not start from this entry; empty when it may. rerolls: the request is a
