@@ -41,6 +41,7 @@ async def test_what_a_user_has_seen_decides_where_an_image_starts(settings: Sett
     settings = settings.model_copy(
         update={"torch_threads": 1, "image_tier": "off", "predictor": "always", "root_share": 1.0}
     )
+    settings = settings.model_copy(update={"reuse_bound": "nirvana"})  # K tables do not know copying
     async with house(settings) as it:
         first = await ask(it, "ana", FOX, 1)
         reroll = await ask(it, "ana", "A red fox, in the snow", 2)
@@ -77,6 +78,19 @@ async def test_what_a_user_has_seen_decides_where_an_image_starts(settings: Sett
 
         again = await ask(it, "ana", FOX, 1)
         assert again.plan.source is PlanSource.EXACT
+
+
+async def test_an_image_keeps_the_composition_of_its_own_users_images_alone(settings: Settings) -> None:
+    settings = settings.model_copy(update={"torch_threads": 1, "image_tier": "off", "root_share": 1.0})
+    async with house(settings) as it:
+        await ask(it, "ana", FOX, 1)
+        others = await ask(it, "cem", "a blue fox in the snow", 2)
+        assert (others.plan.source, others.plan.relation) == (PlanSource.NOISE, "other")
+        assert "kept too much of an image that this request does not edit" in others.plan.reason
+        own = await ask(it, "ana", "a blue fox in the snow", 3)
+        assert (own.plan.source, own.plan.relation) == (PlanSource.LATENT, "edit")
+        same = await ask(it, "cem", "a blue fox in the snow", 4, variation="same")
+        assert same.plan.source is PlanSource.LATENT
 
 
 async def test_one_users_root_is_not_the_start_of_anothers_first_images(settings: Settings) -> None:
