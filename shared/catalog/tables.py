@@ -143,6 +143,7 @@ entries = sa.Table(
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("root", sa.Text, nullable=False, server_default=""),  # entry id; empty: the entry itself
     sa.Column("seed", sa.Text, nullable=False, server_default=""),  # decimal, up to 2^64 − 1; empty: unknown
+    sa.Column("frames", sa.Integer, nullable=False, server_default="1"),
     sa.Index(None, "exact_key", "owner", "id"),
 )
 

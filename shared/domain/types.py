@@ -334,10 +334,13 @@ class CompatKey(Stored):
     steps: int
     """T of the schedule, which is not part of the filter key. A state after K of T steps also fits K' of T' where both
     have exactly the same noise level; the planner checks that."""
+    frames: Annotated[int, Field(exclude_if=lambda frames: frames == 1)] = 1
+    """Frames of the clip; 1: an image."""
 
     def __str__(self) -> str:
         """Return the key that index searches filter by: every property except T."""
-        return f"{self.weights_hash}/{self.sampler}/{self.dtype}/{self.size}"
+        length = "" if self.frames == 1 else f"x{self.frames}"
+        return f"{self.weights_hash}/{self.sampler}/{self.dtype}/{self.size}{length}"
 
 
 PICTURE_STEP = 0

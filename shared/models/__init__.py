@@ -1,11 +1,12 @@
 """Describe a model without loading it: its card, its schedule, and the hash of its weights."""
 
-from shared.models.card import ModelCard, SizeRule
+from shared.models.card import FrameRule, ModelCard, SizeRule
 from shared.models.card_lookup import bundled_cards, find_card, served_card, served_cards
 from shared.models.schedules import noise_level, same_noise_level
 from shared.models.weights import weights_hash
 
 __all__ = [
+    "FrameRule",
     "ModelCard",
     "SizeRule",
     "bundled_cards",

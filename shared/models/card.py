@@ -42,6 +42,21 @@ class SizeRule:
 
 
 @dataclass(frozen=True)
+class FrameRule:
+    """Numbers of frames that a model generates; a model of images generates 1."""
+
+    default: int = 1
+    """Frames of a clip whose request names no length."""
+    most: int = 1
+
+    def allows(self, frames: int) -> bool:
+        return 1 <= frames <= self.most
+
+    def __str__(self) -> str:
+        return "1" if self.most == 1 else f"from 1 to {self.most}"
+
+
+@dataclass(frozen=True)
 class ModelCard:
     """A model's name, the place of its weights, and the limits of requests to it."""
 
@@ -70,6 +85,7 @@ class ModelCard:
     guidance_min: float = 1.0
     guidance_max: float = 30.0
     sizes: SizeRule = field(default_factory=SizeRule)
+    frames: FrameRule = field(default_factory=FrameRule)
     latent_channels: int = 4
     vae_scale: int = 8
     """Pixels per latent cell, each way; taken from the VAE's configuration if the weights are here."""
@@ -92,6 +108,8 @@ class ModelCard:
     """One sentence for readers."""
 
     def __post_init__(self) -> None:
+        if not self.frames.allows(self.frames.default):
+            raise ValueError(f"frames: default must be {self.frames} (got {self.frames.default})")
         if self.auto_steps and self.default_steps not in self.auto_steps:
             raise ValueError(f"auto_steps must contain default_steps, {self.default_steps} (got {self.auto_steps})")
         if not all(1 <= steps <= self.max_steps for steps in self.auto_steps):
@@ -133,10 +151,11 @@ class ModelCard:
         """Return `name:hash` of the sampler and its configuration."""
         return sampler_id(self.sampler, self.scheduler_config, self.eta)
 
-    def compat(self, size: Size, steps: int) -> CompatKey:
-        """Return the key that a latent must match to start an image of this model (docs/architecture.md, Equality)."""
+    def compat(self, size: Size, steps: int, frames: int = 1) -> CompatKey:
+        """Return the key that a latent must match to start an image or clip of this model (docs/architecture.md,
+        Nouns)."""
         process = noise_process(self.sampler, self.scheduler_config, self.eta)
-        return CompatKey(weights_hash=self.weights_hash, sampler=process, dtype=self.dtype, size=size, steps=steps)
+        return CompatKey(self.weights_hash, process, self.dtype, size, steps, frames)
 
     def prompted_from(self, steps: int) -> int:
         """Return the number of steps that run without the prompt first, from noise, where a plan chose T = `steps`."""
@@ -208,7 +227,7 @@ def weights_folder(card: ModelCard) -> Path:
 
 
 def noop_card(path: str) -> ModelCard:
-    """Return the card of a denoiser that only waits: any size, any T."""
+    """Return the card of a denoiser that only waits: any size, any length, any T."""
     options = dict(parse_qsl(path.removeprefix(NOOP_PREFIX).lstrip("?")))
     return ModelCard(
         name=options.get("name", "noop"),
@@ -219,6 +238,7 @@ def noop_card(path: str) -> ModelCard:
         auto_steps=tuple(int(part) for part in options.get("auto_steps", "").split(",") if part),
         max_steps=1000,
         sizes=SizeRule(multiple_of=4, min_px=16),
+        frames=FrameRule(most=1000),
         vae_scale=4,
         about="Waits for a set time in each step instead of denoising",
     )

@@ -15,7 +15,8 @@ from shared.models import ModelCard
 
 
 class Family(Protocol):
-    """A loaded model. Latents are float32 (C, h, w) on `device`; every method runs on the engine's thread."""
+    """A loaded model. Latents are float32 on `device`: (C, h, w), or (C, F, h, w) where the model generates clips of F
+    frames. Every method runs on the engine's thread."""
 
     card: ModelCard
     sampler: Sampler
@@ -43,26 +44,27 @@ class Family(Protocol):
         ...
 
     def encode_picture(self, pixels: Pixels) -> Tensor:
-        """Encode an image as a latent, (C, h, w), without noise."""
+        """Encode an image as a latent without noise, or a clip where the model generates clips; an image is then a clip
+        of one frame."""
         ...
 
-    def latent_shape(self, size: Size) -> tuple[int, int, int]:
-        """Return (C, h, w) of a latent of this size; safe on any thread."""
+    def latent_shape(self, size: Size, frames: int = 1) -> tuple[int, ...]:
+        """Return the shape of a latent of this size and length; safe on any thread."""
         ...
 
-    def initial_noise(self, size: Size, generator: torch.Generator) -> Tensor:
-        """Return the start of a run from noise; it depends only on the generator's state and the size."""
+    def initial_noise(self, size: Size, generator: torch.Generator, frames: int = 1) -> Tensor:
+        """Return the start of a run from noise; it depends only on the generator's state, the size and the length."""
         ...
 
     def step(self, rows: Sequence[Row]) -> list[Stepped]:
-        """Run one denoising step for rows of any sizes, each at its own timestep; results are in the order of the
-        rows."""
+        """Run one denoising step for rows of any shapes, each at its own timestep; results are in the order of
+        the rows."""
         ...
 
     def decode(self, latent: Tensor) -> Pixels:
-        """Decode a final latent to an image."""
+        """Decode a final latent to an image, or to a clip of more than one frame."""
         ...
 
     def preview(self, clean: Tensor) -> Pixels:
-        """Return an image of one pixel per latent cell, by a linear map (no VAE)."""
+        """Return an image or a clip of one pixel per latent cell, by a linear map (no VAE)."""
         ...

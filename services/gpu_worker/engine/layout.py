@@ -1,4 +1,5 @@
-"""Grouping of rows for one forward pass: one group per size, padded where results must not depend on the batch."""
+"""Grouping of rows for one forward pass: one group per latent shape, padded where results must not depend on the
+batch."""
 
 from __future__ import annotations
 
@@ -8,13 +9,15 @@ import torch
 from torch import Tensor
 
 from services.gpu_worker.engine.rows import PromptEncoding, Row, Stepped, fresh_noise
+from services.gpu_worker.engine.samplers.schedule import wide
 
 Forward = Callable[[Tensor, Tensor, Sequence[PromptEncoding], Sequence[Row]], Tensor]
-"""(latents (B, C, h, w), timesteps (B,), encodings, rows) → the denoiser's output (B, C, h, w), float32."""
+"""(latents (B, …), timesteps (B,), encodings, rows) → the denoiser's output (B, …), float32. All latents of one call
+have one shape, (C, h, w) or (C, F, h, w)."""
 
 
-def step_by_size(rows: Sequence[Row], forward: Forward, batch_invariant: int = 0) -> list[Stepped]:
-    """Run one step for rows of any sizes, each at its own timestep; results are in the order of the rows."""
+def step_by_shape(rows: Sequence[Row], forward: Forward, batch_invariant: int = 0) -> list[Stepped]:
+    """Run one step for rows of any shapes, each at its own timestep; results are in the order of the rows."""
     stepped: dict[int, Stepped] = {}
     for members in groups([tuple(row.latent.shape) for row in rows]):
         group = [rows[i] for i in members]
@@ -43,7 +46,7 @@ def chunks(count: int, batch_invariant: int) -> list[list[int]]:
 
 
 def _step_group(rows: Sequence[Row], forward: Forward, batch_invariant: int) -> list[Stepped]:
-    """Run one forward pass for rows of one size, then each sampler's update for its own rows."""
+    """Run one forward pass for rows of one latent shape, then each sampler's update for its own rows."""
     latents = torch.stack([row.latent for row in rows])
     output = _guided(rows, latents, forward, batch_invariant)
     stepped: dict[int, Stepped] = {}
@@ -72,6 +75,6 @@ def _guided(rows: Sequence[Row], latents: Tensor, forward: Forward, batch_invari
         outputs[piece[:real]] = batch[:real]
     conditional, unconditional = outputs[: len(rows)], outputs[len(rows) :]
     if guided:
-        scale = torch.tensor([rows[i].task.guidance for i in guided], device=latents.device).view(-1, 1, 1, 1)
+        scale = wide(torch.tensor([rows[i].task.guidance for i in guided]), latents)
         conditional[guided] = unconditional + scale * (conditional[guided] - unconditional)
     return conditional

@@ -23,10 +23,13 @@ from shared.domain.errors import ModelError
 def make_row(family: Family, task: Task) -> Row:
     """Build a task's row: encoded prompt, schedule, generator, and the latent at its start.
 
-    Raises ModelError when the start does not fit the task (shape, K outside 0 … T−1).
+    Raises ModelError when the model does not generate as many frames, or when the start does not fit the task (shape,
+    K outside 0 … T−1).
     """
+    if not family.card.frames.allows(task.frames):
+        raise ModelError(f"task {task.id!r}: frames must be {family.card.frames} (got {task.frames})")
     generator = generator_of(task.seed)
-    noise = family.initial_noise(task.size, generator)
+    noise = family.initial_noise(task.size, generator, task.frames)
     sampler = family.sampler_named(task.sampler) if task.sampler else family.sampler
     schedule = sampler.schedule(task.steps, (noise.shape[-2], noise.shape[-1]))
     latent, done, renew, previous = noise, 0, 0.0, None
@@ -38,13 +41,15 @@ def make_row(family: Family, task: Task) -> Row:
             if fresh:
                 generator = generator_of(seed)
         case FromPicture(pixels=pixels, step=step):
-            latent, done = schedule.add_noise(family.encode_picture(pixels), noise, step), step
+            clean, done = family.encode_picture(pixels), step
+            latent = schedule.add_noise(clean, noise, step) if _covers(clean, noise) else clean
         case FromCheckpoint(latent=state, step=step, generator_state=saved, previous=history):
             latent, done = _on_device(state, family), step
             previous = None if history is None else _on_device(history, family)
             generator.set_state(torch.frombuffer(bytearray(saved), dtype=torch.uint8))
     if latent.shape != noise.shape:
-        rule = f"the latent of a {task.size} task must have shape {tuple(noise.shape)} (got {tuple(latent.shape)})"
+        asked = f"{task.size} task" if task.frames == 1 else f"{task.size} task of {task.frames} frames"
+        rule = f"the latent of a {asked} must have shape {tuple(noise.shape)} (got {tuple(latent.shape)})"
         raise ModelError(f"task {task.id!r} cannot start from {type(task.start).__name__}: {rule}")
     if not 0 <= done < task.steps or not 0 <= renew <= 1:
         rule = f"start step must be from 0 to {task.steps - 1}, fresh noise from 0 to 1 (got {done}, {renew})"
@@ -65,6 +70,12 @@ def make_row(family: Family, task: Task) -> Row:
         noises=carried_noises(task, schedule),
         previous=previous,
     )
+
+
+def _covers(clean: torch.Tensor, noise: torch.Tensor) -> bool:
+    """Return whether a clean latent has the shape of the noise, or is one frame that stands for all of them."""
+    of_frames = clean.ndim == noise.ndim == 4 and clean.shape[1] == 1
+    return clean.shape == noise.shape or (of_frames and clean.expand_as(noise[:, :1]).shape == noise[:, :1].shape)
 
 
 def _on_device(latent: Latent, family: Family) -> torch.Tensor:

@@ -15,9 +15,10 @@ from shared.domain.truncation import of_negative
 from shared.domain.types import Size
 
 Pixels = npt.NDArray[np.uint8]
-"""An image, (height, width, 3), RGB."""
+"""An image, (height, width, 3), RGB; a clip of more than one frame: (frames, height, width, 3)."""
 Latent = npt.NDArray[np.float32]
-"""A latent off the engine's thread and device, (channels, height, width)."""
+"""A latent off the engine's thread and device: (channels, height, width), or (channels, frames, height, width) of
+families that generate clips."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +41,9 @@ class FromState:
 
 @dataclass(frozen=True, eq=False)
 class FromPicture:
-    """Run the steps after K, from an image brought to the noise level of K with the request's own noise (MoDM §4.3)."""
+    """Run the steps after K, from an image brought to the noise level of K with the request's own noise (MoDM §4.3).
+
+    A clip starts from a clip of equal length, or from an image, which then stands for every frame."""
 
     pixels: Pixels
     step: int
@@ -65,7 +68,7 @@ Start = FromNoise | FromState | FromPicture | FromCheckpoint
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The engine's input for one image; all its randomness comes from its seeds."""
+    """The engine's input for one image or clip; all its randomness comes from its seeds."""
 
     id: str
     model: str
@@ -74,6 +77,8 @@ class Task:
     steps: int
     guidance: float
     seed: int
+    frames: int = 1
+    """Frames of the clip; 1: an image."""
     negative_prompt: str = ""
     prompted_from: int = 0
     """Steps of T before which the run does not see its prompt."""
@@ -121,7 +126,7 @@ class Row:
     sampler: Sampler
     schedule: Schedule
     latent: Tensor
-    """(channels, height, width) float32 on the engine's device, after `done` steps."""
+    """The latent after `done` steps, float32 on the engine's device; see Latent for its shape."""
     done: int
     started: int
     """Value of `done` when this attempt's row joined; the steps before were not run here."""
@@ -136,7 +141,7 @@ class Row:
     noises: tuple[int, ...] = ()
     """Seeds whose `first_noise` the latent carries; empty: unknown."""
     previous: Tensor | None = None
-    """A multistep sampler's history, (channels, height, width); None at the start of a run and in one-step samplers."""
+    """A multistep sampler's history, of the latent's shape; None at the start of a run and in one-step samplers."""
     joined_at: float = 0.0
     told_at: float = 0.0
     saved_at: float = 0.0

@@ -29,7 +29,7 @@ def load(card: ModelCard, *, device: torch.device, **unused: Any) -> NoopFamily:
 
 
 class NoopFamily:
-    """A model whose latents never change; an image shows the first three channels."""
+    """A model whose latents never change; an image or clip shows the first three channels."""
 
     guidance_embedded = False
 
@@ -53,15 +53,15 @@ class NoopFamily:
 
     def encode_picture(self, pixels: Pixels) -> Tensor:
         scale = self.card.vae_scale
-        colours = torch.from_numpy(pixels[::scale, ::scale].astype(np.float32) / 127.5 - 1).permute(2, 0, 1)
+        colours = torch.from_numpy(pixels[..., ::scale, ::scale, :].astype(np.float32) / 127.5 - 1).movedim(-1, 0)
         return torch.cat([colours, torch.zeros(self.card.latent_channels - 3, *colours.shape[1:])])
 
-    def latent_shape(self, size: Size) -> tuple[int, int, int]:
-        scale = self.card.vae_scale
-        return self.card.latent_channels, size.height // scale, size.width // scale
+    def latent_shape(self, size: Size, frames: int = 1) -> tuple[int, ...]:
+        card, length = self.card, () if frames == 1 else (frames,)
+        return card.latent_channels, *length, size.height // card.vae_scale, size.width // card.vae_scale
 
-    def initial_noise(self, size: Size, generator: torch.Generator) -> Tensor:
-        return torch.randn(self.latent_shape(size), generator=generator)
+    def initial_noise(self, size: Size, generator: torch.Generator, frames: int = 1) -> Tensor:
+        return torch.randn(self.latent_shape(size, frames), generator=generator)
 
     def step(self, rows: Sequence[Row]) -> list[Stepped]:
         for members in groups([tuple(row.latent.shape) for row in rows]):
@@ -69,7 +69,7 @@ class NoopFamily:
         return [Stepped(row.latent, row.latent) for row in rows]
 
     def decode(self, latent: Tensor) -> Pixels:
-        return self.preview(latent).repeat(self.card.vae_scale, axis=0).repeat(self.card.vae_scale, axis=1)
+        return self.preview(latent).repeat(self.card.vae_scale, axis=-3).repeat(self.card.vae_scale, axis=-2)
 
     def preview(self, clean: Tensor) -> Pixels:
-        return (clean[:3].clamp(-2, 2) * 63 + 127).to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
+        return (clean[:3].clamp(-2, 2) * 63 + 127).to(torch.uint8).movedim(0, -1).contiguous().numpy()

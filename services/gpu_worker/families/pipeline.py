@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from services.gpu_worker.engine.layout import step_by_size
+from services.gpu_worker.engine.layout import step_by_shape
 from services.gpu_worker.engine.rows import Pixels, PromptEncoding, Row, Stepped
 from services.gpu_worker.engine.samplers import Sampler, make_sampler
 from services.gpu_worker.families.offload import Residence
@@ -63,7 +63,7 @@ def load_pipeline(card: ModelCard, *classes: str) -> Any:
 class PipelineFamily(ABC):
     """The components of a diffusers pipeline without its loop. A subclass adds prompt encoding and the denoiser's call.
 
-    Latents are diffusers' own for the model, (C, h, w), never packed.
+    Latents are diffusers' own for the model, never packed: (C, h, w), or (C, F, h, w) of a ClipFamily.
     """
 
     denoiser_name: ClassVar[str] = "transformer"
@@ -141,21 +141,17 @@ class PipelineFamily(ABC):
         return self._encode(prompt, negative)
 
     def encode_picture(self, pixels: Pixels) -> Tensor:
-        self._residence.bring("vae")
-        vae = self.pipeline.vae
-        picture = torch.from_numpy(pixels).to(self.device).permute(2, 0, 1)[None].float() / 127.5 - 1
-        encoded = vae.encode(picture.to(vae.dtype))
-        return (_latent_of(encoded)[0].float() - self._shift) * self._scale
+        return self._encode_frames(pixels[None])[0]
 
-    def latent_shape(self, size: Size) -> tuple[int, int, int]:
+    def latent_shape(self, size: Size, frames: int = 1) -> tuple[int, ...]:
         return self._channels, size.height // self._cell_px, size.width // self._cell_px
 
-    def initial_noise(self, size: Size, generator: torch.Generator) -> Tensor:
-        return torch.randn(self.latent_shape(size), generator=generator).to(self.device)
+    def initial_noise(self, size: Size, generator: torch.Generator, frames: int = 1) -> Tensor:
+        return torch.randn(self.latent_shape(size, frames), generator=generator).to(self.device)
 
     def step(self, rows: Sequence[Row]) -> list[Stepped]:
         self._residence.bring("denoiser")
-        return step_by_size(rows, self._forward, self._batch_invariant)
+        return step_by_shape(rows, self._forward, self._batch_invariant)
 
     def decode(self, latent: Tensor) -> Pixels:
         # decode one image at a time, so that its bits do not depend on images that finish in the same step
@@ -167,6 +163,14 @@ class PipelineFamily(ABC):
     @cached_property
     def _preview_factors(self) -> Any:
         return fit_factors(self.card.preview_factors, self._channels, self._cell_px, self._paint)
+
+    def _encode_frames(self, pixels: Pixels) -> Tensor:
+        """Encode (B, H, W, 3) to (B, C, h, w)."""
+        self._residence.bring("vae")
+        vae = self.pipeline.vae
+        pictures = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2).float() / 127.5 - 1
+        encoded = vae.encode(pictures.to(vae.dtype))
+        return (_latent_of(encoded).float() - self._shift) * self._scale
 
     def _paint(self, latents: Tensor) -> Pixels:
         """Decode (B, C, h, w) to (B, H, W, 3)."""

@@ -39,6 +39,6 @@ def fit_factors(
 
 
 def project(latent: Latent, factors: Factors) -> Pixels:
-    """Map (channels, h, w) to (h, w, 3) uint8, one pixel per latent cell."""
+    """Map (channels, …, h, w) to (…, h, w, 3) uint8, one pixel per latent cell."""
     painted = np.tensordot(latent, factors[:-1], axes=(0, 0)) + factors[-1]
     return np.clip(painted, 0, 255).astype(np.uint8)

@@ -231,7 +231,7 @@ class Attempt:
             timings=timings,
             warnings=joined.warnings if joined else (),
             captured=captured,
-            compat=card.compat(request.size, self.plan.run_steps(request.steps)),
+            compat=card.compat(request.size, self.plan.run_steps(request.steps), request.frames),
         )
 
     @property

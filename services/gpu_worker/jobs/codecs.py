@@ -26,7 +26,7 @@ pixels at 64×64 against .25 ms."""
 
 
 class Codec(Protocol):
-    """Conversion of a latent (C, h, w) float32 to bytes and back."""
+    """Conversion of a latent (C, h, w) or (C, F, h, w) float32 to bytes and back."""
 
     def encode(self, latent: Latent, noises: Sequence[int]) -> bytes: ...
     def decode(self, data: bytes) -> Latent: ...
@@ -58,7 +58,7 @@ def _levels(bits: int) -> Plain:
     most = 2 ** (bits - 1) - 1
 
     def pack(latent: Latent) -> Arrays:
-        scale = np.abs(latent).max(axis=(1, 2), keepdims=True).astype(np.float32) / most
+        scale = _peaks(latent) / most
         levels = np.round(latent / np.where(scale == 0, 1, scale)).astype(np.int8)
         return {"levels": _deflated(levels), "scale": scale, "shape": np.array(latent.shape, dtype=np.int32)}
 
@@ -66,6 +66,12 @@ def _levels(bits: int) -> Plain:
         return _inflated(arrays["levels"], np.int8).reshape(arrays["shape"]).astype(np.float32) * arrays["scale"]
 
     return Plain(pack, unpack)
+
+
+def _peaks(latent: Latent) -> npt.NDArray[np.float32]:
+    """Return the largest absolute value of each channel, in a clip of each channel of each frame."""
+    peaks: npt.NDArray[np.float32] = np.abs(latent).max(axis=(-2, -1), keepdims=True)
+    return peaks.astype(np.float32)
 
 
 def _fp8_values() -> npt.NDArray[np.float32]:
@@ -81,7 +87,7 @@ FP8 = _fp8_values()
 
 def _pack_fp8(latent: Latent) -> Arrays:
     """Scale each channel so that its largest absolute value becomes the largest FP8 value."""
-    scale = np.abs(latent).max(axis=(1, 2), keepdims=True).astype(np.float32) / FP8[-1]
+    scale = _peaks(latent) / FP8[-1]
     size = np.abs(latent) / np.where(scale == 0, 1, scale)
     codes = np.searchsorted((FP8[1:] + FP8[:-1]) / 2, size).astype(np.uint8) | (latent < 0).astype(np.uint8) << 7
     return {"codes": _deflated(codes), "scale": scale, "shape": np.array(latent.shape, dtype=np.int32)}
@@ -124,7 +130,7 @@ CODECS: dict[str, Codec] = {
 
 
 def encode_state(latent: Latent, codec: str, noises: Sequence[int] = ()) -> bytes:
-    """Encode (C, h, w) float32. noises: seeds of the noises that the latent carries; empty: unknown.
+    """Encode (C, h, w) or (C, F, h, w) float32. noises: seeds of the noises that the latent carries; empty: unknown.
 
     Raises ConfigurationError for an unknown codec.
     """
@@ -137,10 +143,9 @@ def decode_state(data: bytes, codec: str) -> Latent:
         latent = codec_named(codec).decode(data)
     except (SafetensorError, IndexError, KeyError, TypeError, ValueError, zlib.error) as error:
         raise BlobCorruptError(f"the blob is not a state in codec {codec!r}: {error}") from error
-    if latent.ndim != 3 or not np.isfinite(latent).all():
-        raise BlobCorruptError(
-            f"a state must be (C, h, w) with finite values (codec {codec!r}, got shape {latent.shape})"
-        )
+    if latent.ndim not in (3, 4) or not np.isfinite(latent).all():
+        rule = "a state must be (C, h, w) or (C, F, h, w) with finite values"
+        raise BlobCorruptError(f"{rule} (codec {codec!r}, got shape {latent.shape})")
     return latent
 
 

@@ -72,6 +72,7 @@ def task_of(task_id: str, request: Request, plan: Plan, start: Start, **ride: An
         prompt=request.prompt,
         negative_prompt=request.negative_prompt,
         size=request.size,
+        frames=request.frames,
         steps=plan.run_steps(request.steps),
         guidance=plan.run_guidance(request.guidance),
         prompted_from=plan.prompted_from,
@@ -164,9 +165,9 @@ class _Preparation:
         `timeout_s`, BlobCorruptError for a start that does not fit the request."""
         try:
             blob = await self._read(plan.state_key, plan.state_sha256)
-            size = self._job.request.size
+            size, frames = self._job.request.size, self._job.request.frames
             image = plan.source is PlanSource.IMAGE
-            decoded = 3 * size.width * size.height if image else 4 * math.prod(family.latent_shape(size))
+            decoded = 3 * size.width * size.height if image else 4 * math.prod(family.latent_shape(size, frames))
             large = max(len(blob), decoded) > INLINE_BYTES
             start = await asyncio.to_thread(start_of, plan, blob, size) if large else start_of(plan, blob, size)
             return self._fitting(start, plan, family, plan.state_key)
@@ -182,13 +183,13 @@ class _Preparation:
             raise UnavailableError(f"blob {key}: the store did not answer within {self._timeout_s:g} s") from error
 
     def _fitting(self, start: Start, plan: Plan, family: Family, key: str) -> Start:
-        size, steps = self._job.request.size, plan.run_steps(self._job.request.steps)
+        request, steps = self._job.request, plan.run_steps(self._job.request.steps)
         match start:
             case FromState(latent=latent) | FromCheckpoint(latent=latent):
-                found, needed = latent.shape, family.latent_shape(size)
+                found, needed = latent.shape, family.latent_shape(request.size, request.frames)
                 if found != needed:
                     raise BlobCorruptError(
-                        f"blob {key}: the latent of a {size} request must have shape {needed} (got {found})"
+                        f"blob {key}: the latent of a {request.size} request must have shape {needed} (got {found})"
                     )
             case FromPicture():
                 pass  # `start_of` resizes the image to the request's size

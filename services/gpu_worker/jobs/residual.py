@@ -15,14 +15,17 @@ sharpness of images from `residual` states rises from .951, .879, .831 and .809 
 K = 1 to 4, 24 pairs), and from .936 and .808 to .967 and .878 (T = 50, K = 10 and 25). Noise of another seed does not:
 .955, .906, .899 and .989 at T = 5, with less contrast.
 
-Layout, version 1; a varint holds 7 bits a byte, least significant first, and bit 7 is set where more follow:
+In a clip's state (C, F, h, w) every frame is stored like an image: with its own averages and quantisers.
 
-    1 byte       version
+Layout; a varint holds 7 bits a byte, least significant first, and bit 7 is set where more follow:
+
+    1 byte       version: 1 for an image, 2 for a clip
     1 byte       bits 0-1: log2 of a cell's side; bits 2-4: bits per average, less one; bits 5-7: number of noises
-    3 varints    C, h, w
+    varints      C, h, w of an image; C, F, h, w of a clip
     per noise    seed (varint), c (int8, in 1/64)
-    C bytes      step of each channel's quantiser: 0 for a channel of zeros, else 2 ** ((byte - 128) / 8)
-    the rest     level of each average, channel by channel and row by row, most significant bit first
+    bytes        step of the quantiser of each channel (in a clip of each frame of each channel): 0 for zeros, else
+                 2 ** ((byte - 128) / 8)
+    the rest     level of each average, by channel, frame and row, most significant bit first
 
 A 4×16×16 state with one 32-bit seed has 15 + 96 bytes as `residual` and 15 + 24 as `residual-4x4`, 15 + 256 as
 `residual-2bit` and 15 + 128 as `residual-1bit`; fp16 has 2,128.
@@ -42,7 +45,8 @@ import numpy.typing as npt
 from services.gpu_worker.engine.rows import Latent, first_noise
 from shared.domain.errors import ConfigurationError, ModelError
 
-VERSION = 1
+SIDES = {1: 3, 2: 4}
+"""Numbers of sides of a latent, by version."""
 MOST_NOISES = 7
 """A state with more seeds keeps those with the largest weights."""
 C_UNIT = 64
@@ -67,8 +71,8 @@ class Residual:
         weights = _raised(weights, latent, cell)
         averages = _averaged(latent - _mixed(weights, latent.shape), cell)
         steps = _steps(averages, bits)
-        levels = _levels(averages, _widths(steps), bits).astype(np.uint8)
-        head = bytes([VERSION, cell.bit_length() - 1 | bits - 1 << 2 | len(weights) << 5])
+        levels = _levels(averages, _widths(steps, latent.shape[:-2]), bits).astype(np.uint8)
+        head = bytes([1 if latent.ndim == 3 else 2, cell.bit_length() - 1 | bits - 1 << 2 | len(weights) << 5])
         head += b"".join(_varint(side) for side in latent.shape)
         head += b"".join(_varint(seed) + c.to_bytes(1, "big", signed=True) for seed, c in weights.items())
         return head + steps.tobytes() + _packed(levels, bits)
@@ -76,15 +80,15 @@ class Residual:
     def decode(self, data: bytes) -> Latent:
         """Raise ValueError or IndexError for bytes that are not such a state."""
         head = _Head.read(data)
-        channels, height, width = head.shape
-        down, across = -(-height // head.cell), -(-width // head.cell)
-        values = channels * down * across
+        *outer, height, width = head.shape
+        coarse_shape = *outer, -(-height // head.cell), -(-width // head.cell)
+        channels, values = math.prod(outer), math.prod(coarse_shape)
         if min(head.shape) < 1 or len(data) != head.end + channels + -(-values * head.bits // 8):
             raise ValueError(f"{len(data)} bytes do not hold a latent of shape {head.shape}")
-        widths = _widths(np.frombuffer(data, np.uint8, channels, head.end))
+        widths = _widths(np.frombuffer(data, np.uint8, channels, head.end), outer)
         bits = np.unpackbits(np.frombuffer(data, np.uint8, offset=head.end + channels), count=values * head.bits)
         levels = bits.reshape(-1, head.bits) @ (1 << np.arange(head.bits)[::-1])
-        averages = _values(levels.reshape(channels, down, across), widths, head.bits)
+        averages = _values(levels.reshape(coarse_shape), widths, head.bits)
         coarse = _spread(averages, head.cell, head.shape)
         latent: Latent = (coarse + _mixed(head.weights, head.shape)).astype(np.float32)
         return latent
@@ -98,7 +102,7 @@ class Residual:
 class _Head:
     cell: int
     bits: int
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     weights: dict[int, int]
     """c in 1/64 by seed."""
     end: int
@@ -106,18 +110,17 @@ class _Head:
 
     @classmethod
     def read(cls, data: bytes) -> _Head:
-        if data[0] != VERSION:
-            raise ValueError(f"version must be {VERSION} (got {data[0]})")
+        if data[0] not in SIDES:
+            raise ValueError(f"version must be one of {', '.join(map(str, SIDES))} (got {data[0]})")
         at, sides, weights = 2, list[int](), dict[int, int]()
-        for _ in range(3):
+        for _ in range(SIDES[data[0]]):
             side, at = _read_varint(data, at)
             sides.append(side)
         for _ in range(data[1] >> 5):
             seed, at = _read_varint(data, at)
             weights[seed] = int.from_bytes(data[at : at + 1], "big", signed=True)
             at += 1
-        channels, height, width = sides
-        return cls(1 << (data[1] & 3), (data[1] >> 2 & 7) + 1, (channels, height, width), weights, at)
+        return cls(1 << (data[1] & 3), (data[1] >> 2 & 7) + 1, tuple(sides), weights, at)
 
 
 def _fitted(latent: Latent, seeds: Sequence[int]) -> dict[int, int]:
@@ -145,7 +148,7 @@ def _raised(weights: dict[int, int], latent: Latent, cell: int) -> dict[int, int
 
 
 def _spread(averages: npt.NDArray[Any], cell: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    return averages.repeat(cell, axis=1).repeat(cell, axis=2)[:, : shape[1], : shape[2]]
+    return averages.repeat(cell, axis=-2).repeat(cell, axis=-1)[..., : shape[-2], : shape[-1]]
 
 
 def _mixed(weights: dict[int, int], shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
@@ -180,11 +183,11 @@ def _check_generator() -> None:
 
 
 def _averaged(values: npt.NDArray[Any], cell: int) -> npt.NDArray[Any]:
-    """Average (C, h, w) over cells; those at the right and lower edge may be smaller."""
-    for axis in (1, 2):
+    """Average (…, h, w) over cells; those at the right and lower edge may be smaller."""
+    for axis in (-2, -1):
         starts = np.arange(0, values.shape[axis], cell)
         sizes = np.diff(np.append(starts, values.shape[axis])).astype(np.float32)
-        values = np.add.reduceat(values, starts, axis=axis) / (sizes[:, None] if axis == 1 else sizes)
+        values = np.add.reduceat(values, starts, axis=axis) / (sizes[:, None] if axis == -2 else sizes)
     return values
 
 
@@ -194,19 +197,19 @@ def _steps(averages: npt.NDArray[Any], bits: int) -> npt.NDArray[np.uint8]:
     A step for the smallest error gives levels with less energy, and images with less detail. The search begins at the
     step whose last level is the largest value.
     """
-    energy = (averages.astype(np.float64) ** 2).sum(axis=(1, 2), keepdims=True)
-    widths = np.abs(averages).max(axis=(1, 2), keepdims=True) / (2 ** (bits - 1) - 0.5)
+    energy = (averages.astype(np.float64) ** 2).sum(axis=(-2, -1), keepdims=True)
+    widths = np.abs(averages).max(axis=(-2, -1), keepdims=True) / (2 ** (bits - 1) - 0.5)
     for _ in range(8):
-        kept = (_values(_levels(averages, widths, bits), widths, bits) ** 2).sum(axis=(1, 2), keepdims=True)
+        kept = (_values(_levels(averages, widths, bits), widths, bits) ** 2).sum(axis=(-2, -1), keepdims=True)
         widths = widths * (energy / np.where(kept > 0, kept, 1)) ** 0.5
     exponents = np.round(8 * np.log2(np.where(widths > 0, widths, 1))) + 128
     steps: npt.NDArray[np.uint8] = np.where(widths > 0, exponents.clip(1, 255), 0).astype(np.uint8).ravel()
     return steps
 
 
-def _widths(steps: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
-    """Return the widths of the channels' levels, (C, 1, 1)."""
-    return np.where(steps == 0, 0, 2 ** ((steps - 128.0) / 8))[:, None, None]
+def _widths(steps: npt.NDArray[np.uint8], outer: Sequence[int]) -> npt.NDArray[Any]:
+    """Return the widths of the channels' levels, (C, 1, 1) or (C, F, 1, 1)."""
+    return np.where(steps == 0, 0, 2 ** ((steps - 128.0) / 8)).reshape(*outer, 1, 1)
 
 
 def _levels(averages: npt.NDArray[Any], widths: npt.NDArray[Any], bits: int) -> npt.NDArray[Any]:

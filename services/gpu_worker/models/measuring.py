@@ -28,24 +28,26 @@ def load_warm(card: ModelCard, settings: Settings) -> Family:
 
 
 def warm_up(family: Family) -> None:
-    """Run two steps, a preview and a decode at the model's default size."""
+    """Run two steps, a preview and a decode at the model's default size and length."""
     card = family.card
     engine = Engine({card.name: family}, tell_every_s=0.0)
     guidance = card.default_guidance
-    engine.submit(Task("warm", card.name, "", card.default_size, 2, guidance, seed=0, preview=True))
+    frames = card.frames.default
+    engine.submit(Task("warm", card.name, "", card.default_size, 2, guidance, seed=0, frames=frames, preview=True))
     while not engine.idle:
         engine.step()
 
 
 def measure(family: Family, batches: Sequence[int]) -> dict[int, float]:
-    """Measure the seconds of one step by rows in the batch, at the model's default size and guidance, on the calling
-    thread (MoDM §5.3: profiled throughput)."""
+    """Measure the seconds of one step by rows in the batch, at the model's default size, length and guidance, on the
+    calling thread (MoDM §5.3: profiled throughput)."""
     return {rows: _step_s(family, rows) for rows in sorted(set(batches))}
 
 
 def _step_s(family: Family, rows: int) -> float:
     card, engine = family.card, Engine({family.card.name: family}, max_rows=rows, tell_every_s=float("inf"))
-    task = Task("", card.name, "", card.default_size, max(card.default_steps, STEPS), card.default_guidance, seed=0)
+    steps, frames = max(card.default_steps, STEPS), card.frames.default
+    task = Task("", card.name, "", card.default_size, steps, card.default_guidance, seed=0, frames=frames)
     for row in range(rows):
         engine.submit(replace(task, id=f"measured {row}", seed=row))
     ran = [event for _ in range(STEPS) for event in engine.step() if isinstance(event, BatchRan)]

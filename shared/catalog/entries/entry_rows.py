@@ -19,7 +19,7 @@ def state_of(row: Any) -> State:
 
 
 def compat_of(row: Any) -> CompatKey:
-    return CompatKey(row.weights_hash, row.sampler, row.dtype, Size(row.width, row.height), row.steps)
+    return CompatKey(row.weights_hash, row.sampler, row.dtype, Size(row.width, row.height), row.steps, row.frames)
 
 
 def entry_of(row: Any, live: Sequence[State]) -> Entry:
@@ -64,6 +64,7 @@ def row_of(entry: Entry) -> dict[str, Any]:
         "width": entry.compat.size.width,
         "height": entry.compat.size.height,
         "steps": entry.compat.steps,
+        "frames": entry.compat.frames,
         "exact_key": entry.exact_key,
         "picture_key": entry.picture_key,
         "picture_sha256": entry.picture_sha256,

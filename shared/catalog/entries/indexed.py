@@ -41,7 +41,7 @@ BY_IDS = sa.select(entries).where(e.id.in_(_IDS))
 _STATES_OF = sa.select(states).where(s.entry_id.in_(_IDS)).order_by(s.entry_id, s.step)
 _IS_FOUND_BY = _HAS_LATENT.label("latent"), sa.and_(_HAS_PICTURE, _IS_EMBEDDED).label("picture")
 _INDEXED: Any = sa.select(
-    e.id, e.owner, e.encoder_hash, e.weights_hash, e.sampler, e.dtype, e.width, e.height, *_IS_FOUND_BY
+    e.id, e.owner, e.encoder_hash, e.weights_hash, e.sampler, e.dtype, e.width, e.height, e.frames, *_IS_FOUND_BY
 )
 _PAGE_OF_ITEMS = (
     _INDEXED.where(e.id > sa.bindparam("after"), _FOUND).order_by(e.id).limit(sa.bindparam("most", type_=sa.Integer))
@@ -102,7 +102,7 @@ def _as_items(connection: sa.Connection, rows: Sequence[Any]) -> list[IndexItem]
         IndexItem(
             row.id,
             named[row.id],
-            compat=_compat(row.weights_hash, row.sampler, row.dtype, row.width, row.height),
+            compat=_compat(row.weights_hash, row.sampler, row.dtype, Size(row.width, row.height), row.frames),
             # one string for all entries of a scope or an encoder: a start loads hundreds of thousands
             owner=sys.intern(row.owner),
             encoder_hash=sys.intern(row.encoder_hash),
@@ -112,9 +112,9 @@ def _as_items(connection: sa.Connection, rows: Sequence[Any]) -> list[IndexItem]
 
 
 @lru_cache(256)
-def _compat(weights_hash: str, sampler: str, dtype: str, width: int, height: int) -> str:
+def _compat(weights_hash: str, sampler: str, dtype: str, size: Size, frames: int) -> str:
     """Return the key that index searches filter by. T is not part of that key."""
-    return str(CompatKey(weights_hash, sampler, dtype, Size(width, height), steps=0))
+    return str(CompatKey(weights_hash, sampler, dtype, size, steps=0, frames=frames))
 
 
 def _vector_of(row: Any) -> dict[str, Vector]:

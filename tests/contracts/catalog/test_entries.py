@@ -51,6 +51,15 @@ async def test_an_entry_keeps_its_root_and_seed(catalog: Catalog, replica: Catal
     ]  # fmt: skip
 
 
+async def test_an_entry_keeps_the_length_of_its_clip_and_is_found_by_it(catalog: Catalog, replica: Catalog) -> None:
+    image = await add(catalog, an_entry())
+    clip = await add(catalog, replace(an_entry(), compat=replace(COMPAT, frames=16)))
+    read = await replica.entries.by_ids([image.id, clip.id])
+    assert [read[one.id].compat.frames for one in (image, clip)] == [1, 16]
+    found = {item.entry_id: item.compat for item in await replica.entries.items()}
+    assert found == {image.id: str(COMPAT), clip.id: f"{COMPAT}x16"}
+
+
 async def test_a_duplicate_of_a_job_adds_nothing(catalog: Catalog) -> None:
     first = await add(catalog, an_entry(job_id="j"))
     assert not await catalog.entries.add(an_entry(job_id="j"), {"whole": b""})

@@ -14,8 +14,9 @@ import pytest
 
 from shared.domain.errors import ConfigurationError, InvalidRequestError, ModelError
 from shared.domain.exact_repeats import exact_key
-from shared.domain.types import Request, Size
+from shared.domain.types import CompatKey, Request, Size, from_json, to_json
 from shared.models import (
+    FrameRule,
     ModelCard,
     SizeRule,
     find_card,
@@ -191,6 +192,21 @@ def test_compat_keys_tell_weights_sampler_dtype_and_size_apart(folder: Path) -> 
     assert key.sampler.startswith("ddim:")
     assert str(key) != str(card.compat(Size(96, 64), 50))
     assert str(key) == str(card.compat(Size(64, 64), 100))
+
+
+def test_compat_keys_tell_the_lengths_of_clips_apart_and_keep_those_of_images(folder: Path) -> None:
+    card = find_card(str(folder / "large"))
+    image, clip = card.compat(Size(64, 64), 50), card.compat(Size(64, 64), 50, 16)
+    assert str(image) == f"{card.weights_hash}/{image.sampler}/float32/64x64"
+    assert str(clip) == f"{image}x16"
+    assert b"frames" not in to_json(image)  # as earlier versions wrote it
+    assert [from_json(CompatKey, to_json(key)) for key in (image, clip)] == [image, clip]
+
+
+@pytest.mark.parametrize("rule", [{"default": 0}, {"default": 17}, {"most": 0}])
+def test_a_default_length_outside_the_rule_is_refused(rule: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="frames: default must be"):
+        ModelCard("clips", frames=FrameRule(**{"default": 16, "most": 16, **rule}))
 
 
 def test_a_sampler_of_the_settings_keeps_the_noise_process_and_changes_exact_repeats(folder: Path) -> None:

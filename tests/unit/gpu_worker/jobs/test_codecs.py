@@ -74,6 +74,32 @@ def test_a_state_that_is_not_finite_is_corrupt() -> None:
         decode_state(encode_state(values, "fp32"), "fp32")
 
 
+@pytest.mark.parametrize("codec", sorted(CODECS))
+def test_a_clips_state_comes_back_as_near_as_its_frames(codec: str) -> None:
+    clip = np.stack([latent(seed) for seed in range(5)], axis=1)
+    clip[2] = 0
+    kept = decode_state(encode_state(clip, codec), codec)
+    assert (kept.shape, kept.dtype) == (clip.shape, np.float32)
+    assert not kept[2].any()
+    frames = [decode_state(encode_state(clip[:, frame], codec), codec) for frame in range(5)]
+    alone = np.square(np.stack(frames, axis=1) - clip).mean()
+    assert np.square(kept - clip).mean() <= 1.001 * alone
+
+
+@pytest.mark.parametrize("shape", [(16, 24), (1, 4, 5, 16, 24)])
+def test_a_state_of_another_number_of_sides_is_corrupt(shape: tuple[int, ...]) -> None:
+    with pytest.raises(BlobCorruptError, match=r"must be \(C, h, w\) or \(C, F, h, w\)"):
+        decode_state(encode_state(np.ones(shape, np.float32), "fp32"), "fp32")
+
+
+def test_checkpoints_of_clips_are_lossless() -> None:
+    clip, plan = np.stack([latent(1), latent(2)], axis=1), Plan(source=PlanSource.NOISE, model="large")
+    start, _ = decode_checkpoint(encode_checkpoint(clip, 12, b"generator", plan, (7,), previous=-clip))
+    assert np.array_equal(start.latent, clip)
+    assert start.previous is not None
+    assert np.array_equal(start.previous, -clip)
+
+
 def test_an_unknown_codec_is_named() -> None:
     with pytest.raises(ConfigurationError, match="'mp3'"):
         encode_state(latent(), "mp3")

@@ -57,6 +57,23 @@ def averaged(values: np.ndarray, cell: int) -> np.ndarray:
     return np.stack(rows, axis=1)
 
 
+@pytest.mark.parametrize("codec", FORMS)
+def test_a_clips_state_costs_no_more_than_its_frames_and_keeps_its_seeds(codec: str) -> None:
+    shape = (4, 5, 10, 12)
+    weights = {7: 0.75, 2**40: -0.5}
+    noise = sum(c * first_noise(seed, shape).numpy() for seed, c in weights.items())
+    clip = (noise + np.stack([picture((4, 10, 12)) * frame / 5 for frame in range(5)], axis=1)).astype(np.float32)
+    data = encode_state(clip, codec, tuple(weights))
+    assert noises_of(data, codec) == tuple(weights)
+    kept = decode_state(data, codec)
+    assert kept.shape == shape
+    assert np.corrcoef((kept - noise).ravel(), (clip - noise).ravel())[0, 1] > 0.7
+    assert len(data) < sum(len(encode_state(clip[:, frame], codec, tuple(weights))) for frame in range(5))
+    for wrong in (data[:-1], data + b"x", bytes([9]) + data[1:]):
+        with pytest.raises(BlobCorruptError):
+            decode_state(wrong, codec)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 16), st.integers(4, 40), st.integers(4, 40)),

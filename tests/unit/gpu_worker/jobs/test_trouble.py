@@ -108,7 +108,7 @@ async def test_the_tasks_own_error_is_tried_three_times_then_kept_on_the_job(
     await bench.draw()
     before = set(await bench.keys())
 
-    def not_finite(self: UNetFamily, size: Size, generator: object) -> torch.Tensor:
+    def not_finite(self: UNetFamily, size: Size, generator: object, frames: int) -> torch.Tensor:
         return torch.full(self.latent_shape(size), torch.nan)
 
     monkeypatch.setattr(UNetFamily, "initial_noise", not_finite)
