@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import string
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.tiny import TOKENS, text_sizes, tokenizer_of_bytes
-
-LETTERS = string.ascii_letters + string.digits + string.punctuation
-WIDTH = 32
-"""Of every text encoder, and of what the denoisers attend to."""
+from tests.tiny import tokenizer_of_bytes
+from tests.tiny_parts import LETTERS, WIDTH, clip_config, kl, t5, t5_tokenizer
 
 
 def sdxl(**denoiser: Any) -> Any:
@@ -19,7 +17,7 @@ def sdxl(**denoiser: Any) -> Any:
     import diffusers
     from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
-    clip = _clip_config()
+    clip = clip_config()
     unet = diffusers.UNet2DConditionModel(
         **{
             "sample_size": 32,
@@ -39,7 +37,7 @@ def sdxl(**denoiser: Any) -> Any:
         }
     )
     return diffusers.StableDiffusionXLPipeline(
-        vae=_kl(4, scaling_factor=0.13025),
+        vae=kl(4, scaling_factor=0.13025),
         text_encoder=CLIPTextModel(clip).eval(),
         text_encoder_2=CLIPTextModelWithProjection(clip).eval(),
         tokenizer=tokenizer_of_bytes(),
@@ -61,7 +59,7 @@ def sd3(*, third_encoder: bool = True, **denoiser: Any) -> Any:
     import diffusers
     from transformers import CLIPTextModelWithProjection
 
-    clip = _clip_config(WIDTH // 2)
+    clip = clip_config(WIDTH // 2)
     transformer = diffusers.SD3Transformer2DModel(
         **{
             "sample_size": 32,
@@ -81,13 +79,13 @@ def sd3(*, third_encoder: bool = True, **denoiser: Any) -> Any:
     )
     return diffusers.StableDiffusion3Pipeline(
         transformer=transformer.eval(),
-        vae=_kl(16, scaling_factor=1.5305, shift_factor=0.0609),
+        vae=kl(16, scaling_factor=1.5305, shift_factor=0.0609),
         text_encoder=CLIPTextModelWithProjection(clip).eval(),
         text_encoder_2=CLIPTextModelWithProjection(clip).eval(),
-        text_encoder_3=_t5() if third_encoder else None,
+        text_encoder_3=t5() if third_encoder else None,
         tokenizer=tokenizer_of_bytes(),
         tokenizer_2=tokenizer_of_bytes(),
-        tokenizer_3=_t5_tokenizer() if third_encoder else None,
+        tokenizer_3=t5_tokenizer() if third_encoder else None,
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
     )
 
@@ -116,11 +114,11 @@ def flux(*, guidance_embeds: bool = True, **denoiser: Any) -> Any:
     shift = {"shift": 3.0, "use_dynamic_shifting": True} if guidance_embeds else {"shift": 1.0}
     return diffusers.FluxPipeline(
         transformer=transformer.eval(),
-        vae=_kl(16, scaling_factor=0.3611, shift_factor=0.1159),
-        text_encoder=CLIPTextModel(_clip_config()).eval(),
-        text_encoder_2=_t5(),
+        vae=kl(16, scaling_factor=0.3611, shift_factor=0.1159),
+        text_encoder=CLIPTextModel(clip_config()).eval(),
+        text_encoder_2=t5(),
         tokenizer=tokenizer_of_bytes(),
-        tokenizer_2=_t5_tokenizer(),
+        tokenizer_2=t5_tokenizer(),
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(**shift),
     )
 
@@ -188,7 +186,102 @@ def sana(**denoiser: Any) -> Any:
     )
 
 
-FAMILIES: dict[str, Callable[..., Any]] = {"sdxl": sdxl, "sd3": sd3, "flux": flux, "sana": sana}
+def animatediff(*, positions: int = 12, save_apart: Path | None = None, **denoiser: Any) -> Any:
+    """An AnimateDiffPipeline: 4 latent channels, f = 2, the scheduler of the published motion adapters (DDIM, linear
+    betas).
+
+    positions: frames that temporal attention tells apart. save_apart: folder that gets the checkpoint with the UNet of
+    images and the adapter apart, as published; the pipeline itself saves both merged.
+    """
+    import diffusers
+    from transformers import CLIPTextModel
+
+    unet = diffusers.UNet2DConditionModel(
+        **{
+            "sample_size": 16,
+            "layers_per_block": 1,
+            "block_out_channels": (16, 32),
+            "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+            "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+            "attention_head_dim": 2,
+            "cross_attention_dim": WIDTH,
+            "norm_num_groups": 8,
+            **denoiser,
+        }
+    )
+    adapter = diffusers.MotionAdapter(
+        block_out_channels=(16, 32),
+        motion_layers_per_block=1,
+        motion_num_attention_heads=2,
+        motion_norm_num_groups=8,
+        motion_max_seq_length=positions,
+    )
+    made = diffusers.AnimateDiffPipeline(
+        vae=kl(4, scaling_factor=0.18215),
+        text_encoder=CLIPTextModel(clip_config()).eval(),
+        tokenizer=tokenizer_of_bytes(),
+        unet=unet.eval(),
+        motion_adapter=adapter.eval(),
+        scheduler=diffusers.DDIMScheduler(
+            beta_schedule="linear",
+            beta_start=0.00085,
+            beta_end=0.012,
+            clip_sample=False,
+            steps_offset=1,
+            timestep_spacing="linspace",
+        ),
+    )
+    if save_apart is not None:
+        made.save_pretrained(save_apart, safe_serialization=True)
+        shutil.rmtree(save_apart / "unet")
+        unet.save_pretrained(save_apart / "unet", safe_serialization=True)
+        index = json.loads((save_apart / "model_index.json").read_text())
+        index["unet"] = ["diffusers", "UNet2DConditionModel"]
+        (save_apart / "model_index.json").write_text(json.dumps(index))
+    return made
+
+
+def text_to_video(**denoiser: Any) -> Any:
+    """A TextToVideoSDPipeline: 4 latent channels, f = 2, the published scheduler (DDIM, scaled linear betas)."""
+    import diffusers
+    import torch
+    from transformers import CLIPTextModel
+
+    unet = diffusers.UNet3DConditionModel(
+        **{
+            "sample_size": 16,
+            "layers_per_block": 1,
+            "block_out_channels": (16, 32),
+            "down_block_types": ("CrossAttnDownBlock3D", "DownBlock3D"),
+            "up_block_types": ("UpBlock3D", "CrossAttnUpBlock3D"),
+            "attention_head_dim": 8,
+            "cross_attention_dim": WIDTH,
+            "norm_num_groups": 8,
+            **denoiser,
+        }
+    )
+    for name, weight in unet.named_parameters():
+        if name.endswith("conv4.3.weight"):  # zeros at first: the temporal convolutions would do nothing
+            torch.nn.init.normal_(weight, std=0.1)
+    return diffusers.TextToVideoSDPipeline(
+        vae=kl(4, scaling_factor=0.18215),
+        text_encoder=CLIPTextModel(clip_config()).eval(),
+        tokenizer=tokenizer_of_bytes(),
+        unet=unet.eval(),
+        scheduler=diffusers.DDIMScheduler(
+            beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012, clip_sample=False, steps_offset=1
+        ),
+    )
+
+
+FAMILIES: dict[str, Callable[..., Any]] = {
+    "sdxl": sdxl,
+    "sd3": sd3,
+    "flux": flux,
+    "sana": sana,
+    "animatediff": animatediff,
+    "text_to_video": text_to_video,
+}
 
 
 def save(folder: Path, name: str, *, seed: int = 0, **choices: Any) -> Path:
@@ -199,36 +292,3 @@ def save(folder: Path, name: str, *, seed: int = 0, **choices: Any) -> Path:
         torch.manual_seed(seed)
         FAMILIES[name](**choices).save_pretrained(folder, safe_serialization=True)
     return folder
-
-
-def _clip_config(width: int = WIDTH) -> Any:
-    from transformers import CLIPTextConfig
-
-    return CLIPTextConfig(**{**text_sizes(tokenizer_of_bytes()), "hidden_size": width, "projection_dim": width})
-
-
-def _kl(channels: int, **numbers: float) -> Any:
-    from diffusers import AutoencoderKL
-
-    return AutoencoderKL(
-        block_out_channels=(8, 16),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        latent_channels=channels,
-        norm_num_groups=8,
-        **numbers,
-    ).eval()
-
-
-def _t5() -> Any:
-    from transformers import T5Config, T5EncoderModel
-
-    sizes = {"d_model": WIDTH, "d_ff": WIDTH, "d_kv": 8, "num_layers": 1, "num_heads": 4}
-    return T5EncoderModel(T5Config(vocab_size=len(_t5_tokenizer()), **sizes)).eval()
-
-
-def _t5_tokenizer() -> Any:
-    from transformers import T5Tokenizer
-
-    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), *((letter, -2.0) for letter in LETTERS)]
-    return T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=TOKENS)

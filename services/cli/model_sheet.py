@@ -33,6 +33,7 @@ def model_sheet(card: ModelCard, folder: Path | None, settings: Settings) -> Tab
         "family": f"{card.family}: supported",
         "sampler": card.sampler,
         "size · latent": f"{card.default_size} (generates {card.sizes}) · {latent_shape(card)}",
+        **({"frames": f"{card.frames.default} (generates {card.frames})"} if card.frames.most > 1 else {}),
         "T · guidance": f"{card.default_steps}{_planned(card)} · {guidance}",
         "dtype": card.dtype,
         "parameters": memory.parameters_said(card),
@@ -97,5 +98,6 @@ async def _in_catalog(card: ModelCard, settings: Settings) -> tuple[tuple[KTable
 
 
 def latent_shape(card: ModelCard) -> str:
-    size = card.default_size
-    return f"{card.latent_channels}×{size.height // card.vae_scale}×{size.width // card.vae_scale}"
+    size, frames = card.default_size, card.frames.default
+    length = "" if frames == 1 else f"{frames}×"
+    return f"{card.latent_channels}×{length}{size.height // card.vae_scale}×{size.width // card.vae_scale}"

@@ -248,12 +248,14 @@ def _draw(card: ModelCard, settings: Settings, out: Console) -> None:
     family = load_family(card, device=settings.device, offload=settings.offload)
     loaded_s = time.monotonic() - begun
     engine = Engine({card.name: family})
-    size = memory.smallest(card)
-    engine.submit(Task("check", card.name, "a red fox in the snow", size, 2, card.default_guidance, seed=7))
+    size, frames = memory.smallest(card), card.frames.default
+    prompt, guidance = "a red fox in the snow", card.default_guidance
+    engine.submit(Task("check", card.name, prompt, size, 2, guidance, seed=7, frames=frames))
     while not engine.idle:
         for event in engine.step():
             if isinstance(event, Left):
                 raise event.error
             if isinstance(event, Finished):
                 took = f"two steps in {event.denoise_s:.2f} s, decoded in {event.decode_s:.2f} s"
-                out.print(Text(f"generated {size} on {family.device}: loaded in {loaded_s:.1f} s, {took}"))
+                what = f"{size}" if frames == 1 else f"{frames} frames of {size}"
+                out.print(Text(f"generated {what} on {family.device}: loaded in {loaded_s:.1f} s, {took}"))

@@ -96,7 +96,7 @@ class ModelCard:
     text_parameters: int = 0
     vae_parameters: int = 0
     row_values: int = 0
-    """Values that one row of the denoiser keeps alive in a forward pass at the default size: an estimate
+    """Values that one row of the denoiser keeps alive in a forward pass at the default size and length: an estimate
     (bench.gpu.live_values)."""
     decode_values: int = 0
     """Values that decoding one image keeps alive at the default size: an estimate."""

@@ -29,6 +29,8 @@ class Kind:
     """Default steps and guidance of the pipeline itself."""
     cells_per_token: int = 1
     """Latent cells per side of a token: sizes are multiples of a token's pixels."""
+    frames: tuple[int, int] = (1, 1)
+    """Default and largest number of frames."""
 
 
 KINDS = {
@@ -37,8 +39,13 @@ KINDS = {
     "StableDiffusion3Pipeline": Kind("sd3", "flow_match_euler", "transformer", 28, 7.0, 2),
     "FluxPipeline": Kind("flux", "flow_match_euler_even", "transformer", 28, 3.5, 2),
     "SanaPipeline": Kind("sana", "flow_match_euler", "transformer", 20, 4.5),
+    "AnimateDiffPipeline": Kind("animatediff", "ddim", "unet", 50, 7.5, frames=(16, 32)),
+    "TextToVideoSDPipeline": Kind("text_to_video", "ddim", "unet", 50, 9.0, frames=(16, 64)),
 }
 """Kinds by diffusers' class name in a checkpoint's model_index.json."""
+
+POSITIONS = "motion_max_seq_length"
+"""Key of a configuration: frames that temporal attention tells apart."""
 
 NOT_WEIGHTS = ("Scheduler", "Tokenizer", "TokenizerFast", "Processor", "FeatureExtractor", "ProcessorPil")
 """Suffixes of component classes that have a configuration and no weights."""
@@ -71,6 +78,8 @@ def said_by(folder: Path) -> dict[str, Any]:
         return found
     found |= {"family": kind.family, "sampler": kind.sampler}
     found |= {"default_steps": kind.default_steps, "default_guidance": kind.default_guidance}
+    if kind.frames != (1, 1):
+        found["frames"] = _frames(folder, kind)
     # the denoiser's sample_size is in latent cells; FluxPipeline uses 128 if the configuration has none
     side = read_json(folder / kind.denoiser / "config.json").get("sample_size", 128 if kind.family == "flux" else None)
     if isinstance(side, int) and "vae_scale" in found:
@@ -78,6 +87,14 @@ def said_by(folder: Path) -> dict[str, Any]:
         if kind.family != "unet":
             found["sizes"] = {"multiple_of": found["vae_scale"] * kind.cells_per_token}
     return found
+
+
+def _frames(folder: Path, kind: Kind) -> dict[str, int]:
+    """Return a clip model's frame rule; temporal attention may have a limited number of positions."""
+    default, most = kind.frames
+    parts = (read_json(folder / part / "config.json") for part in (kind.denoiser, "motion_adapter"))
+    positions = next((int(part[POSITIONS]) for part in parts if POSITIONS in part), most)
+    return {"default": min(default, positions), "most": min(most, positions)}
 
 
 def components(folder: Path) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shared.domain.types import Size
 from shared.models.card import ModelCard
-from shared.models.checkpoint import parameters
+from shared.models.checkpoint import components, parameters
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes per value, by number format."""
@@ -62,6 +62,8 @@ def counted(card: ModelCard, folder: Path) -> ModelCard:
     found = parameters(folder)
     text = sum(count for part, count in found.items() if part.startswith("text_encoder"))
     denoiser = found.get("transformer", 0) or found.get("unet", 0)
+    if components(folder).get("unet") == "UNet2DConditionModel":  # else the UNet's file has the adapter's weights
+        denoiser += found.get("motion_adapter", 0)
     return replace(
         card,
         text_parameters=text or card.text_parameters,

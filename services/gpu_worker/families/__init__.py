@@ -12,7 +12,10 @@ from shared.models import ModelCard
 
 __all__ = ["MODULES", "Family", "load_family"]
 
-MODULES = {name: f"services.gpu_worker.families.{name}" for name in ("unet", "sd3", "flux", "sana", "noop")}
+MODULES = {
+    name: f"services.gpu_worker.families.{name}"
+    for name in ("unet", "sd3", "flux", "sana", "animatediff", "text_to_video", "noop")
+}
 """Module path of each family."""
 
 

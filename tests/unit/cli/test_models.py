@@ -72,6 +72,17 @@ def test_check_says_what_it_is_and_draws_when_told_to(sana: Path, shown: io.Stri
     assert "generated 32x32 on cpu: loaded in " in shown.getvalue()
 
 
+def test_check_says_how_long_a_models_clips_are(shown: io.StringIO, tmp_path: Path) -> None:
+    folder = tiny_families.save(tmp_path / "tiny-clips", "animatediff")
+    (folder / "card.json").write_text('{"name": "clips", "frames": {"default": 3, "most": 10}}')
+    models.check(str(folder), run=True, device="cpu", data_dir=tmp_path)
+    said = shown.getvalue()
+    assert "animatediff: supported" in said
+    assert "3 (generates from 1 to 10)" in said
+    assert "4×3×16×16" in said
+    assert "generated 3 frames of 64x64 on cpu: loaded in " in said
+
+
 def test_check_names_the_k_table_in_force_or_the_command_that_measures_one(
     sana: Path, shown: io.StringIO, tmp_path: Path
 ) -> None:

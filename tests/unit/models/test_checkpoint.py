@@ -21,6 +21,8 @@ SAYS = {
     "sd3": ("sd3", "flow_match_euler", 16, 2, Size(64, 64), 28, 7.0),
     "flux": ("flux", "flow_match_euler_even", 16, 2, Size(256, 256), 28, 3.5),
     "sana": ("sana", "flow_match_euler", 8, 4, Size(128, 128), 20, 4.5),
+    "animatediff": ("animatediff", "ddim", 4, 2, Size(32, 32), 50, 7.5),
+    "text_to_video": ("text_to_video", "ddim", 4, 2, Size(32, 32), 50, 9.0),
 }
 
 
@@ -39,6 +41,14 @@ def test_a_checkpoint_without_a_card_says_what_it_is(folder: Path, name: str) ->
     assert (*said, card.default_guidance) == SAYS[name]
     assert card.sampler_id.startswith(f"{card.sampler}:")
     assert missing(folder / name) == []
+
+
+def test_a_checkpoint_says_how_many_frames_it_generates(folder: Path, tmp_path: Path) -> None:
+    def rule(name: str) -> tuple[int, int]:
+        card = find_card(str(folder / name))
+        return card.frames.default, card.frames.most
+
+    assert [rule(name) for name in ("sana", "text_to_video", "animatediff")] == [(1, 1), (16, 64), (12, 12)]
 
 
 @pytest.mark.parametrize("name", SAYS)

@@ -28,6 +28,11 @@ SAVED: dict[str, tuple[str, dict[str, Any]]] = {
     "sana": ("sana", {}),
 }
 """By test name: which of tiny_families, and its choices."""
+CLIPS: dict[str, tuple[str, dict[str, Any]]] = {
+    "animatediff": ("animatediff", {}),
+    "text-to-video": ("text_to_video", {}),
+}
+"""Families that generate clips, likewise."""
 
 LoadTiny = Callable[..., Any]
 """(name, batch_invariant=0, offload="none") → the loaded family."""
@@ -39,7 +44,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def folder(name: str) -> Path:
         if name not in folders:
-            family, choices = SAVED[name]
+            family, choices = (SAVED | CLIPS)[name]
             folders[name] = tiny_families.save(tmp_path_factory.mktemp(name) / name, family, **choices)
         return folders[name]
 

@@ -17,9 +17,9 @@ from shared.domain.errors import ModelError
 from shared.models import find_card
 from shared.models.card_lookup import card_for
 from shared.runtime.settings import Settings
-from tests.unit.gpu_worker.families.conftest import LoadTiny, a_picture, a_task, drawn
+from tests.unit.gpu_worker.families.conftest import CLIPS, LoadTiny, a_picture, a_task, drawn
 
-FAMILIES = ["sdxl", "sd3", "flux-dev", "sana"]
+FAMILIES = ["sdxl", "sd3", "flux-dev", "sana", *CLIPS]
 
 
 def crowd() -> list[Any]:
@@ -113,5 +113,7 @@ def test_a_family_refuses_another_familys_weights(saved: Callable[[str], Path]) 
     card = replace(find_card(str(saved("sd3"))), family="flux")
     with pytest.raises(ModelError, match=r"family 'flux' runs FluxPipeline \(got StableDiffusion3Pipeline\)"):
         load_family(card)
-    with pytest.raises(ModelError, match="family must be one of unet, sd3, flux, sana, noop"):
+    with pytest.raises(
+        ModelError, match="family must be one of unet, sd3, flux, sana, animatediff, text_to_video, noop"
+    ):
         load_family(replace(card, family="video"))
