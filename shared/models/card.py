@@ -48,6 +48,15 @@ class FrameRule:
     default: int = 1
     """Frames of a clip whose request names no length."""
     most: int = 1
+    window: int = 0
+    """Frames that temporal attention sees at once. Longer clips run with FreeNoise (Qiu et al. 2023, arXiv 2310.15169):
+    overlapping windows of frames, and noise that repeats the first window's frames; 0: all frames at once."""
+    stride: int = 4
+    """Frames between the starts of two windows."""
+
+    def windows(self, frames: int) -> tuple[int, int]:
+        """Return the window and stride of a clip that runs with FreeNoise; (0, 0) for any other clip."""
+        return (self.window, self.stride) if 0 < self.window < frames else (0, 0)
 
     def allows(self, frames: int) -> bool:
         return 1 <= frames <= self.most
@@ -108,6 +117,9 @@ class ModelCard:
     """One sentence for readers."""
 
     def __post_init__(self) -> None:
+        if self.frames.window < 0 or not 1 <= self.frames.stride <= (self.frames.window or self.frames.stride):
+            got = f"got {self.frames.stride} of {self.frames.window}"
+            raise ValueError(f"frames: window must be 0 or more, stride from 1 to window ({got})")
         if not self.frames.allows(self.frames.default):
             raise ValueError(f"frames: default must be {self.frames} (got {self.frames.default})")
         if self.auto_steps and self.default_steps not in self.auto_steps:
@@ -155,6 +167,8 @@ class ModelCard:
         """Return the key that a latent must match to start an image or clip of this model (docs/architecture.md,
         Nouns)."""
         process = noise_process(self.sampler, self.scheduler_config, self.eta)
+        if (windows := self.frames.windows(frames)) != (0, 0):  # the noise repeats
+            process = ":".join([process, *map(str, windows)])
         return CompatKey(self.weights_hash, process, self.dtype, size, steps, frames)
 
     def prompted_from(self, steps: int) -> int:

@@ -39,13 +39,15 @@ KINDS = {
     "StableDiffusion3Pipeline": Kind("sd3", "flow_match_euler", "transformer", 28, 7.0, 2),
     "FluxPipeline": Kind("flux", "flow_match_euler_even", "transformer", 28, 3.5, 2),
     "SanaPipeline": Kind("sana", "flow_match_euler", "transformer", 20, 4.5),
-    "AnimateDiffPipeline": Kind("animatediff", "ddim", "unet", 50, 7.5, frames=(16, 32)),
+    "AnimateDiffPipeline": Kind("animatediff", "ddim", "unet", 50, 7.5, frames=(16, 64)),
     "TextToVideoSDPipeline": Kind("text_to_video", "ddim", "unet", 50, 9.0, frames=(16, 64)),
 }
 """Kinds by diffusers' class name in a checkpoint's model_index.json."""
 
 POSITIONS = "motion_max_seq_length"
 """Key of a configuration: frames that temporal attention tells apart."""
+STRIDE = 4
+"""Frames between the starts of two windows, as in diffusers' enable_free_noise."""
 
 NOT_WEIGHTS = ("Scheduler", "Tokenizer", "TokenizerFast", "Processor", "FeatureExtractor", "ProcessorPil")
 """Suffixes of component classes that have a configuration and no weights."""
@@ -90,11 +92,15 @@ def said_by(folder: Path) -> dict[str, Any]:
 
 
 def _frames(folder: Path, kind: Kind) -> dict[str, int]:
-    """Return a clip model's frame rule; temporal attention may have a limited number of positions."""
+    """Return a clip model's frame rule. Where temporal attention has a limited number of positions, longer clips run by
+    windows."""
     default, most = kind.frames
     parts = (read_json(folder / part / "config.json") for part in (kind.denoiser, "motion_adapter"))
-    positions = next((int(part[POSITIONS]) for part in parts if POSITIONS in part), most)
-    return {"default": min(default, positions), "most": min(most, positions)}
+    positions = next((int(part[POSITIONS]) for part in parts if POSITIONS in part), 0)
+    if not positions:
+        return {"default": default, "most": most}
+    window = min(default, positions)
+    return {"default": window, "most": most, "window": window, "stride": min(STRIDE, window)}
 
 
 def components(folder: Path) -> dict[str, str]:

@@ -68,6 +68,7 @@ def make_row(family: Family, task: Task) -> Row:
         generator=generator,
         renew=renew,
         noises=carried_noises(task, schedule),
+        windows=family.card.frames.windows(task.frames),
         previous=previous,
     )
 

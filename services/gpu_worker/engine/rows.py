@@ -16,6 +16,8 @@ from shared.domain.types import Size
 
 Pixels = npt.NDArray[np.uint8]
 """An image, (height, width, 3), RGB; a clip of more than one frame: (frames, height, width, 3)."""
+NO_WINDOWS = (0, 0)
+"""Window and stride of a latent whose noise does not repeat."""
 Latent = npt.NDArray[np.float32]
 """A latent off the engine's thread and device: (channels, height, width), or (channels, frames, height, width) of
 families that generate clips."""
@@ -140,6 +142,8 @@ class Row:
     """Share of the noise that the next step replaces; 0 again after that step."""
     noises: tuple[int, ...] = ()
     """Seeds whose `first_noise` the latent carries; empty: unknown."""
+    windows: tuple[int, int] = NO_WINDOWS
+    """FreeNoise's window and stride in frames, see draw_noise."""
     previous: Tensor | None = None
     """A multistep sampler's history, of the latent's shape; None at the start of a run and in one-step samplers."""
     joined_at: float = 0.0
@@ -188,9 +192,23 @@ def generator_of(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed % 2**63)
 
 
-def first_noise(seed: int, shape: Sequence[int]) -> Tensor:
+def draw_noise(shape: Sequence[int], generator: torch.Generator, windows: tuple[int, int] = NO_WINDOWS) -> Tensor:
+    """Draw noise of a latent's shape, as diffusers' pipelines do.
+
+    windows: of a clip (C, F, h, w) with FreeNoise, the window and stride in frames. Each stretch of `stride` frames after
+    the first window repeats the noise of the stretch one window before it, in shuffled order (FreeNoise, eq. 7).
+    """
+    noise = torch.randn(tuple(shape), generator=generator)
+    window, stride = windows
+    for start in range(window, shape[1], stride) if window else ():
+        order = start - window + torch.randperm(stride, generator=generator)
+        noise[:, start : start + stride] = noise[:, order[: shape[1] - start]]
+    return noise
+
+
+def first_noise(seed: int, shape: Sequence[int], windows: tuple[int, int] = NO_WINDOWS) -> Tensor:
     """Draw the first noise of a seed: the noise that starts a run, or the fresh noise of a reused state."""
-    return torch.randn(tuple(shape), generator=generator_of(seed))
+    return draw_noise(shape, generator_of(seed), windows)
 
 
 def carried_noises(task: Task, schedule: Schedule) -> tuple[int, ...]:
@@ -212,7 +230,7 @@ def fresh_noise(rows: Sequence[Row]) -> Tensor | None:
         return None
     return torch.stack(
         [
-            torch.randn(row.latent.shape, generator=row.generator).to(row.latent.device)
+            draw_noise(row.latent.shape, row.generator, row.windows).to(row.latent.device)
             if row.position.renewed
             else torch.zeros_like(row.latent)
             for row in rows

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from services.gpu_worker.engine.layout import step_by_shape
-from services.gpu_worker.engine.rows import Pixels, PromptEncoding, Row, Stepped
+from services.gpu_worker.engine.rows import Pixels, PromptEncoding, Row, Stepped, draw_noise
 from services.gpu_worker.engine.samplers import Sampler, make_sampler
 from services.gpu_worker.families.offload import Residence
 from services.gpu_worker.families.preview import fit_factors, project
@@ -147,7 +147,7 @@ class PipelineFamily(ABC):
         return self._channels, size.height // self._cell_px, size.width // self._cell_px
 
     def initial_noise(self, size: Size, generator: torch.Generator, frames: int = 1) -> Tensor:
-        return torch.randn(self.latent_shape(size, frames), generator=generator).to(self.device)
+        return draw_noise(self.latent_shape(size, frames), generator, self.card.frames.windows(frames)).to(self.device)
 
     def step(self, rows: Sequence[Row]) -> list[Stepped]:
         self._residence.bring("denoiser")

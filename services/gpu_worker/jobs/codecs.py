@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from services.gpu_worker.engine.rows import FromCheckpoint, Latent, Pixels
+from services.gpu_worker.engine.rows import NO_WINDOWS, FromCheckpoint, Latent, Pixels
 from services.gpu_worker.jobs.residual import Residual
 from shared.domain.errors import BlobCorruptError, ConfigurationError
 from shared.domain.types import Plan, Size, from_json, to_json
@@ -28,7 +28,7 @@ pixels at 64×64 against .25 ms."""
 class Codec(Protocol):
     """Conversion of a latent (C, h, w) or (C, F, h, w) float32 to bytes and back."""
 
-    def encode(self, latent: Latent, noises: Sequence[int]) -> bytes: ...
+    def encode(self, latent: Latent, noises: Sequence[int], windows: tuple[int, int]) -> bytes: ...
     def decode(self, data: bytes) -> Latent: ...
     def noises(self, data: bytes) -> tuple[int, ...]:
         """Return the seeds of the noises that the state carries; empty: unknown."""
@@ -42,7 +42,7 @@ class Plain:
     pack: Callable[[Latent], Arrays]
     unpack: Callable[[Arrays], Latent]
 
-    def encode(self, latent: Latent, noises: Sequence[int]) -> bytes:
+    def encode(self, latent: Latent, noises: Sequence[int], windows: tuple[int, int]) -> bytes:
         return save(self.pack(latent))
 
     def decode(self, data: bytes) -> Latent:
@@ -129,12 +129,15 @@ CODECS: dict[str, Codec] = {
 """Codecs by the name that a State carries."""
 
 
-def encode_state(latent: Latent, codec: str, noises: Sequence[int] = ()) -> bytes:
+def encode_state(
+    latent: Latent, codec: str, noises: Sequence[int] = (), windows: tuple[int, int] = NO_WINDOWS
+) -> bytes:
     """Encode (C, h, w) or (C, F, h, w) float32. noises: seeds of the noises that the latent carries; empty: unknown.
+    windows: how these noises repeat (draw_noise).
 
     Raises ConfigurationError for an unknown codec.
     """
-    return codec_named(codec).encode(latent, noises)
+    return codec_named(codec).encode(latent, noises, windows)
 
 
 def decode_state(data: bytes, codec: str) -> Latent:

@@ -81,7 +81,7 @@ class Outputs:
         """Store the state; None if it does not fit into the image's room. States come in ascending K, and a state at
         K serves every request that may start at K or later: so the first K go first."""
         codec = await self._codecs.at(card, event.step, steps)
-        given = event.latent, codec, event.noises
+        given = event.latent, codec, event.noises, card.frames.windows(self._job.request.frames)
         inline = event.latent.nbytes <= INLINE_BYTES
         data = encode_state(*given) if inline else await asyncio.to_thread(encode_state, *given)
         if self._state_bytes + len(data) > self._fp16_states * (2 * event.latent.size + HEADER_BYTES):

@@ -19,9 +19,9 @@ In a clip's state (C, F, h, w) every frame is stored like an image: with its own
 
 Layout; a varint holds 7 bits a byte, least significant first, and bit 7 is set where more follow:
 
-    1 byte       version: 1 for an image, 2 for a clip
+    1 byte       version: 1 for an image, 2 for a clip, 3 for a clip with FreeNoise
     1 byte       bits 0-1: log2 of a cell's side; bits 2-4: bits per average, less one; bits 5-7: number of noises
-    varints      C, h, w of an image; C, F, h, w of a clip
+    varints      C, h, w of an image; C, F, h, w of a clip; C, F, h, w, window, stride with FreeNoise (draw_noise)
     per noise    seed (varint), c (int8, in 1/64)
     bytes        step of the quantiser of each channel (in a clip of each frame of each channel): 0 for zeros, else
                  2 ** ((byte - 128) / 8)
@@ -34,23 +34,25 @@ A 4×16×16 state with one 32-bit seed has 15 + 96 bytes as `residual` and 15 + 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from services.gpu_worker.engine.rows import Latent, first_noise
+from services.gpu_worker.engine.rows import NO_WINDOWS, Latent, first_noise
 from shared.domain.errors import ConfigurationError, ModelError
 
-SIDES = {1: 3, 2: 4}
-"""Numbers of sides of a latent, by version."""
+NUMBERS = {1: (3, 0), 2: (4, 0), 3: (4, 2)}
+"""Numbers in the header by version: sides of the latent, and window and stride."""
 MOST_NOISES = 7
 """A state with more seeds keeps those with the largest weights."""
 C_UNIT = 64
 GAIN = 0.7
+Draw = Callable[[int], npt.NDArray[np.float32]]
+"""The first noise of a seed, of the latent's shape."""
 SEED, DRAWN = 2026, (-0.183910, 0.729640, 0.624167, 0.122535)
 """The first of 24 numbers that torch 2.13 draws for this seed."""
 
@@ -63,17 +65,20 @@ class Residual:
     cell: int
     bits: int
 
-    def encode(self, latent: Latent, noises: Sequence[int]) -> bytes:
+    def encode(self, latent: Latent, noises: Sequence[int], windows: tuple[int, int]) -> bytes:
         if not np.isfinite(latent).all():
             raise ModelError("a state must have finite values to be stored")
-        weights = _fitted(latent, tuple(dict.fromkeys(noises)))
+        draw = partial(_noise, shape=latent.shape, windows=windows)
+        weights = _fitted(latent, tuple(dict.fromkeys(noises)), draw)
         cell, bits = (self.cell, self.bits) if weights else (1, 4)
-        weights = _raised(weights, latent, cell)
-        averages = _averaged(latent - _mixed(weights, latent.shape), cell)
+        weights = _raised(weights, latent, cell, draw)
+        averages = _averaged(latent - _mixed(weights, latent.shape, draw), cell)
         steps = _steps(averages, bits)
         levels = _levels(averages, _widths(steps, latent.shape[:-2]), bits).astype(np.uint8)
-        head = bytes([1 if latent.ndim == 3 else 2, cell.bit_length() - 1 | bits - 1 << 2 | len(weights) << 5])
-        head += b"".join(_varint(side) for side in latent.shape)
+        repeats = () if windows == NO_WINDOWS else windows
+        version = next(version for version, form in NUMBERS.items() if form == (latent.ndim, len(repeats)))
+        head = bytes([version, cell.bit_length() - 1 | bits - 1 << 2 | len(weights) << 5])
+        head += b"".join(_varint(number) for number in (*latent.shape, *repeats))
         head += b"".join(_varint(seed) + c.to_bytes(1, "big", signed=True) for seed, c in weights.items())
         return head + steps.tobytes() + _packed(levels, bits)
 
@@ -90,7 +95,8 @@ class Residual:
         levels = bits.reshape(-1, head.bits) @ (1 << np.arange(head.bits)[::-1])
         averages = _values(levels.reshape(coarse_shape), widths, head.bits)
         coarse = _spread(averages, head.cell, head.shape)
-        latent: Latent = (coarse + _mixed(head.weights, head.shape)).astype(np.float32)
+        draw = partial(_noise, shape=head.shape, windows=head.windows)
+        latent: Latent = (coarse + _mixed(head.weights, head.shape, draw)).astype(np.float32)
         return latent
 
     def noises(self, data: bytes) -> tuple[int, ...]:
@@ -103,6 +109,8 @@ class _Head:
     cell: int
     bits: int
     shape: tuple[int, ...]
+    windows: tuple[int, int]
+    """Window and stride of FreeNoise, see draw_noise."""
     weights: dict[int, int]
     """c in 1/64 by seed."""
     end: int
@@ -110,36 +118,40 @@ class _Head:
 
     @classmethod
     def read(cls, data: bytes) -> _Head:
-        if data[0] not in SIDES:
-            raise ValueError(f"version must be one of {', '.join(map(str, SIDES))} (got {data[0]})")
-        at, sides, weights = 2, list[int](), dict[int, int]()
-        for _ in range(SIDES[data[0]]):
-            side, at = _read_varint(data, at)
-            sides.append(side)
+        if data[0] not in NUMBERS:
+            raise ValueError(f"version must be one of {', '.join(map(str, NUMBERS))} (got {data[0]})")
+        at, numbers, weights = 2, list[int](), dict[int, int]()
+        for _ in range(sum(NUMBERS[data[0]])):
+            number, at = _read_varint(data, at)
+            numbers.append(number)
+        sides, (window, stride) = NUMBERS[data[0]][0], numbers[4:] or NO_WINDOWS
+        if window and not 1 <= stride <= window:
+            raise ValueError(f"stride must be from 1 to window, {window} (got {stride})")
         for _ in range(data[1] >> 5):
             seed, at = _read_varint(data, at)
             weights[seed] = int.from_bytes(data[at : at + 1], "big", signed=True)
             at += 1
-        return cls(1 << (data[1] & 3), (data[1] >> 2 & 7) + 1, tuple(sides), weights, at)
+        cell, bits = 1 << (data[1] & 3), (data[1] >> 2 & 7) + 1
+        return cls(cell, bits, tuple(numbers[:sides]), (window, stride), weights, at)
 
 
-def _fitted(latent: Latent, seeds: Sequence[int]) -> dict[int, int]:
+def _fitted(latent: Latent, seeds: Sequence[int], draw: Draw) -> dict[int, int]:
     """Return c in 1/64 by seed: the least-squares weights of the seeds' noises in the latent."""
     if not seeds:
         return {}
-    drawn = np.stack([_noise(seed, latent.shape).ravel() for seed in seeds], axis=1)
+    drawn = np.stack([draw(seed).ravel() for seed in seeds], axis=1)
     found = np.linalg.lstsq(drawn, latent.ravel(), rcond=None)[0]
     if len(seeds) > MOST_NOISES:
-        return _fitted(latent, [seeds[i] for i in sorted(np.argsort(-np.abs(found))[:MOST_NOISES])])
+        return _fitted(latent, [seeds[i] for i in sorted(np.argsort(-np.abs(found))[:MOST_NOISES])], draw)
     weights = np.round(found * C_UNIT).clip(-128, 127).astype(int).tolist()
     return {seed: c for seed, c in zip(seeds, weights, strict=True) if c}
 
 
-def _raised(weights: dict[int, int], latent: Latent, cell: int) -> dict[int, int]:
+def _raised(weights: dict[int, int], latent: Latent, cell: int, draw: Draw) -> dict[int, int]:
     """Raise the weights until their noise has GAIN times the standard deviation of the lost detail more than before."""
     if not weights or cell == 1:
         return weights
-    rest = latent - _mixed(weights, latent.shape)
+    rest = latent - _mixed(weights, latent.shape, draw)
     coarse = _spread(_averaged(rest, cell), cell, latent.shape)
     lost = float(np.sqrt(((rest - coarse) ** 2).mean()))
     length = math.hypot(*weights.values()) / C_UNIT
@@ -151,16 +163,16 @@ def _spread(averages: npt.NDArray[Any], cell: int, shape: tuple[int, ...]) -> np
     return averages.repeat(cell, axis=-2).repeat(cell, axis=-1)[..., : shape[-2], : shape[-1]]
 
 
-def _mixed(weights: dict[int, int], shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+def _mixed(weights: dict[int, int], shape: tuple[int, ...], draw: Draw) -> npt.NDArray[np.float32]:
     mixed = np.zeros(shape, np.float32)
     for seed, c in weights.items():
-        mixed += np.float32(c / C_UNIT) * _noise(seed, shape)
+        mixed += np.float32(c / C_UNIT) * draw(seed)
     return mixed
 
 
-def _noise(seed: int, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+def _noise(seed: int, shape: tuple[int, ...], windows: tuple[int, int]) -> npt.NDArray[np.float32]:
     _check_generator()
-    drawn: npt.NDArray[np.float32] = first_noise(seed, shape).numpy()
+    drawn: npt.NDArray[np.float32] = first_noise(seed, shape, windows).numpy()
     return drawn
 
 

@@ -199,6 +199,9 @@ def test_compat_keys_tell_the_lengths_of_clips_apart_and_keep_those_of_images(fo
     image, clip = card.compat(Size(64, 64), 50), card.compat(Size(64, 64), 50, 16)
     assert str(image) == f"{card.weights_hash}/{image.sampler}/float32/64x64"
     assert str(clip) == f"{image}x16"
+    windows = replace(card, frames=FrameRule(default=4, most=16, window=8))
+    assert windows.compat(Size(64, 64), 50, 8).sampler == image.sampler
+    assert windows.compat(Size(64, 64), 50, 9).sampler == f"{image.sampler}:8:4"  # FreeNoise: another noise process
     assert b"frames" not in to_json(image)  # as earlier versions wrote it
     assert [from_json(CompatKey, to_json(key)) for key in (image, clip)] == [image, clip]
 

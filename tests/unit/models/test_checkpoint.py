@@ -10,7 +10,7 @@ import pytest
 
 from shared.domain.errors import ModelError
 from shared.domain.types import Size
-from shared.models import find_card, memory, weights_hash
+from shared.models import FrameRule, find_card, memory, weights_hash
 from shared.models.added import add, added
 from shared.models.card_lookup import KNOWN
 from shared.models.checkpoint import faults, missing, parameters
@@ -43,12 +43,9 @@ def test_a_checkpoint_without_a_card_says_what_it_is(folder: Path, name: str) ->
     assert missing(folder / name) == []
 
 
-def test_a_checkpoint_says_how_many_frames_it_generates(folder: Path, tmp_path: Path) -> None:
-    def rule(name: str) -> tuple[int, int]:
-        card = find_card(str(folder / name))
-        return card.frames.default, card.frames.most
-
-    assert [rule(name) for name in ("sana", "text_to_video", "animatediff")] == [(1, 1), (16, 64), (12, 12)]
+def test_a_checkpoint_says_how_many_frames_it_generates(folder: Path) -> None:
+    rules = [find_card(str(folder / name)).frames for name in ("sana", "text_to_video", "animatediff")]
+    assert rules == [FrameRule(1, 1), FrameRule(16, 64), FrameRule(12, 64, window=12)]
 
 
 @pytest.mark.parametrize("name", SAYS)

@@ -1,7 +1,9 @@
-"""diffusers' own clip pipelines on a family's components: what every family of clips must equal."""
+"""diffusers' own clip pipelines on a family's checkpoint, loaded apart: what every family of clips must equal."""
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -10,7 +12,21 @@ import torch
 from torch import Tensor
 
 from services.gpu_worker.engine.rows import Task
-from tests.unit.gpu_worker.families.reference import pipeline_of
+
+
+@cache
+def loaded(folder: Path) -> Any:
+    """The pipeline as diffusers loads it; a family may change its own denoiser (FreeNoise)."""
+    pipeline = diffusers.DiffusionPipeline.from_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def parts_of(family: Any, sampler: str = "") -> dict[str, Any]:
+    parts = dict(loaded(family.card.folder).components)
+    if sampler == "dpm++2m":
+        parts["scheduler"] = diffusers.DPMSolverMultistepScheduler.from_config(parts["scheduler"].config)
+    return parts
 
 
 def said(task: Task) -> dict[str, Any]:
@@ -27,15 +43,15 @@ def said(task: Task) -> dict[str, Any]:
 
 def clip_of(family: Any, task: Task, pipeline: Any = None, output: str = "latent") -> Tensor | np.ndarray:
     """(C, F, h, w) that the pipeline ends with; with `np` (F, height, width, 3) from 0 to 1."""
-    pipeline = pipeline or pipeline_of(family, sampler=task.sampler)
+    pipeline = pipeline or type(family.pipeline)(**parts_of(family, task.sampler))
+    pipeline.set_progress_bar_config(disable=True)
     asked = {"num_frames": task.frames, "num_inference_steps": task.steps, "output_type": output}
     return pipeline(**said(task), **asked).frames[0]
 
 
 def latent_from_clip(family: Any, task: Task, clean: Tensor, step: int) -> Tensor:
     """(C, F, h, w) that AnimateDiff's video-to-video pipeline ends with, from a clip's latent without `step` steps."""
-    parts = family.pipeline.components
-    pipeline = diffusers.AnimateDiffVideoToVideoPipeline(**parts)
+    pipeline = diffusers.AnimateDiffVideoToVideoPipeline(**parts_of(family))
     pipeline.set_progress_bar_config(disable=True)
     left = task.steps - step
     # the pipeline adds noise to given latents only where the steps that are left are named, not the whole run's

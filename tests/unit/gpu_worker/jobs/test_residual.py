@@ -74,6 +74,25 @@ def test_a_clips_state_costs_no_more_than_its_frames_and_keeps_its_seeds(codec: 
             decode_state(wrong, codec)
 
 
+@pytest.mark.parametrize(("window", "stride"), [(6, 2), (4, 3), (3, 1)])
+def test_a_long_clips_state_repeats_its_noise_as_the_run_did(window: int, stride: int) -> None:
+    shape, windows = (4, 11, 8, 8), (window, stride)
+    noise = first_noise(7, shape, windows).numpy()
+    assert np.array_equal(noise[:, :window], first_noise(7, shape).numpy()[:, :window])
+    for frame in range(window, 11):
+        at = window + (frame - window) // stride * stride
+        sources = [np.array_equal(noise[:, frame], noise[:, at - window + i]) for i in range(stride)]
+        assert sum(sources) == 1
+    data = encode_state(0.9 * noise, "residual", (7,), windows)
+    assert noises_of(data, "residual") == (7,)
+    assert np.square(decode_state(data, "residual") - 0.9 * noise).mean() < 1e-3
+    blind = encode_state(0.9 * noise, "residual", (7,))
+    assert np.square(decode_state(blind, "residual") - 0.9 * noise).mean() > 0.1
+    for wrong in ((window, 0), (window, window + 1)):
+        with pytest.raises(BlobCorruptError, match="stride must be from 1 to window"):
+            decode_state(data.replace(bytes((8, 8, *windows)), bytes((8, 8, *wrong))), "residual")
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 16), st.integers(4, 40), st.integers(4, 40)),
@@ -154,7 +173,7 @@ def test_a_state_that_is_not_finite_is_not_stored() -> None:
 
 def test_another_random_generator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode_state(mixed((4, 16, 16), {7: 0.9}), "residual", (7,))
-    monkeypatch.setattr(residual, "first_noise", lambda seed, shape: -first_noise(seed, shape))
+    monkeypatch.setattr(residual, "first_noise", lambda *drawn: -first_noise(*drawn))
     residual.is_same_generator.cache_clear()
     with pytest.raises(ConfigurationError, match="draws other noise"):
         decode_state(data, "residual")
