@@ -195,8 +195,8 @@ def generator_of(seed: int) -> torch.Generator:
 def draw_noise(shape: Sequence[int], generator: torch.Generator, windows: tuple[int, int] = NO_WINDOWS) -> Tensor:
     """Draw noise of a latent's shape, as diffusers' pipelines do.
 
-    windows: of a clip (C, F, h, w) with FreeNoise, the window and stride in frames. Each stretch of `stride` frames after
-    the first window repeats the noise of the stretch one window before it, in shuffled order (FreeNoise, eq. 7).
+    windows: of a clip (C, F, h, w) with FreeNoise, the window and stride in frames. Each stretch of `stride` frames
+    after the first window repeats the noise of the stretch one window before it, in shuffled order (FreeNoise, eq. 7).
     """
     noise = torch.randn(tuple(shape), generator=generator)
     window, stride = windows
