@@ -205,7 +205,7 @@ def image_table(
         return ImageTable(fits)
     if MODM.fits(encoder) and not ours:
         return ImageTable(MODM)
-    pair = f"{card.name} from pictures of {model}"
+    pair = f"{card.name} from images of {model}"
     if ours:
         return ImageTable(None, f"k_table: {pair} was measured with another encoder; run `{command}`", True)
     if of_model:

@@ -187,7 +187,7 @@ async def test_a_latent_hit_is_drawn_by_its_image_plan_where_nobody_runs_its_mod
 
 
 async def _measured(home: House) -> None:
-    """`little` may go on from pictures of `big`, however similar they are, after 5 of 50 steps."""
+    """`little` may go on from images of `big`, however similar they are, after 5 of 50 steps."""
     big, little = find_card("noop:?name=big"), find_card("noop:?name=little")
     table = KTable(
         (Level(5, -1.0),),

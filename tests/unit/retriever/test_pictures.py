@@ -174,7 +174,7 @@ def test_a_picture_of_another_size_model_and_sampler_starts_all_the_same() -> No
 
 
 def test_a_table_that_was_measured_otherwise_is_not_used_and_the_plan_says_so() -> None:
-    why = "k_table: large from pictures of large was measured with another encoder; run `afterimage profile`"
+    why = "k_table: large from images of large was measured with another encoder; run `afterimage profile`"
     unfit = replace(LARGE, table_of=lambda model, weights: ImageTable(None, why, misfit=True))
     made = plan([unfit], pictures=[(0.9, with_picture("a"))])
     assert (made.source, made.degraded, made.candidates[0].reason) == (PlanSource.NOISE, (why,), why)
