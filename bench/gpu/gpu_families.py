@@ -185,7 +185,7 @@ def tiny_subject(name: str, device: torch.device) -> Subject:
     from shared.domain.types import Size
     from shared.models import ModelCard
     from shared.models.checkpoint import KINDS
-    from tests import tiny_families
+    from tests import tiny_families, tiny_parts
 
     if name not in tiny_families.FAMILIES:
         raise SystemExit(f"models: {name!r} is none of {', '.join(tiny_families.FAMILIES)}")
@@ -194,8 +194,8 @@ def tiny_subject(name: str, device: torch.device) -> Subject:
     denoiser = getattr(made, kind.denoiser)
     card = ModelCard(name=name, family=kind.family, sampler=kind.sampler, default_size=Size(64, 64))
     pipeline = bare_pipeline(type(made).__name__, denoiser, made.vae, dict(made.scheduler.config))
-    width = 2 * tiny_families.WIDTH if name == "sdxl" else tiny_families.WIDTH
-    pooled = 0 if name == "sana" else tiny_families.WIDTH
+    width = 2 * tiny_parts.WIDTH if name == "sdxl" else tiny_parts.WIDTH
+    pooled = 0 if name == "sana" else tiny_parts.WIDTH
     text = [part for part_name, part in made.components.items() if part_name.startswith("text_encoder") and part]
     return Subject(card, with_random_prompts(card, pipeline, device, (8, width), pooled), text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def clip(name: str = "a", frames: int = 5, **changes: object) -> Task:
     return task(name, size=SIZE, frames=frames, guidance=1.0, **changes)
 
 
-def of(events: list[Event], kind: type) -> list:
+def of(events: list[Event], kind: type) -> list[Any]:
     return [event for event in events if isinstance(event, kind)]
 
 

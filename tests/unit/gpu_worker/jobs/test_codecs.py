@@ -79,7 +79,8 @@ def test_a_clips_state_comes_back_as_near_as_its_frames(codec: str) -> None:
     clip = np.stack([latent(seed) for seed in range(5)], axis=1)
     clip[2] = 0
     kept = decode_state(encode_state(clip, codec), codec)
-    assert (kept.shape, kept.dtype) == (clip.shape, np.float32)
+    assert kept.shape == clip.shape
+    assert kept.dtype == np.float32
     assert not kept[2].any()
     frames = [decode_state(encode_state(clip[:, frame], codec), codec) for frame in range(5)]
     alone = np.square(np.stack(frames, axis=1) - clip).mean()

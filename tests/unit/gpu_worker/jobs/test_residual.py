@@ -83,11 +83,12 @@ def test_a_long_clips_state_repeats_its_noise_as_the_run_did(window: int, stride
         at = window + (frame - window) // stride * stride
         sources = [np.array_equal(noise[:, frame], noise[:, at - window + i]) for i in range(stride)]
         assert sum(sources) == 1
-    data = encode_state(0.9 * noise, "residual", (7,), windows)
+    state = np.float32(0.9) * noise
+    data = encode_state(state, "residual", (7,), windows)
     assert noises_of(data, "residual") == (7,)
-    assert np.square(decode_state(data, "residual") - 0.9 * noise).mean() < 1e-3
-    blind = encode_state(0.9 * noise, "residual", (7,))
-    assert np.square(decode_state(blind, "residual") - 0.9 * noise).mean() > 0.1
+    assert np.square(decode_state(data, "residual") - state).mean() < 1e-3
+    blind = encode_state(state, "residual", (7,))
+    assert np.square(decode_state(blind, "residual") - state).mean() > 0.1
     for wrong in ((window, 0), (window, window + 1)):
         with pytest.raises(BlobCorruptError, match="stride must be from 1 to window"):
             decode_state(data.replace(bytes((8, 8, *windows)), bytes((8, 8, *wrong))), "residual")
