@@ -46,7 +46,8 @@ def test_a_whole_run_equals_the_pipeline(family: UNetFamily, guidance: float, si
 
 def test_the_first_steps_of_a_run_need_not_see_the_prompt(family: UNetFamily) -> None:
     def state(**changes: object) -> np.ndarray:
-        (captured,) = (one for one in drive(family, [(0, task(**changes))]) if isinstance(one, LatentCaptured))
+        run = drive(family, [(0, task("a", **changes))])
+        (captured,) = (one for one in run if isinstance(one, LatentCaptured))
         return captured.latent
 
     empty = state(prompt="", guidance=1.0, capture_steps=(2,))
