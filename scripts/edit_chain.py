@@ -16,7 +16,7 @@ SIDE, GAP, LEFT, TOP = 140, 16, 84, 56
 """Pixels: side of an image, space between images, room for the labels of the rows, room for the arrows."""
 TEXT_H, BAR_H = 66, 10
 """Pixels: three lines of a prompt; the bar of steps."""
-SHOWN = [1, 2, 3, 4, 7, 8, 10]
+SHOWN = [1, 2, 3, 4, 6, 7, 8, 10]
 """One user's requests: edits, the same in other words, a re-roll, and an exact repeat."""
 INK, PALE, SAVED, RUN = "#1f2328", "#59636e", "#2a9d5c", "#b9c0c8"
 
