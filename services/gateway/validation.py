@@ -214,7 +214,9 @@ def _strength(message: pb.Request, steps: int) -> float:
     _check_text("from_job", message.from_job, _MAX_USER_CHARS)
     if not message.from_job:
         if message.HasField("strength"):
-            raise InvalidRequestError("strength", "needs from_job: the job whose image to start from", message.strength)
+            raise InvalidRequestError(
+                "strength", "needs a job or PNG to start from (field from_job, option --from)", message.strength
+            )
         return 1.0
     strength = message.strength if message.HasField("strength") else _STRENGTH
     if not 0.0 < strength <= 1.0:  # also refuses nan

@@ -172,12 +172,12 @@ def _allowed(rules: Rules, found: Sequence[_Found], model: str, choices: Sequenc
 
 def _latent(question: Question, rules: Rules, found: _Found, allowed: Mapping[int, int], step_in: StepIn) -> Option:
     """Weigh the latents of one entry. allowed: T → K by the bound."""
-    entry, asked = found.entry, question.request.steps
+    entry, asked = found.entry, question.asked
     least = min((float(steps - k) for steps, k in allowed.items()), default=math.inf)
     if entry is None or found.refused:
         return Option(found.candidate(found.refused), (), entry, least)
     if not allowed:
-        return Option(found.candidate(rules.bound.why_not([found.near], asked)), (), entry)
+        return Option(found.candidate(rules.bound.why_not([found.near], question.request.steps)), (), entry)
     starts = []
     for steps, k in allowed.items():
         at = {step_in(state.step, entry.compat.steps, steps): state for state in entry.latents}
@@ -198,7 +198,7 @@ def _latent(question: Question, rules: Rules, found: _Found, allowed: Mapping[in
 
 def _image(question: Question, rules: Rules, found: _Found, allowed: Mapping[str, Mapping[int, int]]) -> Option:
     """Weigh the image of one entry. allowed: model → T → K by the bound."""
-    entry, asked = found.entry, question.request.steps
+    entry, asked = found.entry, question.asked
     if entry is None or found.refused:
         return Option(found.candidate(found.refused), (), entry)
     near = [found.near._replace(run_by=one.model) for one in rules.refiners]
@@ -210,7 +210,7 @@ def _image(question: Question, rules: Rules, found: _Found, allowed: Mapping[str
     ]
     starts = tuple(start for _, start in sorted(ranked, key=lambda pair: pair[0]))
     if not starts:
-        reason = rules.bound.why_not(near, asked) if near else "no served model continues from images"
+        reason = rules.bound.why_not(near, question.request.steps) if near else "no served model continues from images"
         return Option(found.candidate(reason), (), entry, notes=notes)
     first, *others = starts
     who = "".join(f", {one.model} after step {one.said(asked)}" for one in others)

@@ -54,7 +54,7 @@ def test_few_steps_from_noise_are_a_choice_where_they_were_measured() -> None:
     assert plan([], noise=()).run_steps(50) == 50
     late = plan([(0.96, entry("a"))], tables=[FIG_10])  # 25 steps of 50 against 5
     assert (late.source, late.run_steps(50), late.found) == (PlanSource.NOISE, 5, False)
-    assert late.candidates[0].reason == "could start after step 25; costs 25 steps of large, noise 5"
+    assert late.candidates[0].reason == "could start after step 25 of 50; costs 25 steps of large, noise 5"
     assert late.reason == "Generated from noise: no allowed start costs less than 5 steps from noise."
     gone = plan([(0.96, entry("a", ()))], tables=[FIG_10])  # nor would its state, had it one
     assert (gone.reason, gone.found) == (late.reason, False)
