@@ -35,7 +35,7 @@ class Point:
     """T; AUTO: the plan chooses."""
     cached: bool = False
     unprompted: bool = False
-    """From noise, the first steps run without the prompt, as where a plan chose T (ModelCard.unprompted)."""
+    """Run the first steps from noise without the prompt, as where a plan chose T (ModelCard.unprompted)."""
 
     def __str__(self) -> str:
         return f"{self.sampler}, {self.way}"
