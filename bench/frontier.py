@@ -3,8 +3,8 @@
     python -m bench.frontier --count 512
     python -m bench.frontier --count 16 --steps 50 5 3 --samplers ddim --cached 5
 
-A stream of requests in the shares of real traffic (re-rolls, edits, new topics, prompts near another user's): first
-prompts fill an empty cache, second prompts are measured. Every point generates the same second prompts with the same
+The requests have the shares of real traffic (re-rolls, edits, new topics, prompts near another user's). First prompts
+fill an empty cache, second prompts are measured. Every point generates the same second prompts with the same
 seeds: from noise by the engine, or as the real planner plans them. The first point is the baseline. The second prompts
 are scenes that combine object, background and style as the bundled weights never saw them. The Fréchet distance is the
 distance to images of the same prompts with other seeds, at the baseline's T and sampler.
