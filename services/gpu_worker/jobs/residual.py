@@ -11,9 +11,9 @@ inherited seeds, and no other cᵢ leave a smaller residual. For a run from nois
 
 Averages lose detail, and a start without it gives soft images. So the cᵢ are then raised together: their noise adds
 GAIN times the standard deviation of the lost detail, and the model turns the surplus into detail. Against fp16 the
-sharpness of images from `residual` states rises from .951, .879, .831 and .809 to .988, .950, .928 and .971 (T = 5,
-K = 1 to 4, 24 pairs), and from .936 and .808 to .967 and .878 (T = 50, K = 10 and 25). Noise of another seed does not:
-.955, .906, .899 and .989 at T = 5, with less contrast.
+sharpness of images from `residual` states rises: at T = 5, K = 1 to 4 (24 pairs), from .951, .879, .831 and .809 to
+.988, .950, .928 and .971. At T = 50, K = 10 and 25, it rises from .936 and .808 to .967 and .878. Noise of another seed
+does not: .955, .906, .899 and .989 at T = 5, with less contrast.
 
 In a clip's state (C, F, h, w) every frame is stored like an image: with its own averages and quantisers.
 
