@@ -24,7 +24,6 @@ from services.cli.profiles.pairs import scene_pairs
 from services.embedder.encoder import Encoder, encoder_folder
 from services.retriever.bounds import LATENT, Near
 from services.retriever.learned import LearnedBound
-from shared.models.card_lookup import find_card
 from shared.models.learned_table import LearnedTable, learned_to_json
 
 CANDIDATES = 64
@@ -81,8 +80,7 @@ def main(given: Sequence[str] | None = None) -> None:
     if asked.write:
         asked.write.write_text(json.dumps(learned_to_json(bound), separators=(",", ":")) + "\n", encoding="utf-8")
     print(table(["T", "method", "pairs", "coverage", "steps saved", "of the oracle's"], rows_of(bound.report)))
-    planned = find_card(about["model"]).auto_steps
-    times = {str(len(steps)): decision_ms(bound, steps) for steps in {(50,), planned or (50,)}}
+    times = {str(len(steps)): decision_ms(bound, steps) for steps in {(50,), tuple(bound.levels)}}
     quantiles = {name: {f"p{p}": quantile(values, p / 100) for p in (50, 99)} for name, values in times.items()}
     print(f"milliseconds for {CANDIDATES} candidates, by the number of T: {quantiles}")
     figures = {"held_out": bound.report, "decision_ms": {"candidates": CANDIDATES, "by_number_of_t": quantiles}}

@@ -54,7 +54,7 @@ def test_one_command_leaves_a_folder_that_compares(tmp_path: Path) -> None:
     assert summary["policies"]["infinite"]["steps_saved"] > summary["policies"]["flexcache"]["steps_saved"] > 0
     page = (tmp_path / "out" / "index.html").read_text()
     assert all(name in page for name in policies)
-    assert page.count("data:image/png") == len(list((tmp_path / "out").glob("*.png"))) == 10
+    assert page.count("data:image/png") == len(list((tmp_path / "out").glob("*.png"))) == 12
 
 
 def test_a_replay_into_a_file_says_how_far_each_stage_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
