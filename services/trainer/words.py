@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import string
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,22 @@ def train_tokenizer(folder: Path, seed: int = 0) -> CLIPTokenizer:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
     return tokenizer
+
+
+def with_words(tokenizer: CLIPTokenizer, words: Iterable[str]) -> CLIPTokenizer:
+    """Return a tokenizer that reads each of `words` as one token; all other words keep their tokens.
+
+    The new merges are the last, so they join only what was left in pieces."""
+    learned = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    vocabulary: dict[str, int] = dict(tokenizer.get_vocab())
+    merges = [tuple(one.split(" ")) if isinstance(one, str) else tuple(one) for one in learned["merges"]]
+    for word in words:
+        first, *rest = CLIPTokenizer(vocab=vocabulary, merges=merges).tokenize(word)
+        for piece in rest:
+            merges.append((first, piece))
+            first += piece
+            vocabulary.setdefault(first, len(vocabulary))
+    return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=LENGTH)
 
 
 class Words:

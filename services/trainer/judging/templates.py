@@ -50,7 +50,7 @@ def match(picture: Pixels, scene: Scene, renderer: Renderer) -> Match:
     for layout in range(variant, len(HEIGHTS) * VARIANTS, VARIANTS):
         places = boxes(scene, width, height, layout)
         drawn = [renderer.render(replace(scene, object=name), width, height, layout).pixels for name in names]
-        scores = _scores(picture, np.stack([*drawn, blurred(drawn[own], scene)]), places)
+        scores = template_scores(picture, np.stack([*drawn, blurred(drawn[own], scene)]), places)
         if best is None or scores[:-1].max() > best[:-1].max():
             best = scores
     assert best is not None
@@ -75,7 +75,7 @@ def _variant(picture: Pixels, scene: Scene, renderer: Renderer) -> int:
     return int(np.argmin([np.square(found - one)[outside].sum() for one in drawn]))
 
 
-def _scores(picture: Pixels, templates: Pixels, places: tuple[Box, ...]) -> Floats:
+def template_scores(picture: Pixels, templates: Pixels, places: tuple[Box, ...]) -> Floats:
     """Return the correlation of T templates (T, height, width, 3) with an image: best shift, mean over the places."""
     padded = [(MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)]
     wide = [(MARGIN + SHIFT, MARGIN + SHIFT)] * 2 + [(0, 0)]

@@ -56,9 +56,13 @@ class Renderer:
 
     def render(self, scene: Scene, width: int = 64, height: int = 64, layout: int = 0) -> Picture:
         """Render a scene; `layout` (mod `LAYOUTS`) selects the background's variant and the ground's height."""
-        paint = background(scene.background, scene.light, layout % VARIANTS, width, height).copy()
-        found = boxes(scene, width, height, layout)
-        masks = np.zeros((len(found), height, width), dtype=np.bool_)
+        paint = background(scene.background, scene.light, layout % VARIANTS, width, height)
+        return self.compose(scene, paint, boxes(scene, width, height, layout))
+
+    def compose(self, scene: Scene, paint: npt.NDArray[np.float32], found: tuple[Box, ...]) -> Picture:
+        """Render a scene's objects into the boxes `found`, over a background (height, width, 3) in 0…1."""
+        paint = paint.copy()
+        masks = np.zeros((len(found), *paint.shape[:2]), dtype=np.bool_)
         for mask, (x0, y0, x1, y1) in zip(masks, found, strict=True):
             sprite = self._coloured(scene.object, scene.colour, scene.light, x1 - x0)
             alpha = sprite[..., 3:]
@@ -77,7 +81,16 @@ class Renderer:
 
 def boxes(scene: Scene, width: int, height: int, layout: int = 0) -> tuple[Box, ...]:
     """Return the boxes of a scene's objects: one alone, two side by side, or a third above and between the two."""
-    side = _SIDES[min(scene.count, 2)][scene.size]
+    return places(scene, side_of(scene), width, height, HEIGHTS[layout // VARIANTS % len(HEIGHTS)])
+
+
+def side_of(scene: Scene) -> int:
+    """Return the side of each of a scene's objects in pixels."""
+    return _SIDES[min(scene.count, 2)][scene.size]
+
+
+def places(scene: Scene, side: int, width: int, height: int, ground: int) -> tuple[Box, ...]:
+    """Return the boxes of a scene's objects of one `side`, `ground` pixels above the bottom edge."""
     step = side if scene.count == 1 else side - LATTICE
     across = side if scene.count == 1 else side + step
     margin = LATTICE if width - across >= 4 * LATTICE else 0
@@ -86,7 +99,7 @@ def boxes(scene: Scene, width: int, height: int, layout: int = 0) -> tuple[Box, 
         "centre": (width - across) // 2 // LATTICE * LATTICE,
         "right": width - across - margin,
     }[scene.position]
-    base = height - HEIGHTS[layout // VARIANTS % len(HEIGHTS)]
+    base = height - ground
     corners = [(left, base - side), (left + step, base - side)][: scene.count]
     if scene.count == 3:
         corners.insert(0, (left + step // 2 // LATTICE * LATTICE, base - side - step))

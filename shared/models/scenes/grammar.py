@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import product
@@ -77,7 +77,7 @@ _STYLE_WORDS = {
     "sketch": ("pencil sketch", "pencil drawing", "sketch"),
     "watercolour": ("watercolour", "watercolour painting", "watercolor"),
 }
-_ORDERS = (
+ORDERS = (
     ("things", "position", "background", "light", ",style"),
     ("style of", "things", "background", "light", ",position"),
     ("things", "background", "position", ",light", ",style"),
@@ -87,7 +87,7 @@ _ORDERS = (
 )
 """Orders of a caption's parts; a comma is literal, `style of` stands for "a … of"."""
 
-WORDINGS = len(_ORDERS) * 3
+WORDINGS = len(ORDERS) * 3
 """Number of wordings of `caption`; wording 0 is the plainest."""
 
 
@@ -120,13 +120,28 @@ def caption(scene: Scene, wording: int = 0) -> str:
     Every wording names every attribute that differs from its default. Count 1 and natural colour are never named;
     some wordings also omit medium, centre, day and 3d.
     """
-    order, pick = _ORDERS[wording % len(_ORDERS)], wording // len(_ORDERS) % 3
-    size = _SIZE_WORDS[scene.size][pick]
+    return caption_of(scene, ORDERS[wording % len(ORDERS)], wording // len(ORDERS) % 3)
+
+
+def caption_of(
+    scene: Scene,
+    order: Sequence[str],
+    pick: int,
+    *,
+    after_things: str = "",
+    at_end: str = "",
+    without: Collection[str] = (),
+) -> str:
+    """Return a scene's caption: one of `ORDERS`, and the choice `pick` of every phrase.
+
+    `after_things` follows the objects, `at_end` the whole caption; a clip's caption names its motion so. Attributes in
+    `without` are not named."""
+    size = "" if "size" in without else _SIZE_WORDS[scene.size][pick]
     colour = "" if scene.colour == "natural" else scene.colour
     style = _STYLE_WORDS[scene.style][pick]
     parts = {
-        "things": _things(scene, size, colour, pick),
-        "position": _POSITION_WORDS[scene.position][pick],
+        "things": f"{_things(scene, size, colour, pick)} {after_things}".strip(),
+        "position": "" if "position" in without else _POSITION_WORDS[scene.position][pick],
         "background": _BACKGROUND_WORDS[scene.background][pick],
         "light": _LIGHT_WORDS[scene.light][pick],
         "style": style,
@@ -137,7 +152,7 @@ def caption(scene: Scene, wording: int = 0) -> str:
         words = parts[slot.removeprefix(",")]
         if words:
             text += (", " if slot.startswith(",") and text else " ") + words
-    return text.strip()
+    return f"{text.strip()} {at_end}".strip()
 
 
 def random_scene(rng: random.Random, natural_share: float = 1 / len(COLOURS)) -> Scene:

@@ -1,0 +1,101 @@
+"""The motion model: its denoiser and text encoder around those of an image model, their loss, and sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from diffusers import UNet2DConditionModel
+from diffusers.models.attention_processor import AttnProcessor
+from torch import nn
+from transformers import CLIPTextModel, CLIPTokenizer
+
+from services.trainer.rendering.clips import FRAMES
+from services.trainer.text_to_image.architecture import new_scheduler
+from services.trainer.text_to_image.denoiser import draw_timesteps
+from services.trainer.text_to_image.latents import Batch
+from services.trainer.training import runs
+from services.trainer.words import Words, with_words
+from shared.models.motion_unet import TextMotionUNet
+from shared.models.scenes import motion_words
+
+
+class ClipDenoiser(nn.Module):
+    """A motion UNet with its text encoder, and the training loss of both."""
+
+    def __init__(self, unet: TextMotionUNet, text: CLIPTextModel) -> None:
+        super().__init__()
+        self.unet, self.text, self.scheduler = unet, text, new_scheduler()
+        unet.set_attn_processor(AttnProcessor())  # on a CPU the fused processor's backward pass takes twice as long
+
+    def velocity(self, noisy: torch.Tensor, timesteps: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Return the velocity at noisy latents (B, 4, F, h, w), timesteps (B,), text states (B, LENGTH, width)."""
+        repeated = states.repeat_interleave(noisy.shape[2], dim=0)
+        found: torch.Tensor = self.unet(noisy, timesteps, repeated).sample
+        return found
+
+    def loss(
+        self, batch: Batch, generator: torch.Generator, centre: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the weighted squared error of the velocity, and the plain one; both scalars. Every frame has noise of
+        its own; the frames of a clip share their timestep."""
+        noise = torch.randn(batch.latents.shape, generator=generator).to(batch.latents.device)
+        timesteps = draw_timesteps(len(noise), generator, centre).to(noise.device)
+        noisy = self.scheduler.add_noise(batch.latents, noise, timesteps)
+        wanted = self.scheduler.get_velocity(batch.latents, noise, timesteps)
+        with runs.autocast(noise.device):
+            found = self.velocity(noisy, timesteps, self.text(input_ids=batch.tokens).last_hidden_state)
+        error = (found.float() - wanted).square().mean(dim=1, keepdim=True)
+        return (error * batch.weights).mean(), error.detach().mean()
+
+
+def clip_words(image_model: Path) -> CLIPTokenizer:
+    """Return the image model's tokenizer with a token for each word of the motions."""
+    return with_words(CLIPTokenizer.from_pretrained(image_model / "tokenizer"), motion_words())
+
+
+def begin_with(image_model: Path, tokenizer: CLIPTokenizer) -> ClipDenoiser:
+    """Return an untrained motion model around an image model's exported weights.
+
+    The embedding of a new word is the mean of its former pieces' embeddings."""
+    before = CLIPTokenizer.from_pretrained(image_model / "tokenizer")
+    unet = UNet2DConditionModel.from_pretrained(image_model / "unet", torch_dtype=torch.float32)
+    text = CLIPTextModel.from_pretrained(
+        image_model / "text_encoder", torch_dtype=torch.float32, attn_implementation="eager"
+    )
+    known = text.get_input_embeddings().weight.detach().clone()
+    text.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    with torch.no_grad():
+        table = text.get_input_embeddings().weight
+        table[len(known) :] = known.mean(dim=0)
+        for word in motion_words():
+            (token,) = tokenizer(word).input_ids[1:-1]
+            if token >= len(known):
+                table[token] = known[before(word).input_ids[1:-1]].mean(dim=0)
+    return ClipDenoiser(TextMotionUNet.around(unet), text)
+
+
+@torch.no_grad()
+def sample_clips(
+    model: ClipDenoiser,
+    words: Words,
+    prompts: Sequence[str],
+    seeds: Sequence[int],
+    steps: int = 50,
+    guidance: float = 2.5,
+    side: int = 16,
+    frames: int = FRAMES,
+) -> torch.Tensor:
+    """Sample latents (B, 4, F, side, side) by DDIM with guidance; each clip's noise comes from its own seed."""
+    noise = [torch.randn(4, frames, side, side, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+    latents = torch.stack(noise).to(runs.device_of(model))
+    tokens = torch.tensor([words.ids(prompt) for prompt in ["", *prompts]]).to(latents.device)
+    states = model.text(input_ids=tokens).last_hidden_state
+    states = torch.cat([states[:1].expand_as(states[1:]), states[1:]])
+    model.scheduler.set_timesteps(steps)
+    for timestep in model.scheduler.timesteps:
+        found = model.velocity(torch.cat([latents, latents]), timestep.expand(2 * len(latents)), states).float()
+        plain, told = found.chunk(2)
+        latents = model.scheduler.step(plain + guidance * (told - plain), timestep, latents).prev_sample
+    return latents
