@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 from weaviate.classes.query import Filter, MetadataQuery
-from weaviate.exceptions import WeaviateDeleteManyError, WeaviateInsertManyAllFailedError, WeaviateQueryError
+from weaviate.exceptions import WeaviateInsertManyAllFailedError
 
 from shared.domain.errors import UnavailableError
 from shared.domain.types import Hit, IndexFilter, IndexItem, Vector
@@ -63,19 +64,18 @@ class WeaviateIndex:
         if limit <= 0:
             return []
         async with self._connection.within(SEARCH_S, "search"):
-            try:
-                found = await self._objects.query.near_vector(
-                    query,
-                    target_vector=space,
-                    filters=_filter(where),
-                    limit=limit,
-                    return_metadata=MetadataQuery(distance=True),
-                    return_properties=["entry_id"],
-                )
-            except WeaviateQueryError:
-                if space in (await self._collection.spaces() or ()):
-                    raise
-                return []  # no vector of this kind was ever added
+            near = partial(
+                self._objects.query.near_vector,
+                query,
+                target_vector=space,
+                filters=_filter(where),
+                limit=limit,
+                return_metadata=MetadataQuery(distance=True),
+                return_properties=["entry_id"],
+            )
+            found = await self._collection.opened(near, space)
+        if found is None:
+            return []  # no vector of this kind was ever added
         hits = [Hit(str(each.properties["entry_id"]), _cosine(each.metadata.distance)) for each in found.objects]
         return sorted(hits, key=lambda hit: -hit.similarity)
 
@@ -115,14 +115,10 @@ class WeaviateIndex:
         wanted = [uuid_of(entry_id) for entry_id in dict.fromkeys(entry_ids)]
         for at in range(0, len(wanted), PAGE):
             async with self._connection.within(WRITE_S, "remove"):
-                try:
-                    done = await self._objects.data.delete_many(
-                        where=Filter.by_id().contains_any(wanted[at : at + PAGE])
-                    )
-                except WeaviateDeleteManyError:
-                    if await self._collection.spaces() is None:
-                        return
-                    raise
+                these = Filter.by_id().contains_any(wanted[at : at + PAGE])
+                done = await self._collection.opened(partial(self._objects.data.delete_many, where=these))
+            if done is None:
+                return
             if done.failed:
                 raise UnavailableError(f"index: {done.failed} entries not removed", retry_after_s=1.0)
 
@@ -130,7 +126,8 @@ class WeaviateIndex:
         async with self._connection.within(SEARCH_S, "count"):
             if await self._collection.spaces() is None:
                 return 0
-            return (await self._objects.aggregate.over_all(total_count=True)).total_count or 0
+            counted = await self._collection.opened(partial(self._objects.aggregate.over_all, total_count=True))
+        return (counted.total_count or 0) if counted else 0
 
     async def ids(self) -> AsyncIterator[list[str]]:
         after: uuid.UUID | None = None
@@ -138,8 +135,9 @@ class WeaviateIndex:
             async with self._connection.within(WRITE_S, "list"):
                 if await self._collection.spaces() is None:
                     return
-                page = await self._objects.query.fetch_objects(limit=PAGE, after=after, return_properties=["entry_id"])
-            if not page.objects:
+                fetch = partial(self._objects.query.fetch_objects, limit=PAGE, return_properties=["entry_id"])
+                page = await self._collection.opened(partial(fetch, after=after))
+            if page is None or not page.objects:
                 return
             yield [str(each.properties["entry_id"]) for each in page.objects]
             after = page.objects[-1].uuid

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from weaviate import WeaviateAsyncClient
 from weaviate.classes.config import Configure, DataType, Property, Reconfigure, Tokenization, VectorDistances
 from weaviate.classes.data import DataObject
-from weaviate.exceptions import UnexpectedStatusCodeError
+from weaviate.exceptions import UnexpectedStatusCodeError, WeaviateDeleteManyError, WeaviateQueryError
 
 from shared.domain.errors import ConfigurationError
 from shared.domain.types import IndexItem, Vector
@@ -20,6 +22,13 @@ VERSION = 1
 FAMILY = "Afterimage_v"
 COLLECTION = f"{FAMILY}{VERSION}"
 FILTERED = ("compat", "owner", "encoder_hash")
+UNOPENED = ("tried to browse non-existing index", "cannot find index for class")
+UNKNOWN = ("could not find class", "does not have named vector")
+"""The server's replies about a collection that it has listed and not opened yet, and about one that it did not list."""
+OPENING_S = 0.05
+"""Seconds before a retry of a call that got one of these replies."""
+
+T = TypeVar("T")
 
 
 def uuid_of(entry_id: str) -> uuid.UUID:
@@ -61,6 +70,24 @@ class EntryCollection:
                 "program made it; delete it and run `afterimage cache rebuild-index`"
             )
         return dict(config.vector_config or {})
+
+    async def opened(self, ask: Callable[[], Awaitable[T]], space: str = "") -> T | None:
+        """Return the server's reply; None if the schema lists no collection, or no named vector `space`.
+
+        The schema lists a new collection some milliseconds before the server opens it, so such replies are retried.
+        They never mean "empty": a server that opens a stored collection may reply alike, and "empty" would then hide
+        its entries. The caller's time limit ends the retries.
+        """
+        while True:
+            try:
+                return await ask()
+            except (WeaviateQueryError, WeaviateDeleteManyError) as error:
+                known = await self.spaces()
+                if known is None or (space and space not in known):
+                    return None
+                if not any(reply in str(error) for reply in UNOPENED + UNKNOWN):
+                    raise
+                await asyncio.sleep(OPENING_S)
 
     async def ensure(self, wanted: set[str]) -> None:
         """Create the collection or its missing named vectors; another process may be doing the same."""

@@ -7,6 +7,7 @@ A killed server keeps every object that it confirmed, but loses the graph positi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from weaviate.classes.query import Filter
@@ -20,9 +21,10 @@ async def findable(collection: EntryCollection, entry_ids: Sequence[str]) -> set
     if not known or not entry_ids:
         return set()
     them = Filter.by_id().contains_any([uuid_of(entry_id) for entry_id in entry_ids])
-    stored = await collection.objects.query.fetch_objects(
-        filters=them, limit=len(entry_ids), return_properties=["entry_id", "spaces"]
-    )
+    fetch = partial(collection.objects.query.fetch_objects, filters=them, limit=len(entry_ids))
+    stored = await collection.opened(partial(fetch, return_properties=["entry_id", "spaces"]))
+    if stored is None:
+        return set()
     spaces_of: dict[str, Any] = {str(each.properties["entry_id"]): each.properties["spaces"] for each in stored.objects}
     found = set(spaces_of)
     for space in {space for spaces in spaces_of.values() for space in spaces or ()}:
@@ -33,11 +35,13 @@ async def findable(collection: EntryCollection, entry_ids: Sequence[str]) -> set
 
 async def _in_graph(collection: EntryCollection, space: str, entry_ids: set[str]) -> set[str]:
     anywhere = [1.0] + [0.0] * (int(space.rpartition("_")[2]) - 1)
-    found = await collection.objects.query.near_vector(
+    near = partial(
+        collection.objects.query.near_vector,
         anywhere,
         target_vector=space,
         filters=Filter.by_id().contains_any([uuid_of(entry_id) for entry_id in entry_ids]),  # few: exact
         limit=len(entry_ids),
         return_properties=["entry_id"],
     )
-    return {str(each.properties["entry_id"]) for each in found.objects}
+    found = await collection.opened(near, space)
+    return {str(each.properties["entry_id"]) for each in found.objects} if found else set()
