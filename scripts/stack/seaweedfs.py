@@ -40,6 +40,8 @@ def start(folder: Path, host: str = HOST, *, volumes: int = 20) -> Server:
         command=[
             *(program, "server", f"-dir={folder / 'data'}", f"-ip={host}", f"-ip.bind={host}"),
             *(f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"),
+            # one node waits for no other: it leads after 1 s instead of 10 s, and stops at once
+            *("-master.electionTimeout=1s", "-volume.preStopSeconds=0"),
             *("-master.volumeSizeLimitMB=64", f"-volume.max={volumes}", "-volume.minFreeSpace=1"),
             *("-s3", f"-s3.port={s3}", f"-s3.config={folder / 's3.json'}", "-s3.iam=false"),
             *("-s3.port.iceberg=0", "-s3.port.lance=0"),

@@ -52,6 +52,7 @@ def start(folder: Path, host: str = HOST) -> Server:
             "RAFT_PORT": str(raft),
             "RAFT_INTERNAL_RPC_PORT": str(raft_rpc),
             "RAFT_BOOTSTRAP_EXPECT": "1",
+            "RAFT_TIMEOUTS_MULTIPLIER": "1",  # one node waits for no other: it leads after 1 s instead of 5 s
             "GRPC_PORT": str(grpc),
             "GO_PROFILING_DISABLE": "true",
             "PROMETHEUS_MONITORING_ENABLED": "false",
