@@ -261,8 +261,8 @@ def _waited(family: Family) -> None:
 def _emptied(peak: bool = False) -> None:
     import torch
 
-    gc.collect()
     if torch.cuda.is_available():
+        gc.collect()
         torch.cuda.empty_cache()
         if peak:
             torch.cuda.reset_peak_memory_stats()

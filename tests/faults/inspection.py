@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import cache
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
@@ -179,9 +180,15 @@ async def _at_once(items: Iterable[T], work: Callable[[T], Awaitable[V]]) -> lis
 
 
 async def _redrawn(backends: Backends, jobs: Sequence[Job], model: str, redrawers: int) -> dict[str, str]:
-    """Each alone, from its request, its recorded plan and the state that this names; empty where one is missing."""
+    """Each alone, from its request, its recorded plan and the state that this names; empty where one is missing.
+
+    A single redrawer is a thread: another process would import torch first, which takes as long as a dozen pictures.
+    """
     loop = asyncio.get_running_loop()
-    with ProcessPoolExecutor(redrawers, get_context("spawn"), _prepare, (model,)) as pool:
+    pools: Executor = (
+        ThreadPoolExecutor(1) if redrawers == 1 else ProcessPoolExecutor(redrawers, get_context("spawn"), _prepare)
+    )
+    with pools as pool:
 
         async def one(job: Job) -> str:
             plan = job.plan
@@ -191,21 +198,22 @@ async def _redrawn(backends: Backends, jobs: Sequence[Job], model: str, redrawer
                 return ""
             if plan.source is PlanSource.EXACT:  # the picture of the plan is a stored one
                 return hashlib.sha256(blob or b"").hexdigest()
-            return await loop.run_in_executor(pool, _draw, to_json(job.request), to_json(plan), blob)
+            return await loop.run_in_executor(pool, _draw, model, to_json(job.request), to_json(plan), blob)
 
         pictures = await _at_once(jobs, one)
     return {job.id: picture for job, picture in zip(jobs, pictures, strict=True) if picture}
 
 
-_FAMILY: list[Family] = []
-
-
-def _prepare(model: str) -> None:
+def _prepare() -> None:
     os.nice(5)
     torch.set_num_threads(1)
-    _FAMILY.append(load_family(find_card(model), device="cpu", batch_invariant=INVARIANT))
 
 
-def _draw(request: bytes, plan: bytes, blob: bytes | None) -> str:
-    drawn = redraw(_FAMILY[0], from_json(Request, request), from_json(Plan, plan), blob)
+@cache
+def _family(model: str) -> Family:
+    return load_family(find_card(model), device="cpu", batch_invariant=INVARIANT)
+
+
+def _draw(model: str, request: bytes, plan: bytes, blob: bytes | None) -> str:
+    drawn = redraw(_family(model), from_json(Request, request), from_json(Plan, plan), blob)
     return hashlib.sha256(encode_png(drawn.pixels)).hexdigest()

@@ -100,7 +100,8 @@ class Breaking:
 async def test_every_break_is_waited_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "REACHED_S", 0.6)
     monkeypatch.setattr(patience, "FIRST_DELAY_S", 0.05)
-    for kind in ("generate", "stream"):
+
+    async def asked(kind: str) -> None:
         breaking = Breaking(breaks=4, there_s=1.2)
         async with (
             gateway(unary=breaking.generate, stream=breaking.stream) as address,
@@ -112,6 +113,8 @@ async def test_every_break_is_waited_for_anew(monkeypatch: pytest.MonkeyPatch) -
                 events = [event async for event in client.generate_stream("a fox")]
                 assert [type(event) for event in events] == [Accepted, Picture]
         assert breaking.tries == 9
+
+    await asyncio.gather(asked("generate"), asked("stream"))
 
 
 async def test_one_break_is_waited_for_as_long_as_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
