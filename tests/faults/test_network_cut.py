@@ -141,7 +141,7 @@ class _Cut:
 
     async def __aenter__(self) -> _Cut:
         self._running = asyncio.create_task(self.load.run(CLIENTS))
-        await self._until(2 * CLIENTS)
+        await self._until(CLIENTS)
         before = self.load.done
         self._link.cut()
         try:

@@ -38,7 +38,7 @@ LONG = 200
 LIMIT_S = 240.0
 EVERY = 10
 """Steps between two checkpoints."""
-LEASE_S = 10.0
+LEASE_S = 6.0
 NEEDED = {"postgresql": postgresql, "rabbitmq": rabbitmq, "weaviate": weaviate}
 
 

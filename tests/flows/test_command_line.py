@@ -25,6 +25,7 @@ from services.cli.following import draw
 from services.gateway.service import GatewayService
 from shared.domain.errors import ConfigurationError
 from shared.domain.types import JobState
+from shared.runtime.telemetry import configure_logging
 from shared.service import running
 from tests import tiny
 from tests.flows.conftest import Make
@@ -33,7 +34,9 @@ from tests.flows.house import SLOW, house
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch, tiny: Path, tmp_path: Path) -> None:
-    """As a user has it who named models of their own."""
+    """As a user has it who named models of their own. A test's services are in its own process, where their log lines
+    would be in what a command prints."""
+    configure_logging("error")
     for name, value in {"LARGE": tiny / "large", "ENCODER": tiny / "clip", "TORCH_THREADS": 1}.items():
         monkeypatch.setenv(f"AFTERIMAGE_{name}", str(value))
     monkeypatch.setenv("AFTERIMAGE_LISTEN", "127.0.0.1:1")  # nothing is there

@@ -48,10 +48,11 @@ async def test_whoever_lost_the_lease_writes_no_more(catalog: Catalog, replica: 
         return
     with pytest.raises(UnavailableError, match="lease 'cache': a does not hold it any more"):
         await fenced.entries.add(an_entry(id="never"), {})
-    await catalog.leases.take("cache", "a", 0.3)
+    await catalog.leases.take("cache", "a", 60.0)
     assert await fenced.entries.add(an_entry(id="first"), {})
-    await asyncio.sleep(0.4)
-    await replica.leases.take("cache", "b", 60.0)
+    await catalog.leases.take("cache", "a", 0.01)  # renewed for so short that it runs out
+    await asyncio.sleep(0.1)
+    assert await replica.leases.take("cache", "b", 60.0)
     refused = (
         fenced.entries.add(an_entry(id="second"), {}),
         fenced.entries.drop_states([("first", 5)]),
@@ -70,17 +71,22 @@ async def test_whoever_lost_the_lease_writes_no_more(catalog: Catalog, replica: 
 async def test_a_lease_does_not_change_hands_in_the_middle_of_a_write(catalog: Catalog, replica: Catalog) -> None:
     if catalog.process_local:
         pytest.skip("an embedded catalog has one writer")
-    await catalog.leases.take("cache", "a", 0.3)
     order: list[str] = []
+    writing = asyncio.Event()
+    loop = asyncio.get_running_loop()
 
     def slow(connection: sa.Connection) -> Any:
-        return connection.exec_driver_sql("SELECT pg_sleep(1.0)").scalar()
+        """Longer than the lease, which was live when the write began."""
+        loop.call_soon_threadsafe(writing.set)
+        return connection.exec_driver_sql("SELECT pg_sleep(1.6)").scalar()
 
     async def write() -> None:
+        await catalog.leases.take("cache", "a", 1.2)
         await FencedDatabase(catalog._database, "cache", "a").write(slow)
         order.append("written")
 
     async def take_over() -> None:
+        await asyncio.wait_for(writing.wait(), 10.0)
         while not await replica.leases.take("cache", "b", 60.0):
             await asyncio.sleep(0.02)
         order.append("taken over")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,13 @@ from shared.domain.messages import GenerateImage, JobCancelled, JobQueued, JobSu
 from shared.domain.types import Job, JobState, Size
 from shared.models.card_lookup import find_card, write_card
 from tests.unit.gpu_worker.worker import SLOW, STEPS, WorkerBench, running_worker
+
+
+@pytest.fixture
+async def slow(tmp_path: Path) -> AsyncIterator[WorkerBench]:
+    """As everywhere, with a lease that outlasts a pause of a busy machine."""
+    async with running_worker(tmp_path / "data", SLOW, lease_s=3.0) as running:
+        yield running
 
 
 async def test_a_picture_is_drawn_stored_told_and_acknowledged(bench: WorkerBench) -> None:
@@ -89,11 +97,12 @@ async def test_a_cancel_nobody_told_the_worker_is_seen_at_the_next_renewal(slow:
     assert await slow.keys() == []
 
 
-async def test_the_lease_is_kept_alive_while_the_job_runs(slow: WorkerBench) -> None:
-    job = await slow.accept(steps=50)  # a second, with a lease of .6 s
-    await slow.send(job)
-    done = await slow.final(job.id)
-    assert (done.state, done.attempt, done.crashes) == (JobState.SUCCEEDED, 1, 0)
+async def test_the_lease_is_kept_alive_while_the_job_runs(tmp_path: Path) -> None:
+    async with running_worker(tmp_path, SLOW, lease_s=1.5) as bench:
+        job = await bench.accept(steps=100)  # two seconds
+        await bench.send(job)
+        done = await bench.final(job.id)
+        assert (done.state, done.attempt, done.crashes) == (JobState.SUCCEEDED, 1, 0)
 
 
 async def test_late_jobs_are_dropped_when_they_asked_for_it(slow: WorkerBench) -> None:
