@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import io
 import json
-from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import grpc
@@ -21,7 +21,7 @@ from services.cache_maintainer.service import CacheMaintainerService
 from services.embedder.service import EmbedderService
 from shared.domain.errors import BlobMissingError
 from shared.domain.messages import EntriesCached, EntriesEvicted, JobSucceeded, Message
-from shared.domain.types import IndexFilter, Job, Request, vector_from
+from shared.domain.types import Entry, IndexFilter, Job, Request, vector_from
 from shared.runtime.clock import ManualClock
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS
@@ -111,6 +111,7 @@ class Home:
     backends: Backends
     embedder: EmbedderServiceStub
     encoder: str = ""
+    heard: set[str] = field(default_factory=set)
 
     async def finish(self, prompt: str, seed: int, **more: Any) -> Job:
         """A job whose prompt was never embedded, in the cache with its picture."""
@@ -121,7 +122,8 @@ class Home:
         return job
 
     async def known(self, entry_id: str) -> bool:
-        return entry_id in await self.backends.catalog.entries.by_ids([entry_id])
+        """Whether its picture waits for the embedder, too: that is noted a moment after the row."""
+        return entry_id in self.heard and bool(await self.backends.catalog.entries.by_ids([entry_id]))
 
     async def until(self, holds: Callable[[], Any]) -> None:
         async with asyncio.timeout(20):
@@ -153,7 +155,16 @@ async def home(settings: Settings, *, may_start: bool = True, **changes: Any) ->
     maintainer = CacheMaintainerService()
     async with running([maintainer, EmbedderService()], settings) as process:
         stub = EmbedderServiceStub(process.context.channel("embedder"))
-        yield Home(maintainer, process.context.backends, stub)
+        made = Home(maintainer, process.context.backends, stub)
+        hear = maintainer._pictures.hear
+
+        def noted(entries: Iterable[Entry]) -> bool:
+            came = list(entries)
+            made.heard.update(entry.id for entry in came)
+            return hear(came)
+
+        setattr(maintainer._pictures, "hear", noted)  # noqa: B010 — a method
+        yield made
 
 
 async def old_orphans(home: House, count: int) -> list[str]:
