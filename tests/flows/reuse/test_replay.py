@@ -187,8 +187,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("nirvana", "noop:", 10, 120_000, 1),
         ("flexcache", "tiny", 5, 160_000, 1),
         ("afterimage", "noop:", 10, 240_000, 8),
-        ("lru-hits", "noop:", 10, 240_000, 3),
-        ("modm", "tiny", 5, 100_000, 1),
         ("afterimage", "noop:", MIXED, 240_000, 8),
         ("lru-hits", "noop:", MIXED, 240_000, 3),
         ("modm", "tiny", (5, 10), 100_000, 1),

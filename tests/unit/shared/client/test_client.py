@@ -257,7 +257,7 @@ async def test_a_port_that_takes_connections_and_is_silent_costs_the_time_to_ret
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         said = list[str]()
-        async with AsyncClient(address, retry_s=3.0) as client:
+        async with AsyncClient(address, retry_s=1.0) as client:
             begun = asyncio.get_running_loop().time()
             with pytest.raises(UnavailableError, match=f"^{address}: takes connections and has not answered within"):
                 await client.generate("a fox", on_wait=lambda waiting: said.append(str(waiting.error)))
