@@ -14,7 +14,7 @@ from protos.cache_maintainer_pb2_grpc import CacheMaintainerServiceStub
 from protos.match_predictor_pb2_grpc import MatchPredictorServiceStub
 from services.cli.embedded import all_services
 from shared.client import AsyncClient, Picture
-from shared.domain.types import CacheMode, PlanSource
+from shared.domain.types import CacheMode, JobState, PlanSource
 from shared.runtime.clock import Clock
 from shared.runtime.settings import Settings
 from shared.service import Running, Service, running
@@ -38,6 +38,12 @@ class House:
         picture = await self.client.generate(prompt, **{"steps": 10, "variation": "same", **fields})
         await self.settled(picture)
         return picture
+
+    async def claimed(self, job_id: str) -> None:
+        """Until a worker has the job."""
+        async with asyncio.timeout(20.0):
+            while (await self.backends.catalog.jobs.get(job_id)).state is not JobState.RUNNING:
+                await asyncio.sleep(0.01)
 
     async def settled(self, picture: Picture, timeout_s: float = 20.0) -> None:
         """Until the picture's entry answers repeats and, when it has states, search and predictor know it."""

@@ -133,7 +133,9 @@ async def test_a_retry_of_an_accepted_job_is_answered_however_full_the_queue_is(
 
     async with house(make(large="noop:?step_ms=20", max_rows=1, max_queued=1)) as it:
         running = asyncio.create_task(it.client.generate("first", steps=50))
-        await asyncio.sleep(0.3)  # it left the queue
+        while not (jobs := (await it.client.list_jobs())[0]):
+            await asyncio.sleep(0.01)
+        await it.claimed(jobs[0].job.id)  # it left the queue
         waiting = asyncio.create_task(it.client.generate("second", steps=2, idempotency_key="k2"))
         while not await it.backends.catalog.jobs.queued():
             await asyncio.sleep(0.01)

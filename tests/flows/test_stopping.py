@@ -45,6 +45,7 @@ async def test_cancelling_takes_effect_between_steps_and_the_batch_goes_on(make:
     async with house(make(large=SLOW)) as it:
         doomed, waiting = await started(it, "doomed", steps=500)
         other = asyncio.create_task(it.client.generate("other", steps=30, cache="off"))
+        await it.claimed(doomed)
         await asyncio.sleep(0.2)
         begun = time.monotonic()
         view = await it.client.cancel(doomed)
@@ -152,8 +153,8 @@ async def _states(it: House, wanted: dict[str, JobState]) -> dict[str, JobState]
 
 async def test_a_full_queue_refuses_with_a_delay_and_a_client_that_waits_gets_in(make: Make) -> None:
     async with house(make(large=SLOW, max_rows=1, max_queued=1)) as it:
-        _, running = await started(it, "running", steps=60)
-        await asyncio.sleep(0.3)  # claimed
+        first, running = await started(it, "running", steps=60)
+        await it.claimed(first)
         _, queued = await started(it, "queued", steps=2)
         with pytest.raises(OverloadedError, match="max_queued is 1") as refused:
             await it.client.generate("one too many", steps=2)

@@ -44,8 +44,9 @@ async def seen(home: House, picture: Picture) -> Picture:
     async with asyncio.timeout(20):
         while "image" not in (await home.backends.catalog.entries.live([picture.job.id])).get(picture.job.id, ()):
             await asyncio.sleep(0.02)
-    await asyncio.sleep(0.05)  # the index a moment later
-    return picture
+    maintainer = next(one for one in home.process.services if isinstance(one, CacheMaintainerService))
+    async with maintainer.cache._lock:  # whoever wrote that down has brought it into the index, too
+        return picture
 
 
 async def lane_of(home: House, picture: Picture) -> str:
