@@ -21,7 +21,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "rabbitmq": ("tests/contracts/bus/", "tests/unit/cli/test_dead_letters.py"),
     "postgresql": ("tests/contracts/catalog/", "tests/flows/test_standby.py"),
     "weaviate": (
-        "tests/contracts/test_weaviate.py",
+        "tests/contracts/test_weaviate",
         "tests/contracts/test_index.py",
         "tests/contracts/test_rebuild.py",
         "tests/unit/cli/test_cache.py",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -229,48 +228,6 @@ async def test_two_processes_that_make_the_collection_at_once(index: WeaviateInd
     assert sorted(await ids_found(index, 1)) == ["a", "b"]
     assert await index.count() == 3
     await other.close()
-
-
-async def test_calls_while_another_process_makes_the_collection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The schema lists a collection before the server opens it: calls that arrive in between are not refused."""
-    monkeypatch.setattr("shared.index.weaviate.SEARCH_S", 30.0)
-    for number in range(6):  # each a collection of its own: the server replies otherwise while it drops one
-        monkeypatch.setattr("shared.index.weaviate.collection.COLLECTION", f"Made{number}")
-        writer, reader = WeaviateIndex(url_of("weaviate"), Hnsw()), WeaviateIndex(url_of("weaviate"), Hnsw())
-        try:
-            assert (await writer.count(), await reader.count()) == (0, 0)
-            begun = asyncio.create_task(every_few_milliseconds(reader))
-            await asyncio.sleep(0.1)  # the server looks for a collection for as long before it says that it has none
-            await writer.add([item("a", 1), item("b", 2)])
-            begun.cancel()
-            await asyncio.gather(*await begun)
-            assert sorted(await ids_found(reader, 2)) == ["a", "b"]
-            assert await reader.missing(["a", "b"]) == set()
-        finally:
-            await writer._connection.client.collections.delete(f"Made{number}")
-            await writer.close()
-            await reader.close()
-
-
-async def every_few_milliseconds(index: WeaviateIndex) -> list[asyncio.Task[object]]:
-    """Begin a call of one kind after another until cancelled."""
-
-    async def listed() -> list[list[str]]:
-        return [page async for page in index.ids()]
-
-    calls: list[Callable[[], Coroutine[Any, Any, object]]] = [
-        lambda: index.search("whole", a_vector(1), ALL, 1),
-        lambda: index.remove(["c"]),
-        lambda: index.missing(["a", "b"]),
-        index.count,
-        listed,
-    ]
-    begun: list[asyncio.Task[object]] = []
-    with contextlib.suppress(asyncio.CancelledError):
-        for call in itertools.cycle(calls):
-            begun.append(asyncio.create_task(call()))
-            await asyncio.sleep(0.004)
-    return begun
 
 
 async def test_a_write_waits_while_another_process_changes_the_collection(
