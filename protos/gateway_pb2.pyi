@@ -102,12 +102,16 @@ class PlanResponse(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[_Union[_common_pb2.Job, _Mapping]]] = ...) -> None: ...
 
 class GetJobRequest(_message.Message):
-    __slots__ = ("job_id", "picture")
+    __slots__ = ("job_id", "picture", "offset", "length")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     PICTURE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     picture: bool
-    def __init__(self, job_id: _Optional[str] = ..., picture: bool = ...) -> None: ...
+    offset: int
+    length: int
+    def __init__(self, job_id: _Optional[str] = ..., picture: bool = ..., offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class GetJobResponse(_message.Message):
     __slots__ = ("job", "picture")

@@ -53,10 +53,16 @@ class FrameRule:
     overlapping windows of frames, and noise that repeats the first window's frames; 0: all frames at once."""
     stride: int = 4
     """Frames between the starts of two windows."""
+    fps: float = 8.0
+    """Frames per second at which a clip plays. The speed changes no frame."""
 
     def windows(self, frames: int) -> tuple[int, int]:
         """Return the window and stride of a clip that runs with FreeNoise; (0, 0) for any other clip."""
         return (self.window, self.stride) if 0 < self.window < frames else (0, 0)
+
+    def of_seconds(self, seconds: float) -> int:
+        """Return the number of frames of a clip that plays for `seconds`."""
+        return max(round(seconds * self.fps), 1)
 
     def allows(self, frames: int) -> bool:
         return 1 <= frames <= self.most
@@ -76,7 +82,7 @@ class ModelCard:
     family: str = "unet"
     """File of services/gpu_worker/families that runs the model; empty until its model_index.json is read."""
     role: str = "large"
-    """`large` generates misses, `small` refines hits (MoDM §4.2)."""
+    """`large` generates misses, `small` refines hits (MoDM §4.2), `video` generates clips."""
     sampler: str = "ddim"
     """One of gpu_worker/engine/samplers; its configuration is the checkpoint's own scheduler_config.json."""
     eta: float = 0.0
@@ -120,6 +126,8 @@ class ModelCard:
         if self.frames.window < 0 or not 1 <= self.frames.stride <= (self.frames.window or self.frames.stride):
             got = f"got {self.frames.stride} of {self.frames.window}"
             raise ValueError(f"frames: window must be 0 or more, stride from 1 to window ({got})")
+        if not 0 < self.frames.fps < math.inf:
+            raise ValueError(f"frames: fps must be above 0 (got {self.frames.fps})")
         if not self.frames.allows(self.frames.default):
             raise ValueError(f"frames: default must be {self.frames} (got {self.frames.default})")
         if self.auto_steps and self.default_steps not in self.auto_steps:

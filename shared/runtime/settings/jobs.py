@@ -16,6 +16,12 @@ class Jobs(Section):
     max_steps: int = Field(
         1000, ge=1, description="Largest number of denoising steps T of a request. A model's card may allow fewer."
     )
+    max_pixel_steps: int = Field(
+        2**32,
+        ge=1,
+        description="Largest product of frames, pixels of one frame and steps of a request. It bounds the work of one "
+        "clip; the default allows 64 frames of 1024×1024 in 50 steps.",
+    )
     max_images: int = Field(
         8, ge=1, le=64, description="Images that one request may ask for (`n`). Each takes a place in the queue."
     )

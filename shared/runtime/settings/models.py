@@ -22,6 +22,10 @@ class Models(Section):
         description="Models that refine image hits, best first, separated by commas, for example bundled:small; "
         "empty: none.",
     )
+    video: str = Field(
+        "",
+        description="Model that generates clips, for requests of modality video; empty: none.",
+    )
     encoder: str = Field(
         "bundled:clip", description="CLIP encoder of texts and images: a bundled name, a folder, or a hub id."
     )
