@@ -12,7 +12,7 @@ from services.gpu_worker.engine.events import Advanced, Checkpointed, Event, Fin
 from services.gpu_worker.engine.family import Family
 from services.gpu_worker.engine.rows import FromCheckpoint, Pixels, Task
 from services.gpu_worker.engine.runner import EngineThread
-from services.gpu_worker.jobs.codecs import encode_png
+from services.gpu_worker.jobs.codecs import INLINE_BYTES, preview_png
 from services.gpu_worker.jobs.crash_evidence import CRASHES_TOGETHER
 from services.gpu_worker.jobs.outputs import Outputs
 from services.gpu_worker.jobs.plan_resolution import prepare
@@ -115,7 +115,9 @@ class Attempt:
         self._queue_s = max(self._age_s + in_hand_s, 0.0)
         METRICS.queue_seconds.observe(self._queue_s)
         # an image finished within FIRST_S needs no `Progress`, which saves the broker and every gateway one message
-        self._first = asyncio.get_running_loop().call_later(FIRST_S, self._tell, event.step, None)
+        self._first = asyncio.get_running_loop().call_later(
+            FIRST_S, lambda: self._in_background(self._tell(event.step, None))
+        )
         if self._from_cache:
             # report the K of the state's own run, which may have had another T; an image has step 0
             of_picture = self.plan.source is PlanSource.IMAGE
@@ -126,16 +128,21 @@ class Attempt:
     def _on_advanced(self, event: Advanced) -> None:
         if event.step < event.steps:
             self._nothing_to_add()
-            self._tell(event.step, event.preview)
+            self._in_background(self._tell(event.step, event.preview))
 
     def _nothing_to_add(self) -> None:
         if self._first is not None:
             self._first.cancel()
 
-    def _tell(self, step: int, preview: Pixels | None) -> None:
-        picture = "" if preview is None else base64.b64encode(encode_png(preview)).decode()
+    async def _tell(self, step: int, preview: Pixels | None) -> None:
+        picture = "" if preview is None else base64.b64encode(await self._preview(preview)).decode()
         message = Progress(self.job.id, step, self.plan.run_steps(self.job.request.steps), picture)
-        self._in_background(self._place.backends.bus.publish(message))
+        await self._place.backends.bus.publish(message)
+
+    async def _preview(self, pixels: Pixels) -> bytes:
+        given = pixels, self._card.frames.fps
+        small = pixels.nbytes <= INLINE_BYTES
+        return preview_png(*given) if small else await asyncio.to_thread(preview_png, *given)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(_logged(work))
@@ -208,9 +215,9 @@ class Attempt:
 
     async def _store(self, done: Finished) -> Result:
         begun = self._place.clock.monotonic()
-        picture_bytes, sha256 = await self.outputs.put_picture(done.pixels)
-        captured = await self.outputs.captured()  # the storing of each began at its step
         card, request, joined = self._card, self.job.request, self._joined
+        picture_bytes, sha256 = await self.outputs.put_picture(done.pixels, card.frames.fps)
+        captured = await self.outputs.captured()  # the storing of each began at its step
         timings = Timings(
             queue_s=self._queue_s,
             fetch_s=self._fetch_s,

@@ -1,4 +1,4 @@
-"""Conversion of captured states (by codec), crash checkpoints and PNG images to bytes and back."""
+"""Conversion of captured states (by codec), crash checkpoints, and PNG images and clips to bytes and back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageSequence, UnidentifiedImageError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -23,6 +23,8 @@ Arrays = dict[str, np.ndarray]
 INLINE_BYTES = 64 * 1024
 """Pixels and latents up to this many bytes are encoded and decoded on the event loop, not in a thread: .08 ms for
 pixels at 64×64 against .25 ms."""
+PREVIEW_FRAMES = 16
+"""Frames of a clip's preview, at most."""
 
 
 class Codec(Protocol):
@@ -198,30 +200,50 @@ def decode_checkpoint(data: bytes) -> tuple[FromCheckpoint, Plan]:
         raise BlobCorruptError(f"the blob is not a checkpoint: {error}") from error
 
 
-def encode_png(pixels: Pixels) -> bytes:
-    """Encode (h, w, 3) uint8 as PNG; equal pixels give equal bytes."""
+def encode_png(pixels: Pixels, fps: float = 8.0) -> bytes:
+    """Encode (h, w, 3) uint8 as PNG, and (F, h, w, 3) as an animated PNG that plays at `fps`; equal pixels give equal
+    bytes."""
     out = io.BytesIO()
-    Image.fromarray(pixels).save(out, format="PNG", compress_level=4)
+    first, *others = [Image.fromarray(frame) for frame in (pixels if pixels.ndim == 4 else pixels[None])]
+    animation: dict[str, Any] = {}
+    if others:
+        # Pillow merges equal neighbours that are blended alike; both ways of blending paint opaque frames alike
+        blends = [number % 2 for number in range(len(pixels))]
+        animation = {"save_all": True, "append_images": others, "duration": 1000 / fps, "blend": blends}
+    first.save(out, format="PNG", compress_level=4, **animation)
     return out.getvalue()
 
 
+def preview_png(pixels: Pixels, fps: float) -> bytes:
+    """Encode a preview. One of a long clip shows every second frame, or fewer, at the clip's own speed."""
+    every = -(-len(pixels) // PREVIEW_FRAMES) if pixels.ndim == 4 else 1
+    return encode_png(pixels[::every], fps / every)
+
+
 def decode_png(data: bytes) -> Pixels:
-    """Decode an image to RGB (h, w, 3) uint8. Raises BlobCorruptError for bytes that are not an image."""
+    """Decode an image to RGB (h, w, 3) uint8, an animated one to (F, h, w, 3). Raises BlobCorruptError for bytes that
+    are not an image."""
     try:
         with Image.open(io.BytesIO(data)) as picture:
-            return np.asarray(picture.convert("RGB")).copy()
+            count = int(getattr(picture, "n_frames", 1))
+            frames = [np.array(frame.convert("RGB")) for frame in ImageSequence.Iterator(picture)]
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
         raise BlobCorruptError(f"the blob is not an image: {error}") from error
+    if len(frames) != count:
+        raise BlobCorruptError(f"the blob has {len(frames)} of {count} frames")
+    return frames[0] if count == 1 else np.stack(frames)
 
 
 def fitted(pixels: Pixels, size: Size) -> Pixels:
-    """Crop the middle of an (H, W, 3) image to the proportions of `size`, then scale it (Lanczos).
+    """Crop the middle of an image, or of each frame of a clip, to the proportions of `size`, then scale it (Lanczos).
 
     Cropping keeps the shapes in the image; stretching would not. An image of the right size is returned unchanged.
     """
-    height, width = pixels.shape[:2]
+    height, width = pixels.shape[-3:-1]
     if (width, height) == (size.width, size.height):
         return pixels
+    if pixels.ndim == 4:
+        return np.stack([fitted(frame, size) for frame in pixels])
     scale = min(width / size.width, height / size.height)
     kept_w, kept_h = size.width * scale, size.height * scale
     left, top = (width - kept_w) / 2, (height - kept_h) / 2

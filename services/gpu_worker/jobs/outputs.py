@@ -47,10 +47,11 @@ class Outputs:
         checkpoint."""
         self._saving = asyncio.create_task(self._checkpoint(event, plan, self._saving))
 
-    async def put_picture(self, pixels: Pixels) -> tuple[int, str]:
-        """Store the image as PNG; return its size in bytes and its sha256. Raises what the blob store raises."""
+    async def put_picture(self, pixels: Pixels, fps: float) -> tuple[int, str]:
+        """Store the image as PNG, a clip as animated PNG; return its size in bytes and its sha256. Raises what the blob
+        store raises."""
         small = pixels.nbytes <= INLINE_BYTES
-        picture = encode_png(pixels) if small else await asyncio.to_thread(encode_png, pixels)
+        picture = encode_png(pixels, fps) if small else await asyncio.to_thread(encode_png, pixels, fps)
         return len(picture), await self._blobs.put(self.picture_key, picture)
 
     async def captured(self) -> tuple[Captured, ...]:

@@ -167,7 +167,7 @@ class _Preparation:
             blob = await self._read(plan.state_key, plan.state_sha256)
             size, frames = self._job.request.size, self._job.request.frames
             image = plan.source is PlanSource.IMAGE
-            decoded = 3 * size.width * size.height if image else 4 * math.prod(family.latent_shape(size, frames))
+            decoded = 3 * frames * size.width * size.height if image else 4 * math.prod(family.latent_shape(size, frames))
             large = max(len(blob), decoded) > INLINE_BYTES
             start = await asyncio.to_thread(start_of, plan, blob, size) if large else start_of(plan, blob, size)
             return self._fitting(start, plan, family, plan.state_key)
@@ -191,8 +191,9 @@ class _Preparation:
                     raise BlobCorruptError(
                         f"blob {key}: the latent of a {request.size} request must have shape {needed} (got {found})"
                     )
-            case FromPicture():
-                pass  # `start_of` resizes the image to the request's size
+            case FromPicture(pixels=pixels):  # `start_of` resizes it to the request's size
+                if pixels.ndim == 4 and len(pixels) != request.frames:
+                    raise ModelError(f"blob {key}: a clip must have {request.frames} frames (got {len(pixels)})")
             case FromNoise():
                 return start
         if not 0 < start.step < steps:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from services.gpu_worker.jobs.codecs import (
     CODECS,
@@ -15,9 +18,11 @@ from services.gpu_worker.jobs.codecs import (
     encode_checkpoint,
     encode_png,
     encode_state,
+    fitted,
+    preview_png,
 )
 from shared.domain.errors import BlobCorruptError, ConfigurationError
-from shared.domain.types import Plan, PlanSource
+from shared.domain.types import Plan, PlanSource, Size
 
 
 def latent(seed: int = 0, scale: float = 1.0) -> np.ndarray:
@@ -132,3 +137,42 @@ def test_pictures_survive_png_and_garbage_does_not() -> None:
     for data in (b"", b"GIF89a", encode_png(pixels)[:60]):
         with pytest.raises(BlobCorruptError):
             decode_png(data)
+
+
+def clip_of(frames: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (frames, 20, 30, 3), dtype=np.uint8)
+
+
+def test_clips_survive_as_animated_pngs_frame_by_frame() -> None:
+    clip = clip_of(6)
+    clip[2:5] = clip[1]  # frames that stand still are frames too
+    clip[5] = clip[4]
+    clip[5, 3:9, 4:11] = 7
+    data = encode_png(clip, 24.0)
+    assert np.array_equal(decode_png(data), clip)
+    assert data == encode_png(clip.copy(), 24.0)
+    with Image.open(io.BytesIO(data)) as animation:
+        assert animation.format == "PNG"
+        assert animation.info["duration"] == pytest.approx(1000 / 24)
+        assert animation.info["loop"] == 0  # without end
+        assert np.array_equal(np.asarray(animation.convert("RGB")), clip[0])  # all that a viewer of images shows
+    still = np.zeros_like(clip)
+    assert np.array_equal(decode_png(encode_png(still)), still)
+    with pytest.raises(BlobCorruptError):
+        decode_png(data[: len(data) // 2])
+
+
+def test_a_long_clips_preview_plays_as_long_as_the_clip() -> None:
+    for frames, shown in ((16, 16), (40, 14), (64, 16)):
+        with Image.open(io.BytesIO(preview_png(clip_of(frames), 8.0))) as animation:
+            assert animation.n_frames == shown
+            assert animation.info["duration"] == 125 * -(-frames // 16)
+    assert decode_png(preview_png(clip_of(1)[0], 8.0)).shape == (20, 30, 3)
+
+
+def test_each_frame_of_a_clip_is_cropped_and_scaled_as_an_image() -> None:
+    clip = clip_of(3)
+    small = fitted(clip, Size(16, 16))
+    assert small.shape == (3, 16, 16, 3)
+    assert np.array_equal(small[1], fitted(clip[1], Size(16, 16)))
+    assert fitted(clip, Size(30, 20)) is clip
