@@ -19,7 +19,7 @@ from services.cache_maintainer.recent_entries import Fresh
 from services.cache_maintainer.retry_schedule import RetrySchedule
 from shared.domain.errors import AfterimageError, NotFoundError, StorageFullError, UnreadableRowError, passes
 from shared.domain.messages import EntriesCached, EntriesEvicted
-from shared.domain.types import PICTURE_STEP, Entry, Job, State
+from shared.domain.types import PICTURE_STEP, Entry, Job, Modality, State
 from shared.index.rebuild import reconcile, refind
 from shared.runtime.clock import Clock
 from shared.runtime.telemetry import METRICS, log
@@ -178,6 +178,9 @@ class Cache:
         return admitted
 
     def _keeps_picture(self, job: Job) -> bool:
+        """Return whether other jobs may start from the job's image; no job starts from a clip."""
+        if job.request.modality is Modality.VIDEO:
+            return False
         return self.pictures is not None and job.result is not None and self._pictures_of(job.result.model)
 
     def _set_back(self, job_id: str, error: Exception) -> None:

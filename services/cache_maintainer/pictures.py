@@ -19,7 +19,7 @@ from shared.domain.errors import (
     UnavailableError,
 )
 from shared.domain.types import Entry
-from shared.models.card_lookup import served_cards
+from shared.models.card_lookup import of_images, served_cards
 from shared.models.k_table import MODM, EncoderId, Profiles
 from shared.models.tables_in_force import load_image_tables, measured_on
 from shared.runtime import rpc
@@ -200,7 +200,7 @@ async def pictures_start(profiles: Profiles, settings: Settings, encoder: Encode
     §5.2)."""
     if MODM.fits(encoder):
         return True
-    cards = await asyncio.to_thread(served_cards, settings)
+    cards = of_images(await asyncio.to_thread(served_cards, settings))
     await asyncio.to_thread(lambda: [card.weights_hash for card in cards.values()])  # hashing the weights takes a while
     for card in cards.values():
         tables = await load_image_tables(profiles, card, list(cards), settings.image_k_table_alpha)

@@ -211,7 +211,9 @@ class Intake:
             result=repeat_result(plan, len(picture)) if picture else None,
             vector=planned.vector,
             encoder_hash=planned.encoder_hash,
-            exact_key=exact_key(request, planned.card.compat(request.size, request.steps), planned.card.sampler_id),
+            exact_key=exact_key(
+                request, planned.card.compat(request.size, request.steps, request.frames), planned.card.sampler_id
+            ),
             warnings=tuple(planned.warnings),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from shared.blobs import Blobs
 from shared.blobs.ahead import ReadAhead
 from shared.domain.errors import AfterimageError, BlobMissingError, NotFoundError
 from shared.domain.messages import JobSucceeded, Progress
-from shared.domain.types import Job, Timings
+from shared.domain.types import Job, Modality, Timings
 from shared.runtime.rpc_types import job_to_proto, plan_to_proto
 from shared.runtime.telemetry import log
 
@@ -30,8 +30,8 @@ class Answers:
     """Views of jobs; adds to each row the seconds that only this gateway knows: the stages before acceptance, and the
     total."""
 
-    def __init__(self, blobs: Blobs) -> None:
-        self._blobs = blobs
+    def __init__(self, blobs: Blobs, fps: Mapping[str, float]) -> None:
+        self._blobs, self._fps = blobs, fps
         self._timings: FIFOCache[str, Timings] = FIFOCache(_KEPT)
 
     def timed(self, job_id: str, timings: Timings) -> None:
@@ -45,6 +45,8 @@ class Answers:
     def job(self, job: Job) -> pb.Job:
         message, known = job_to_proto(job), self._timings.get(job.id)
         message.error = job.error or dropped_because(job)
+        if job.request.modality is Modality.VIDEO:
+            message.fps = self._fps.get(message.model, 0.0)
         if late := late_because(job):
             message.warnings.append(late)
         if known is not None and job.result is not None:

@@ -125,12 +125,14 @@ class Lookup:
         return True
 
     async def _predict_hit(self, planned: Planned) -> bool:
-        owners = visible_owners(planned.request.tenant, planned.request.user)
+        request = planned.request
+        owners = visible_owners(request.tenant, request.user)
+        compat = planned.card.compat(request.size, request.steps, request.frames)
         message = match_predictor_pb2.PredictRequest(
             vector=planned.vector,
             encoder_hash=planned.encoder_hash,
             owners=owners,
-            compat=str(planned.card.compat(planned.request.size, planned.request.steps)),
+            compat=str(compat),
         )
         reply = await self._call(self._predictor.Predict, message)
         return bool(reply.hit)

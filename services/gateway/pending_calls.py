@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,11 +51,12 @@ class Calls:
     """All calls that wait at this gateway. Jobs are dropped when their call leaves or their deadline passes, if
     `drop_if_late` is set."""
 
-    def __init__(self, context: Context, intake: Intake, hints: Hints) -> None:
+    def __init__(self, context: Context, intake: Intake, hints: Hints, fps: Mapping[str, float] | None = None) -> None:
+        """fps: frames per second of each served model's clips."""
         self._jobs, self._clock, self._intake, self._hints = context.backends.catalog.jobs, context.clock, intake, hints
         self._process_local = context.backends.catalog.process_local
         self.timers = DropTimers(self.cancel)
-        self.answers = Answers(context.backends.blobs)
+        self.answers = Answers(context.backends.blobs, fps or {})
         self.fanout = Fanout(context.backends.bus, self._ended)
         self._finished = FinishedLog(self._jobs, self.fanout.waited_for, prompts=context.settings.log_prompts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -22,7 +22,7 @@ from shared.bus.hints import Hints
 from shared.domain.errors import AfterimageError, NotFoundError, UnreadableRowError
 from shared.domain.messages import Message, WorkerReported
 from shared.domain.types import Job, JobState
-from shared.models import ModelCard, served_cards
+from shared.models import ModelCard, of_images, served_cards
 from shared.runtime.rpc_types import state_from_proto
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, counted_when_scraped
@@ -48,13 +48,17 @@ class GatewayService(GatewayServiceServicer):
         bounded = replace(context.backends, catalog=catalog.within(context.settings.catalog_timeout_s))
         self._context = context = replace(context, backends=bounded)
         cards = await asyncio.to_thread(_read_cards, context.settings)
-        large, *small = cards
-        models = Models(cards, large=large, small=small[0] if small else None)
+        images = of_images(cards)
+        video = next((card for name, card in cards.items() if name not in images), None)
+        large, *small = images
+        models = Models(images, large=large, small=small[0] if small else None, video=video)
         self._hints = Hints(bus, self.name)
         self._roster = Roster(context.settings.report_s)
         self._reports = await bus.subscribe([WorkerReported], self._reported)
         self._intake = Intake(context, models, self._hints, self._roster)
-        self._calls = Calls(context, self._intake, self._hints)
+        self._calls = Calls(
+            context, self._intake, self._hints, fps={name: card.frames.fps for name, card in cards.items()}
+        )
         settings = context.settings
         counted_when_scraped(METRICS.queued, self._jobs.queued)
         await self._calls.fanout.start()
@@ -66,7 +70,7 @@ class GatewayService(GatewayServiceServicer):
             lease_s=settings.lease_s,
             resend_s=settings.resend_s,
             clock=context.clock,
-            reroute=lambda: reroute(catalog, bus, cards, self._roster.models(context.clock.monotonic())),
+            reroute=lambda: reroute(catalog, bus, images, self._assigned(cards)),
         )
         if catalog.process_local:
             await self._sweeper.recover()
@@ -132,6 +136,11 @@ class GatewayService(GatewayServiceServicer):
         return pb.LocateResponse(internal_address=self._context.internal_address if local else "")
 
     # ---- shared by the handlers ----
+
+    def _assigned(self, cards: Mapping[str, ModelCard]) -> frozenset[str] | None:
+        """Return the models that some worker runs, the video model included; None: unknown."""
+        assigned = self._roster.models(self._context.clock.monotonic())
+        return assigned and assigned | (cards.keys() - of_images(cards).keys())
 
     async def _reported(self, fact: Message) -> None:
         if isinstance(fact, WorkerReported):

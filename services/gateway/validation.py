@@ -53,11 +53,20 @@ class Caller:
 
 @dataclass(frozen=True)
 class Models:
-    """The served models: cards by model id, and the ids behind `large` and `small`."""
+    """The served models of images by id, the ids behind `large` and `small`, and the model of clips."""
 
     cards: Mapping[str, ModelCard]
     large: str
     small: str | None = None
+    video: ModelCard | None = None
+
+    def choose_video(self, quality: str) -> ModelCard:
+        """Return the card of the video model. Raises InvalidRequestError without one, and for another model's name."""
+        if self.video is None:
+            raise InvalidRequestError("modality", "must be image, because no video model is set (setting video)")
+        if quality not in ("", "auto", self.video.name):
+            raise InvalidRequestError("quality", f"must be auto or {self.video.name} for modality video", quality)
+        return self.video
 
     def choose(self, quality: str) -> ModelCard:
         """Return the card behind `auto`, `large`, `small` or a model id. Raises InvalidRequestError with the known
@@ -82,15 +91,16 @@ def validate(message: pb.Request, models: Models, settings: Settings, tenant: st
     _check_text("negative_prompt", message.negative_prompt, settings.max_prompt_chars)
     _check_text("user", message.user, _MAX_USER_CHARS)
     _check_enums(message)
-    card = models.choose(message.quality)
+    video = message.modality == pb.MODALITY_VIDEO
+    card = models.choose_video(message.quality) if video else models.choose(message.quality)
     size = _size(message, card)
     unset = message.steps_auto or not message.HasField("steps")
     auto = bool(card.auto_steps) and unset and not message.from_job
     steps = card.default_steps if unset else message.steps
     guidance = message.guidance if message.HasField("guidance") else card.default_guidance
     card.check(size, steps, guidance, most_steps=settings.max_steps)
-    if message.HasField("frames") and message.frames != 1:
-        raise InvalidRequestError("frames", "must be 1 for an image", message.frames)
+    frames = _frames(message, card) if video else _one_frame(message)
+    _check_work(size, frames, steps, settings)
     if abs(message.priority) > _MAX_PRIORITY:
         raise InvalidRequestError("priority", f"must be from -{_MAX_PRIORITY} to {_MAX_PRIORITY}", message.priority)
     if message.scope == pb.SCOPE_PRIVATE and not message.user:
@@ -103,7 +113,8 @@ def validate(message: pb.Request, models: Models, settings: Settings, tenant: st
         guidance=guidance,
         seed=message.seed if message.HasField("seed") else secrets.randbits(32),
         seed_given=message.HasField("seed"),
-        modality=Modality.IMAGE,
+        modality=Modality.VIDEO if video else Modality.IMAGE,
+        frames=frames,
         quality=message.quality or "auto",
         tenant=tenant,
         user=message.user,
@@ -190,8 +201,41 @@ def _check_enums(message: pb.Request) -> None:
         if value not in kind:
             names = ", ".join(name.rsplit("_", 1)[1].lower() for name in list(kind.values())[1:])
             raise InvalidRequestError(field, f"must be one of {names}", value)
-    if message.modality == pb.MODALITY_VIDEO:
-        raise InvalidRequestError("modality", "must be image: no served model generates video")
+
+
+def _one_frame(message: pb.Request) -> int:
+    for field in ("frames", "seconds"):
+        if message.HasField(field) and getattr(message, field) != 1:
+            rule = "must be 1 for an image" if field == "frames" else "is for clips alone (modality video)"
+            raise InvalidRequestError(field, rule, getattr(message, field))
+    return 1
+
+
+def _frames(message: pb.Request, card: ModelCard) -> int:
+    """Return the length of a clip: as given, from its seconds, or the model's default."""
+    rule = f"model {card.name!r} generates {card.frames}"
+    if message.HasField("seconds"):
+        if message.HasField("frames"):
+            raise InvalidRequestError("seconds", "name frames or seconds, not both", message.seconds)
+        if not (math.isfinite(message.seconds) and message.seconds > 0):
+            raise InvalidRequestError("seconds", "must be a number above 0", message.seconds)
+        if message.seconds * card.frames.fps > card.frames.most + 0.5:
+            longest = card.frames.most / card.frames.fps
+            said = f"model {card.name!r} generates at most {longest:g} s ({card.frames.most} frames)"
+            raise InvalidRequestError("seconds", said, message.seconds)
+    frames = message.frames if message.HasField("frames") else card.frames.default
+    frames = card.frames.of_seconds(message.seconds) if message.HasField("seconds") else frames
+    if not card.frames.allows(frames):
+        raise InvalidRequestError("frames", f"{rule}", frames)
+    return frames
+
+
+def _check_work(size: Size, frames: int, steps: int, settings: Settings) -> None:
+    """Raise InvalidRequestError for a request whose frames × pixels × steps are above the service's limit."""
+    work = frames * size.width * size.height * steps
+    if work > settings.max_pixel_steps:
+        rule = f"frames × pixels × steps must be at most {settings.max_pixel_steps} (max_pixel_steps)"
+        raise InvalidRequestError("frames" if frames > 1 else "size", rule, f"{frames} × {size} × {steps}")
 
 
 def _size(message: pb.Request, card: ModelCard) -> Size:

@@ -31,7 +31,7 @@ from shared.domain.messages import (
     lane_of,
     silence_s,
 )
-from shared.models.card_lookup import served_cards
+from shared.models.card_lookup import of_images, served_cards
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import METRICS, log
 from shared.service import Context
@@ -209,7 +209,7 @@ class GlobalMonitorService(pb_grpc.GlobalMonitorServiceServicer):
 
 
 def rules_of(settings: Settings) -> Rules:
-    cards = served_cards(settings)
+    cards = of_images(served_cards(settings))
     large, *smalls = cards
     return Rules(
         large=large,

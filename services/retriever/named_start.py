@@ -9,7 +9,7 @@ from services.retriever.planning import from_noise
 from services.retriever.question import Question, Rules
 from services.retriever.relation import relation
 from shared.catalog.jobs.jobs import Jobs
-from shared.domain.errors import NotFoundError, UnreadableRowError
+from shared.domain.errors import InvalidRequestError, NotFoundError, UnreadableRowError
 from shared.domain.plan_rules import steps_at
 from shared.domain.types import (
     PICTURE_CODEC,
@@ -38,6 +38,8 @@ async def source_of(request: Request, jobs: Jobs) -> Job:
         raise _unknown(request)
     if job.result is None or not job.result.picture_key:
         raise NotFoundError(f"from_job: job {job.id} is {job.state} and has no image; only a succeeded job has one")
+    if made.frames not in (1, request.frames):
+        raise InvalidRequestError("from_job", f"must be an image, or a clip of {request.frames} frames", job.id)
     return job
 
 

@@ -31,7 +31,7 @@ from shared.bus import Subscription
 from shared.domain.errors import AfterimageError, InvalidRequestError
 from shared.domain.exact_repeats import exact_key, repeat_weights
 from shared.domain.messages import EntriesCached, EntriesEvicted, Message
-from shared.domain.types import Entry, Hit, IndexFilter, Plan, PlanSource, Vector, visible_owners
+from shared.domain.types import Entry, Hit, IndexFilter, Modality, Plan, PlanSource, Vector, visible_owners
 from shared.models.k_table import EncoderId
 from shared.runtime import rpc
 from shared.runtime.rpc_types import plan_to_proto, request_from_proto
@@ -166,7 +166,13 @@ class RetrieverService(pb_grpc.RetrieverServiceServicer):
             notes = ()
         elif not latents and searched:
             self._say_missing(known, encoder, notes)
-        images = searched and settings.image_tier != "off" and settings.reuse_bound != "nirvana"
+        # clips start from latents alone: no table says how much of an image a clip may keep
+        images = (
+            searched
+            and question.request.modality is Modality.IMAGE
+            and settings.image_tier != "off"
+            and settings.reuse_bound != "nirvana"
+        )
         no_latents = "" if latents else "; ".join(notes)  # none where a learned bound is in force
         return Rules(
             checked(bound_of(known, served, question, encoder, latents, settings), known.checks),

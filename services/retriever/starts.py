@@ -157,6 +157,8 @@ def _nearest(
 def _unfit(question: Question, compat: str, entry: Entry, kind: str) -> str:
     """Return why a visible entry's states of this kind do not fit the request; empty when they do."""
     if kind == IMAGE:
+        if entry.compat.frames != question.compat.frames:
+            return "its clip has another number of frames"
         return "" if entry.picture is not None else "its picture is no longer in the cache"
     if entry.compat != question.compat and str(entry.compat) != compat:  # the string leaves out T
         return "generated with other weights, sampler, dtype or size"

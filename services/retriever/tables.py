@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from services.retriever.bounds import Maker, TableOf
 from shared.models.card import ModelCard
-from shared.models.card_lookup import card_for, served_cards
+from shared.models.card_lookup import card_for, given_models, of_images, served_cards
 from shared.models.k_table import MODM, EncoderId, KTable, Profiles
 from shared.models.latency import Latency, load_latencies
 from shared.models.learned_table import LearnedTable, learned_for, load_learned
@@ -129,14 +129,13 @@ class Tables:
     async def open(self) -> None:
         """Read the models that the settings serve. Raises ModelError when one is unknown."""
         self._served = await asyncio.to_thread(served_cards, self._settings)
-        given = [self._settings.large, *filter(None, (part.strip() for part in self._settings.small.split(",")))]
-        for card, name in zip(self._served.values(), given, strict=True):
+        for card, (_, name) in zip(self._served.values(), given_models(self._settings), strict=True):
             await self._read(card, name)
 
     @property
     def served(self) -> list[Known]:
-        """The large model, then the small ones."""
-        return [self._known[name] for name in self._served]
+        """The large model, then the small ones; not the video model, which starts from no image of theirs."""
+        return [self._known[name] for name in of_images(self._served)]
 
     async def of(self, model: str) -> Known:
         """Return the model of this name or path. Raises ModelError when it is unknown."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from shared.domain.messages import lane_of, refine_lane
-from shared.domain.types import Entry, ModelPlan, Plan, PlanSource, Request, Source
+from shared.domain.types import Entry, Modality, ModelPlan, Plan, PlanSource, Request, Source
 from shared.models.card import ModelCard
 
 DRAWN = "; generated from noise"
@@ -72,8 +72,10 @@ def lane_for(request: Request, plan: Plan, served: Collection[str]) -> str:
     """Return the lane in which a plan waits.
 
     With several served models, an image hit that names no model waits in `refine`, and each model starts at its own k.
-    All other plans wait in the lane of their model.
+    All other plans, and those of clips, wait in the lane of their model.
     """
+    if request.modality is Modality.VIDEO:
+        return lane_of(plan.model)
     shared = plan.source is PlanSource.IMAGE and not request.names_a_model and len(served) > 1
     return refine_lane(request.modality) if shared else lane_of(plan.model)
 

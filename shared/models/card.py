@@ -260,7 +260,7 @@ def noop_card(path: str) -> ModelCard:
         auto_steps=tuple(int(part) for part in options.get("auto_steps", "").split(",") if part),
         max_steps=1000,
         sizes=SizeRule(multiple_of=4, min_px=16),
-        frames=FrameRule(most=1000),
+        frames=FrameRule(default=int(options.get("frames", 1)), most=1000),
         vae_scale=4,
         about="Waits for a set time in each step instead of denoising",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ BUNDLED = Path(__file__).parent / "bundled"
 """Folder of the models that ship with Afterimage, one folder each."""
 
 BUNDLED_PREFIX = "bundled:"
+VIDEO = "video"
+"""Role of the model that serves clips."""
 
 _CARD: TypeAdapter[ModelCard] = TypeAdapter(ModelCard)
 
@@ -68,19 +71,36 @@ def served_card(settings: Settings) -> ModelCard:
 
 
 def served_cards(settings: Settings) -> dict[str, ModelCard]:
-    """Return cards by name: the large model's, then those of the small models, best first.
+    """Return cards by name: the large model's, then those of the small models, best first, then the video model's.
 
-    Raise ConfigurationError if two models have one name, since they would share a lane.
+    Raise ConfigurationError if two models have one name, since they would share a lane, and if the video model
+    generates no clips.
     """
-    cards = {(large := served_card(settings)).name: large}
-    for name in filter(None, (part.strip() for part in settings.small.split(","))):
-        card = replace(card_for(name, settings), role="small")
+    cards: dict[str, ModelCard] = {}
+    for role, name in given_models(settings):
+        card = card_for(name, settings)
+        card = replace(card, role=role) if role != "large" or card.role == VIDEO else card
         if card.name in cards:
+            path = cards[card.name].path
             raise ConfigurationError(
-                f"small: two served models have the name {card.name!r} (one is {card.path}); rename one"
+                f"{role}: two served models have the name {card.name!r} (one is {path}); rename one"
             )
+        if role == VIDEO and card.frames.most == 1:
+            raise ConfigurationError(f"video: model {card.name!r} generates images only; name a model of clips")
         cards[card.name] = card
     return cards
+
+
+def given_models(settings: Settings) -> list[tuple[str, str]]:
+    """Return (role, name) of the served models, as the settings name them, in the order of `served_cards`."""
+    smalls = filter(None, (part.strip() for part in settings.small.split(",")))
+    video = [(VIDEO, settings.video)] if settings.video else []
+    return [("large", settings.large), *(("small", name) for name in smalls), *video]
+
+
+def of_images(cards: Mapping[str, ModelCard]) -> dict[str, ModelCard]:
+    """Return the cards of the models that serve images: all but the video model, the large model's first."""
+    return {name: card for name, card in cards.items() if card.role != VIDEO}
 
 
 def card_for(name_or_path: str, settings: Settings) -> ModelCard:

@@ -31,7 +31,8 @@ Outcome = list[tuple[Row, Stepped | Exception]]
 
 
 class Engine:
-    """A batch of at most `max_rows` rows of any of `families`. Not thread-safe: one thread owns the engine.
+    """A batch of at most `max_rows` rows of any of `families` (`decide` says how frames count). Not thread-safe: one
+    thread owns the engine.
 
     Requests at different timesteps, with different guidance, sizes and seeds, hits and misses, join and leave between
     steps. A row's result does not depend on the other rows (docs/architecture.md, Equality): equal within 1e-4, and

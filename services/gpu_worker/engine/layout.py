@@ -3,6 +3,7 @@ batch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 
 import torch
@@ -48,7 +49,9 @@ def chunks(count: int, batch_invariant: int) -> list[list[int]]:
 def _step_group(rows: Sequence[Row], forward: Forward, batch_invariant: int) -> list[Stepped]:
     """Run one forward pass for rows of one latent shape, then each sampler's update for its own rows."""
     latents = torch.stack([row.latent for row in rows])
-    output = _guided(rows, latents, forward, batch_invariant)
+    frames = math.prod(latents.shape[2:-2])
+    # a batch of clips is padded to as many frames as a batch of images has rows
+    output = _guided(rows, latents, forward, batch_invariant and max(batch_invariant // frames, 1))
     stepped: dict[int, Stepped] = {}
     for members in groups([id(row.sampler) for row in rows]):
         own = [rows[i] for i in members]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +13,10 @@ class Queued(Protocol):
 
     @property
     def id(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def frames(self) -> int: ...
     @property
     def priority(self) -> int: ...
     @property
@@ -38,8 +43,10 @@ def decide(
 ) -> Decision:
     """Decide which tasks join and which leave.
 
-    Tasks join by priority, then earliest deadline, then arrival, as many as there are free rows. Cancelled tasks leave,
-    and so do tasks with `drop_if_late` past their deadline. A task that must run alone waits for an empty batch. Once
+    Tasks join by priority, then earliest deadline, then arrival, as many as there are free rows. All frames of one
+    model's tasks share a forward pass, so they count as rows too, except those of a clip without company: clips then
+    take no more memory than `max_rows` images. Cancelled tasks leave, and so do tasks with `drop_if_late` past their
+    deadline. A task that must run alone waits for an empty batch. Once
     it is first in line no task overtakes it, else it would wait for ever.
     """
     if not waiting and not cancelled and not any(_late(task, now) for task in running):
@@ -56,10 +63,18 @@ def _joining(queue: Sequence[Queued], riding: Sequence[Queued], max_rows: int) -
         return []
     if queue and queue[0].alone:
         return [] if riding else [queue[0].id]
-    joining = []
-    for task in queue[: max(max_rows - len(riding), 0)]:
-        if task.alone:
+    frames = Counter[str]()
+    for task in riding:
+        frames[task.model] += task.frames
+    joining: list[str] = []
+    full: set[str] = set()
+    for task in queue:
+        if task.alone or len(riding) + len(joining) >= max_rows:
             break
+        if task.model in full or (frames[task.model] and frames[task.model] + task.frames > max_rows):
+            full.add(task.model)  # no later task of the model overtakes this one
+            continue
+        frames[task.model] += task.frames
         joining.append(task.id)
     return joining
 

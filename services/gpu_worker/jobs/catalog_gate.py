@@ -15,10 +15,10 @@ ANSWER_S, AGAIN_S = 2.0, 1.0
 
 
 class CatalogGate:
-    """Stop the lane consumer while the catalog is away. Without this gate, the worker would take tasks as fast as the
+    """Stop the lane consumers while the catalog is away. Without this gate, the worker would take tasks as fast as the
     others and hold each until its claim times out. Running attempts continue; `Renewal` keeps their leases."""
 
-    def __init__(self, catalog: Catalog, taking: LaneConsumer) -> None:
+    def __init__(self, catalog: Catalog, *taking: LaneConsumer) -> None:
         self._catalog, self._taking = catalog.within(ANSWER_S), taking
         self._aside: asyncio.Task[None] | None = None
         self._closed = False
@@ -32,7 +32,8 @@ class CatalogGate:
         if await self._answers():
             return
         log("gpu_worker").warning("catalog does not answer; taking no tasks")
-        await self._taking.stand_aside()
+        for taking in self._taking:
+            await taking.stand_aside()
         while True:
             if await self._answers() and await self._taken_up():
                 break
@@ -48,7 +49,8 @@ class CatalogGate:
 
     async def _taken_up(self) -> bool:
         try:
-            await self._taking.come_back()
+            for taking in self._taking:
+                await taking.come_back()
         except Exception as error:  # any error: to give up here would leave a worker that never takes a task again
             log("gpu_worker").warning("lanes not reopened; trying again", error=repr(error))
             return False

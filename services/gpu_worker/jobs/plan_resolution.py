@@ -167,7 +167,9 @@ class _Preparation:
             blob = await self._read(plan.state_key, plan.state_sha256)
             size, frames = self._job.request.size, self._job.request.frames
             image = plan.source is PlanSource.IMAGE
-            decoded = 3 * frames * size.width * size.height if image else 4 * math.prod(family.latent_shape(size, frames))
+            decoded = (
+                3 * frames * size.width * size.height if image else 4 * math.prod(family.latent_shape(size, frames))
+            )
             large = max(len(blob), decoded) > INLINE_BYTES
             start = await asyncio.to_thread(start_of, plan, blob, size) if large else start_of(plan, blob, size)
             return self._fitting(start, plan, family, plan.state_key)

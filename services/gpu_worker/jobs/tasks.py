@@ -29,9 +29,16 @@ class Tasks:
     """The tasks of this worker's lanes, and the attempts in hand."""
 
     def __init__(
-        self, context: Context, worker: str, process: WorkerProcess, place: Callable[[], AttemptContext]
+        self,
+        context: Context,
+        worker: str,
+        process: WorkerProcess,
+        place: Callable[[], AttemptContext],
+        *,
+        clips: int = 1,
     ) -> None:
-        """place: returns the models as they are when an attempt begins; only attempts in hand keep a model loaded."""
+        """place: returns the models as they are when an attempt begins; only attempts in hand keep a model loaded.
+        clips: clips that run at once."""
         settings, catalog = context.settings, context.backends.catalog
         self._process, self._place = process, place
         self._jobs, self._blobs = catalog.jobs, context.backends.blobs
@@ -42,7 +49,9 @@ class Tasks:
         self.claims = Claims(prompt.jobs, worker, settings.lease_s)
         self.endings = endings.Endings(context, worker, self.claims)
         self.lanes = LaneConsumer(context.backends.bus, settings.max_rows, self.handle)
-        self.gate = CatalogGate(catalog, self.lanes)
+        # apart, because clips that wait for rows would keep images from being taken
+        self.clip_lanes = LaneConsumer(context.backends.bus, clips, self.handle)
+        self.gate = CatalogGate(catalog, self.lanes, self.clip_lanes)
         self._loops = (
             Renewal(catalog, self.claims, self.attempts, settings.lease_s),
             Presence(catalog, self.claims, settings.lease_s, process),
@@ -55,7 +64,7 @@ class Tasks:
     async def drain(self, timeout_s: float) -> None:
         """Take no new task. Hand back what is not finished after `timeout_s`."""
         await self.gate.close()
-        await self.lanes.close(timeout_s)
+        await asyncio.gather(self.lanes.close(timeout_s), self.clip_lanes.close(timeout_s))
 
     async def stop(self) -> None:
         self._renewing.cancel()

@@ -10,6 +10,7 @@ import torch
 
 from services.gpu_worker.engine.family import Family
 from shared.models import ModelCard, served_cards
+from shared.models.card_lookup import VIDEO
 from shared.models.devices import placed
 from shared.models.memory import estimate
 from shared.runtime.settings import Settings
@@ -18,7 +19,7 @@ from shared.runtime.telemetry import log
 
 class Resident:
     """Loaded models up to `limit_bytes` of weights in total (0: no limit); the least recently used is unloaded
-    first."""
+    first, the video model last: no switch loads it again."""
 
     def __init__(
         self, cards: Mapping[str, ModelCard], load: Callable[[ModelCard], Family], *, limit_bytes: int = 0
@@ -42,7 +43,7 @@ class Resident:
         A model of unknown size is loaded alone.
         """
         while not self.fits(name) and self.families:
-            self._drop(next(iter(self.families)))
+            self._drop(min(self.families, key=lambda loaded: self.cards[loaded].role == VIDEO))
         if name not in self.families:
             self.families[name] = await asyncio.to_thread(self._load, self.cards[name])
             self._bytes[name] = self.families[name].memory_bytes

@@ -17,7 +17,8 @@ from services.gpu_worker.models.model_assignment import ModelAssignment, lanes, 
 from services.gpu_worker.models.residency import Resident
 from shared.bus import Bus, Subscription
 from shared.domain.errors import AfterimageError
-from shared.domain.messages import Message, WorkerReported, WorkersAssigned, silence_s
+from shared.domain.messages import Message, WorkerReported, WorkersAssigned, lane_of, silence_s
+from shared.models import of_images
 from shared.runtime.telemetry import log
 
 KEPT_STEPS = 64
@@ -41,15 +42,19 @@ class Assignment:
         bus: Bus,
         models: Resident,
         taking: LaneConsumer,
+        clips: LaneConsumer,
         *,
         max_rows: int,
         report_s: float,
         mode: str,
     ) -> None:
-        self.worker, self._bus, self._models, self._taking = worker, bus, models, taking
+        """taking, clips: the consumers of the lanes of images and of clips."""
+        self.worker, self._bus, self._models, self._taking, self._clips = worker, bus, models, taking, clips
         self._serve: Serve | None = None
         self._max_rows, self._report_s = max_rows, report_s
-        self.served: tuple[str, ...] = tuple(models.cards)
+        self.served: tuple[str, ...] = tuple(of_images(models.cards))
+        self.videos = tuple(name for name in models.cards if name not in self.served)
+        """Names of the video model, which no monitor assigns: it runs wherever it is loaded."""
         self.duty = self._wanted = ModelAssignment(self.served[0], frozenset({self.served[0]}), mode)
         self.step_s: dict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=KEPT_STEPS))
         """Seconds of a step by (model, rows)."""
@@ -59,15 +64,22 @@ class Assignment:
         self._subscription: Subscription | None = None
 
     async def load(self) -> Family:
-        """Load and measure every served model, the large one last, so that it is loaded when this returns.
+        """Load every served model, the large one so that it is loaded when this returns; measure those of images.
 
-        Raises what loading the large model raises. The worker continues without a small model that cannot be loaded.
+        Raises what loading the large model raises. The worker continues without a small model that cannot be loaded,
+        and without a video model that cannot be loaded beside the large one.
         """
-        for name in reversed(self.served[1:]):
+        for name in reversed((*self.served[1:], *self.videos)):
             await self._loaded(name)
         family = await self._models.get(self.served[0])
         if len(self.served) > 1:
             await self._measured(family)
+        for name in self.videos:
+            if name not in self._cannot and not (self._models.fits(name) and await self._loaded(name)):
+                log("gpu_worker").error(
+                    "model not kept", model=name, rule="resident_bytes must hold it and the large one"
+                )
+                self._cannot.add(name)
         self._kind = kind_of(family.device)
         return family
 
@@ -76,6 +88,7 @@ class Assignment:
         self._serve = serve
         self._subscription = await self._bus.subscribe([WorkersAssigned], self.hear)
         await self._taking.begin(self._lanes(self.duty))
+        await self._take_clips()
         self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._keep_reporting())]
 
     async def end(self) -> None:
@@ -91,9 +104,10 @@ class Assignment:
 
     @property
     def families(self) -> dict[str, Family]:
-        """Families that this worker runs: its own, and loaded ones assigned to no worker; the large one first."""
+        """Families that this worker runs: its own, and loaded ones assigned to no worker; the large one first, the
+        video model last."""
         here = self._models.families
-        return {name: here[name] for name in used(self.duty, self.served, here)}
+        return {name: here[name] for name in (*used(self.duty, self.served, here), *self.videos) if name in here}
 
     @property
     def preferred(self) -> tuple[str, ...]:
@@ -140,6 +154,7 @@ class Assignment:
         self.duty = duty
         if not self._taking.going_on or self._lanes(duty) != self._taking.lanes:
             await self._taking.begin(self._lanes(duty))
+        await self._take_clips()
         if duty.model != before:
             log("gpu_worker").info("model changed", before=before, after=duty.model)
         if duty.model != before or duty.model != self._wanted.model:
@@ -156,11 +171,19 @@ class Assignment:
         await self._taking.pause()
         await self._taking.finished()
         if name not in self._models.families:
+            await self._clips.pause()
+            await self._clips.finished()
             await self._tell_engine({})  # the engine must release models that are unloaded
             await self._loaded(name)
             await self._models.get(name if name not in self._cannot else self.duty.model)
         await self._tell_engine(self._models.families)
         return name not in self._cannot
+
+    async def _take_clips(self) -> None:
+        """Consume the lane of a loaded video model, unless this worker does already."""
+        lanes = tuple(lane_of(name) for name in self.videos if name in self._models.families)
+        if lanes and not self._clips.going_on:
+            await self._clips.begin(lanes)
 
     def _lanes(self, duty: ModelAssignment) -> tuple[str, ...]:
         return lanes(duty, self.served, self._models.families)
@@ -169,7 +192,7 @@ class Assignment:
         """Load the model and return whether it is loaded; a failure is reported to the monitor as `cannot`."""
         try:
             family = await self._models.get(name)
-            if not any(model == name for model, _ in self.step_s):
+            if name in self.served and not any(model == name for model, _ in self.step_s):
                 await self._measured(family)
         except Exception as error:
             log("gpu_worker").error("model not loaded", model=name, error=repr(error))
@@ -200,7 +223,7 @@ class Assignment:
             worker=self.worker,
             kind=self._kind,
             model=self.duty.model,
-            rows=len(self._taking.in_hand),
+            rows=len(self._taking.in_hand) + len(self._clips.in_hand),
             max_rows=self._max_rows,
             step_s=step_s,
             cannot=tuple(sorted(self._cannot)),

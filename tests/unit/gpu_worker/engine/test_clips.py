@@ -11,6 +11,7 @@ import torch
 
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Advanced, BatchRan, Checkpointed, Event, Finished, LatentCaptured, Left
+from services.gpu_worker.engine.layout import step_by_shape
 from services.gpu_worker.engine.row_start import make_row
 from services.gpu_worker.engine.rows import FromCheckpoint, FromPicture, FromState, Task, first_noise
 from services.gpu_worker.families import Family, load_family
@@ -39,7 +40,7 @@ def of(events: list[Event], kind: type) -> list[Any]:
 def test_clips_and_images_of_any_length_and_size_share_the_batch(noop: Family) -> None:
     crowd = [clip("short", 2), clip("long", 7), clip("image", 1), clip("other", 2, steps=4)]
     crowd += [task("wide", size=Size(64, 16), frames=2, guidance=1.0)]
-    events = drive(noop, [(number, one) for number, one in enumerate(crowd)])
+    events = drive(noop, [(number, one) for number, one in enumerate(crowd)], max_rows=16)
     assert max(event.rows for event in of(events, BatchRan)) == len(crowd)
     for one in crowd:
         done = finished(events)[one.id]
@@ -107,3 +108,16 @@ def test_a_model_of_images_generates_no_clip(family: Family) -> None:
     engine.submit(task(frames=2))
     (left,) = of(engine.step(), Left)
     assert str(left.error) == "task 'a': frames must be 1 (got 2)"
+
+
+def test_padding_counts_frames(noop: Family) -> None:
+    """Where a batch of images is padded to 8 rows, one of clips of 4 frames is padded to 2, whatever runs beside."""
+    seen: list[tuple[int, ...]] = []
+
+    def forward(latents: torch.Tensor, *_: Any) -> torch.Tensor:
+        seen.append(tuple(latents.shape))
+        return latents
+
+    rows = [make_row(noop, clip(str(frames), frames)) for frames in (4, 4, 4, 1, 16)]
+    step_by_shape(rows, forward, 8)
+    assert [(shape[0], shape[2:-2]) for shape in seen] == [(2, (4,)), (2, (4,)), (8, ()), (1, (16,))]

@@ -16,6 +16,8 @@ NOBODY: frozenset[str] = frozenset()
 class One:
     id: str
     arrived: int = 0
+    model: str = "large"
+    frames: int = 1
     priority: int = 0
     deadline_at: float | None = None
     drop_if_late: bool = False
@@ -61,10 +63,32 @@ def test_those_before_the_lonely_one_go_first() -> None:
     assert decide(waiting, [], NOBODY, 0, 4).join == ("a",)
 
 
+def clip(name: str, arrived: int, frames: int = 16, model: str = "clips") -> One:
+    return One(name, arrived, model, frames)
+
+
+def test_frames_of_one_model_count_as_rows() -> None:
+    waiting = [clip("a", 1), clip("b", 2), clip("short", 3, frames=4)]
+    assert decide(waiting, [], NOBODY, 0, 32).join == ("a", "b")
+    assert decide(waiting, [], NOBODY, 0, 36).join == ("a", "b", "short")
+    assert decide(waiting[1:], [clip("a", 1)], NOBODY, 0, 20).join == ()  # the short clip overtakes no other
+    assert decide(waiting[2:], [clip("a", 1)], NOBODY, 0, 20).join == ("short",)
+
+
+def test_a_clip_longer_than_all_rows_runs_without_other_clips_and_beside_images() -> None:
+    waiting = [clip("a", 1), clip("b", 2), One("image", 3), clip("other", 4, model="others")]
+    assert decide(waiting, [], NOBODY, 0, 8).join == ("a", "image", "other")
+    assert decide(waiting[1:3], [clip("a", 1)], NOBODY, 0, 8).join == ("image",)
+    assert decide([clip("b", 2)], [One("image")], NOBODY, 0, 8).join == ("b",)
+    assert decide([clip("b", 2)], [One("image")], NOBODY, 0, 1).join == ()
+
+
 ONES = st.builds(
     One,
     id=st.uuids().map(str),
     arrived=st.integers(0, 99),
+    model=st.sampled_from(["large", "clips"]),
+    frames=st.integers(1, 4),
     priority=st.integers(-2, 2),
     deadline_at=st.none() | st.floats(0, 10),
     drop_if_late=st.booleans(),

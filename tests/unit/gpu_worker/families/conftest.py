@@ -71,8 +71,9 @@ def a_task(name: str = "a", **changes: Any) -> Task:
 
 
 def drawn(family: Any, *tasks: Task, at: tuple[int, ...] = ()) -> dict[str, Finished]:
-    """All of them in one engine; task i is submitted before step at[i] (0 where `at` is short)."""
-    engine = Engine({"m": family})
+    """All of them in one engine; task i is submitted before step at[i] (0 where `at` is short). Clips share
+    the batch."""
+    engine = Engine({"m": family}, max_rows=64)
     waiting = {task.id: (at[i] if i < len(at) else 0, task) for i, task in enumerate(tasks)}
     done: dict[str, Finished] = {}
     step = 0

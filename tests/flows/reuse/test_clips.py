@@ -1,0 +1,91 @@
+"""Clips take every way that images take: from noise, from a latent, as an exact repeat, from a job's image."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from services.gpu_worker.jobs.codecs import decode_png
+from shared.domain.errors import InvalidRequestError
+from shared.domain.types import PlanSource
+from shared.models.k_table import FIG_10, named_table, table_file, table_to_json
+from tests import tiny_families
+from tests.flows.conftest import Make
+from tests.flows.house import house
+
+SIZE = {"width": 32, "height": 32}
+CARD = {
+    "name": "clips",
+    "default_size": {"width": 32, "height": 32},
+    "default_steps": 10,
+    "default_guidance": 2.5,
+    "sizes": {"multiple_of": 8, "min_px": 32, "max_px": 64},
+    "frames": {"default": 4, "most": 8, "window": 4, "stride": 2, "fps": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tiny_families.save(tmp_path_factory.mktemp("models") / "clips", "animatediff")
+    (folder / "card.json").write_text(json.dumps(CARD))
+    table = named_table(FIG_10)
+    (folder / table_file(table)).write_text(json.dumps(table_to_json(table)))
+    return folder
+
+
+async def test_a_clip_from_noise_then_from_its_latents_then_as_it_is(make: Make, clips: Path) -> None:
+    async with house(make(video=str(clips), reuse_rules="paper", batch_invariant=2)) as home:
+        first = await home.generate("a red fox runs", modality="video", seed=7)
+        assert (first.plan.source, first.plan.model) == (PlanSource.NOISE, "clips")
+        assert decode_png(first.png).shape == (4, 32, 32, 3)
+        assert first.job.request.frames == 4
+        again = await home.generate("a red fox runs", modality="video", seed=7)
+        assert (again.plan.source, again.png) == (PlanSource.EXACT, first.png)
+        near = await home.generate("a red fox runs", modality="video", seed=8)
+        assert (near.plan.source, near.plan.entry_id) == (PlanSource.LATENT, first.job.id)
+        longer = await home.generate("a red fox runs", modality="video", seed=7, seconds=1.5)
+        assert (longer.plan.source, longer.job.request.frames) == (PlanSource.NOISE, 6)
+        image = await home.generate("a red fox runs", seed=7)
+        assert (image.plan.source, image.plan.model) == (PlanSource.NOISE, "large")
+        begun = await home.generate(
+            "a red fox", modality="video", seed=9, from_job=image.job.id, strength=0.5, cache="off"
+        )
+        assert (begun.plan.source, decode_png(begun.png).shape) == (PlanSource.IMAGE, (4, 32, 32, 3))
+        with pytest.raises(InvalidRequestError, match="from_job: must be an image, or a clip of 1 frames"):
+            await home.client.generate("a red fox", from_job=first.job.id)
+        both = await home.client.generate_images("a boat", 2, modality="video", seed=1, steps=4)
+        assert len({decode_png(one.png).tobytes() for one in both}) == 2
+        row = await home.client.job(first.job.id)
+        assert row.id == first.job.id
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"frames": 9}, "frames: model 'clips' generates from 1 to 8"),
+        ({"seconds": 9.0}, r"seconds: model 'clips' generates at most 2 s \(8 frames\)"),
+        ({"seconds": 1.0, "frames": 4}, "seconds: name frames or seconds, not both"),
+        ({"frames": 8, "width": 64, "height": 64}, "frames × pixels × steps must be at most 300000"),
+        ({"quality": "large"}, "quality: must be auto or clips"),
+    ],
+)
+async def test_a_clip_that_cannot_be_is_refused(make: Make, clips: Path, fields: dict[str, object], said: str) -> None:
+    from protos import common_pb2 as pb
+    from services.gateway.validation import Models, validate
+    from shared.models import of_images, served_cards
+
+    settings = make(video=str(clips), max_pixel_steps=300_000)
+    cards = served_cards(settings)
+    models = Models(of_images(cards), large="large", video=cards["clips"])
+    with pytest.raises(InvalidRequestError, match=said):
+        validate(pb.Request(prompt="x", modality=pb.MODALITY_VIDEO, **fields), models, settings, "default")
+
+
+async def test_without_a_video_model_a_clip_is_refused(make: Make) -> None:
+    async with house(make()) as home:
+        with pytest.raises(InvalidRequestError, match="modality: must be image, because no video model is set"):
+            await home.client.generate("a red fox", modality="video")
+        with pytest.raises(InvalidRequestError, match="frames: must be 1 for an image"):
+            await home.client.generate("a red fox", frames=2)
