@@ -54,6 +54,8 @@ class Calls:
     def __init__(self, context: Context, intake: Intake, hints: Hints, fps: Mapping[str, float] | None = None) -> None:
         """fps: frames per second of each served model's clips."""
         self._jobs, self._clock, self._intake, self._hints = context.backends.catalog.jobs, context.clock, intake, hints
+        self._most_bytes = context.settings.max_message_bytes // 2
+        """Most bytes of images in one answer; GetJob returns larger ones in parts."""
         self._process_local = context.backends.catalog.process_local
         self.timers = DropTimers(self.cancel)
         self.answers = Answers(context.backends.blobs, fps or {})
@@ -144,9 +146,12 @@ class Calls:
 
     async def _images(self, calls: Sequence[PendingCall]) -> list[pb.Image]:
         images: dict[int, pb.Image] = {}
+        left = self._most_bytes
         async for event in self.stream(calls, previews=False):
             if event.HasField("result"):
-                images[event.index] = pb.Image(job=event.result.job, picture=event.result.picture)
+                picture = event.result.picture if len(event.result.picture) <= left else b""
+                left -= len(picture)
+                images[event.index] = pb.Image(job=event.result.job, picture=picture)
             elif event.HasField("failed"):
                 images[event.index] = event.failed
         return [images[number] for number in sorted(images)]
@@ -221,7 +226,8 @@ class Calls:
             raise error
         picture = call.picture or await self.answers.picture(job, call.ahead)
         self.answers.ended(job.id, self._clock.monotonic() - call.start)
-        return pb.GenerateResponse(job=self.answers.job(job), picture=picture)
+        sent = picture if len(picture) <= self._most_bytes else b""
+        return pb.GenerateResponse(job=self.answers.job(job), picture=sent)
 
     def _left(self, call: PendingCall) -> None:
         job = call.job

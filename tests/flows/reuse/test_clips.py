@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from protos import common_pb2, gateway_pb2
+from services.gateway.validation import Models, validate
 from services.gpu_worker.jobs.codecs import decode_png
 from shared.domain.errors import InvalidRequestError
 from shared.domain.types import PlanSource
+from shared.models import of_images, served_cards
 from shared.models.k_table import FIG_10, named_table, table_file, table_to_json
 from tests import tiny_families
 from tests.flows.conftest import Make
@@ -57,8 +62,28 @@ async def test_a_clip_from_noise_then_from_its_latents_then_as_it_is(make: Make,
             await home.client.generate("a red fox", from_job=first.job.id)
         both = await home.client.generate_images("a boat", 2, modality="video", seed=1, steps=4)
         assert len({decode_png(one.png).tobytes() for one in both}) == 2
-        row = await home.client.job(first.job.id)
-        assert row.id == first.job.id
+        stub: Any = home.client._stub
+        row = await stub.GetJob(gateway_pb2.GetJobRequest(job_id=first.job.id), timeout=5.0)
+        assert (row.job.fps, row.picture) == (4.0, b"")
+
+
+async def test_a_result_larger_than_half_a_message_is_read_in_parts(make: Make) -> None:
+    settings = make(video="noop:?name=clips", max_message_bytes=2**16)
+    async with house(settings) as home:
+        stub: Any = home.client._stub
+        request = common_pb2.Request(
+            prompt="a fox", modality="MODALITY_VIDEO", frames=12, width=256, height=256, steps=2
+        )
+        job = (await stub.Generate(gateway_pb2.GenerateRequest(request=request), timeout=20.0)).job
+        assert job.picture_bytes > 2**15
+        data = b""
+        while len(data) < job.picture_bytes:
+            asked = gateway_pb2.GetJobRequest(job_id=job.id, picture=True, offset=len(data))
+            data += (await stub.GetJob(asked, timeout=5.0)).picture
+        assert hashlib.sha256(data).hexdigest() == job.picture_sha256
+        assert decode_png(data).shape == (12, 256, 256, 3)
+        part = gateway_pb2.GetJobRequest(job_id=job.id, picture=True, offset=10, length=7)
+        assert (await stub.GetJob(part, timeout=5.0)).picture == data[10:17]
 
 
 @pytest.mark.parametrize(
@@ -71,16 +96,12 @@ async def test_a_clip_from_noise_then_from_its_latents_then_as_it_is(make: Make,
         ({"quality": "large"}, "quality: must be auto or clips"),
     ],
 )
-async def test_a_clip_that_cannot_be_is_refused(make: Make, clips: Path, fields: dict[str, object], said: str) -> None:
-    from protos import common_pb2 as pb
-    from services.gateway.validation import Models, validate
-    from shared.models import of_images, served_cards
-
+def test_a_clip_that_cannot_be_is_refused(make: Make, clips: Path, fields: dict[str, object], said: str) -> None:
     settings = make(video=str(clips), max_pixel_steps=300_000)
     cards = served_cards(settings)
     models = Models(of_images(cards), large="large", video=cards["clips"])
     with pytest.raises(InvalidRequestError, match=said):
-        validate(pb.Request(prompt="x", modality=pb.MODALITY_VIDEO, **fields), models, settings, "default")
+        validate(common_pb2.Request(prompt="x", modality="MODALITY_VIDEO", **fields), models, settings, "default")
 
 
 async def test_without_a_video_model_a_clip_is_refused(make: Make) -> None:

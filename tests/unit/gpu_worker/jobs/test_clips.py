@@ -1,0 +1,88 @@
+"""A clip's job in a worker: resumed bit-identical after a kill, previewed, cancelled, and taken beside images."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.gpu_worker.engine.events import Checkpointed
+from services.gpu_worker.jobs.codecs import encode_checkpoint
+from shared.domain.messages import GenerateImage, JobCancelled, Progress, lane_of
+from shared.domain.types import Job, JobState, Modality, Plan, PlanSource, Size
+from tests import tiny_families
+from tests.unit.gpu_worker.worker import WorkerBench, running_worker
+
+ASKED: dict[str, Any] = {"modality": Modality.VIDEO, "frames": 6, "size": Size(32, 32), "steps": 6}
+NOISE = Plan(source=PlanSource.NOISE, model="clips", capture_steps=(2, 4))
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_families.save(tmp_path_factory.mktemp("models") / "clips", "animatediff")
+
+
+async def sent(bench: WorkerBench, plan: Plan = NOISE, previews: bool = False, **changes: Any) -> Job:
+    job = await bench.accept(plan, **{**ASKED, **changes})
+    await bench.backends.bus.send(lane_of("clips"), GenerateImage(job.id, previews=previews))
+    return job
+
+
+async def test_a_clip_resumes_bit_identical_and_starts_from_its_states(clips: Path, tmp_path: Path) -> None:
+    saved: list[Checkpointed] = []
+    async with running_worker(
+        tmp_path, "noop:?name=large", video=str(clips), batch_invariant=2, state_codec="fp32", checkpoint_every_steps=3
+    ) as bench:
+        hear = bench.service._thread._on_events
+        bench.service._thread._on_events = lambda events: (
+            saved.extend(event for event in events if isinstance(event, Checkpointed)),
+            hear(events),
+        )
+        whole = await bench.final((await sent(bench)).id)
+        assert whole.result is not None, whole.error
+        assert whole.result.compat is not None
+        assert whole.result.compat.frames == 6
+        picture = await bench.picture(whole)
+        assert picture.shape == (6, 32, 32, 3)
+        (at,) = saved
+        assert at.latent.shape == (4, 6, 16, 16)
+
+        lost = await bench.accept(NOISE, **ASKED)  # as a killed worker leaves it: a claim, and a checkpoint
+        claimed = await bench.jobs.claim(lost.id, "killed", 0.0)
+        key, ran = f"checkpoints/{lost.id}-1-3.safetensors", whole.plan
+        await bench.blobs.put(key, encode_checkpoint(at.latent, at.step, at.generator_state, ran, at.noises))
+        assert claimed is not None
+        assert await bench.jobs.checkpoint(lost.id, claimed.attempt, key, at.step)
+        assert await bench.jobs.release(lost.id, claimed.attempt)
+        await bench.backends.bus.send(lane_of("clips"), GenerateImage(lost.id))
+        resumed = await bench.final(lost.id)
+        assert resumed.result is not None, resumed.error
+        assert resumed.result.steps_run == 3
+        assert np.array_equal(await bench.picture(resumed), picture)
+
+        entry = await bench.cache(whole)
+        hit = await bench.final((await sent(bench, bench.hit(entry, 4, model="clips"))).id)
+        assert hit.result is not None, hit.error
+        assert (hit.result.steps_run, hit.plan.degraded) == (2, ())
+        assert np.array_equal(await bench.picture(hit), picture)
+
+
+async def test_clips_wait_apart_from_images_and_are_previewed_and_cancelled(tmp_path: Path) -> None:
+    slow = "noop:?step_ms=20&name=clips&frames=16"
+    async with running_worker(tmp_path, "noop:?name=large", video=slow, progress_per_s=60) as bench:
+        running = await sent(bench, previews=True, frames=16, steps=500)
+        waiting = [await sent(bench, frames=16) for _ in range(9)]  # more than the worker has rows
+        await bench.until(lambda job: job.state is JobState.RUNNING, running.id)
+        image = await bench.draw(Plan(source=PlanSource.NOISE, model="large"))
+        assert image.state is JobState.SUCCEEDED
+        assert {(await bench.jobs.get(job.id)).state for job in waiting} == {JobState.QUEUED}
+        async with asyncio.timeout(10):
+            while not any(fact.preview for fact in bench.heard(Progress, running.id)):
+                await asyncio.sleep(0.01)
+        for job in (running, *waiting[1:]):
+            await bench.jobs.cancel(job.id)
+        await bench.backends.bus.publish(JobCancelled(running.id))
+        assert (await bench.final(waiting[0].id)).state is JobState.SUCCEEDED
