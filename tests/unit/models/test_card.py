@@ -21,6 +21,7 @@ from shared.models import (
     SizeRule,
     find_card,
     noise_level,
+    of_images,
     same_noise_level,
     served_cards,
     weights_hash,
@@ -58,6 +59,19 @@ def test_the_large_model_comes_first_and_the_small_ones_as_they_are_named(settin
     assert list(served_cards(settings.model_copy(update={"large": "noop:"}))) == ["noop"]
     with pytest.raises(ConfigurationError, match="noop"):
         served_cards(settings.model_copy(update={"large": "noop:", "small": "noop:?step_ms=1"}))
+
+
+def test_the_video_model_comes_last_and_serves_no_images(settings: Settings) -> None:
+    cards = served_cards(settings.model_copy(update={"large": "noop:", "video": "noop:?name=clips&frames=16"}))
+    assert [(card.name, card.role, card.frames.default) for card in cards.values()] == [
+        ("noop", "large", 1),
+        ("clips", "video", 16),
+    ]
+    assert list(of_images(cards)) == ["noop"]
+    with pytest.raises(ConfigurationError, match="generates images only; name a model of clips"):
+        served_cards(settings.model_copy(update={"large": "noop:", "video": "sd-1.5"}))
+    with pytest.raises(ValueError, match="frames: fps must be above 0"):
+        ModelCard("clips", frames=FrameRule(fps=0))
 
 
 @pytest.mark.parametrize("name", ["sd-1.5", "sd-2.1", "sdxl", "sana-1.6b"])
