@@ -43,9 +43,12 @@ class Family(Protocol):
         cache."""
         ...
 
-    def encode_picture(self, pixels: Pixels) -> Tensor:
-        """Encode an image as a latent without noise, or a clip where the model generates clips; an image is then a clip
-        of one frame."""
+    def encode_picture(self, pixels: Pixels, frames: int = 1) -> Tensor:
+        """Encode an image as a latent without noise, or a clip where the model generates clips.
+
+        frames: length of the run that starts from it. An image is then a clip of one frame, or of `frames` equal frames
+        if the VAE compresses time.
+        """
         ...
 
     def latent_shape(self, size: Size, frames: int = 1) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ def make_row(family: Family, task: Task) -> Row:
     generator = generator_of(task.seed)
     noise = family.initial_noise(task.size, generator, task.frames)
     sampler = family.sampler_named(task.sampler) if task.sampler else family.sampler
-    schedule = sampler.schedule(task.steps, (noise.shape[-2], noise.shape[-1]))
+    schedule = sampler.schedule(task.steps, tuple(noise.shape[1:]))
     latent, done, renew, previous = noise, 0, 0.0, None
     match task.start:
         case FromNoise():
@@ -41,7 +41,7 @@ def make_row(family: Family, task: Task) -> Row:
             if fresh:
                 generator = generator_of(seed)
         case FromPicture(pixels=pixels, step=step):
-            clean, done = family.encode_picture(pixels), step
+            clean, done = family.encode_picture(pixels, task.frames), step
             latent = schedule.add_noise(clean, noise, step) if _covers(clean, noise) else clean
         case FromCheckpoint(latent=state, step=step, generator_state=saved, previous=history):
             latent, done = _on_device(state, family), step

@@ -38,7 +38,7 @@ class DDIM:
         self._eta = eta
         self._schedule = lru_cache(maxsize=256)(self._make_schedule)
 
-    def schedule(self, steps: int, latent_hw: tuple[int, int]) -> Schedule:
+    def schedule(self, steps: int, cells: tuple[int, ...]) -> Schedule:
         return self._schedule(steps)
 
     def _make_schedule(self, steps: int) -> Schedule:

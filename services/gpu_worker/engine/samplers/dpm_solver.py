@@ -38,7 +38,7 @@ class DPMSolver2M:
         self._prediction = str(self._scheduler.config.prediction_type)
         self._schedule = lru_cache(maxsize=256)(self._make_schedule)
 
-    def schedule(self, steps: int, latent_hw: tuple[int, int]) -> Schedule:
+    def schedule(self, steps: int, cells: tuple[int, ...]) -> Schedule:
         return self._schedule(steps)
 
     def _make_schedule(self, steps: int) -> Schedule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -32,13 +33,13 @@ class FlowMatchEuler:
         self._patch = patch
         self._schedule = lru_cache(maxsize=256)(self._make_schedule)
 
-    def schedule(self, steps: int, latent_hw: tuple[int, int]) -> Schedule:
+    def schedule(self, steps: int, cells: tuple[int, ...]) -> Schedule:
         dynamic = bool(self._scheduler.config.use_dynamic_shifting)
-        return self._schedule(steps, latent_hw if dynamic else (0, 0))
+        return self._schedule(steps, cells if dynamic else (0, 0))
 
-    def _make_schedule(self, steps: int, latent_hw: tuple[int, int]) -> Schedule:
+    def _make_schedule(self, steps: int, cells: tuple[int, ...]) -> Schedule:
         scheduler = self._scheduler
-        tokens = (latent_hw[0] // self._patch) * (latent_hw[1] // self._patch)
+        tokens = math.prod(cells[:-2]) * (cells[-2] // self._patch) * (cells[-1] // self._patch)
         mu = self._shift(tokens) if scheduler.config.use_dynamic_shifting else None
         scheduler.set_timesteps(steps, mu=mu, **self._unshifted(steps))
         sigmas = scheduler.sigmas.clone()

@@ -62,8 +62,11 @@ class Sampler(Protocol):
     multistep: ClassVar[bool]
     """True if a step reads `Position.previous`."""
 
-    def schedule(self, steps: int, latent_hw: tuple[int, int]) -> Schedule:
-        """Return the schedule of a run of `steps`. Flow matching with dynamic shifting also reads the latent's size."""
+    def schedule(self, steps: int, cells: tuple[int, ...]) -> Schedule:
+        """Return the schedule of a run of `steps`. Flow matching with dynamic shifting also reads the latent's size.
+
+        cells: the latent's shape without channels, (h, w) or (F, h, w).
+        """
         ...
 
     def step(
