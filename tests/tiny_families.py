@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests import tiny_video_families
 from tests.tiny import tokenizer_of_bytes
 from tests.tiny_parts import LETTERS, WIDTH, clip_config, kl, t5, t5_tokenizer
 
@@ -281,6 +282,7 @@ FAMILIES: dict[str, Callable[..., Any]] = {
     "sana": sana,
     "animatediff": animatediff,
     "text_to_video": text_to_video,
+    "wan": tiny_video_families.wan,
 }
 
 

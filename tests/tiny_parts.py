@@ -38,6 +38,13 @@ def t5() -> Any:
     return T5EncoderModel(T5Config(vocab_size=len(t5_tokenizer()), **sizes)).eval()
 
 
+def umt5() -> Any:
+    from transformers import UMT5Config, UMT5EncoderModel
+
+    sizes = {"d_model": WIDTH, "d_ff": WIDTH, "d_kv": 8, "num_layers": 1, "num_heads": 4}
+    return UMT5EncoderModel(UMT5Config(vocab_size=len(t5_tokenizer()), **sizes)).eval()
+
+
 def t5_tokenizer() -> Any:
     from transformers import T5Tokenizer
 

@@ -55,20 +55,25 @@ class FrameRule:
     """Frames between the starts of two windows."""
     fps: float = 8.0
     """Frames per second at which a clip plays. The speed changes no frame."""
+    multiple_of: int = 1
+    """A clip has a multiple of these frames plus 1: a VAE that compresses time keeps the first frame apart."""
 
     def windows(self, frames: int) -> tuple[int, int]:
         """Return the window and stride of a clip that runs with FreeNoise; (0, 0) for any other clip."""
         return (self.window, self.stride) if 0 < self.window < frames else (0, 0)
 
     def of_seconds(self, seconds: float) -> int:
-        """Return the number of frames of a clip that plays for `seconds`."""
-        return max(round(seconds * self.fps), 1)
+        """Return the length, nearest to `seconds`, that the rule allows, apart from `most`."""
+        steps = round((seconds * self.fps - 1) / self.multiple_of)
+        return max(steps, 0) * self.multiple_of + 1
 
     def allows(self, frames: int) -> bool:
-        return 1 <= frames <= self.most
+        return 1 <= frames <= self.most and (frames - 1) % self.multiple_of == 0
 
     def __str__(self) -> str:
-        return "1" if self.most == 1 else f"from 1 to {self.most}"
+        if self.most == 1:
+            return "1"
+        return f"from 1 to {self.most}" + (f", {self.multiple_of}k + 1" if self.multiple_of > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,8 @@ class ModelCard:
             raise ValueError(f"frames: window must be 0 or more, stride from 1 to window ({got})")
         if not 0 < self.frames.fps < math.inf:
             raise ValueError(f"frames: fps must be above 0 (got {self.frames.fps})")
+        if self.frames.multiple_of < 1:
+            raise ValueError(f"frames: multiple_of must be 1 or more (got {self.frames.multiple_of})")
         if not self.frames.allows(self.frames.default):
             raise ValueError(f"frames: default must be {self.frames} (got {self.frames.default})")
         if self.auto_steps and self.default_steps not in self.auto_steps:

@@ -31,6 +31,10 @@ class Kind:
     """Latent cells per side of a token: sizes are multiples of a token's pixels."""
     frames: tuple[int, int] = (1, 1)
     """Default and largest number of frames."""
+    frames_multiple_of: int = 1
+    """See FrameRule.multiple_of."""
+    size: Size | None = None
+    """Default size of the pipeline itself, where the denoiser's configuration states none."""
 
 
 KINDS = {
@@ -41,6 +45,7 @@ KINDS = {
     "SanaPipeline": Kind("sana", "flow_match_euler", "transformer", 20, 4.5),
     "AnimateDiffPipeline": Kind("animatediff", "ddim", "unet", 50, 7.5, frames=(16, 64)),
     "TextToVideoSDPipeline": Kind("text_to_video", "ddim", "unet", 50, 9.0, frames=(16, 64)),
+    "WanPipeline": Kind("wan", "flow_match_euler", "transformer", 50, 5.0, 2, (81, 81), 4, Size(832, 480)),
 }
 """Kinds by diffusers' class name in a checkpoint's model_index.json."""
 
@@ -71,11 +76,10 @@ def said_by(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     kind = kind_of(folder)
     vae = read_json(folder / "vae" / "config.json")
-    # every block of a VAE but the last halves the image
-    if blocks := vae.get("block_out_channels") or vae.get("encoder_block_out_channels"):
-        found["vae_scale"] = 2 ** (len(blocks) - 1)
-    if "latent_channels" in vae:
-        found["latent_channels"] = int(vae["latent_channels"])
+    if scale := _vae_scale(vae):
+        found["vae_scale"] = scale
+    if channels := vae.get("latent_channels") or vae.get("z_dim"):
+        found["latent_channels"] = int(channels)
     if kind is None:
         return found
     found |= {"family": kind.family, "sampler": kind.sampler}
@@ -86,15 +90,28 @@ def said_by(folder: Path) -> dict[str, Any]:
     side = read_json(folder / kind.denoiser / "config.json").get("sample_size", 128 if kind.family == "flux" else None)
     if isinstance(side, int) and "vae_scale" in found:
         found["default_size"] = Size(side * found["vae_scale"], side * found["vae_scale"])
-        if kind.family != "unet":
-            found["sizes"] = {"multiple_of": found["vae_scale"] * kind.cells_per_token}
+    elif kind.size:
+        found["default_size"] = kind.size
+    if {"default_size", "vae_scale"} <= found.keys() and kind.family != "unet":
+        found["sizes"] = {"multiple_of": found["vae_scale"] * kind.cells_per_token}
     return found
+
+
+def _vae_scale(vae: dict[str, Any]) -> int:
+    """Return the VAE's pixels per latent cell, each way; 0 if its configuration does not state them."""
+    if stated := vae.get("scale_factor_spatial"):
+        return int(stated)
+    # every block of a VAE but the last halves the image
+    blocks = vae.get("block_out_channels") or vae.get("encoder_block_out_channels") or vae.get("dim_mult") or []
+    return 2 ** (len(blocks) - 1) if blocks else 0
 
 
 def _frames(folder: Path, kind: Kind) -> dict[str, int]:
     """Return a clip model's frame rule. Where temporal attention has a limited number of positions, longer clips run by
     windows."""
     default, most = kind.frames
+    if kind.frames_multiple_of > 1:
+        return {"default": default, "most": most, "multiple_of": kind.frames_multiple_of}
     parts = (read_json(folder / part / "config.json") for part in (kind.denoiser, "motion_adapter"))
     positions = next((int(part[POSITIONS]) for part in parts if POSITIONS in part), 0)
     if not positions:

@@ -51,7 +51,7 @@ class NoopFamily:
     def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptEncoding:
         return self._nothing
 
-    def encode_picture(self, pixels: Pixels) -> Tensor:
+    def encode_picture(self, pixels: Pixels, frames: int = 1) -> Tensor:
         scale = self.card.vae_scale
         colours = torch.from_numpy(pixels[..., ::scale, ::scale, :].astype(np.float32) / 127.5 - 1).movedim(-1, 0)
         return torch.cat([colours, torch.zeros(self.card.latent_channels - 3, *colours.shape[1:])])

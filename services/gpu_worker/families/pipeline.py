@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property, lru_cache, partial
 from typing import Any, ClassVar
 
@@ -21,18 +21,21 @@ from shared.domain.errors import ModelError
 from shared.domain.truncation import undrawn
 from shared.domain.types import Size
 from shared.models import ModelCard
-from shared.models.checkpoint import left_out
+from shared.models.checkpoint import INDEX, left_out, read_json
 
 
-def load_pipeline(card: ModelCard, *classes: str) -> Any:
+def load_pipeline(card: ModelCard, *classes: str, **own: Callable[[ModelCard], Any]) -> Any:
     """Load a checkpoint through DiffusionPipeline.from_pretrained: bundled, in a folder or from the hub.
 
-    classes: diffusers' names of the pipelines that the card's family runs. Raises ModelError for another pipeline, and
-    for weights that are missing, broken or not safetensors.
+    classes: diffusers' names of the pipelines that the card's family runs. own: components that the family loads by
+    itself, in a dtype of its choice. Raises ModelError for another pipeline, and for weights that are missing, broken
+    or not safetensors.
     """
     import diffusers
     import transformers
 
+    if (found := read_json(card.folder / INDEX).get("_class_name")) not in classes:
+        raise ModelError(f"model {card.name!r}: family {card.family!r} runs {' and '.join(classes)} (got {found})")
     dtype = getattr(torch, card.dtype)
     # no notices about torchvision, no progress bar per file
     for logging in (transformers.utils.logging, diffusers.utils.logging):
@@ -41,21 +44,21 @@ def load_pipeline(card: ModelCard, *classes: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # diffusers warns about checkpoints older than itself
         try:
-            pipeline = diffusers.DiffusionPipeline.from_pretrained(
+            # only a pipeline's own class accepts a component that the class declares as optional
+            pipeline = getattr(diffusers, classes[0] if own else "DiffusionPipeline").from_pretrained(
                 card.folder,
                 torch_dtype=dtype,
                 use_safetensors=True,
                 local_files_only=True,
                 **dict.fromkeys(left_out(card.folder)),
+                **{name: load(card) for name, load in own.items()},
             )
         except (OSError, ValueError, RuntimeError, AttributeError) as error:
             raise ModelError(f"model {card.name!r}: cannot load {card.folder}: {error}") from error
-    if (found := type(pipeline).__name__) not in classes:
-        raise ModelError(f"model {card.name!r}: family {card.family!r} runs {' and '.join(classes)} (got {found})")
     pipeline.set_progress_bar_config(disable=True)
-    for part in pipeline.components.values():
+    for name, part in pipeline.components.items():
         # without accelerate, diffusers loads SD 3's text encoders in the dtype of their files, not in `torch_dtype`
-        if isinstance(part, diffusers.ModelMixin) and part.dtype != dtype:
+        if isinstance(part, diffusers.ModelMixin) and name not in own and part.dtype != dtype:
             part.to(dtype)
     return pipeline
 
@@ -91,9 +94,7 @@ class PipelineFamily(ABC):
         self.sampler = self.sampler_named(card.sampler)
         self._batch_invariant = min(batch_invariant, 1) if self.slots_differ else batch_invariant
         self._encode = lru_cache(maxsize=prompts_kept)(self._encode_prompt)
-        # read from the VAE: the card of a hub id is written before the weights are loaded
-        self._cell_px = int(pipeline.vae_scale_factor)
-        self._scale, self._shift = _normal_latents(card, pipeline.vae.config)
+        self._scale, self._shift = self._normal_latents()
         if card.dtype == "float16" and getattr(pipeline.vae.config, "force_upcast", False):
             pipeline.vae.to(torch.float32)  # SDXL's VAE overflows in half precision
         self._dtype = self.denoiser.dtype
@@ -113,6 +114,23 @@ class PipelineFamily(ABC):
     @property
     def _channels(self) -> int:
         return int(self.denoiser.config.in_channels)
+
+    @property
+    def _cell_px(self) -> int:
+        """Pixels per latent cell, each way: the VAE's, since a hub id's card is written before the weights are here."""
+        return int(self.pipeline.vae_scale_factor)
+
+    def _normal_latents(self) -> tuple[float | Tensor, float | Tensor]:
+        """Return the VAE's scale and shift: the denoiser's latents are (VAE latents − shift) · scale."""
+        config = self.pipeline.vae.config
+        if getattr(config, "latents_mean", None) or getattr(config, "latents_std", None):
+            rule = "vae/config.json: latents_mean and latents_std must be null"
+            raise ModelError(f"model {self.card.name!r}: {rule}")
+        return float(config.scaling_factor), float(getattr(config, "shift_factor", None) or 0.0)
+
+    def _decoded(self, latents: Tensor) -> Tensor:
+        """Run the VAE's decoder: (B, C, …) in its own units to (B, 3, …) from -1 to 1."""
+        return self.pipeline.vae.decode(latents, return_dict=False)[0]
 
     @abstractmethod
     def _encode_prompt(self, prompt: str, negative: bool) -> PromptEncoding: ...
@@ -140,7 +158,7 @@ class PipelineFamily(ABC):
     def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptEncoding:
         return self._encode(prompt, negative)
 
-    def encode_picture(self, pixels: Pixels) -> Tensor:
+    def encode_picture(self, pixels: Pixels, frames: int = 1) -> Tensor:
         return self._encode_frames(pixels[None])[0]
 
     def latent_shape(self, size: Size, frames: int = 1) -> tuple[int, ...]:
@@ -165,27 +183,19 @@ class PipelineFamily(ABC):
         return fit_factors(self.card.preview_factors, self._channels, self._cell_px, self._paint)
 
     def _encode_frames(self, pixels: Pixels) -> Tensor:
-        """Encode (B, H, W, 3) to (B, C, h, w)."""
+        """Encode (B, …, H, W, 3) to (B, C, …, h, w)."""
         self._residence.bring("vae")
         vae = self.pipeline.vae
-        pictures = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2).float() / 127.5 - 1
+        pictures = torch.from_numpy(pixels).to(self.device).movedim(-1, 1).float() / 127.5 - 1
         encoded = vae.encode(pictures.to(vae.dtype))
         return (_latent_of(encoded).float() - self._shift) * self._scale
 
     def _paint(self, latents: Tensor) -> Pixels:
-        """Decode (B, C, h, w) to (B, H, W, 3)."""
+        """Decode (B, C, …, h, w) to (B, …, H, W, 3)."""
         self._residence.bring("vae")
-        vae = self.pipeline.vae
-        scaled = (latents / self._scale + self._shift).to(vae.dtype)
-        picture = vae.decode(scaled.to(self.device), return_dict=False)[0].float()
-        return ((picture / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
-
-
-def _normal_latents(card: ModelCard, config: Any) -> tuple[float, float]:
-    """Return the VAE's scale and shift: the denoiser's latents are (VAE latents − shift) · scale."""
-    if getattr(config, "latents_mean", None) or getattr(config, "latents_std", None):
-        raise ModelError(f"model {card.name!r}: vae/config.json: latents_mean and latents_std must be null")
-    return float(config.scaling_factor), float(getattr(config, "shift_factor", None) or 0.0)
+        scaled = (latents.to(self.device) / self._scale + self._shift).to(self.pipeline.vae.dtype)
+        picture = self._decoded(scaled).float()
+        return ((picture / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).movedim(1, -1).cpu().numpy()
 
 
 def _latent_of(encoded: Any) -> Tensor:

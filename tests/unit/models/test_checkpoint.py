@@ -23,6 +23,7 @@ SAYS = {
     "sana": ("sana", "flow_match_euler", 8, 4, Size(128, 128), 20, 4.5),
     "animatediff": ("animatediff", "ddim", 4, 2, Size(32, 32), 50, 7.5),
     "text_to_video": ("text_to_video", "ddim", 4, 2, Size(32, 32), 50, 9.0),
+    "wan": ("wan", "flow_match_euler", 4, 4, Size(832, 480), 50, 5.0),
 }
 
 
@@ -44,8 +45,9 @@ def test_a_checkpoint_without_a_card_says_what_it_is(folder: Path, name: str) ->
 
 
 def test_a_checkpoint_says_how_many_frames_it_generates(folder: Path) -> None:
-    rules = [find_card(str(folder / name)).frames for name in ("sana", "text_to_video", "animatediff")]
-    assert rules == [FrameRule(1, 1), FrameRule(16, 64), FrameRule(12, 64, window=12)]
+    rules = [find_card(str(folder / name)).frames for name in ("sana", "text_to_video", "animatediff", "wan")]
+    assert rules == [FrameRule(1, 1), FrameRule(16, 64), FrameRule(12, 64, window=12), FrameRule(81, 81, multiple_of=4)]
+    assert [str(rule) for rule in rules] == ["1", "from 1 to 64", "from 1 to 64", "from 1 to 81, 4k + 1"]
 
 
 @pytest.mark.parametrize("name", SAYS)
@@ -109,13 +111,15 @@ def test_known_cards_have_the_true_latent_shapes() -> None:
         "sd-3.5-large-turbo": (16, 128, 128),
         "flux.1-dev": (16, 128, 128),
         "sana-1.6b": (32, 32, 32),
+        "wan-2.1-1.3b": (16, 60, 104),
     }
     cards = {card.name: card for card in KNOWN.values()}
     assert set(shapes) < set(cards)
     for name, shape in shapes.items():
-        card, side = cards[name], cards[name].default_size.height // cards[name].vae_scale
-        assert (card.latent_channels, side, side) == shape
-        card.check(card.default_size, card.default_steps, card.default_guidance)
+        card = cards[name]
+        size, scale = card.default_size, card.vae_scale
+        assert (card.latent_channels, size.height // scale, size.width // scale) == shape
+        card.check(size, card.default_steps, card.default_guidance)
         assert find_card(name) == find_card(card.path) == card
 
 

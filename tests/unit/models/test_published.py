@@ -28,6 +28,7 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "SanaPipeline", "transformer", {"sample_size": 32},
         {"encoder_block_out_channels": [1] * 6, "latent_channels": 32},
     ),
+    "wan-2.1-1.3b": ("WanPipeline", "transformer", {}, {"dim_mult": [1] * 4, "z_dim": 16}),
 }  # fmt: skip
 CARDS = {card.name: card for card in KNOWN.values()}
 
@@ -46,13 +47,14 @@ def laid_out(folder: Path, name: str, *, more: int = 0, **index: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["sd-2.1", "sdxl", "flux.1-dev", "sana-1.6b"])
+@pytest.mark.parametrize("name", ["sd-2.1", "sdxl", "flux.1-dev", "sana-1.6b", "wan-2.1-1.3b"])
 def test_a_folder_of_a_published_checkpoint_has_its_cards_defaults_whatever_it_is_called(
     tmp_path: Path, name: str
 ) -> None:
     card, known = find_card(str(laid_out(tmp_path / "mine", name))), CARDS[name]
     assert (card.name, card.path) == ("mine", str(tmp_path / "mine"))
-    for field in ("default_steps", "default_guidance", "default_size", "dtype", "sizes", "family", "sampler", "about"):
+    of_model = ("family", "sampler", "dtype", "default_steps", "default_guidance", "about")
+    for field in (*of_model, "default_size", "sizes", "frames"):
         assert getattr(card, field) == getattr(known, field), field
     assert (card.latent_channels, card.vae_scale) == (known.latent_channels, known.vae_scale)
     other = find_card(str(laid_out(tmp_path / "other", name, more=1)))  # another architecture: its pipeline's defaults

@@ -33,6 +33,8 @@ CLIPS: dict[str, tuple[str, dict[str, Any]]] = {
     "text-to-video": ("text_to_video", {}),
 }
 """Families that generate clips, likewise."""
+TIMED: dict[str, tuple[str, dict[str, Any]]] = {"wan": ("wan", {})}
+"""Families of clips whose VAE compresses time, likewise."""
 
 LoadTiny = Callable[..., Any]
 """(name, batch_invariant=0, offload="none") → the loaded family."""
@@ -44,7 +46,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def folder(name: str) -> Path:
         if name not in folders:
-            family, choices = (SAVED | CLIPS)[name]
+            family, choices = (SAVED | CLIPS | TIMED)[name]
             folders[name] = tiny_families.save(tmp_path_factory.mktemp(name) / name, family, **choices)
         return folders[name]
 
