@@ -1,0 +1,256 @@
+"""A clip as a file: MP4, WebM, animated WebP, GIF or PNG, or a folder of PNG frames; its poster and its thumbnails."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.client.image_file import QUALITY, check_place, encoded, exif_of, format_of, text_chunks
+from shared.domain.errors import BlobCorruptError, ConfigurationError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Frames = npt.NDArray[np.uint8]
+"""RGB pixels of a clip, shape (frames, height, width, 3)."""
+
+FORMATS: Mapping[str, str] = {
+    ".mp4": "mp4",
+    ".webm": "webm",
+    ".webp": "WEBP",
+    ".gif": "GIF",
+    ".png": "PNG",
+    ".apng": "PNG",
+    "": "folder",
+}
+"""Ending of the name → format: the container of PyAV, or Pillow's name."""
+CODECS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "mp4": ("libx264", {"crf": "16"}),
+    "webm": ("libvpx-vp9", {"crf": "20", "b": "0"}),
+}
+"""Container → encoder and its options. A lower crf is a larger file nearer to the frames."""
+_CONTAINER: Mapping[str, Mapping[str, str]] = {"mp4": {"movflags": "+faststart+use_metadata_tags"}, "webm": {}}
+_BT709, _LIMITED = 1, 1
+"""Numbers of ffmpeg's colour space and range; a player assumes another space for small frames without them."""
+
+FPS = (0.1, 120.0)
+GIF_FPS = 50.0
+"""Browsers slow a GIF with delays below 0.02 s down to 10 frames per second."""
+SCALES = (1, 16)
+MAX_SIDE = 8192
+"""Largest width and height in pixels of a scaled frame."""
+RESAMPLES = ("lanczos", "nearest")
+THUMBNAILS = 8
+"""Frames in a strip of thumbnails, at most."""
+
+
+@dataclass(frozen=True)
+class Playback:
+    """Speed and size of a clip in a file; neither changes what was generated."""
+
+    fps: float
+    scale: int = 1
+    """Pixels of the file per generated pixel, each way."""
+    resample: str = "lanczos"
+    """`lanczos` is smooth, `nearest` repeats pixels."""
+
+    def __post_init__(self) -> None:
+        if not FPS[0] <= self.fps <= FPS[1]:  # false for nan as well
+            raise InvalidRequestError("fps", f"must be a number from {FPS[0]:g} to {FPS[1]:g}", self.fps)
+        if not SCALES[0] <= self.scale <= SCALES[1]:
+            raise InvalidRequestError("scale", f"must be a whole number from {SCALES[0]} to {SCALES[1]}", self.scale)
+        if self.resample not in RESAMPLES:
+            raise InvalidRequestError("resample", f"must be one of {', '.join(RESAMPLES)}", self.resample)
+
+
+def clip_format_of(path: Path) -> str:
+    """Return the format of a clip's file.
+
+    Raises InvalidRequestError for another ending, and ConfigurationError where the format's package is missing.
+    """
+    if (name := FORMATS.get(path.suffix.lower())) is None:
+        endings = ", ".join(filter(None, FORMATS))
+        raise InvalidRequestError("out", f"must end in one of {endings}, or name a folder without an ending", path)
+    if name in CODECS and not _has_pyav():
+        raise ConfigurationError(
+            f"out: a {path.suffix} file needs the Python package av, which is not installed; "
+            f"pip install 'afterimage[video]' brings it; .png, .gif and .webp work without it (got {str(path)!r})"
+        )
+    return name
+
+
+def _has_pyav() -> bool:
+    try:
+        import av  # noqa: F401  # an import finds a broken package as well
+    except ImportError:
+        return False
+    return True
+
+
+def check_clip_writable(path: Path, fps: float | None = None) -> None:
+    """Raise InvalidRequestError if this clip cannot be written; the check leaves the disk unchanged."""
+    name = clip_format_of(path)
+    if name == "GIF" and fps is not None and fps > GIF_FPS:
+        raise InvalidRequestError("fps", f"must be at most {GIF_FPS:g} in a GIF", fps)
+    if name == "folder":
+        if path.exists() and not (path.is_dir() and next(path.iterdir(), None) is None):
+            raise InvalidRequestError("out", "must be a new or empty folder for a clip's frames", path)
+        path = path / "frame.png"
+    check_place(path)
+
+
+def frames_of(png: bytes, frames: int = 0) -> Frames:
+    """Return the frames of an animated PNG; BlobCorruptError for other bytes.
+
+    frames: frames of the clip. A PNG may store equal neighbours once with a longer duration: they are repeated.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(png)) as image:
+            if image.format != "PNG":
+                raise BlobCorruptError(f"the clip is no PNG (got {image.format})")
+            found = list[Frames]()
+            lasting = list[float]()
+            for index in range(getattr(image, "n_frames", 1)):
+                image.seek(index)
+                found.append(np.asarray(image.convert("RGB"), dtype=np.uint8))
+                lasting.append(float(image.info.get("duration", 0.0)))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise BlobCorruptError(f"the clip cannot be read: {error}") from error
+    stored = np.stack(found)
+    if frames in (0, len(stored)):
+        return stored
+    total = sum(lasting)
+    shares = [one / total for one in lasting] if total else [1 / len(stored)] * len(stored)
+    ends = np.round(np.cumsum(shares) * frames).astype(int)
+    repeats = np.diff(ends, prepend=0)
+    if frames < len(stored) or repeats.min() < 1:
+        raise BlobCorruptError(f"the clip must have {frames} frames (got {len(stored)})")
+    return np.repeat(stored, repeats, axis=0)
+
+
+def write_clip(path: Path, frames: Frames, facts: Mapping[str, str], playback: Playback) -> None:
+    """Write the clip in the format of the name's ending, with `facts` as metadata; raise OSError if that fails.
+
+    PNG and a folder of frames are lossless. MP4 and WebM halve the resolution of colours; a frame of a GIF has 256.
+    """
+    check_clip_writable(path, playback.fps)
+    name, images = clip_format_of(path), _scaled(frames, playback)
+    if name == "folder":
+        path.mkdir(exist_ok=True)
+        for number, image in enumerate(images, 1):
+            (path / f"frame-{number:04}.png").write_bytes(encoded(_png(image), facts, "PNG"))
+    elif name in CODECS:
+        path.write_bytes(_video(images, facts, playback.fps, name))
+    else:
+        path.write_bytes(_animation(list(images), facts, playback.fps, name))
+
+
+def write_poster(path: Path, frames: Frames, facts: Mapping[str, str], playback: Playback) -> None:
+    """Write the first frame as an image: PNG, JPEG or WebP."""
+    path.write_bytes(encoded(_png(next(_scaled(frames[:1], playback))), facts, format_of(path)))
+
+
+def write_strip(path: Path, frames: Frames, facts: Mapping[str, str], playback: Playback) -> None:
+    """Write at most THUMBNAILS frames, evenly spread over the clip, beside each other: PNG, JPEG or WebP."""
+    from PIL import Image
+
+    spread = np.linspace(0, len(frames) - 1, min(len(frames), THUMBNAILS)).round().astype(int)
+    images = list(_scaled(frames[spread], playback))
+    strip = Image.new("RGB", (sum(image.width for image in images), images[0].height))
+    for index, image in enumerate(images):
+        strip.paste(image, (index * image.width, 0))
+    path.write_bytes(encoded(_png(strip), facts, format_of(path)))
+
+
+def _scaled(frames: Frames, playback: Playback) -> Iterator[Image.Image]:
+    """Yield one image per frame at the size of the file."""
+    from PIL import Image
+
+    width, height = frames.shape[2] * playback.scale, frames.shape[1] * playback.scale
+    if playback.scale > 1 and max(width, height) > MAX_SIDE:
+        rule = f"must keep width and height at most {MAX_SIDE} pixels; the clip is {frames.shape[2]}x{frames.shape[1]}"
+        raise InvalidRequestError("scale", rule, playback.scale)
+    how = Image.Resampling[playback.resample.upper()]
+    for frame in frames:
+        image = Image.fromarray(frame)
+        yield image.resize((width, height), how) if playback.scale > 1 else image
+
+
+def _png(image: Image.Image) -> bytes:
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return out.getvalue()
+
+
+def _animation(images: Sequence[Image.Image], facts: Mapping[str, str], fps: float, name: str) -> bytes:
+    first, *others = images
+    out, given = io.BytesIO(), dict[str, Any]()
+    match name:
+        case "PNG":  # with changing `blend` no frame is merged with an equal one before; frames are opaque
+            given = {"pnginfo": text_chunks(facts), "blend": [index % 2 for index in range(len(images))]}
+            given["duration"] = 1000 / fps
+        case "GIF":  # durations are multiples of 10 ms
+            given = {"comment": json.dumps(facts, ensure_ascii=False).encode()}
+            given["duration"] = [10 * tick for tick in _ticks(len(images), 100 / fps)]
+        case _:
+            given = {"quality": QUALITY, "exif": exif_of(facts), "duration": _ticks(len(images), 1000 / fps)}
+    first.save(out, name, save_all=True, append_images=others, loop=0, **given)
+    return out.getvalue()
+
+
+def _ticks(count: int, each: float) -> list[int]:
+    """Return whole durations whose sum is right after every frame, to half a tick."""
+    ends = [round((index + 1) * each) for index in range(count)]
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _video(images: Iterator[Image.Image], facts: Mapping[str, str], fps: float, container: str) -> bytes:
+    """Return the clip as H.264 or VP9 with 4:2:0 colours; an odd width or height gains one pixel at the edge."""
+    import av
+    from av.video.reformatter import ColorRange, Colorspace
+
+    codec, quality = CODECS[container]
+    with tempfile.TemporaryDirectory(prefix="afterimage-clip-") as folder, _quiet():
+        file = Path(folder) / "clip"  # a file, because the index of an MP4 moves to the front at the end
+        with av.open(str(file), "w", format=container, options=dict(_CONTAINER[container])) as out:
+            out.metadata.update(facts)
+            stream: Any = out.add_stream(codec, rate=Fraction(fps).limit_denominator(1001), options=dict(quality))
+            stream.pix_fmt, known = "yuv420p", stream.codec_context
+            known.colorspace = known.color_primaries = known.color_trc = _BT709
+            known.color_range = _LIMITED
+            for image in images:
+                odd = ((0, image.height % 2), (0, image.width % 2), (0, 0))
+                frame = av.VideoFrame.from_ndarray(np.pad(np.asarray(image), odd, mode="edge"), format="rgb24")
+                if not known.is_open:
+                    stream.width, stream.height = frame.width, frame.height
+                yuv = frame.reformat(
+                    format="yuv420p", dst_colorspace=Colorspace.ITU709, dst_color_range=ColorRange.MPEG
+                )
+                out.mux(stream.encode(yuv))
+            out.mux(stream.encode())
+        return file.read_bytes()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the encoders' own lines off stderr."""
+    import av.logging
+
+    level = av.logging.get_level()
+    av.logging.set_level(av.logging.ERROR)
+    try:
+        yield
+    finally:
+        av.logging.set_level(level)
