@@ -15,10 +15,12 @@ import grpc
 
 from protos import gateway_pb2
 from protos.gateway_pb2_grpc import GatewayServiceStub
+from shared.client.large_results import P, whole
 from shared.client.request_fields import RequestFields, checked_count, request_message
 from shared.client.retry import Patience, countdown
 from shared.client.views import (
     Accepted,
+    Clip,
     Event,
     Failed,
     ImagesFailedError,
@@ -31,8 +33,8 @@ from shared.client.views import (
     read_reply,
     view_of,
 )
-from shared.domain.errors import AfterimageError
-from shared.domain.types import JobState
+from shared.domain.errors import AfterimageError, ConfigurationError
+from shared.domain.types import JobState, Modality
 from shared.runtime import rpc
 from shared.runtime.addresses import check_target
 
@@ -105,7 +107,28 @@ class AsyncClient:
         reply = await self._retried(
             lambda: _unary(self._stub.Generate, request, timeout_s=left_s(), metadata=metadata), on_wait
         )
-        return read_reply(reply, lambda: picture_of(reply.job, reply.picture))
+        return await self._whole(read_reply(reply, lambda: picture_of(reply.job, reply.picture)), left_s())
+
+    async def generate_video(
+        self,
+        prompt: str,
+        *,
+        timeout_s: float = 600.0,
+        idempotency_key: str = "",
+        on_wait: OnWait | None = None,
+        **fields: Unpack[RequestFields],
+    ) -> Clip:
+        """Return the clip of `prompt`, with all that holds for `generate`; `frames` or `seconds` give its length.
+
+        For progress and previews: `generate_stream(prompt, modality="video", previews=True)`, which ends with the Clip.
+        """
+        fields["modality"] = Modality.VIDEO
+        clip = await self.generate(
+            prompt, timeout_s=timeout_s, idempotency_key=idempotency_key, on_wait=on_wait, **fields
+        )
+        if not isinstance(clip, Clip):
+            raise ConfigurationError(f"the gateway at {self._target} generates no clips; it has another version")
+        return clip
 
     async def generate_images(
         self,
@@ -127,7 +150,11 @@ class AsyncClient:
         reply = await self._retried(
             lambda: _unary(self._stub.Generate, request, timeout_s=left_s(), metadata=metadata), on_wait
         )
-        return read_reply(reply, lambda: images_of(reply))
+        try:
+            return [await self._whole(one, left_s()) for one in read_reply(reply, lambda: images_of(reply))]
+        except ImagesFailedError as error:
+            error.pictures = [await self._whole(one, left_s()) for one in error.pictures]
+            raise
 
     async def generate_stream(
         self,
@@ -174,6 +201,7 @@ class AsyncClient:
                         failed.append(event)
                         continue
                     if isinstance(event, Picture):
+                        event = await self._whole(event, left_s())
                         pictures.append(event)
                     yield event
                 if failed:
@@ -202,7 +230,7 @@ class AsyncClient:
         """Return a finished job with its image; NotFoundError without an image: not finished, failed, or expired."""
         request = gateway_pb2.GetJobRequest(job_id=job_id, picture=True)
         reply = await self._call(self._stub.GetJob, request, timeout_s)
-        return read_reply(reply, lambda: picture_of(reply.job, reply.picture))
+        return await self._whole(read_reply(reply, lambda: picture_of(reply.job, reply.picture)), timeout_s)
 
     async def list_jobs(
         self, *, state: JobState | None = None, page_size: int = 50, page_token: str = "", timeout_s: float = 10.0
@@ -221,6 +249,14 @@ class AsyncClient:
         """
         reply = await self._call(self._stub.CancelJob, gateway_pb2.CancelJobRequest(job_id=job_id), timeout_s)
         return read_reply(reply, lambda: view_of(reply.job))
+
+    async def _whole(self, picture: P, timeout_s: float) -> P:
+        async def part(offset: int) -> bytes:
+            request = gateway_pb2.GetJobRequest(job_id=picture.job.id, picture=True, offset=offset)
+            reply = await self._call(self._stub.GetJob, request, timeout_s)
+            return read_reply(reply, lambda: bytes(reply.picture))
+
+        return await whole(picture, part)
 
     # ---- retries ----
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, Unpack
 
 from shared.client.async_client import AsyncClient, OnWait
 from shared.client.request_fields import RequestFields
-from shared.client.views import Event, JobView, Picture
+from shared.client.views import Clip, Event, JobView, Picture
 from shared.domain.types import JobState
 
 T = TypeVar("T")
@@ -57,6 +57,21 @@ class Client:
             prompt, timeout_s=timeout_s, idempotency_key=idempotency_key, on_wait=on_wait, **fields
         )
         return self._run(drawn)
+
+    def generate_video(
+        self,
+        prompt: str,
+        *,
+        timeout_s: float = 600.0,
+        idempotency_key: str = "",
+        on_wait: OnWait | None = None,
+        **fields: Unpack[RequestFields],
+    ) -> Clip:
+        """See AsyncClient.generate_video."""
+        made = self._client.generate_video(
+            prompt, timeout_s=timeout_s, idempotency_key=idempotency_key, on_wait=on_wait, **fields
+        )
+        return self._run(made)
 
     def generate_images(
         self,

@@ -109,35 +109,19 @@ def check_clip_writable(path: Path, fps: float | None = None) -> None:
     check_place(path)
 
 
-def frames_of(png: bytes, frames: int = 0) -> Frames:
-    """Return the frames of an animated PNG; BlobCorruptError for other bytes.
-
-    frames: frames of the clip. A PNG may store equal neighbours once with a longer duration: they are repeated.
-    """
-    from PIL import Image
+def frames_of(png: bytes) -> Frames:
+    """Return the frames of an animated PNG; BlobCorruptError for other or incomplete bytes."""
+    from PIL import Image, ImageSequence
 
     try:
-        with Image.open(io.BytesIO(png)) as image:
-            if image.format != "PNG":
-                raise BlobCorruptError(f"the clip is no PNG (got {image.format})")
-            found = list[Frames]()
-            lasting = list[float]()
-            for index in range(getattr(image, "n_frames", 1)):
-                image.seek(index)
-                found.append(np.asarray(image.convert("RGB"), dtype=np.uint8))
-                lasting.append(float(image.info.get("duration", 0.0)))
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
+            count = int(getattr(image, "n_frames", 1))
+            frames = [np.asarray(frame.convert("RGB"), dtype=np.uint8) for frame in ImageSequence.Iterator(image)]
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise BlobCorruptError(f"the clip cannot be read: {error}") from error
-    stored = np.stack(found)
-    if frames in (0, len(stored)):
-        return stored
-    total = sum(lasting)
-    shares = [one / total for one in lasting] if total else [1 / len(stored)] * len(stored)
-    ends = np.round(np.cumsum(shares) * frames).astype(int)
-    repeats = np.diff(ends, prepend=0)
-    if frames < len(stored) or repeats.min() < 1:
-        raise BlobCorruptError(f"the clip must have {frames} frames (got {len(stored)})")
-    return np.repeat(stored, repeats, axis=0)
+    if len(frames) != count:
+        raise BlobCorruptError(f"the clip has {len(frames)} of {count} frames")
+    return np.stack(frames)
 
 
 def write_clip(path: Path, frames: Frames, facts: Mapping[str, str], playback: Playback) -> None:

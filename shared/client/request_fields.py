@@ -33,6 +33,9 @@ class RequestFields(TypedDict, total=False):
     """Pixels; default: the model's own width."""
     height: int | None
     frames: int | None
+    """Frames of a clip; default: the model's own length."""
+    seconds: float | None
+    """Length of a clip in place of `frames`; the model's frames per second make frames of it."""
     steps: int | Literal["auto"] | None
     """Denoising steps T. `auto`, the default: the plan chooses T where the model lists several, else the model's."""
     steps_auto: bool | None
@@ -42,7 +45,7 @@ class RequestFields(TypedDict, total=False):
     """Default: a random seed, which the result reports."""
     quality: str | None
     """`auto`, `large`, `small` or a model's id."""
-    modality: Modality | Literal["image"] | None
+    modality: Modality | Literal["image", "video"] | None
     cache: CacheMode | Literal["auto", "read", "write", "off"] | None
     scope: Scope | Literal["private", "tenant", "public"] | None
     priority: int | None

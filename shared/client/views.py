@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from protos import common_pb2, gateway_pb2
-from shared.client.image_file import write
+from shared.client.clip_file import Frames, Playback, frames_of, write_clip, write_poster, write_strip
+from shared.client.image_file import facts_of, write
 from shared.domain.errors import AfterimageError, ConfigurationError
-from shared.domain.types import Job, Plan, Timings
+from shared.domain.types import Job, Modality, Plan, Timings
 from shared.runtime.rpc import error_named
 from shared.runtime.rpc_types import job_from_proto, plan_from_proto, timings_from_proto
 
@@ -27,6 +29,8 @@ class JobView:
     timings: Timings
     picture_bytes: int = 0
     picture_sha256: str = ""
+    fps: float = 0.0
+    """Frames per second at which the job's clip plays; 0 for an image."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Picture(JobView):
     """A finished job with its image."""
 
     png: bytes = b""
+    """The result as stored: PNG, animated PNG of a clip."""
     index: int = 0
     """Number of the image among the images of its request: 0 for the seed, 1 for seed + 1, …"""
 
@@ -50,6 +55,33 @@ class Picture(JobView):
     def save(self, path: str | Path) -> None:
         """Write the image as PNG, JPEG or WebP, by the name's ending, with prompt, seed, model, steps and job id."""
         write(Path(path), self.png, self.job, self.model)
+
+
+@dataclass(frozen=True)
+class Clip(Picture):
+    """A finished job with its clip."""
+
+    @cached_property
+    def frames(self) -> Frames:
+        """RGB pixels, shape (frames, height, width, 3)."""
+        return frames_of(self.png)
+
+    def save(self, path: str | Path, *, fps: float | None = None, scale: int = 1, resample: str = "lanczos") -> None:
+        """Write the clip by the name's ending (shared/client/clip_file.py), with the metadata of `Picture.save`.
+
+        fps: speed of playback; None: the model's. scale: pixels of the file per generated pixel. resample: `lanczos` or
+        `nearest`. A name without an ending is a folder of PNG frames.
+        """
+        playback = Playback(self.fps if fps is None else fps, scale, resample)
+        write_clip(Path(path), self.frames, facts_of(self.job, self.model), playback)
+
+    def save_poster(self, path: str | Path, *, scale: int = 1, resample: str = "lanczos") -> None:
+        """Write the first frame as PNG, JPEG or WebP."""
+        write_poster(Path(path), self.frames, facts_of(self.job, self.model), Playback(self.fps, scale, resample))
+
+    def save_strip(self, path: str | Path, *, scale: int = 1, resample: str = "lanczos") -> None:
+        """Write at most eight frames beside each other, from the first to the last, as PNG, JPEG or WebP."""
+        write_strip(Path(path), self.frames, facts_of(self.job, self.model), Playback(self.fps, scale, resample))
 
 
 @dataclass(frozen=True)
@@ -71,7 +103,7 @@ class Progress:
     step: int
     steps: int
     preview: bytes = b""
-    """A small PNG made from the latent, if the stream asked for previews."""
+    """A small PNG made from the latent, if the stream asked for previews; animated of a clip."""
     queue_position: int = 0
     waits_again: str = ""
     """Why a job that had started waits again, for example because its worker is gone."""
@@ -126,6 +158,7 @@ def _fields(message: common_pb2.Job, *, planned: bool = False) -> dict[str, Any]
         "timings": timings_from_proto(message.timings),
         "picture_bytes": message.picture_bytes,
         "picture_sha256": message.picture_sha256,
+        "fps": message.fps,
     }
 
 
@@ -135,7 +168,9 @@ def view_of(message: common_pb2.Job, *, planned: bool = False) -> JobView:
 
 
 def picture_of(message: common_pb2.Job, png: bytes, index: int = 0) -> Picture:
-    return Picture(**_fields(message), png=png, index=index)
+    fields = _fields(message)
+    kind = Clip if fields["job"].request.modality is Modality.VIDEO else Picture
+    return kind(**fields, png=png, index=index)
 
 
 def image_of(message: gateway_pb2.Image, index: int) -> Picture | Failed:

@@ -124,24 +124,18 @@ def test_a_clip_of_one_frame_can_be_written(tmp_path: Path) -> None:
     assert np.array_equal(frames_of((tmp_path / "fox.png").read_bytes()), moving(1))
 
 
-def test_equal_neighbours_that_are_stored_once_are_repeated() -> None:
-    still = np.repeat(moving(1), 4, axis=0)
-    for frames in (moving(), still):
-        out, images = io.BytesIO(), [Image.fromarray(frame) for frame in frames]
-        images[0].save(out, "PNG", save_all=True, append_images=images[1:], duration=125)
-        assert len(frames_of(out.getvalue())) < len(frames)
-        assert np.array_equal(frames_of(out.getvalue(), len(frames)), frames)
-
-
 def test_other_bytes_are_no_clip(tmp_path: Path) -> None:
     write_clip(tmp_path / "fox.png", moving(), FACTS, Playback(8))
     write_clip(tmp_path / "fox.gif", moving(), FACTS, Playback(8))
     whole = (tmp_path / "fox.png").read_bytes()
-    for data in (b"", b"no image", whole[: len(whole) // 2], (tmp_path / "fox.gif").read_bytes()):
+    for data in (
+        b"",
+        b"no image",
+        (tmp_path / "fox.gif").read_bytes(),
+        *(whole[:end] for end in range(8, len(whole) - 12, 20)),
+    ):
         with pytest.raises(BlobCorruptError, match="the clip"):
             frames_of(data)
-    with pytest.raises(BlobCorruptError, match=r"must have 4 frames \(got 16\)"):
-        frames_of(whole, 4)
 
 
 def test_a_poster_is_the_first_frame_and_a_strip_shows_the_whole_clip(tmp_path: Path) -> None:

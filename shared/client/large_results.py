@@ -1,0 +1,28 @@
+"""The bytes of a result that is too large for one message, read in parts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from shared.client.views import Picture
+from shared.domain.errors import BlobCorruptError
+
+P = TypeVar("P", bound=Picture)
+
+
+async def whole(picture: P, read: Callable[[int], Awaitable[bytes]]) -> P:
+    """Return the job with all bytes of its result; BlobCorruptError if they do not match its hash.
+
+    A large result comes without its bytes, or with the first of them. read: return the bytes from an offset on.
+    """
+    if len(picture.png) >= picture.picture_bytes:
+        return picture
+    data = bytearray(picture.png)
+    while len(data) < picture.picture_bytes and (part := await read(len(data))):
+        data += part
+    if hashlib.sha256(data).hexdigest() != picture.picture_sha256:
+        raise BlobCorruptError(f"job {picture.job.id}: the parts of its result do not match its hash; read it again")
+    return replace(picture, png=bytes(data))

@@ -1,0 +1,121 @@
+"""Clips as a client gets them: whole, in parts, as a stream, and as files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from protos import common_pb2, gateway_pb2
+from services.gpu_worker.jobs.codecs import encode_png
+from shared.client import AsyncClient, Clip, Picture, Progress
+from shared.client.clip_file import Frames, frames_of
+from shared.domain.errors import BlobCorruptError, ConfigurationError, InvalidRequestError
+from tests.unit.shared.client.test_client import gateway
+
+CLIP: Frames = np.random.default_rng(0).integers(0, 256, (5, 24, 32, 3), dtype=np.uint8)
+DATA = encode_png(CLIP, 8.0)
+
+
+def job(data: bytes = DATA, modality: Any = common_pb2.MODALITY_VIDEO) -> common_pb2.Job:
+    request = common_pb2.Request(prompt="a fox", frames=5, modality=modality)
+    known: dict[str, Any] = {"picture_bytes": len(data), "picture_sha256": hashlib.sha256(data).hexdigest(), "fps": 8.0}
+    return common_pb2.Job(id="j1", state=common_pb2.JOB_STATE_SUCCEEDED, request=request, **known)
+
+
+class Server:
+    """A gateway that returns at most `part` bytes of a result in one message."""
+
+    def __init__(self, part: int = 2**20, stored: bytes = DATA, **changes: Any) -> None:
+        self._part, self._stored, self._job = part, stored, job(**changes)
+        self.asked: list[common_pb2.Request] = []
+        self.offsets: list[int] = []
+
+    def _done(self, asked: common_pb2.Request) -> gateway_pb2.GenerateResponse:
+        self.asked.append(asked)
+        whole = self._stored if len(self._stored) <= self._part else b""
+        return gateway_pb2.GenerateResponse(job=self._job, picture=whole)
+
+    async def unary(self, request: bytes, context: Any) -> bytes:
+        if request[2:4] == b"j1":  # the job id of a GetJobRequest
+            asked = gateway_pb2.GetJobRequest.FromString(request)
+            self.offsets.append(asked.offset)
+            part = self._stored[asked.offset : asked.offset + self._part]
+            return gateway_pb2.GetJobResponse(job=self._job, picture=part).SerializeToString()
+        return self._done(gateway_pb2.GenerateRequest.FromString(request).request).SerializeToString()
+
+    async def stream(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        asked = gateway_pb2.GenerateStreamRequest.FromString(request)
+        assert asked.previews
+        Made = gateway_pb2.GenerateStreamResponse
+        yield Made(accepted=gateway_pb2.Accepted(job_id="j1")).SerializeToString()
+        step = gateway_pb2.Progress(job_id="j1", step=1, steps=2, preview=encode_png(CLIP[:, ::4, ::4], 8.0))
+        yield Made(progress=step).SerializeToString()
+        yield Made(result=self._done(asked.request)).SerializeToString()
+
+
+async def test_a_clip_has_its_frames_and_speed_and_is_asked_for_as_video() -> None:
+    server = Server()
+    async with gateway(unary=server.unary) as address, AsyncClient(address, retry_s=0.0) as client:
+        clip = await client.generate_video("a fox", seconds=0.625, seed=3)
+        assert isinstance(await client.get_picture("j1"), Clip)
+    assert np.array_equal(clip.frames, CLIP)
+    assert clip.frames is clip.frames  # decoded once
+    assert (clip.fps, clip.job.request.frames, clip.job.id) == (8.0, 5, "j1")
+    (asked, *_) = server.asked
+    assert (asked.modality, asked.seconds, asked.HasField("frames")) == (common_pb2.MODALITY_VIDEO, 0.625, False)
+
+
+async def test_a_large_clip_is_read_in_parts_and_checked() -> None:
+    server = Server(part=len(DATA) // 3)
+    async with gateway(unary=server.unary, stream=server.stream) as address, AsyncClient(address) as client:
+        assert (await client.generate_video("a fox")).png == DATA
+        assert server.offsets == [0, *(len(DATA) // 3 * part for part in range(1, len(server.offsets)))]
+        assert (await client.get_picture("j1")).png == DATA
+        *_, last = [event async for event in client.generate_stream("a fox", modality="video", previews=True)]
+        assert isinstance(last, Clip)
+        assert last.png == DATA
+    for stored in (DATA[:-1] + b"x", DATA[:-1]):
+        other = Server(part=100, stored=stored)
+        async with gateway(unary=other.unary) as address, AsyncClient(address, retry_s=0.0) as client:
+            with pytest.raises(BlobCorruptError, match="job j1: the parts of its result do not match its hash"):
+                await client.generate_video("a fox")
+
+
+async def test_previews_of_a_clip_are_animated() -> None:
+    server = Server()
+    async with gateway(stream=server.stream) as address, AsyncClient(address, retry_s=0.0) as client:
+        events = [event async for event in client.generate_stream("a fox", modality="video", previews=True)]
+    (step,) = [event for event in events if isinstance(event, Progress)]
+    assert frames_of(step.preview).shape == (5, 6, 8, 3)
+
+
+async def test_a_gateway_without_clips_is_named() -> None:
+    server = Server(modality=common_pb2.MODALITY_IMAGE)
+    async with gateway(unary=server.unary) as address, AsyncClient(address, retry_s=0.0) as client:
+        assert type(await client.generate("a fox")) is Picture
+        with pytest.raises(ConfigurationError, match="generates no clips"):
+            await client.generate_video("a fox")
+
+
+async def test_a_clip_is_saved_at_its_own_speed_or_another(tmp_path: Path) -> None:
+    async with gateway(unary=Server().unary) as address, AsyncClient(address, retry_s=0.0) as client:
+        clip = await client.generate_video("a fox")
+    clip.save(tmp_path / "own.png")
+    clip.save(tmp_path / "slow.png", fps=2, scale=2, resample="nearest")
+    for name, duration, size in (("own.png", 125.0, (32, 24)), ("slow.png", 500.0, (64, 48))):
+        with Image.open(tmp_path / name) as image:
+            assert (image.info["duration"], image.size, image.info["job"]) == (duration, size, "j1")
+            assert image.info["prompt"] == "a fox"
+    assert np.array_equal(frames_of((tmp_path / "own.png").read_bytes()), CLIP)
+    clip.save_poster(tmp_path / "poster.jpg", scale=2)
+    clip.save_strip(tmp_path / "strip.png")
+    with Image.open(tmp_path / "poster.jpg") as poster, Image.open(tmp_path / "strip.png") as strip:
+        assert (poster.size, strip.size) == ((64, 48), (5 * 32, 24))
+    with pytest.raises(InvalidRequestError, match="fps: must be a number"):
+        clip.save(tmp_path / "never.png", fps=-1)
