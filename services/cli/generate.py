@@ -11,11 +11,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from services.cli.clips import ClipOptions, numbered
 from services.cli.connection import connected_or_embedded, options
 from services.cli.display.words import (
     candidates_table,
+    dimensions,
     hint,
-    keep_picture,
     where_it_started,
     where_it_would_start,
     wide,
@@ -23,7 +24,7 @@ from services.cli.display.words import (
 from services.cli.embedded import settings_from
 from services.cli.following import draw
 from shared.client import AsyncClient, ImagesFailedError, JobView, Picture
-from shared.client.image_file import check_writable, job_named_in, same_pixels
+from shared.client.image_file import job_named_in, same_pixels
 from shared.domain.errors import InvalidRequestError
 
 Optional = typer.Option
@@ -57,13 +58,17 @@ _STRENGTH = (
 )
 
 
+_OUT = (
+    "Image file: .png, .jpg or .webp; PNG without an ending. Clip: .mp4, .webm, .webp, .gif, .png, or a folder of "
+    "frames without an ending. Default: <job id>.png or .mp4 here."
+)
+
+
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text that describes the image.")],
     out: Annotated[
         Path | None,
-        Optional(
-            "--out", "-o", help="Image file: .png, .jpg or .webp; PNG without an ending. Default: <job id>.png here."
-        ),
+        Optional("--out", "-o", help=_OUT),
     ] = None,
     seed: Annotated[int | None, Optional(help=_SEED)] = None,
     steps: Annotated[str, Optional(help=_STEPS)] = "auto",
@@ -87,6 +92,16 @@ def generate(
     variation: Annotated[str, Optional(help=_VARIATION)] = "auto",
     from_job: Annotated[str | None, Optional("--from", help=_FROM)] = None,
     strength: Annotated[float | None, Optional(help=_STRENGTH)] = None,
+    video: Annotated[bool, Optional("--video", help="Generate a clip, by the model of the setting video.")] = False,
+    frames: Annotated[int | None, Optional(help="Frames of the clip. Default: the model's.")] = None,
+    seconds: Annotated[float | None, Optional(help="Length of the clip in place of --frames.")] = None,
+    fps: Annotated[
+        float | None, Optional(help="Frames per second in the file; changes no frame. Default: the model's.")
+    ] = None,
+    scale: Annotated[int, Optional(help="Pixels of the file per generated pixel of a clip, 1 to 16.")] = 1,
+    resample: Annotated[str, Optional(help="Upscaling by --scale: lanczos (smooth) or nearest.")] = "lanczos",
+    poster: Annotated[Path | None, Optional(help="Image file for the clip's first frame.")] = None,
+    strip: Annotated[Path | None, Optional(help="Image file for eight frames beside each other.")] = None,
     deadline_s: Annotated[float | None, Optional(help="Seconds after which the job is dropped.")] = None,
     user: Annotated[
         str | None,
@@ -118,9 +133,12 @@ def generate(
       afterimage generate 'a red fox in the snow at dawn' --dry-run
 
       afterimage generate 'a red fox in the snow' -n 4 -o fox.png
+
+      afterimage generate --video 'a red fox runs to the left in the snow' --scale 4 -o fox.mp4
     """
+    clip = ClipOptions(video, frames, seconds, fps, scale, resample, poster, strip)
     for index in range(n):
-        check_writable(_path(out, "<job id>", index, n))
+        clip.check(_path(out, "<job id>", index, n, video), index, n)
     file = Path(from_job) if from_job and Path(from_job).suffix else None
     fields: dict[str, Any] = {
         "negative_prompt": negative,
@@ -139,6 +157,7 @@ def generate(
         "strength": strength,
         "user": _login() if user is None else user,
         **_size(size),
+        **clip.fields,
     }
     console = wide()
     settings = settings_from(data_dir=data_dir)
@@ -157,7 +176,9 @@ def generate(
     if dry_run:
         for view in asyncio.run(planned()):
             _explain(view, where_it_would_start(view), console, why=True)
-            console.print(Text(f"dry run, nothing generated  ({view.job.request.size}, seed {view.job.request.seed})"))
+            console.print(
+                Text(f"dry run, nothing generated  ({dimensions(view.job.request)}, seed {view.job.request.seed})")
+            )
         return
     failed: ImagesFailedError | None = None
     try:
@@ -165,13 +186,15 @@ def generate(
     except ImagesFailedError as error:
         pictures, failed = error.pictures, error
     for picture in pictures:
-        path = _path(out, picture.job.id, picture.index, n)
-        made = keep_picture(picture, path, where)
+        path = _path(out, picture.job.id, picture.index, n, video)
+        made = clip.keep(picture, path, n, where)
         _explain(picture, where_it_started(picture), console, why=why)
         if made:
             console.print(Text(f"created the folder {made}", style="dim"))
-        kind = "" if path.suffix else "PNG, "
-        console.print(Text(f"{path}  ({kind}{picture.job.request.size}, seed {picture.seed}, job {picture.job.id})"))
+        kind = "" if path.suffix or video else "PNG, "
+        console.print(
+            Text(f"{path}  ({kind}{dimensions(picture.job.request)}, seed {picture.seed}, job {picture.job.id})")
+        )
     if failed is not None:
         raise failed
 
@@ -183,11 +206,9 @@ async def _check_unchanged(file: Path | None, job_id: str, client: AsyncClient) 
         raise InvalidRequestError("from", rule, file)
 
 
-def _path(out: Path | None, job_id: str, index: int, n: int) -> Path:
-    """Return the file of an image: numbered if there are several, and named by its job without `out`."""
-    if out is None:
-        return Path(f"{job_id}.png")
-    return out if n == 1 else out.with_name(f"{out.stem}-{index + 1}{out.suffix}")
+def _path(out: Path | None, job_id: str, index: int, n: int, video: bool = False) -> Path:
+    """Return the file of an image or clip: numbered if there are several, and named by its job without `out`."""
+    return Path(f"{job_id}.{'mp4' if video else 'png'}") if out is None else numbered(out, index, n)
 
 
 def _explain(view: JobView, where_from: str, console: Console, *, why: bool) -> None:

@@ -10,13 +10,13 @@ from typing import Annotated, TypeVar
 import typer
 from rich.text import Text
 
+from services.cli.clips import ClipOptions
 from services.cli.connection import connected, options
-from services.cli.display.words import candidates_table, counted, job_sheet, jobs_table, keep_picture, wide
+from services.cli.display.words import candidates_table, counted, job_sheet, jobs_table, wide
 from services.cli.embedded import settings_from
 from shared.client import AsyncClient
-from shared.client.image_file import check_writable
 from shared.domain.errors import AfterimageError, InvalidRequestError
-from shared.domain.types import JobState
+from shared.domain.types import JobState, Modality
 
 T = TypeVar("T")
 Target = Annotated[str | None, typer.Option(help="host:port of a running Afterimage.")]
@@ -63,7 +63,7 @@ def show_job(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="Also write its image to this file: .png, .jpg or .webp; PNG without an ending."
+            "--out", "-o", help="Also write its image to this file: .png, .jpg or .webp; a clip: .mp4, .webm, .gif …"
         ),
     ] = None,
     target: Target = None,
@@ -74,17 +74,18 @@ def show_job(
 
     Examples: afterimage jobs show 01jd… · afterimage jobs show 01jd… --out fox.png
     """
-    if out is not None:
-        check_writable(out)
     console, where = wide(), options(target=target, data_dir=data_dir, tenant=tenant)
 
     async def shown(client: AsyncClient) -> None:
         view = await client.get_job(job_id)
+        clip = ClipOptions(view.job.request.modality is Modality.VIDEO)
+        if out is not None:
+            clip.check(out, 0, 1)
         console.print(job_sheet(view))
         if view.job.plan.candidates:
             console.print(candidates_table(view.job.plan, console.width))
         if out is not None:
-            made = keep_picture(await client.get_picture(job_id), out, where)
+            made = clip.keep(await client.get_picture(job_id), out, 1, where)
             console.print(Text(f"{out}" + (f"  (created the folder {made})" if made else "")))
 
     _ask(target, data_dir, tenant, shown)

@@ -21,6 +21,7 @@ def up(
     data_dir: Annotated[Path | None, setting("data_dir")] = None,
     large: Annotated[str | None, setting("large")] = None,
     small: Annotated[str | None, setting("small")] = None,
+    video: Annotated[str | None, setting("video")] = None,
     workers: Annotated[int | None, setting("workers")] = None,
     monitor_mode: Annotated[str | None, setting("monitor_mode")] = None,
     encoder: Annotated[str | None, setting("encoder")] = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ class JobView:
     timings: Timings
     picture_bytes: int = 0
     picture_sha256: str = ""
-    fps: float = 0.0
+    fps: float = field(default=0.0, kw_only=True)
     """Frames per second at which the job's clip plays; 0 for an image."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from rich.text import Text
 from services.cli.display.tables import WIDE, Column, fitted
 from shared.client import JobView, Picture
 from shared.domain.errors import AfterimageError, InvalidRequestError
-from shared.domain.types import JobState, Plan, PlanSource
+from shared.domain.types import JobState, Modality, Plan, PlanSource, Request
 
 
 def wide() -> Console:
@@ -37,12 +38,24 @@ class ProgressBars(Progress):
             super().stop()
 
 
+def dimensions(request: Request) -> str:
+    """Return the size of an image, 64x64, or of a clip, 64×64×16 frames."""
+    if request.modality is not Modality.VIDEO:
+        return str(request.size)
+    return f"{request.size.width}×{request.size.height}×{counted(request.frames, 'frame')}"
+
+
+def kind_of(view: JobView) -> str:
+    """Return the noun for a job's result."""
+    return "clip" if view.job.request.modality is Modality.VIDEO else "image"
+
+
 def where_it_started(view: JobView) -> str:
     """Return one sentence: the start of the image, and the steps saved."""
     plan = view.job.plan
     seconds = f" in {view.timings.total_s:.2f} s" if view.timings.total_s else ""
     if plan.source is PlanSource.EXACT:
-        return f"Exact repeat: the stored image was returned{seconds}, no step run."
+        return f"Exact repeat: the stored {kind_of(view)} was returned{seconds}, no step run."
     if plan.source is PlanSource.NOISE:
         return f"Started from noise: {counted(view.steps_run, 'step')}{seconds}{_resumed(view)}."
     return f"Started after {_start(view)}: {counted(view.steps_run, 'step')}{seconds}{_saved(view)}{_resumed(view)}."
@@ -52,7 +65,7 @@ def where_it_would_start(view: JobView) -> str:
     """Return one sentence about a dry run: the start of the image, and its steps."""
     plan, steps = view.job.plan, view.job.plan.run_steps(view.job.request.steps)
     if plan.source is PlanSource.EXACT:
-        return "Would be an exact repeat: the stored image is returned, no step run."
+        return f"Would be an exact repeat: the stored {kind_of(view)} is returned, no step run."
     if plan.source is PlanSource.NOISE:
         return f"Would start from noise: {counted(steps, 'step')} with {view.model}."
     left = counted(steps - plan.start_step, "step")
@@ -104,16 +117,17 @@ def chosen_model(plan: Plan) -> str:
     return next((candidate.model for candidate in plan.candidates if candidate.chosen), "")
 
 
-def keep_picture(picture: Picture, path: Path, where: str = "") -> Path | None:
+def keep_picture(picture: Picture, path: Path, where: str = "", save: Callable[[], None] | None = None) -> Path | None:
     """Write the image file in the format of its ending; return the folder that was created for it, or None.
 
-    Raises AfterimageError with a command that fetches the image again. where: the options that find its job.
+    Raises AfterimageError with a command that fetches the image again. where: the options that find its job. save:
+    what writes the file; None: the image's own `save`.
     """
     folder = path.parent
     made = None if folder.is_dir() else folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        picture.save(path)
+        save() if save else picture.save(path)
     except OSError as error:
         again = f"afterimage jobs show {picture.job.id} --out FILE{where}"
         raise AfterimageError(f"out: cannot write {path} ({error.strerror}); fetch the image again: {again}") from error
@@ -207,7 +221,7 @@ def job_sheet(view: JobView) -> Table:
         "state": job.state.value + (f": {job.error}" if job.error else ""),
         "prompt": request.prompt,
         "negative prompt": request.negative_prompt,
-        "size · steps · guidance · seed": f"{request.size} · {steps} · {request.guidance:g} · {seed}",
+        "size · steps · guidance · seed": f"{dimensions(request)} · {steps} · {request.guidance:g} · {seed}",
         "model": view.model,
         "from": f"job {request.from_job}, strength {request.strength:g}" if request.from_job else "",
         "plan": f"{plan.source.value}, start after step {plan.start_step}{own}: {plan.reason}",
@@ -216,7 +230,7 @@ def job_sheet(view: JobView) -> Table:
         "steps run": f"{view.steps_run}{_resumed(view)}",
         "attempts": str(job.attempt),
         "warnings": "; ".join(job.warnings),
-        "image": f"{view.picture_bytes} bytes, sha256 {view.picture_sha256}" if view.picture_bytes else "",
+        kind_of(view): f"{view.picture_bytes} bytes, sha256 {view.picture_sha256}" if view.picture_bytes else "",
         "seconds": seconds_by_stage(view),
     }
     for name, value in rows.items():

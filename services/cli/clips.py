@@ -1,0 +1,76 @@
+"""The options of `afterimage generate --video`: their rules, and the files of a clip."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.cli.display.words import keep_picture
+from shared.client import Picture
+from shared.client.clip_file import Playback, check_clip_writable
+from shared.client.image_file import check_writable
+from shared.client.views import Clip
+from shared.domain.errors import InvalidRequestError
+
+
+@dataclass(frozen=True)
+class ClipOptions:
+    """Length and playback of a clip; all None or empty for an image."""
+
+    video: bool = False
+    frames: int | None = None
+    seconds: float | None = None
+    fps: float | None = None
+    scale: int = 1
+    resample: str = "lanczos"
+    poster: Path | None = None
+    strip: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.video:
+            for name in ("frames", "seconds", "fps", "poster", "strip"):
+                if (value := getattr(self, name)) is not None:
+                    raise InvalidRequestError(name, "needs --video", value)
+            if self.scale != 1:
+                raise InvalidRequestError("scale", "needs --video", self.scale)
+            return
+        if self.frames is not None and self.seconds is not None:
+            raise InvalidRequestError("seconds", "must be left out where frames is given", self.seconds)
+        if self.frames is not None and self.frames < 1:
+            raise InvalidRequestError("frames", "must be a whole number of at least 1", self.frames)
+        if self.seconds is not None and not 0 < self.seconds <= 3600:  # false for nan; the model's limit is far below
+            raise InvalidRequestError("seconds", "must be a number above 0, and at most 3600", self.seconds)
+        Playback(1.0 if self.fps is None else self.fps, self.scale, self.resample)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the request."""
+        return {"modality": "video", "frames": self.frames, "seconds": self.seconds} if self.video else {}
+
+    def check(self, out: Path, index: int, n: int) -> None:
+        """Raise an error that names the option if a file of this image or clip cannot be written."""
+        if not self.video:
+            check_writable(out)
+            return
+        check_clip_writable(out, self.fps)
+        for name, path in (("poster", self.poster), ("strip", self.strip)):
+            if path is not None:
+                check_writable(numbered(path, index, n), name)
+
+    def keep(self, picture: Picture, path: Path, n: int, where: str) -> Path | None:
+        """Write the files of a finished job; return the folder that was created for the first, or None."""
+        if not isinstance(picture, Clip):
+            return keep_picture(picture, path, where)
+        size: dict[str, Any] = {"scale": self.scale, "resample": self.resample}
+        made = keep_picture(picture, path, where, lambda: picture.save(path, fps=self.fps, **size))
+        for image, save in ((self.poster, picture.save_poster), (self.strip, picture.save_strip)):
+            if image is not None:
+                file = numbered(image, picture.index, n)
+                keep_picture(picture, file, where, lambda save=save, file=file: save(file, **size))  # type: ignore[misc]
+        return made
+
+
+def numbered(path: Path, index: int, n: int) -> Path:
+    """Return the file of one of `n` results."""
+    return path if n == 1 else path.with_name(f"{path.stem}-{index + 1}{path.suffix}")
