@@ -3,7 +3,7 @@
 PY := .venv/bin/python
 WORKERS := 2
 export PATH := $(CURDIR)/out/servers:$(PATH)
-.PHONY: help install dev demo up stack-up stack-status stack-restart stack-down test test-compose check format protos docs lock bench faults judge clean
+.PHONY: help install dev demo demo-video up stack-up stack-status stack-restart stack-down test test-compose check format protos docs lock bench faults judge clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -16,6 +16,9 @@ dev:             ## make .venv with the packages that tests and checks need
 
 demo: install    ## generate a short session of prompts with and without the cache; writes out/demo/report.html
 	@$(PY) -m services demo
+
+demo-video: install    ## generate six clips with the model of AFTERIMAGE_VIDEO; writes out/demo-video/report.html
+	@$(PY) -m services demo-video
 
 up: install      ## start Afterimage on 127.0.0.1:50051
 	@$(PY) -m services up

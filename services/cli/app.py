@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from services.cli import cache, dead_letters, generate, health, jobs, models, monitor, up
 from services.cli.demo import command as demo
+from services.cli.demo import video as demo_video
 from services.cli.display.help import teach
 from services.cli.profiles import command as profile
 from services.cli.replays import command as replay
@@ -71,6 +72,7 @@ app.command("monitor")(monitor.monitor)
 app.command("profile")(profile.profile)
 app.command("replay")(replay.replay)
 app.command("demo")(demo.demo)
+app.command("demo-video")(demo_video.demo_video)
 teach(app)
 
 EXIT_CODES: tuple[tuple[type[AfterimageError], int], ...] = (

@@ -1,0 +1,140 @@
+"""`afterimage demo-video`: generate a short session of clips, and write a page with players."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from services.cli.demo.report import started
+from services.cli.display.help import setting
+from services.cli.display.words import dimensions, made_folder, wide
+from services.cli.embedded import embedded, settings_from
+from shared.client import AsyncClient, Clip
+from shared.client.clip_file import check_clip_writable
+from shared.domain.errors import ConfigurationError
+from shared.domain.types import PlanSource
+from shared.models import added
+from shared.runtime import telemetry
+
+Optional = typer.Option
+SESSION = (
+    "a red fox runs to the left in the snow",
+    "a red fox runs to the right in the snow",
+    "a blue fox runs to the left in the snow",
+    "a red fox hops in the snow",
+    "a red fox runs to the left in a forest",
+    "a yellow sailboat moves to the right at a beach",
+)
+SETTLE_S = 1.0
+"""Seconds between two clips, in which the cache takes in the states of the first."""
+SCALE = 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """One clip of the session, and the client's seconds from the request to the clip."""
+
+    clip: Clip
+    seconds: float
+
+    @property
+    def steps(self) -> int:
+        return self.clip.plan.run_steps(self.clip.job.request.steps)
+
+
+def demo_video(
+    out: Annotated[Path, Optional("--out", "-o", help="Folder for the page and the clips.")] = Path("out/demo-video"),
+    seed: Annotated[int, Optional(help="Seed of the first clip; the others count up from it.")] = 7,
+    steps: Annotated[int | None, Optional(help="Denoising steps T. Default: the model's.")] = None,
+    video: Annotated[str | None, setting("video")] = None,
+    device: Annotated[str | None, setting("device")] = None,
+    data_dir: Annotated[Path | None, Optional(help="Data directory whose `models add` names are used.")] = None,
+) -> None:
+    """Generate six clips, one after the other, with an empty cache of their own; write a page with players.
+
+    [bold]Example[/bold]
+
+      afterimage demo-video --out /tmp/demo-video
+    """
+    telemetry.configure_logging("error")
+    check_clip_writable(Path("clip.mp4"))
+    made_folder(out)
+    with tempfile.TemporaryDirectory(prefix="afterimage-demo-") as data:
+        added.copy(settings_from(data_dir=data_dir).data_dir, Path(data))
+        settings = settings_from(data_dir=Path(data), video=video, device=device)
+        if not settings.video:
+            raise ConfigurationError("video: names no model; set AFTERIMAGE_VIDEO or --video to a model of clips")
+        rows = asyncio.run(_session(settings, seed, steps))
+    for number, row in enumerate(rows, 1):
+        row.clip.save(out / f"{number:02}.mp4", scale=SCALE)
+        row.clip.save_poster(out / f"{number:02}.jpg", scale=SCALE)
+    (out / "report.html").write_text(page(rows), encoding="utf-8")
+    (out / "summary.json").write_text(json.dumps(summary(rows), indent=2) + "\n", encoding="utf-8")
+    found = summary(rows)
+    said = f"{found['clips']} clips: {found['steps_run']} of {found['steps_total']} steps run, {found['seconds']:.1f} s"
+    wide().print(Text(f"{said}\nClips and page: {out / 'report.html'}"))
+
+
+async def _session(settings: Any, seed: int, steps: int | None) -> list[Row]:
+    rows = list[Row]()
+    async with embedded(settings) as process, AsyncClient(process.address) as client:
+        for number, prompt in enumerate(SESSION):
+            begun = time.monotonic()
+            clip = await client.generate_video(prompt, seed=seed + number, steps=steps, user="ana")
+            rows.append(Row(clip, time.monotonic() - begun))
+            await asyncio.sleep(SETTLE_S)
+    return rows
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the content of summary.json."""
+    return {
+        "clips": len(rows),
+        "steps_total": sum(row.steps for row in rows),
+        "steps_run": sum(row.clip.steps_run for row in rows),
+        "stitched": sum(row.clip.plan.source is PlanSource.STITCHED for row in rows),
+        "seconds": sum(row.seconds for row in rows),
+    }
+
+
+def page(rows: Sequence[Row]) -> str:
+    """Return a page that needs only the files beside it: players that loop, each with the start of its clip."""
+    found, cards = summary(rows), ""
+    for number, row in enumerate(rows, 1):
+        request, plan = row.clip.job.request, row.clip.plan
+        cards += (
+            f'<article><h2>{number}. {html.escape(request.prompt)}</h2>\n<video src="{number:02}.mp4" '
+            f'poster="{number:02}.jpg" autoplay loop muted playsinline controls width="256"></video>\n'
+            f"<p><b>{html.escape(started(plan, row.steps))}</b>: {row.clip.steps_run} of {row.steps} steps run, "
+            f"{row.seconds:.2f} s, {dimensions(request)}, seed {request.seed}</p>\n"
+            f"<p>{html.escape(plan.reason)}</p></article>\n"
+        )
+    return _PAGE.format(**found, cards=cards)
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Afterimage: a session of clips</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }}
+main {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(16rem, 1fr)); gap: 1.5rem; }}
+h2 {{ font-size: 1rem; margin: 0 0 .5rem; }} p {{ font-size: .85rem; margin: .3rem 0; }}
+video {{ border-radius: 6px; display: block; }}
+</style></head><body>
+<h1>Afterimage</h1>
+<p>{clips} clips: <b>{steps_run} of {steps_total} steps</b> run, {stitched} stitched, {seconds:.1f} s.
+The cache was empty at the start.</p>
+<main>{cards}</main>
+</body></html>
+"""
