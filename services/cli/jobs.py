@@ -15,6 +15,7 @@ from services.cli.connection import connected, options
 from services.cli.display.words import candidates_table, counted, job_sheet, jobs_table, wide
 from services.cli.embedded import settings_from
 from shared.client import AsyncClient
+from shared.client.image_file import check_place
 from shared.domain.errors import AfterimageError, InvalidRequestError
 from shared.domain.types import JobState, Modality
 
@@ -74,6 +75,8 @@ def show_job(
 
     Examples: afterimage jobs show 01jd… · afterimage jobs show 01jd… --out fox.png
     """
+    if out is not None and not out.is_dir():
+        check_place(out)  # the formats that fit are known with the job
     console, where = wide(), options(target=target, data_dir=data_dir, tenant=tenant)
 
     async def shown(client: AsyncClient) -> None:
