@@ -64,7 +64,9 @@ def show_job(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="Also write its image to this file: .png, .jpg or .webp; a clip: .mp4, .webm, .gif …"
+            "--out",
+            "-o",
+            help="Also write its image to this file: .png, .jpg or .webp; PNG without an ending. Clip: .mp4, .gif …",
         ),
     ] = None,
     target: Target = None,
