@@ -25,6 +25,7 @@ from services.trainer.text_to_image.architecture import SHAPES
 from services.trainer.text_to_image.autoencoder import AutoencoderPlan, train_autoencoder
 from services.trainer.text_to_image.denoiser_training import OPTIMIZERS, DenoiserPlan
 from services.trainer.text_to_image.latents import COUNT, PARTS, encode_parts
+from services.trainer.text_to_video.command import app as motion
 from services.trainer.training import runs
 from services.trainer.workers import train_in_workers
 from shared.domain.errors import AfterimageError
@@ -32,6 +33,7 @@ from shared.models.card_lookup import SHIPPED
 from shared.models.devices import chosen_device
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+app.add_typer(motion, name="motion")
 
 Work = Annotated[Path, typer.Option(help="Folder of sprites, checkpoints, latents, losses and grids")]
 Steps = Annotated[int, typer.Option(min=1, help="Training steps over all runs")]

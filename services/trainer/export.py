@@ -28,7 +28,7 @@ def trained_autoencoder(work: Path) -> AutoencoderTiny:
     """Return the run's autoencoder with averaged weights, ready to encode; NotFoundError before the first
     checkpoint."""
     model = new_autoencoder()
-    _average_into([model], work / "vae.pt")
+    average_into([model], work / "vae.pt")
     return model.eval().requires_grad_(False)
 
 
@@ -63,14 +63,14 @@ def through(vae: AutoencoderTiny) -> Pass:
 def trained_denoiser(work: Path, name: str) -> Denoiser:
     """Return the run's denoiser and text encoder with averaged weights; NotFoundError before the first checkpoint."""
     model = Denoiser(SHAPES[name], Words(tokenizer_at(work)))
-    _average_into([model.unet, model.text], work / f"{name}.pt")
+    average_into([model.unet, model.text], work / f"{name}.pt")
     return model.eval().requires_grad_(False)
 
 
 def trained_pair(work: Path) -> CLIPModel:
     """Return the run's text and image towers with averaged weights; NotFoundError before the first checkpoint."""
     model = CLIPModel(pair_config(Words(tokenizer_at(work))))
-    _average_into([model], work / "clip.pt")
+    average_into([model], work / "clip.pt")
     return model.eval().requires_grad_(False)
 
 
@@ -92,7 +92,7 @@ def export_denoiser(work: Path, name: str, target: Path) -> None:
         pipeline.save_pretrained(folder, safe_serialization=True)
         write_card(SHIPPED[name], folder)
 
-    _replace(target, write)
+    replace_folder(target, write)
 
 
 def export_pair(work: Path, target: Path) -> None:
@@ -104,14 +104,14 @@ def export_pair(work: Path, target: Path) -> None:
         image_processor().save_pretrained(folder)
         write_known_words(folder / "known_words.json")
 
-    _replace(target, write)
+    replace_folder(target, write)
 
 
 def export_judge(work: Path, target: Path) -> None:
     """Write `target` as the judge's classifier."""
     net = JudgeNet()
-    _average_into([net], work / "judge.pt")
-    _replace(target, lambda folder: save_judge(net, folder))
+    average_into([net], work / "judge.pt")
+    replace_folder(target, lambda folder: save_judge(net, folder))
 
 
 def image_processor() -> CLIPImageProcessor:
@@ -122,7 +122,7 @@ def image_processor() -> CLIPImageProcessor:
     )
 
 
-def _average_into(modules: list[nn.Module], path: Path) -> None:
+def average_into(modules: list[nn.Module], path: Path) -> None:
     state = runs.load_checkpoint(path)
     if state is None:
         raise NotFoundError(f"no checkpoint at {path}: train it first")
@@ -131,7 +131,7 @@ def _average_into(modules: list[nn.Module], path: Path) -> None:
     average.swap()
 
 
-def _replace(target: Path, write: Callable[[Path], None]) -> None:
+def replace_folder(target: Path, write: Callable[[Path], None]) -> None:
     """Write a folder beside `target` and rename it to `target`, so that no reader sees an incomplete folder."""
     fresh, old = target.with_name(target.name + ".new"), target.with_name(target.name + ".old")
     if old.exists() and not target.exists():  # an export was killed between the two renames below

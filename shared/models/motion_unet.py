@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from diffusers import UNet2DConditionModel, UNetMotionModel
+from diffusers import ModelMixin, UNet2DConditionModel, UNetMotionModel
 from diffusers.configuration_utils import register_to_config
 from diffusers.models.embeddings import TextTimeEmbedding, TimestepEmbedding
 from torch import Tensor, nn
+
+__all__ = ["ModelMixin", "TextMotionUNet"]
+"""diffusers finds how to load a class of an imported module by the base classes that the module names."""
 
 
 class TextMotionUNet(UNetMotionModel):
@@ -77,9 +79,7 @@ class TextMotionUNet(UNetMotionModel):
                 nn.init.zeros_(motion.proj_out.bias)
         return found
 
-    def forward(
-        self, sample: Tensor, timestep: Tensor | float, encoder_hidden_states: Tensor, **options: Any
-    ) -> Any:
+    def forward(self, sample: Tensor, timestep: Tensor | float, encoder_hidden_states: Tensor, **options: Any) -> Any:
         """Predict from latents (B, C, F, h, w) with text states (B · F, tokens, width), each repeated F times."""
         texts = encoder_hidden_states[:: sample.shape[2]]
         return super().forward(sample, timestep, encoder_hidden_states, timestep_cond=texts, **options)

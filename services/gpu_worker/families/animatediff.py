@@ -20,6 +20,8 @@ from shared.models import ModelCard
 def load(card: ModelCard, **placed: Any) -> AnimateDiffFamily:
     """Load an AnimateDiffPipeline, with its UNet as UNetMotionModel or as UNet2DConditionModel beside a motion adapter;
     `placed`: PipelineFamily's keywords."""
+    import shared.models.motion_unet  # noqa: F401 - diffusers loads classes of imported modules only
+
     pipeline = load_pipeline(card, "AnimateDiffPipeline")
     rule, positions = card.frames, int(pipeline.unet.config.motion_max_seq_length)
     if (rule.window or rule.most) > positions:

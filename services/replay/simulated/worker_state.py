@@ -37,10 +37,15 @@ class Row:
     arrived: int
     joined_at: float = -1.0
     id: str = ""
+    frames: int = 1
     priority: int = 0
     deadline_at: float | None = None
     drop_if_late: bool = False
     alone: bool = False
+
+    @property
+    def model(self) -> str:
+        return self.request.plan.model
 
 
 @dataclass(slots=True)

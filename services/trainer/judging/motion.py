@@ -63,7 +63,7 @@ def judged_clip(clip: Pixels, moving: MovingScene, renderer: Renderer, reader: R
     looks = np.linspace(0, len(clip) - 1, LOOKS).round().astype(int)
     words = reader(clip[looks]).words
     net = {
-        name: np.mean([word == str(getattr(moving.scene, name)) for word in words[name]]) > 0.5
+        name: bool(np.mean([word == str(getattr(moving.scene, name)) for word in words[name]]) > 0.5)
         for name in ("object", *READ)
     }
     names = [str(name) for name in VALUES["object"]]

@@ -35,9 +35,7 @@ class ClipDenoiser(nn.Module):
         found: torch.Tensor = self.unet(noisy, timesteps, repeated).sample
         return found
 
-    def loss(
-        self, batch: Batch, generator: torch.Generator, centre: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss(self, batch: Batch, generator: torch.Generator, centre: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the weighted squared error of the velocity, and the plain one; both scalars. Every frame has noise of
         its own; the frames of a clip share their timestep."""
         noise = torch.randn(batch.latents.shape, generator=generator).to(batch.latents.device)

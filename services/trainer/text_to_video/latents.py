@@ -80,7 +80,9 @@ class ClipLatents:
         """Read the folder; NotFoundError if it holds no clips."""
         found = sorted(folder.glob("clips-*.json"))
         if not found:
-            raise NotFoundError(f"no clips in {folder}: make them first, with `python -m services.trainer clips`")
+            raise NotFoundError(
+                f"no clips in {folder}: make them first, with `python -m services.trainer motion clips`"
+            )
         self.words, self._object_weight = words, object_weight
         self._parts = [
             (np.load(one.with_suffix(".npy"), mmap_mode="r"), np.load(folder / f"{one.stem}-labels.npy"))

@@ -86,7 +86,8 @@ def _grid(model: ClipDenoiser, sitting: Sitting, words: Words, plan: MotionPlan,
 
 def _optimizers(model: ClipDenoiser, plan: MotionPlan) -> list[torch.optim.Optimizer]:
     """Return Muon for the inner matrices and kernels, AdamW for all else, as for the image models."""
-    inner, rest = [], list(model.text.parameters())
+    inner: list[torch.nn.Parameter] = []
+    rest = list(model.text.parameters())
     for name, parameter in model.unet.named_parameters():
         matrix = parameter.ndim >= 2 and "conv_in" not in name and "conv_out" not in name
         (inner if matrix else rest).append(parameter)

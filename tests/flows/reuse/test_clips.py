@@ -96,7 +96,7 @@ async def test_a_result_larger_than_half_a_message_is_read_in_parts(make: Make) 
         ({"quality": "large"}, "quality: must be auto or clips"),
     ],
 )
-def test_a_clip_that_cannot_be_is_refused(make: Make, clips: Path, fields: dict[str, object], said: str) -> None:
+def test_a_clip_that_cannot_be_is_refused(make: Make, clips: Path, fields: dict[str, Any], said: str) -> None:
     settings = make(video=str(clips), max_pixel_steps=300_000)
     cards = served_cards(settings)
     models = Models(of_images(cards), large="large", video=cards["clips"])

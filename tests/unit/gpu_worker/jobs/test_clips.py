@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.gpu_worker.engine.events import Checkpointed
+from services.gpu_worker.engine.events import Checkpointed, Event
 from services.gpu_worker.jobs.codecs import encode_checkpoint
 from shared.domain.messages import GenerateImage, JobCancelled, Progress, lane_of
 from shared.domain.types import Job, JobState, Modality, Plan, PlanSource, Size
@@ -37,10 +37,12 @@ async def test_a_clip_resumes_bit_identical_and_starts_from_its_states(clips: Pa
         tmp_path, "noop:?name=large", video=str(clips), batch_invariant=2, state_codec="fp32", checkpoint_every_steps=3
     ) as bench:
         hear = bench.service._thread._on_events
-        bench.service._thread._on_events = lambda events: (
-            saved.extend(event for event in events if isinstance(event, Checkpointed)),
-            hear(events),
-        )
+
+        def heard(events: list[Event]) -> None:
+            saved.extend(event for event in events if isinstance(event, Checkpointed))
+            hear(events)
+
+        bench.service._thread._on_events = heard
         whole = await bench.final((await sent(bench)).id)
         assert whole.result is not None, whole.error
         assert whole.result.compat is not None

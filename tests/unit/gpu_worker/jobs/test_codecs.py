@@ -165,7 +165,7 @@ def test_clips_survive_as_animated_pngs_frame_by_frame() -> None:
 def test_a_long_clips_preview_plays_as_long_as_the_clip() -> None:
     for frames, shown in ((16, 16), (40, 14), (64, 16)):
         with Image.open(io.BytesIO(preview_png(clip_of(frames), 8.0))) as animation:
-            assert animation.n_frames == shown
+            assert getattr(animation, "n_frames") == shown  # noqa: B009 - missing in the stubs
             assert animation.info["duration"] == 125 * -(-frames // 16)
     assert decode_png(preview_png(clip_of(1)[0], 8.0)).shape == (20, 30, 3)
 
