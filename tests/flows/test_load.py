@@ -92,9 +92,8 @@ def test_an_open_loop_asks_at_its_times_and_the_full_service_says_when_to_come_b
 
 
 def test_who_is_refused_comes_back_and_is_drawn(tmp_path: Path, address: str) -> None:
-    """Ten users of a service that lets six in. They come one by one: who is refused once the first are drawn is told to
-    come back soon, else within ten seconds."""
-    options = ["-u", "10", "-r", "3", "-t", "9s", "--speed", "100000", "--steps", "5", "--cache", "off"]
+    """Ten users of a service that lets six in; who is refused is told to come back within ten seconds."""
+    options = ["-u", "10", "-r", "10", "-t", "20s", "--speed", "100000", "--steps", "5", "--cache", "off"]
     rows, calls, _ = locust(tmp_path, address, *options)
     refused = {call["key"] for call in calls if call["name"] == "RESOURCE_EXHAUSTED"}
     assert refused & {call["key"] for call in calls if call["kind"] == "miss"}
