@@ -51,14 +51,14 @@ class Calls:
     """All calls that wait at this gateway. Jobs are dropped when their call leaves or their deadline passes, if
     `drop_if_late` is set."""
 
-    def __init__(self, context: Context, intake: Intake, hints: Hints, fps: Mapping[str, float] | None = None) -> None:
+    def __init__(self, context: Context, intake: Intake, hints: Hints, fps: Mapping[str, float]) -> None:
         """fps: frames per second of each served model's clips."""
         self._jobs, self._clock, self._intake, self._hints = context.backends.catalog.jobs, context.clock, intake, hints
         self._most_bytes = context.settings.max_message_bytes // 2
         """Most bytes of images in one answer; GetJob returns larger ones in parts."""
         self._process_local = context.backends.catalog.process_local
         self.timers = DropTimers(self.cancel)
-        self.answers = Answers(context.backends.blobs, fps or {})
+        self.answers = Answers(context.backends.blobs, fps)
         self.fanout = Fanout(context.backends.bus, self._ended)
         self._finished = FinishedLog(self._jobs, self.fanout.waited_for, prompts=context.settings.log_prompts)
 

@@ -213,7 +213,7 @@ def _one_frame(message: pb.Request) -> int:
 
 def _frames(message: pb.Request, card: ModelCard) -> int:
     """Return the length of a clip: as given, from its seconds, or the model's default."""
-    rule = f"model {card.name!r} generates {card.frames}"
+    frames = message.frames if message.HasField("frames") else card.frames.default
     if message.HasField("seconds"):
         if message.HasField("frames"):
             raise InvalidRequestError("seconds", "name frames or seconds, not both", message.seconds)
@@ -223,10 +223,9 @@ def _frames(message: pb.Request, card: ModelCard) -> int:
             longest = card.frames.most / card.frames.fps
             said = f"model {card.name!r} generates at most {longest:g} s ({card.frames.most} frames)"
             raise InvalidRequestError("seconds", said, message.seconds)
-    frames = message.frames if message.HasField("frames") else card.frames.default
-    frames = card.frames.of_seconds(message.seconds) if message.HasField("seconds") else frames
+        frames = card.frames.of_seconds(message.seconds)
     if not card.frames.allows(frames):
-        raise InvalidRequestError("frames", f"{rule}", frames)
+        raise InvalidRequestError("frames", f"model {card.name!r} generates {card.frames}", frames)
     return frames
 
 

@@ -123,6 +123,7 @@ def image_processor() -> CLIPImageProcessor:
 
 
 def average_into(modules: list[nn.Module], path: Path) -> None:
+    """Load the averaged weights of a checkpoint into modules; NotFoundError without the checkpoint."""
     state = runs.load_checkpoint(path)
     if state is None:
         raise NotFoundError(f"no checkpoint at {path}: train it first")

@@ -34,8 +34,9 @@ from tests.flows.house import SLOW, house
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch, tiny: Path, tmp_path: Path) -> None:
-    """As a user has it who named models of their own. A test's services are in its own process, where their log lines
-    would be in what a command prints."""
+    """Set the environment of a user who named models of their own.
+
+    A test's services are in its own process, where their log lines would be in what a command prints."""
     configure_logging("error")
     for name, value in {"LARGE": tiny / "large", "ENCODER": tiny / "clip", "TORCH_THREADS": 1}.items():
         monkeypatch.setenv(f"AFTERIMAGE_{name}", str(value))
@@ -185,7 +186,7 @@ async def test_a_gateway_alone_has_no_cache_to_ask(make: Make) -> None:
 
 def test_the_demo_draws_both_ways_and_leaves_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that `models add` prints. The demo waits once, not each time, for images never embedded."""
-    settled, seconds = demo._settled, list[float]()
+    settled, seconds = demo.settled, list[float]()
 
     async def timed(*given: Any) -> bool:
         begun = time.monotonic()
@@ -193,7 +194,7 @@ def test_the_demo_draws_both_ways_and_leaves_a_report(tmp_path: Path, monkeypatc
         seconds.append(time.monotonic() - begun)
         return images
 
-    monkeypatch.setattr(demo, "_settled", timed)
+    monkeypatch.setattr(demo, "settled", timed)
     folder = tiny.build(tmp_path / "models", seed=3, name="other", clip=False) / "other"
     run("models", "add", folder, "--name", "mine", "--data-dir", "names")
     result = run("demo", "--large", "mine", "--data-dir", "names", "--steps", 10, "--out", "demo")

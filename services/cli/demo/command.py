@@ -109,7 +109,7 @@ async def _draw_session(settings: Any, seed: int, steps: int, few: int, console:
             images = True
             for prompt in prompts:
                 bar.update(whole, description="generating the session")
-                images = await _settled(process, {row.picture.job.id for row in rows if not row.exact}, images)
+                images = await settled(process, {row.picture.job.id for row in rows if not row.exact}, images)
                 rows.append(await _three_ways(process, client, prompt, (seed, steps, few), bar, current))
                 bar.advance(whole)
     return rows
@@ -155,7 +155,7 @@ async def _embedded(process: Running, text: str, pictures: Sequence[Picture]) ->
     return Embeddings(*(vector_from(one.vector) for one in (*texts.embeddings, *images.embeddings)))
 
 
-async def _settled(process: Running, drawn: set[str], images: bool) -> bool:
+async def settled(process: Running, drawn: set[str], images: bool) -> bool:
     """Wait until the cache holds the states of these jobs and lookups find them; SETTLE_S seconds at most.
 
     images: wait for the embeddings of images as well. Return the value of `images` for the next call: False if no model

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from services.cli.demo.command import settled
 from services.cli.demo.report import started
 from services.cli.display.help import setting
 from services.cli.display.words import dimensions, made_folder, wide
@@ -35,8 +36,6 @@ SESSION = (
     "a red fox runs to the left in a forest",
     "a yellow sailboat moves to the right at a beach",
 )
-SETTLE_S = 1.0
-"""Seconds between two clips, in which the cache takes in the states of the first."""
 SCALE = 4
 
 
@@ -79,8 +78,8 @@ def demo_video(
         row.clip.save(out / f"{number:02}.mp4", scale=SCALE)
         row.clip.save_poster(out / f"{number:02}.jpg", scale=SCALE)
     (out / "report.html").write_text(page(rows), encoding="utf-8")
-    (out / "summary.json").write_text(json.dumps(summary(rows), indent=2) + "\n", encoding="utf-8")
     found = summary(rows)
+    (out / "summary.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     said = f"{found['clips']} clips: {found['steps_run']} of {found['steps_total']} steps run, {found['seconds']:.1f} s"
     wide().print(Text(f"{said}\nClips and page: {out / 'report.html'}"))
 
@@ -92,7 +91,8 @@ async def _session(settings: Any, seed: int, steps: int | None) -> list[Row]:
             begun = time.monotonic()
             clip = await client.generate_video(prompt, seed=seed + number, steps=steps, user="ana")
             rows.append(Row(clip, time.monotonic() - begun))
-            await asyncio.sleep(SETTLE_S)
+            if clip.plan.capture_steps:
+                await settled(process, {clip.job.id}, images=False)
     return rows
 
 

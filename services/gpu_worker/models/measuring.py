@@ -46,10 +46,8 @@ def measure(family: Family, batches: Sequence[int]) -> dict[int, float]:
 
 def _step_s(family: Family, rows: int) -> float:
     card, frames = family.card, family.card.frames.default
-    engine, steps = (
-        Engine({card.name: family}, max_rows=rows * frames, tell_every_s=float("inf")),
-        max(card.default_steps, STEPS),
-    )
+    engine = Engine({card.name: family}, max_rows=rows * frames, tell_every_s=float("inf"))
+    steps = max(card.default_steps, STEPS)
     task = Task("", card.name, "", card.default_size, steps, card.default_guidance, seed=0, frames=frames)
     for row in range(rows):
         engine.submit(replace(task, id=f"measured {row}", seed=row))

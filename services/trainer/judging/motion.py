@@ -6,7 +6,6 @@ background, and the rendering with the smallest squared error counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -35,7 +34,7 @@ class ClipVerdict:
     nearest: MovingScene
     """The scene in the motion of the nearest rendering."""
     net: dict[str, bool]
-    """Whether the classifier reads the attribute off most of the frames."""
+    """Attributes, true if the classifier reads them off most of the frames."""
     by_template: bool
     """The object's rendering fits the frames better than that of any other object."""
 
@@ -83,15 +82,6 @@ def nearest_rendering(clip: Pixels, moving: MovingScene, renderer: Renderer) -> 
         found.append((float(np.square(wanted - drawn).sum()), one, layout))
     _, nearest, layout = min(found, key=lambda each: each[0])
     return nearest, layout
-
-
-def shares(verdicts: Sequence[ClipVerdict]) -> dict[str, float]:
-    """Return the share of right clips by attribute, and of the motion by motion."""
-    found = {name: float(np.mean([one.right[name] for one in verdicts])) for name in verdicts[0].right}
-    for motion in MOTIONS:
-        own = [one.right["motion"] for one in verdicts if one.moving.motion == motion]
-        found[f"motion_{motion}"] = float(np.mean(own)) if own else float("nan")
-    return found
 
 
 def _size(clip: Pixels) -> tuple[int, int]:

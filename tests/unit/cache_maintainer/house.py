@@ -122,7 +122,7 @@ class Home:
         return job
 
     async def known(self, entry_id: str) -> bool:
-        """Whether its picture waits for the embedder, too: that is noted a moment after the row."""
+        """True if its picture waits for the embedder, too: that is noted a moment after the row."""
         return entry_id in self.heard and bool(await self.backends.catalog.entries.by_ids([entry_id]))
 
     async def until(self, holds: Callable[[], Any]) -> None:

@@ -111,7 +111,7 @@ def test_a_model_of_images_generates_no_clip(family: Family) -> None:
 
 
 def test_padding_counts_frames(noop: Family) -> None:
-    """Where a batch of images is padded to 8 rows, one of clips of 4 frames is padded to 2, whatever runs beside."""
+    """A batch of clips of 4 frames is padded to 2 rows if one of images is padded to 8, whatever runs beside."""
     seen: list[tuple[int, ...]] = []
 
     def forward(latents: torch.Tensor, *_: Any) -> torch.Tensor:
