@@ -107,10 +107,10 @@ def export_pair(work: Path, target: Path) -> None:
     replace_folder(target, write)
 
 
-def export_judge(work: Path, target: Path) -> None:
-    """Write `target` as the judge's classifier."""
+def export_judge(work: Path, target: Path, name: str = "judge") -> None:
+    """Write `target` as the classifier of the run `name`."""
     net = JudgeNet()
-    average_into([net], work / "judge.pt")
+    average_into([net], work / f"{name}.pt")
     replace_folder(target, lambda folder: save_judge(net, folder))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from services.trainer.judging.classifier import Reader
 from services.trainer.judging.scenes import balanced_scenes
 from services.trainer.judging.templates import template_scores
-from services.trainer.rendering.clips import clip_boxes, render_clip
+from services.trainer.rendering.clips import render_clip
 from services.trainer.rendering.renderer import LAYOUTS, Pixels, Renderer
 from shared.models.scenes import BACKGROUND_MOTIONS, MOTIONS, VALUES, MovingScene, with_motion
 
@@ -59,7 +59,7 @@ def moving_scenes(count: int, seed: int = SEED) -> list[MovingScene]:
 def judged_clip(clip: Pixels, moving: MovingScene, renderer: Renderer, reader: Reader) -> ClipVerdict:
     """Return the verdict on a clip (F, height, width, 3) of a moving scene."""
     nearest, layout = nearest_rendering(clip, moving, renderer)
-    looks = np.linspace(0, len(clip) - 1, LOOKS).round().astype(int)
+    looks = [round(at) for at in np.linspace(0, len(clip) - 1, LOOKS)]
     words = reader(clip[looks]).words
     net = {
         name: bool(np.mean([word == str(getattr(moving.scene, name)) for word in words[name]]) > 0.5)
@@ -67,9 +67,9 @@ def judged_clip(clip: Pixels, moving: MovingScene, renderer: Renderer, reader: R
     }
     names = [str(name) for name in VALUES["object"]]
     others = [replace(nearest, scene=replace(nearest.scene, object=name)) for name in names]
-    drawn = np.stack([render_clip(renderer, one, *_size(clip), layout, len(clip)).pixels[looks] for one in others])
-    places = clip_boxes(nearest, *_size(clip), layout, len(clip))
-    scores = np.mean([template_scores(clip[at], drawn[:, i], places[at]) for i, at in enumerate(looks)], axis=0)
+    rendered = [render_clip(renderer, one, *_size(clip), layout, len(clip), looks) for one in others]
+    drawn, places = np.stack([one.pixels for one in rendered]), rendered[0].boxes
+    scores = np.mean([template_scores(clip[at], drawn[:, i], places[i]) for i, at in enumerate(looks)], axis=0)
     return ClipVerdict(moving, nearest, net, names[int(scores.argmax())] == moving.scene.object)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,19 +32,29 @@ class Clip:
 
 
 def render_clip(
-    renderer: Renderer, moving: MovingScene, width: int = 64, height: int = 64, layout: int = 0, frames: int = FRAMES
+    renderer: Renderer,
+    moving: MovingScene,
+    width: int = 64,
+    height: int = 64,
+    layout: int = 0,
+    frames: int = FRAMES,
+    only: Sequence[int] | None = None,
 ) -> Clip:
-    """Render a moving scene; a background that drifts moves by half the image in all, `LATTICE` pixels at a time."""
+    """Render a moving scene of `frames` frames, or those of them that `only` lists.
+
+    A background that drifts moves by half the image in all, `LATTICE` pixels at a time."""
     scene = moving.scene
     found = clip_boxes(moving, width, height, layout, frames)
     wide = width // 2 if moving.background_motion == "drift" else 0
     paint = background(scene.background, scene.light, layout % VARIANTS, width + wide, height)
-    pictures = []
-    for frame, boxes in enumerate(found):
+    listed, pictures = range(frames) if only is None else only, []
+    for frame in listed:
         at = _on_lattice(wide * frame / max(frames - 1, 1))
-        pictures.append(renderer.compose(scene, paint[:, at : at + width], boxes))
+        pictures.append(renderer.compose(scene, paint[:, at : at + width], found[frame]))
     return Clip(
-        np.stack([one.pixels for one in pictures]), np.stack([one.masks.any(axis=0) for one in pictures]), found
+        np.stack([one.pixels for one in pictures]),
+        np.stack([one.masks.any(axis=0) for one in pictures]),
+        tuple(found[frame] for frame in listed),
     )
 
 

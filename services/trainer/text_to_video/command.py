@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Annotated
 import torch
 import typer
 
-from services.trainer.export import shipped_autoencoder
+from services.trainer.evaluation.clips import ClipsPlan, judge_clips
+from services.trainer.export import export_judge, shipped_autoencoder
+from services.trainer.judging.classifier_training import JudgePlan, train_judge_net
 from services.trainer.judging.motion import moving_scenes
 from services.trainer.rendering.renderer import Renderer
 from services.trainer.text_to_video.export import export_motion
 from services.trainer.text_to_video.latents import COUNT, PARTS, encode_clips
 from services.trainer.text_to_video.training import MotionPlan, train_motion
+from shared.models.card_lookup import BUNDLED
 from shared.models.devices import chosen_device
 from shared.models.scenes import clip_caption
 
@@ -25,6 +29,9 @@ Work = Annotated[Path, typer.Option(help="Folder of sprites, clips, checkpoint, 
 Base = Annotated[Path, typer.Option(help="Exported image model that the motion model is built around")]
 WORK = Path("out/train")
 BASE = Path("shared/models/bundled/small")
+Models = Annotated[Path, typer.Option(help="Folder of the shipped models")]
+FRAMES_JUDGE = JudgePlan(steps=1000, seed=11, rate=1.5e-3, moving=0.6, judged=48)
+"""Training of the judge of clips, from the judge of images."""
 GRID = 16
 """Prompts of a grid: every motion twice."""
 
@@ -66,6 +73,37 @@ def train(
     if grids:
         plan = replace(plan, grid_prompts=tuple(clip_caption(one) for one in moving_scenes(GRID)))
     train_motion(plan, base, work, shipped_autoencoder(base.parent) if grids else None)
+
+
+@app.command(name="judge-net")
+def judge_net(
+    work: Work = WORK,
+    models: Models = BUNDLED,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps over all runs")] = FRAMES_JUDGE.steps,
+    target: Annotated[Path | None, typer.Option(help="Folder to write; default: clip-judge beside the models")] = None,
+) -> None:
+    """Train the images' judge further on frames of moving scenes, and write it as the judge of clips."""
+    plan, name = replace(FRAMES_JUDGE, steps=steps), "clip-judge"
+    train_judge_net(plan, shipped_autoencoder(models), work / "sprites", work, models / "judge", name=name)
+    export_judge(work, target or models / name, name)
+
+
+@app.command()
+def judge(
+    model: Annotated[
+        Path | None, typer.Argument(help="Folder of the model; without it, rendered clips judge the judge")
+    ] = None,
+    work: Work = WORK,
+    models: Models = BUNDLED,
+    out: Annotated[Path, typer.Option(help="Folder for summary.json, the rows and sheets")] = Path("out/judge-clips"),
+    count: Annotated[int, typer.Option(min=1, help="Clips of held-out scenes")] = ClipsPlan.count,
+    steps: Annotated[int, typer.Option(min=1, help="Denoising steps of a clip")] = ClipsPlan.steps,
+    guidance: Annotated[float | None, typer.Option(help="Guidance; default: that of the model's card")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch")] = 2,
+) -> None:
+    """Judge clips of held-out prompts: object, count, background, motion …; goes on where a stopped run ended."""
+    torch.set_num_threads(threads)
+    typer.echo(json.dumps(judge_clips(model, ClipsPlan(count, steps, guidance), work, out, models), indent=1))
 
 
 @app.command()
