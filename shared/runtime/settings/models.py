@@ -23,8 +23,9 @@ class Models(Section):
         "empty: none.",
     )
     video: str = Field(
-        "",
-        description="Model that generates clips, for requests of modality video; empty: none.",
+        "bundled:motion",
+        description="Model that generates clips, for requests of modality video: a bundled name, a folder, or a hub "
+        "id; empty: none.",
     )
     encoder: str = Field(
         "bundled:clip", description="CLIP encoder of texts and images: a bundled name, a folder, or a hub id."
