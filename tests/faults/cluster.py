@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.stack.stack import Stack
-from tests import tiny
+from scripts.stack.servers import Server
+from scripts.stack.stack import Stack, variable
+from tests import tiny, tiny_clips
 from tests.faults.slow_worker import PAUSE
 
 INVARIANT = 4
@@ -35,6 +36,9 @@ class Form:
     redrawers: int
     limit_s: float
     """Of the load; what is not answered by then is lost."""
+    clips: int = 0
+    """How many of the jobs are clips."""
+    clip_steps: int = 30
     settle_s: float = 120.0
     least_resumes: int = 1
     kill_s: tuple[float, float] = (2.0, 5.0)
@@ -62,25 +66,30 @@ class Form:
 
 SHORT = Form(
     jobs=40, clients=10, step_ms=20.0, kills_until=0.6, servers=1, asked_again=10, redrawers=1, limit_s=150.0,
-    most_kills=4, most_away=1,
+    most_kills=4, most_away=1, clips=4, clip_steps=20,
     replicas={"gateway": 2, "gpu_worker": 2},
     weights={"gpu_worker": 2.0, "gateway": 2.0, "retriever": 1.0, "global_monitor": 1.0},
 )  # fmt: skip
 
 
-def whole(jobs: int, kills: float = 1.0, slow: float = 1.0) -> Form:
+def whole(jobs: int, clips: int = 0, kills: float = 1.0, slow: float = 1.0) -> Form:
     """The full form; it counts with 1,000 jobs, of which fifty or more must have gone on from a step > 0.
 
-    kills: so many times as often; slow: each step takes so many times as long.
+    clips: the number of clips among the jobs. kills: so many times as often; slow: each step takes so many times as
+    long.
     """
     return Form(
         jobs=jobs, clients=16, step_ms=100.0 * slow, kills_until=0.8, servers=4, asked_again=jobs, redrawers=2,
-        limit_s=1500.0 * max(kills, slow), least_resumes=50 if jobs >= 1000 else 1, kill_s=(2.0 / kills, 5.0 / kills),
+        limit_s=1500.0 * max(kills, slow) + 5.0 * clips, least_resumes=50 if jobs >= 1000 else 1, kill_s=(2.0 / kills, 5.0 / kills),
+        clips=clips,
     )  # fmt: skip
 
 
 class FaultStack(Stack):
-    """A stack of tiny random models whose workers take their time, and that recovers soon."""
+    """A stack of tiny random models whose workers take their time, and that recovers soon.
+
+    With clips, the last worker has no video model, and a long clip exceeds half a message.
+    """
 
     def __init__(self, folder: Path, models: Path, form: Form, **changes: Any) -> None:
         settings = {
@@ -97,9 +106,12 @@ class FaultStack(Stack):
             "lookup_timeout_s": 5.0,
             "log_level": "warning",
         }
+        if form.clips:
+            settings |= {"video": str(models / tiny_clips.CLIPS), "max_message_bytes": 2**16}
         super().__init__(folder, replicas=form.replicas, settings=settings | changes)
         self.told = settings | changes
         self._slowness = {PAUSE: str(form.step_ms)}
+        self._of_images = f"gpu_worker-{form.replicas['gpu_worker']}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -110,18 +122,29 @@ class FaultStack(Stack):
             return [sys.executable, "-m", "tests.faults.slow_worker"]
         return super().command(name)
 
+    def _service(self, name: str) -> Server:
+        server = super()._service(name)
+        if name == self._of_images:
+            server.environment = {**server.environment, variable("video"): ""}
+        return server
 
-def build_models(folder: Path) -> Path:
-    """A UNet of one level: a step of four rows takes 5 ms."""
-    return tiny.build(folder, channels=(16,))
+
+def build_models(folder: Path, form: Form) -> Path:
+    """A UNet of one level, whose step of four rows takes 5 ms; for clips a model whose step of four frames takes 25."""
+    models = tiny.build(folder, channels=(16,))
+    return tiny_clips.build(models) if form.clips else models
 
 
 def asked(form: Form, chance: random.Random, name: str = "key") -> dict[str, dict[str, Any]]:
-    """Key → the fields of its request: misses, hits, repeats and jobs without cache, as chance has it."""
+    """Key → the fields of its request: misses, hits, repeats and jobs without cache, as chance has it. Clips come
+    between the images."""
     requests: dict[str, dict[str, Any]] = {}
+    clips = frozenset(chance.sample(range(form.jobs), form.clips) if form.clips else ())
     for number in range(form.jobs):
-        if requests and chance.random() < 0.05:
-            fields = dict(chance.choice(list(requests.values())))  # an exact repeat, if the first is cached by then
+        clip = number in clips
+        like = [fields for fields in requests.values() if ("modality" in fields) == clip]
+        if like and chance.random() < 0.05:
+            fields = dict(chance.choice(like))  # an exact repeat, if the first is cached by then
         else:
             fields = {
                 "prompt": f"{chance.choice(SIZES)} {chance.choice(COLOURS)} {chance.choice(THINGS)} "
@@ -135,10 +158,14 @@ def asked(form: Form, chance: random.Random, name: str = "key") -> dict[str, dic
                 "fresh_noise": chance.choice((0.0, 0.0, 0.3)),
                 "variation": "same",
             }
+            if clip:
+                fields |= {"modality": "video", "steps": form.clip_steps, "frames": chance.choice(LENGTHS)}
         requests[f"{name}-{number}"] = fields
     return requests
 
 
+LENGTHS = (4, 4, 4, 12)
+"""Frames of clips; twelve exceed half a message, so that clients read the clip in parts."""
 SIZES = ("a tiny", "a small", "a large", "a huge")
 COLOURS = ("red", "blue", "green", "yellow", "purple", "white", "black", "orange")
 THINGS = ("cube", "ball", "cone", "fox", "boat", "house", "tree", "teapot", "bicycle", "lighthouse")

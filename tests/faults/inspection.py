@@ -74,14 +74,14 @@ async def all_jobs(backends: Backends) -> list[Job]:
 async def inspect(
     backends: Backends,
     catalog_url: str,
-    model: str,
+    models: Mapping[str, str],
     answers: Mapping[str, Sequence[Answer]],
     *,
     redrawers: int = 1,
     interrupted_only: bool = False,
 ) -> tuple[Left, list[Job]]:
-    """Everything that a verdict asks for, and the rows of all jobs. `interrupted_only`: jobs of a single attempt are
-    not drawn again, but taken for what they are."""
+    """Everything that a verdict asks for, and the rows of all jobs. models: path by name. `interrupted_only`: jobs of a
+    single attempt are not drawn again, but taken for what they are."""
     jobs = await all_jobs(backends)
     drawn = [job for job in jobs if job.state is JobState.SUCCEEDED]
     pictures = await _at_once(drawn, lambda job: _stored(backends, job))
@@ -96,7 +96,7 @@ async def inspect(
         states={job.id: job.state for job in jobs},
         pictures=whole,
         redrawn={job_id: whole[job_id] for job_id in trusted & whole.keys()}
-        | await _redrawn(backends, to_redraw, model, redrawers),
+        | await _redrawn(backends, to_redraw, models, redrawers),
         indexed=frozenset(indexed),
         named={entry.id: [entry.picture_key, *(state.key for state in entry.states)] for entry in entries},
         blobs=await _whole_blobs(backends, [entry for entry in entries if entry.id in set(indexed)]),
@@ -179,7 +179,9 @@ async def _at_once(items: Iterable[T], work: Callable[[T], Awaitable[V]]) -> lis
 # ---- drawing again ----
 
 
-async def _redrawn(backends: Backends, jobs: Sequence[Job], model: str, redrawers: int) -> dict[str, str]:
+async def _redrawn(
+    backends: Backends, jobs: Sequence[Job], models: Mapping[str, str], redrawers: int
+) -> dict[str, str]:
     """Each alone, from its request, its recorded plan and the state that this names; empty where one is missing.
 
     A single redrawer is a thread: another process would import torch first, which takes as long as a dozen pictures.
@@ -198,7 +200,9 @@ async def _redrawn(backends: Backends, jobs: Sequence[Job], model: str, redrawer
                 return ""
             if plan.source is PlanSource.EXACT:  # the picture of the plan is a stored one
                 return hashlib.sha256(blob or b"").hexdigest()
-            return await loop.run_in_executor(pool, _draw, model, to_json(job.request), to_json(plan), blob)
+            return await loop.run_in_executor(
+                pool, _draw, models[plan.model], to_json(job.request), to_json(plan), blob
+            )
 
         pictures = await _at_once(jobs, one)
     return {job.id: picture for job, picture in zip(jobs, pictures, strict=True) if picture}
@@ -215,5 +219,6 @@ def _family(model: str) -> Family:
 
 
 def _draw(model: str, request: bytes, plan: bytes, blob: bytes | None) -> str:
-    drawn = redraw(_family(model), from_json(Request, request), from_json(Plan, plan), blob)
-    return hashlib.sha256(encode_png(drawn.pixels)).hexdigest()
+    family = _family(model)
+    drawn = redraw(family, from_json(Request, request), from_json(Plan, plan), blob)
+    return hashlib.sha256(encode_png(drawn.pixels, family.card.frames.fps)).hexdigest()

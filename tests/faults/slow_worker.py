@@ -8,19 +8,19 @@ import time
 from collections.abc import Sequence
 
 from services.gpu_worker.engine.rows import Row, Stepped
-from services.gpu_worker.families.unet import UNetFamily
+from services.gpu_worker.families.pipeline import PipelineFamily
 
 PAUSE = "FAULTS_STEP_MS"
 
 
 def main() -> None:
-    pause_s, step = float(os.environ[PAUSE]) / 1000, UNetFamily.step
+    pause_s, step = float(os.environ[PAUSE]) / 1000, PipelineFamily.step
 
-    def slowly(family: UNetFamily, rows: Sequence[Row]) -> list[Stepped]:
+    def slowly(family: PipelineFamily, rows: Sequence[Row]) -> list[Stepped]:
         time.sleep(pause_s)  # on the engine's own thread
         return step(family, rows)
 
-    setattr(UNetFamily, "step", slowly)  # noqa: B010 — the service's own code runs unchanged around it
+    setattr(PipelineFamily, "step", slowly)  # noqa: B010 — the service's own code runs unchanged around it
     runpy.run_module("services.gpu_worker", run_name="__main__")
 
 

@@ -1,8 +1,8 @@
 """Jobs through a cluster whose services and servers are killed under load: nothing is lost, nothing drawn twice.
 
 A short form by default; FAULTS=full for the whole (1,000 jobs; FAULTS_JOBS=n: fewer of them), FAULTS_SEED=n for the
-same chances again. Beside FAULTS=full: FAULTS_KILLS=3 kills services three times as often, FAULTS_SLOW=3 slows each
-worker to a third.
+same chances again. FAULTS_VIDEO=n runs the full form with n clips and half as many images (FAULTS_JOBS=n: as many).
+Beside these: FAULTS_KILLS=3 kills services three times as often, FAULTS_SLOW=3 slows each worker to a third.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 
 from bench.measuring.recording import machine, quantile, record
 from scripts.stack.stack import variable
-from shared.domain.types import Job, JobState, PlanSource
+from shared.domain.types import Job, JobState, Modality, PlanSource
 from tests.contracts.servers import folder
 from tests.faults.cluster import SHORT, STEPS, FaultStack, asked, build_models, whole
 from tests.faults.conftest import Say
@@ -30,19 +30,23 @@ from tests.faults.load import Load
 from tests.faults.servers import all_servers
 from tests.faults.verdict import judge
 
-WHOLE = os.environ.get("FAULTS") == "full"
+CLIPS = int(os.environ.get("FAULTS_VIDEO") or 0)
+WHOLE = CLIPS > 0 or os.environ.get("FAULTS") == "full"
 FOUND_AGAIN_S = 90.0
 """How long a cache maintainer may take to notice what a killed index forgot: three of its rounds (blob_grace_s / 2)."""
 KILLS, SLOW = (float(os.environ.get(name) or 1) for name in ("FAULTS_KILLS", "FAULTS_SLOW"))
-FORM = whole(int(os.environ.get("FAULTS_JOBS", "1000")), KILLS, SLOW) if WHOLE else SHORT
+IMAGES = int(os.environ.get("FAULTS_JOBS") or (CLIPS // 2 if CLIPS else 1000))
+FORM = whole(IMAGES + CLIPS, CLIPS, KILLS, SLOW) if WHOLE else SHORT
 OTHERS = {"kills": KILLS, "slow": SLOW}
 
 
 async def test_services_and_servers_are_killed_under_load(tmp_path_factory: pytest.TempPathFactory, say: Say) -> None:
     all_servers()
     seed = int(os.environ.get("FAULTS_SEED") or random.randrange(10**6))
-    say(f"seed {seed}: {FORM.jobs} jobs, T = {STEPS}, {FORM.clients} clients, {dict(FORM.replicas)}")
-    models = build_models(tmp_path_factory.mktemp("models"))
+    jobs = f"{FORM.jobs} jobs ({FORM.clips} clips)"
+    say(f"seed {seed}: {jobs}, T = {STEPS}, {FORM.clients} clients, {dict(FORM.replicas)}")
+    models = build_models(tmp_path_factory.mktemp("models"), FORM)
+    paths = {path.name: str(path) for path in models.iterdir()}
     on, stack = machine(), FaultStack(folder() / "faults", models, FORM)
     await asyncio.to_thread(stack.start)
     try:
@@ -53,10 +57,10 @@ async def test_services_and_servers_are_killed_under_load(tmp_path_factory: pyte
             unrepeated = await load.ask_again(_some_keys(load, seed), FORM.clients, FORM.limit_s / 3)
             catalog = stack.environment[variable("catalog_url")]
             answers = load.every_answer
-            left, jobs = await inspect(backends, catalog, str(models / "large"), answers, redrawers=FORM.redrawers)
+            left, rows = await inspect(backends, catalog, paths, answers, redrawers=FORM.redrawers)
             hidden, lost = await unfindable(backends, FOUND_AGAIN_S)
             figures: dict[str, Any] = {
-                **_figures(load, killer, jobs),
+                **_figures(load, killer, rows),
                 "unrepeated": len(unrepeated),
                 "unfindable": len(hidden),
                 "unfindable_for_good": len(lost),
@@ -71,25 +75,31 @@ async def test_services_and_servers_are_killed_under_load(tmp_path_factory: pyte
         say(f"{name.replace('_', ' ')}: {value}")
     say(str(verdict), last=True)
     if WHOLE:
-        settings = FORM.settings() | {"services": stack.told | {"large": "tiny", "encoder": "tiny"}}
+        settings = FORM.settings() | {
+            "services": stack.told | dict.fromkeys({"large", "encoder", "video"} & stack.told.keys(), "tiny")
+        }
         record(_name(), figures, settings, on=on, command=_command(seed))
     assert verdict.clean, verdict
     assert not unrepeated, f"asked again, these did not get the same answer once more: {unrepeated}"
     assert not lost, f"entries that no search finds, and that nobody brings back: {lost}"
     assert not killer.died, f"ended by themselves: {killer.died}"
     assert figures["resumes"] >= FORM.least_resumes, "too few resumes from a step > 0 for the run to count"
+    assert figures["clips"]["resumes"] >= FORM.clips // 10, "too few resumes of clips for the run to count"
     if FORM.jobs >= 1000:
         assert figures["mean_concurrency"] >= 8
         assert all(server["in_flight"] >= 8 for server in killer.servers_killed.values()), killer.servers_killed
 
 
 def _name() -> str:
-    return "".join(["faults", *(f"_{name}_{times:g}" for name, times in OTHERS.items() if times != 1)])
+    return "".join(
+        ["faults_video" if CLIPS else "faults", *(f"_{name}_{times:g}" for name, times in OTHERS.items() if times != 1)]
+    )
 
 
 def _command(seed: int) -> str:
     others = "".join(f"FAULTS_{name.upper()}={times:g} " for name, times in OTHERS.items() if times != 1)
-    return f"FAULTS=full {others}FAULTS_JOBS={FORM.jobs} FAULTS_SEED={seed} make faults"
+    form = f"FAULTS_VIDEO={CLIPS}" if CLIPS else "FAULTS=full"
+    return f"{form} {others}FAULTS_JOBS={IMAGES} FAULTS_SEED={seed} make faults"
 
 
 async def _broken(stack: FaultStack, seed: int) -> tuple[Load, Killer, float]:
@@ -146,8 +156,16 @@ def _some_keys(load: Load, seed: int) -> list[str]:
 
 
 def _figures(load: Load, killer: Killer, jobs: Sequence[Job]) -> dict[str, Any]:
+    clips = [job for job in jobs if job.request.modality is Modality.VIDEO]
     return {
         "jobs": len(jobs),
+        "clips": {
+            "jobs": len(clips),
+            "attempts": sum(job.attempt for job in clips),
+            "resumes": sum(_resumed(job) for job in clips),
+            "sources": dict(Counter(str(job.plan.source) for job in clips)),
+            "most_bytes": max((job.result.picture_bytes for job in clips if job.result), default=0),
+        },
         "kills": len(killer.killed),
         "killed": killer.kinds,
         "servers_killed": killer.servers_killed,

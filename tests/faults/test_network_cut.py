@@ -36,7 +36,7 @@ CUT_S = 30.0 if os.environ.get("FAULTS") == "full" else 6.0
 CLIENTS = 6
 WELL_S = 120.0
 """How long it may take until the one that was cut off works again."""
-FORM = replace(SHORT, jobs=5000, step_ms=60.0, replicas={"gateway": 2, "gpu_worker": 2})
+FORM = replace(SHORT, jobs=5000, clips=0, step_ms=60.0, replicas={"gateway": 2, "gpu_worker": 2})
 WORKER, GATEWAY, OTHER = "gpu_worker-1", "gateway-1", "gpu_worker-2"
 
 
@@ -64,7 +64,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutStack]:
     all_servers()
     with ExitStack() as opened:
         links = [opened.enter_context(apart(number)) for number in range(3)]
-        models = build_models(tmp_path_factory.mktemp("models"))
+        models = build_models(tmp_path_factory.mktemp("models"), FORM)
         made = CutStack(models, *links)
         opened.enter_context(made)
         yield made
@@ -179,5 +179,5 @@ class _Cut:
 async def _all_is_well(stack: CutStack, backends: Backends, load: Load) -> None:
     await rest(backends, WELL_S)
     model, catalog = (stack.environment[variable(setting)] for setting in ("large", "catalog_url"))
-    left, _ = await inspect(backends, catalog, model, load.answers, interrupted_only=True)
+    left, _ = await inspect(backends, catalog, {"large": model}, load.answers, interrupted_only=True)
     assert judge(left).clean, judge(left)
