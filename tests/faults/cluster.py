@@ -80,8 +80,8 @@ def whole(jobs: int, clips: int = 0, kills: float = 1.0, slow: float = 1.0) -> F
     """
     return Form(
         jobs=jobs, clients=16, step_ms=100.0 * slow, kills_until=0.8, servers=4, asked_again=jobs, redrawers=2,
-        limit_s=1500.0 * max(kills, slow) + 5.0 * clips, least_resumes=50 if jobs >= 1000 else 1, kill_s=(2.0 / kills, 5.0 / kills),
-        clips=clips,
+        limit_s=1500.0 * max(kills, slow) + 5.0 * clips, least_resumes=50 if jobs >= 1000 else 1,
+        kill_s=(2.0 / kills, 5.0 / kills), clips=clips,
     )  # fmt: skip
 
 
