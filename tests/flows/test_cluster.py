@@ -6,6 +6,7 @@ Longer than 300 lines: all tests share one stack of servers and services, which 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -14,12 +15,13 @@ from typing import Any
 import grpc
 import pytest
 
+from protos import gateway_pb2
 from protos import global_monitor_pb2 as monitor_pb2
 from protos.global_monitor_pb2_grpc import GlobalMonitorServiceStub
 from scripts.stack import postgresql, rabbitmq, weaviate
 from scripts.stack.stack import PORTS, Stack, missing, variable
 from services.gpu_worker.families import Family, load_family
-from services.gpu_worker.jobs.codecs import encode_png
+from services.gpu_worker.jobs.codecs import decode_png, encode_png
 from shared.client import Accepted, AsyncClient, Picture, Progress
 from shared.domain.errors import CancelledError, ConflictError, UnavailableError
 from shared.domain.ids import new_id
@@ -29,12 +31,13 @@ from shared.models import find_card
 from shared.runtime.addresses import target_of
 from shared.runtime.settings import Settings
 from shared.service.backends import Backends, open_backends
-from tests import tiny
+from tests import tiny, tiny_clips
 from tests.contracts.servers import REQUIRED, folder
 from tests.redraw import redraw
 
 LONG = 200
 """Steps of a job in whose middle something is done to it: a few seconds on the small model, more on a busy machine."""
+CLIP_STEPS = 60
 LIMIT_S = 240.0
 EVERY = 10
 """Steps between two checkpoints."""
@@ -47,13 +50,15 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     if said := missing(os.environ):
         required = any(name in REQUIRED and module.find() is None for name, module in NEEDED.items())
         (pytest.fail if required else pytest.skip)("; ".join(said))
-    models = tiny.build(tmp_path_factory.mktemp("models"), channels=(48, 96))
+    models = tiny_clips.build(tiny.build(tmp_path_factory.mktemp("models"), channels=(48, 96)))
     settings = {
         "large": str(models / "large"),
+        "video": str(models / tiny_clips.CLIPS),
         "encoder": str(models / "clip"),
         "torch_threads": 1,
         "batch_invariant": 2,
         "max_rows": 2,
+        "max_message_bytes": 2**16,
         "checkpoint_every_steps": EVERY,
         "lease_s": LEASE_S,
         "sweep_s": 1.0,
@@ -91,6 +96,12 @@ def family(stack: Stack) -> Family:
     """The workers' model, in the test's own process."""
     environment = stack.environment
     return load_family(find_card(environment["AFTERIMAGE_LARGE"]), device="cpu", batch_invariant=2)
+
+
+@pytest.fixture(scope="module")
+def clip_family(stack: Stack) -> Family:
+    """The workers' video model, in the test's own process."""
+    return load_family(find_card(stack.environment["AFTERIMAGE_VIDEO"]), device="cpu", batch_invariant=2)
 
 
 class Watched:
@@ -136,6 +147,21 @@ async def _worker_of(stack: Stack, backends: Backends, job_id: str) -> str:
             await asyncio.sleep(0.05)
 
 
+async def _clip_in(
+    worker: str, prompt: str, *, stack: Stack, clients: list[AsyncClient], backends: Backends
+) -> Watched:
+    """A clip that this worker generates: each of both has room for one, and the other one is cancelled."""
+    two = [Watched(client, f"{prompt} {number}", seed=5, steps=CLIP_STEPS, cache="off", guidance=1.0, modality="video")
+           for number, client in enumerate(clients)]  # fmt: skip
+    await asyncio.wait_for(asyncio.gather(*(clip.accepted.wait() for clip in two)), LIMIT_S)
+    workers = await asyncio.gather(*(_worker_of(stack, backends, clip.job_id) for clip in two))
+    other = two.pop(1 - workers.index(worker))
+    await clients[0].cancel(other.job_id)
+    with pytest.raises(CancelledError):
+        await other.task
+    return two[0]
+
+
 async def _found(backends: Backends, picture: Picture) -> None:
     """Until the cache maintainer's entry of it is found by a search."""
     vector = vector_from((await backends.catalog.jobs.get(picture.job.id)).vector)
@@ -154,7 +180,8 @@ async def _as_planned(picture: Picture, family: Family, backends: Backends) -> b
     """The picture that its recorded plan yields when nothing happens to it."""
     job = await backends.catalog.jobs.get(picture.job.id)
     blob = await backends.blobs.get(job.plan.state_key) if job.plan.state_key else None
-    return encode_png((await asyncio.to_thread(redraw, family, job.request, job.plan, blob)).pixels)
+    drawn = await asyncio.to_thread(redraw, family, job.request, job.plan, blob)
+    return encode_png(drawn.pixels, family.card.frames.fps)
 
 
 async def test_a_miss_a_hit_and_a_repeat_through_different_gateways(
@@ -173,6 +200,30 @@ async def test_a_miss_a_hit_and_a_repeat_through_different_gateways(
     assert repeat.png == miss.png != hit.png
     for picture in (miss, hit):
         assert await _as_planned(picture, family, backends) == picture.png
+
+
+async def test_a_clip_its_parts_a_hit_and_a_repeat_through_different_gateways(
+    clients: list[AsyncClient], backends: Backends, clip_family: Family
+) -> None:
+    fields: dict[str, Any] = {"frames": 12, "steps": 10, "guidance": 1.0, "variation": "same"}
+    miss = await clients[0].generate_video("a red cube rolls to the left", seed=1, **fields)
+    assert (miss.plan.source, miss.frames.shape) == (PlanSource.NOISE, (12, 32, 32, 3))
+    data, parts = b"", 0
+    while len(data) < miss.picture_bytes:  # each part is another gateway's
+        asked = gateway_pb2.GetJobRequest(job_id=miss.job.id, picture=True, offset=len(data))
+        stub: Any = clients[parts % 2]._stub
+        data, parts = data + (await stub.GetJob(asked, timeout=LIMIT_S)).picture, parts + 1
+    assert parts == 2
+    assert hashlib.sha256(data).hexdigest() == miss.picture_sha256
+    assert decode_png(data).shape == (12, 32, 32, 3)
+    await _found(backends, miss)
+    hit = await clients[1].generate_video("a red cube rolls to the left", seed=2, **fields)
+    assert (hit.plan.source, hit.plan.entry_id) == (PlanSource.LATENT, miss.job.id)
+    repeat = await clients[1].generate_video("a red cube rolls to the left", seed=1, **fields)
+    assert repeat.plan.source is PlanSource.EXACT
+    assert repeat.png == miss.png == data
+    for clip in (miss, hit):
+        assert await _as_planned(clip, clip_family, backends) == clip.png
 
 
 async def test_the_monitor_knows_the_workers_and_takes_back_one_that_was_killed(stack: Stack) -> None:
@@ -228,32 +279,40 @@ async def test_one_key_at_two_gateways_is_one_job(clients: list[AsyncClient], ba
 async def test_cancelled_at_one_gateway_it_ends_at_the_other_and_at_the_worker(
     stack: Stack, clients: list[AsyncClient], backends: Backends
 ) -> None:
-    waiting = Watched(clients[0], "a cone that nobody wants", seed=1, steps=LONG, cache="off")
-    await waiting.past(10)
-    cancelled = await clients[1].cancel(waiting.job_id)
-    assert cancelled.job.state is JobState.CANCELLED
-    with pytest.raises(CancelledError):
-        await asyncio.wait_for(waiting.task, 30.0)
-    async with asyncio.timeout(30.0):  # neither goes on drawing it
-        while [blob async for blob in backends.blobs.list(f"checkpoints/{waiting.job_id}")]:
-            await asyncio.sleep(0.1)
-    assert (await clients[0].get_job(waiting.job_id)).job.state is JobState.CANCELLED
+    both = [Watched(clients[0], f"a cone that nobody wants as {modality}", seed=1, steps=LONG, cache="off",
+                    modality=modality) for modality in ("image", "video")]  # fmt: skip
+    for waiting in both:
+        await waiting.past(10)
+    for waiting in both:
+        cancelled = await clients[1].cancel(waiting.job_id)
+        assert cancelled.job.state is JobState.CANCELLED
+        with pytest.raises(CancelledError):
+            await asyncio.wait_for(waiting.task, 30.0)
+        async with asyncio.timeout(30.0):  # neither goes on drawing it
+            while [blob async for blob in backends.blobs.list(f"checkpoints/{waiting.job_id}")]:
+                await asyncio.sleep(0.1)
+        assert (await clients[0].get_job(waiting.job_id)).job.state is JobState.CANCELLED
 
 
 async def test_kill_9_of_a_worker_the_other_goes_on_where_it_was(
-    stack: Stack, clients: list[AsyncClient], backends: Backends, family: Family
+    stack: Stack, clients: list[AsyncClient], backends: Backends, family: Family, clip_family: Family
 ) -> None:
-    waiting = Watched(clients[0], "a cube drawn by two workers", seed=5, steps=LONG, cache="off")
-    await waiting.past(3 * EVERY)
-    worker = await _worker_of(stack, backends, waiting.job_id)
+    image = Watched(clients[0], "a cube drawn by two workers", seed=5, steps=LONG, cache="off")
+    await image.past(2 * EVERY)
+    worker = await _worker_of(stack, backends, image.job_id)
+    clip = await _clip_in(worker, "a cube that rolls", stack=stack, clients=clients, backends=backends)
+    await image.past(3 * EVERY)
+    await clip.past(2 * EVERY)
     stack.kill(worker)
-    picture = await waiting.task
-    row = await backends.catalog.jobs.get(picture.job.id)
-    assert (row.attempt, row.crashes, row.failures) == (2, 1, 0)
-    assert 0 < picture.steps_run <= LONG - 2 * EVERY  # a checkpoint behind the first two was there
-    assert row.plan.source is PlanSource.NOISE
-    assert await _as_planned(picture, family, backends) == picture.png
-    assert [blob async for blob in backends.blobs.list(f"checkpoints/{row.id}")] == []
+    # a checkpoint behind those before the last one was there
+    for waiting, model, most in ((image, family, LONG - 2 * EVERY), (clip, clip_family, CLIP_STEPS - EVERY)):
+        picture = await waiting.task
+        row = await backends.catalog.jobs.get(picture.job.id)
+        assert (row.attempt, row.crashes, row.failures) == (2, 1, 0)
+        assert 0 < picture.steps_run <= most
+        assert row.plan.source is PlanSource.NOISE
+        assert await _as_planned(picture, model, backends) == picture.png
+        assert [blob async for blob in backends.blobs.list(f"checkpoints/{row.id}")] == []
     await _again(stack, worker)
 
 
@@ -277,17 +336,20 @@ async def test_a_hit_that_is_interrupted_keeps_its_plan(
 
 
 async def test_a_worker_told_to_end_hands_back_and_nothing_counts_as_a_crash(
-    stack: Stack, clients: list[AsyncClient], backends: Backends, family: Family
+    stack: Stack, clients: list[AsyncClient], backends: Backends, family: Family, clip_family: Family
 ) -> None:
-    waiting = Watched(clients[1], "a cone handed over", seed=5, steps=LONG, cache="off")
-    await waiting.past(2 * EVERY)
-    worker = await _worker_of(stack, backends, waiting.job_id)
+    image = Watched(clients[1], "a cone handed over", seed=5, steps=LONG, cache="off")
+    await image.past(2 * EVERY)
+    worker = await _worker_of(stack, backends, image.job_id)
+    clip = await _clip_in(worker, "a cone that hops", stack=stack, clients=clients, backends=backends)
+    await clip.past(2 * EVERY)
     await asyncio.to_thread(stack.processes[worker].stop, 60.0)
     assert stack.processes[worker].returned == 0  # it drained, it was not killed
-    picture = await waiting.task
-    row = await backends.catalog.jobs.get(picture.job.id)
-    assert (row.attempt, row.crashes, row.failures) == (2, 0, 0)
-    assert await _as_planned(picture, family, backends) == picture.png
+    for waiting, model in ((image, family), (clip, clip_family)):
+        picture = await waiting.task
+        row = await backends.catalog.jobs.get(picture.job.id)
+        assert (row.attempt, row.crashes, row.failures) == (2, 0, 0)
+        assert await _as_planned(picture, model, backends) == picture.png
     await _again(stack, worker)
 
 

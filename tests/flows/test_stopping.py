@@ -112,21 +112,33 @@ async def test_a_cancelled_queued_job_never_starts(make: Make) -> None:
 
 
 async def test_a_late_job_is_dropped_only_if_its_client_asked_for_that(make: Make) -> None:
-    async with house(make(large=SLOW)) as it:
-        with pytest.raises(DeadlineError, match=r"deadline_s: 0\.3"):
-            await it.client.generate("late", steps=500, deadline_s=0.3, drop_if_late=True)
-        patient = await it.client.generate("late but wanted", steps=30, cache="off", deadline_s=0.1)
-        wanted = {"late": JobState.CANCELLED, "late but wanted": JobState.SUCCEEDED}
+    kinds = ("image", "video")
+    async with house(make(large=SLOW, video=f"{SLOW}&name=clips")) as it:
+
+        async def late(kind: str) -> None:
+            with pytest.raises(DeadlineError, match=r"deadline_s: 0\.3"):
+                await it.client.generate(f"late {kind}", modality=kind, steps=500, deadline_s=0.3, drop_if_late=True)
+
+        async def patiently(kind: str) -> Picture:
+            fields: dict[str, Any] = {"steps": 30, "cache": "off", "deadline_s": 0.1}
+            return await it.client.generate(f"late but wanted {kind}", modality=kind, **fields)
+
+        await asyncio.gather(*map(late, kinds))
+        patient = await asyncio.gather(*map(patiently, kinds))
+        wanted = {f"late {kind}": JobState.CANCELLED for kind in kinds}
+        wanted |= {f"late but wanted {kind}": JobState.SUCCEEDED for kind in kinds}
         states = await _states(it, wanted)
         views = {view.job.request.prompt: view for view in (await it.client.list_jobs())[0]}
 
-    assert patient.steps_run == 30
-    (late,) = patient.job.warnings
-    assert re.fullmatch(r"deadline_s: finished \d+\.\d\d s after the deadline of 0\.1 s; set drop_if_late .*", late)
-    assert views["late but wanted"].job.warnings == patient.job.warnings
-    assert views["late"].job.error == "deadline_s: 0.3 s passed before the job finished"
-    assert 0 < views["late"].steps_run < 500
-    assert views["late but wanted"].job.error == ""
+    for kind, picture in zip(kinds, patient, strict=True):
+        assert picture.steps_run == 30
+        (late_by,) = picture.job.warnings
+        said = r"deadline_s: finished \d+\.\d\d s after the deadline of 0\.1 s; set drop_if_late .*"
+        assert re.fullmatch(said, late_by)
+        assert views[f"late but wanted {kind}"].job.warnings == picture.job.warnings
+        assert views[f"late {kind}"].job.error == "deadline_s: 0.3 s passed before the job finished"
+        assert 0 < views[f"late {kind}"].steps_run < 500
+        assert views[f"late but wanted {kind}"].job.error == ""
     assert states == wanted
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from services.gpu_worker.engine.events import Checkpointed, Event
 from services.gpu_worker.jobs.codecs import encode_checkpoint
+from services.gpu_worker.service import GpuWorkerService
 from shared.domain.messages import GenerateImage, JobCancelled, Progress, lane_of
 from shared.domain.types import Job, JobState, Modality, Plan, PlanSource, Size
 from tests import tiny_families
@@ -88,3 +90,22 @@ async def test_clips_wait_apart_from_images_and_are_previewed_and_cancelled(tmp_
             await bench.jobs.cancel(job.id)
         await bench.backends.bus.publish(JobCancelled(running.id))
         assert (await bench.final(waiting[0].id)).state is JobState.SUCCEEDED
+
+
+async def test_clips_reach_only_workers_with_the_video_model(tmp_path: Path) -> None:
+    async with running_worker(tmp_path, "noop:?name=large&step_ms=5", video="noop:?name=clips&step_ms=5") as bench:
+        without = GpuWorkerService(2)
+        settings = bench.settings.model_copy(update={"video": ""})
+        await without.start(replace(bench.context, settings=settings))
+        try:
+            clips = [await sent(bench) for _ in range(4)]
+            images = [await bench.accept(Plan(source=PlanSource.NOISE, model="large")) for _ in range(12)]
+            for image in images:
+                await bench.send(image)
+            done = [await bench.final(job.id) for job in (*clips, *images)]
+        finally:
+            await without.drain()
+            await without.stop()
+        assert {job.state for job in done} == {JobState.SUCCEEDED}
+        assert {job.worker.partition("-")[2] for job in done[:4]} == {bench.service.worker}
+        assert {job.worker.partition("-")[2] for job in done[4:]} == {bench.service.worker, without.worker}
