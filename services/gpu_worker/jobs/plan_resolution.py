@@ -222,7 +222,9 @@ class _Preparation:
     async def _from(self, key: str) -> Prepared | None:
         """Resume from this checkpoint; None when it is gone, torn, or of other weights."""
         try:
-            start, plan = decode_checkpoint(await self._read(key))
+            blob = await self._read(key)
+            inline = len(blob) <= INLINE_BYTES
+            start, plan = decode_checkpoint(blob) if inline else await asyncio.to_thread(decode_checkpoint, blob)
             if (family := self._families.get(plan.model)) is None:
                 return None
             self._fitting(start, plan, family, key)

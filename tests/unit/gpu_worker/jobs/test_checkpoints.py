@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 
 from services.gpu_worker.engine.events import Checkpointed
+from services.gpu_worker.jobs import outputs as outputs_module
+from services.gpu_worker.jobs import plan_resolution
 from services.gpu_worker.jobs.codecs import decode_checkpoint, encode_checkpoint
 from services.gpu_worker.jobs.outputs import Outputs
 from services.gpu_worker.jobs.state_codecs import StateCodecs
-from shared.domain.types import Job
+from shared.domain.types import Job, Size
 from shared.models.k_table import NoProfiles
 from tests.unit.gpu_worker.worker import STEPS, WorkerBench, running_worker
 
@@ -120,3 +123,33 @@ async def test_a_checkpoint_that_the_catalog_forgot_is_found_by_its_name(
         assert (resumed.attempt, resumed.result.steps_run) == (2, STEPS - 3)
         await bench.idle()
         assert await bench.keys("checkpoints/") == []
+
+
+async def test_a_clips_checkpoint_is_encoded_and_decoded_beside_the_event_loop(
+    bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def noted(work: Any) -> Any:
+        def run(*given: Any) -> Any:
+            threads.append(threading.get_ident())
+            return work(*given)
+
+        return run
+
+    monkeypatch.setattr(outputs_module, "encode_checkpoint", noted(encode_checkpoint))
+    monkeypatch.setattr(plan_resolution, "decode_checkpoint", noted(decode_checkpoint))
+    clip = {"size": Size(256, 256), "frames": 4}
+    job = await bench.accept(**clip)
+    claimed = await bench.jobs.claim(job.id, "a", 5.0)
+    assert claimed is not None
+    outputs = Outputs(bench.backends, claimed, StateCodecs("fp32", NoProfiles()))
+    latent = np.zeros((4, 4, 64, 64), np.float32)
+    outputs.checkpoint(Checkpointed(job.id, 3, latent, b"generator"), claimed.plan)
+    assert outputs._saving is not None
+    await outputs._saving
+    row = await bench.jobs.get(job.id)
+    families = bench.service._place.families
+    await plan_resolution.prepare(row, families, bench.blobs, bench.backends.catalog.entries)
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
