@@ -38,7 +38,7 @@ class Form:
     """Of the load; what is not answered by then is lost."""
     clips: int = 0
     """How many of the jobs are clips."""
-    clip_steps: int = 30
+    clip_steps: int = 20
     settle_s: float = 120.0
     least_resumes: int = 1
     kill_s: tuple[float, float] = (2.0, 5.0)
@@ -66,7 +66,7 @@ class Form:
 
 SHORT = Form(
     jobs=40, clients=10, step_ms=20.0, kills_until=0.6, servers=1, asked_again=10, redrawers=1, limit_s=150.0,
-    most_kills=4, most_away=1, clips=4, clip_steps=20,
+    most_kills=4, most_away=1, clips=4,
     replicas={"gateway": 2, "gpu_worker": 2},
     weights={"gpu_worker": 2.0, "gateway": 2.0, "retriever": 1.0, "global_monitor": 1.0},
 )  # fmt: skip
@@ -164,7 +164,7 @@ def asked(form: Form, chance: random.Random, name: str = "key") -> dict[str, dic
     return requests
 
 
-LENGTHS = (4, 4, 4, 12)
+LENGTHS = (4, 4, 4, 4, 4, 4, 4, 12)
 """Frames of clips; twelve exceed half a message, so that clients read the clip in parts."""
 SIZES = ("a tiny", "a small", "a large", "a huge")
 COLOURS = ("red", "blue", "green", "yellow", "purple", "white", "black", "orange")

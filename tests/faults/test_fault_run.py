@@ -84,7 +84,7 @@ async def test_services_and_servers_are_killed_under_load(tmp_path_factory: pyte
     assert not lost, f"entries that no search finds, and that nobody brings back: {lost}"
     assert not killer.died, f"ended by themselves: {killer.died}"
     assert figures["resumes"] >= FORM.least_resumes, "too few resumes from a step > 0 for the run to count"
-    assert figures["clips"]["resumes"] >= FORM.clips // 10, "too few resumes of clips for the run to count"
+    assert figures["clips"]["resumes"] >= FORM.clips // 20, "too few resumes of clips for the run to count"
     if FORM.jobs >= 1000:
         assert figures["mean_concurrency"] >= 8
         assert all(server["in_flight"] >= 8 for server in killer.servers_killed.values()), killer.servers_killed
