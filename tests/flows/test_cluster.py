@@ -37,7 +37,7 @@ from tests.redraw import redraw
 
 LONG = 200
 """Steps of a job in whose middle something is done to it: a few seconds on the small model, more on a busy machine."""
-CLIP_STEPS = 60
+CLIP_STEPS = 80
 LIMIT_S = 240.0
 EVERY = 10
 """Steps between two checkpoints."""
@@ -342,7 +342,7 @@ async def test_a_worker_told_to_end_hands_back_and_nothing_counts_as_a_crash(
     await image.past(2 * EVERY)
     worker = await _worker_of(stack, backends, image.job_id)
     clip = await _clip_in(worker, "a cone that hops", stack=stack, clients=clients, backends=backends)
-    await clip.past(2 * EVERY)
+    await clip.past(EVERY)
     await asyncio.to_thread(stack.processes[worker].stop, 60.0)
     assert stack.processes[worker].returned == 0  # it drained, it was not killed
     for waiting, model in ((image, family), (clip, clip_family)):
